@@ -1,0 +1,253 @@
+//! A packet as ports and executors pass it, and the pools that its buffer comes from and returns to.
+//!
+//! A [`Packet`] is a plain value: whoever holds it owns its buffer, until it is handed to a [`crate::port::Tx`] or given
+//! back to its [`Pool`]. Nothing frees a packet when the value is dropped: on hot paths packets travel as arrays,
+//! and pools count what is out, so that a leak shows at the end of every run ([`Pool::outstanding`]).
+
+use crate::error::{Error, Result};
+use crate::region::Region;
+use std::cell::UnsafeCell;
+use std::sync::Mutex;
+
+/// One packet: address and length of its first (mostly only) contiguous bytes, and what its pool knows it by.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Where its bytes begin, in the place of its pool's region.
+    pub address: u64,
+    /// The pool's name for the buffer (a DPDK mbuf's address, a slot's index). Meaningless to anyone else.
+    pub cookie: u64,
+    /// Bytes at `address`. A packet of several segments has more behind them, which [`Pool::for_each_segment`] shows.
+    pub length: u32,
+    /// The port to send to, after a verdict that names one; otherwise 0.
+    pub port: u32,
+}
+
+impl Packet {
+    /// The value arrays of packets are filled with before use.
+    pub const EMPTY: Packet = Packet { address: 0, cookie: 0, length: 0, port: 0 };
+
+    /// Its contiguous bytes.
+    ///
+    /// # Safety
+    /// The packet is held by the caller, lies in memory that the CPU maps, and nobody writes it meanwhile.
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the pool made address and length so; the caller vouches for the rest.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length as usize) }
+    }
+
+    /// Its contiguous bytes, to change.
+    ///
+    /// # Safety
+    /// As for [`Packet::bytes`], and nobody reads them meanwhile.
+    #[expect(clippy::mut_from_ref, reason = "the bytes are behind the address, not in the value")]
+    pub unsafe fn bytes_mut(&self) -> &mut [u8] {
+        // SAFETY: the pool made address and length so; the caller vouches for the rest.
+        unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.length as usize) }
+    }
+}
+
+/// What a port notes of a packet beside its bytes, for ports that care (captures keep their timestamps by it).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Note {
+    /// When the packet was captured or due, in nanoseconds since the epoch of its source.
+    pub time_ns: u64,
+    /// Its length on the wire where a capture kept less (snap length); 0 when nothing was cut.
+    pub wire_length: u32,
+    /// Set by the source, kept for the sink: which of a capture's interfaces.
+    pub interface: u32,
+}
+
+/// Where packets' buffers come from. Thread-safe; calls are per burst, not per packet.
+pub trait Pool: Send + Sync {
+    /// Takes up to `packets.len()` buffers, `length` 0 and `address` at the start of data; returns how many there were.
+    fn take(&self, packets: &mut [Packet]) -> usize;
+
+    /// Gives packets back that came from this pool.
+    fn give(&self, packets: &[Packet]);
+
+    /// Bytes that a packet of one segment can hold from its address.
+    fn room(&self) -> usize;
+
+    /// How many buffers it has in all.
+    fn capacity(&self) -> usize;
+
+    /// How many buffers are out: held by ports, rings and callers.
+    fn outstanding(&self) -> usize;
+
+    /// The memory the data lies in.
+    fn region(&self) -> &Region;
+
+    /// The note of a packet.
+    fn note(&self, packet: &Packet) -> Note;
+
+    /// Writes the note of a packet that the caller holds.
+    fn set_note(&self, packet: &Packet, note: Note);
+
+    /// Calls `visit` with each contiguous span (address, length) of a packet, the first with the packet's own length.
+    fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
+        visit(packet.address, packet.length);
+    }
+}
+
+/// A pool over any region, without DPDK: for captures, generators, and memory of a device.
+///
+/// ```text
+/// region: | headroom | data ... | headroom | data ... |    one stride a buffer, cookie = index
+/// ```
+pub struct HeapPool {
+    region: Region,
+    stride: usize,
+    headroom: usize,
+    count: usize,
+    free: Mutex<Vec<u32>>,
+    notes: Box<[UnsafeCell<Note>]>,
+}
+
+// SAFETY: a note is touched only by who holds its packet (the trait's contract), the free list is behind its lock.
+unsafe impl Sync for HeapPool {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for HeapPool {}
+
+/// Bytes kept free in front of packet data, as DPDK keeps them: room to prepend headers.
+pub const HEADROOM: usize = 128;
+
+impl HeapPool {
+    /// A pool of `count` buffers with room for `room` bytes each, in host memory.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes that make no pool, [`Error::Memory`] when there is none left.
+    pub fn new(count: usize, room: usize) -> Result<Self> {
+        let bytes = Self::bytes(count, room).ok_or_else(|| Error::Invalid {
+            what: format!("a pool of {count} buffers of {room} bytes"),
+            why: "give 1 to 16M buffers of 1 B to 64 KiB".into(),
+        })?;
+        Self::over(Region::host(bytes)?, room)
+    }
+
+    /// The bytes that [`HeapPool::over`] needs for `count` buffers; `None` beyond any sense.
+    pub fn bytes(count: usize, room: usize) -> Option<usize> {
+        let sensible = (1..=1 << 24).contains(&count) && (1..=65536).contains(&room);
+        sensible.then(|| Self::stride(room) * count)
+    }
+
+    fn stride(room: usize) -> usize {
+        // A multiple of two cache lines: a GPU's sector and the CPU's adjacent-line prefetch.
+        (HEADROOM + room).next_multiple_of(128)
+    }
+
+    /// A pool over `region`, as many buffers as fit.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when not one fits.
+    pub fn over(region: Region, room: usize) -> Result<Self> {
+        let stride = Self::stride(room);
+        let count = (region.len() / stride).min(1 << 24);
+        if count == 0 || room == 0 {
+            return Err(Error::Invalid {
+                what: format!("a pool of buffers of {room} bytes in {region:?}"),
+                why: format!("not one buffer fits; the region needs at least {stride} bytes"),
+            });
+        }
+        Ok(Self {
+            stride,
+            headroom: HEADROOM,
+            count,
+            free: Mutex::new((0..count as u32).rev().collect()),
+            notes: (0..count).map(|_| UnsafeCell::new(Note::default())).collect(),
+            region,
+        })
+    }
+
+    fn note_cell(&self, packet: &Packet) -> &UnsafeCell<Note> {
+        &self.notes[packet.cookie as usize]
+    }
+}
+
+impl Pool for HeapPool {
+    fn take(&self, packets: &mut [Packet]) -> usize {
+        let mut free = self.free.lock().expect("no panic while the free list is held");
+        let count = packets.len().min(free.len());
+        for packet in &mut packets[..count] {
+            let index = free.pop().expect("counted above");
+            let address = self.region.address() + (index as usize * self.stride + self.headroom) as u64;
+            *packet = Packet { address, cookie: index as u64, length: 0, port: 0 };
+        }
+        count
+    }
+
+    fn give(&self, packets: &[Packet]) {
+        let mut free = self.free.lock().expect("no panic while the free list is held");
+        free.extend(packets.iter().map(|packet| packet.cookie as u32));
+        assert!(free.len() <= self.count, "a packet was given back twice");
+    }
+
+    fn room(&self) -> usize {
+        self.stride - self.headroom
+    }
+
+    fn capacity(&self) -> usize {
+        self.count
+    }
+
+    fn outstanding(&self) -> usize {
+        self.count - self.free.lock().expect("no panic while the free list is held").len()
+    }
+
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn note(&self, packet: &Packet) -> Note {
+        // SAFETY: the caller holds the packet, so nobody else touches its note.
+        unsafe { *self.note_cell(packet).get() }
+    }
+
+    fn set_note(&self, packet: &Packet, note: Note) {
+        // SAFETY: as in `note`.
+        unsafe { *self.note_cell(packet).get() = note }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_out_is_counted() {
+        let pool = HeapPool::new(4, 1500).unwrap();
+        let mut packets = [Packet::EMPTY; 6];
+        assert_eq!(pool.take(&mut packets), 4);
+        assert_eq!(pool.outstanding(), 4);
+        assert_eq!(pool.take(&mut packets[4..]), 0);
+        pool.give(&packets[..3]);
+        assert_eq!(pool.outstanding(), 1);
+        pool.give(&packets[3..4]);
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn buffers_do_not_overlap() {
+        let pool = HeapPool::new(8, 100).unwrap();
+        let mut packets = [Packet::EMPTY; 8];
+        assert_eq!(pool.take(&mut packets), 8);
+        for (i, packet) in packets.iter_mut().enumerate() {
+            packet.length = pool.room() as u32;
+            // SAFETY: just taken; host memory.
+            unsafe { packet.bytes_mut() }.fill(i as u8);
+        }
+        for (i, packet) in packets.iter().enumerate() {
+            // SAFETY: still held.
+            assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
+        }
+        pool.give(&packets);
+    }
+
+    #[test]
+    fn senseless_pools_are_refused() {
+        assert!(HeapPool::new(0, 100).is_err());
+        assert!(HeapPool::new(1, 0).is_err());
+        assert!(HeapPool::new(usize::MAX, 65536).is_err());
+    }
+}

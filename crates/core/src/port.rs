@@ -1,0 +1,130 @@
+//! Ports: where packets come from and go to.
+//!
+//! A [`Port`] is opened once, configured, and split into queues; each queue is driven by one thread. Receiving and
+//! sending are the two traits of the hot path, called once a burst.
+
+use crate::error::Result;
+use crate::packet::{Packet, Pool};
+use std::sync::Arc;
+
+/// What a port counted. `packets` and `bytes` are those that crossed the trait; the others never did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets received or sent.
+    pub packets: u64,
+    /// Bytes of frames, without FCS.
+    pub bytes: u64,
+    /// Dropped by the port for want of a buffer or a reader.
+    pub missed: u64,
+    /// Refused by the device, malformed, or lost with the port.
+    pub errors: u64,
+}
+
+impl std::ops::AddAssign for Counters {
+    fn add_assign(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.missed += other.missed;
+        self.errors += other.errors;
+    }
+}
+
+/// What is known of a port once it is open.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortInfo {
+    /// As the user wrote it.
+    pub name: String,
+    /// What carries the packets, for the path in results (`DPDK net_af_xdp on v0, copy mode`).
+    pub path: String,
+    /// The port reads or writes packet bytes with the CPU, so buffers must lie in memory that the CPU maps.
+    pub touches_payload: bool,
+    /// Most queues it can be split into.
+    pub max_queues: u16,
+    /// Spreads flows over its receive queues (RSS).
+    pub spreads_flows: bool,
+    /// Link rate in bits a second where there is a link.
+    pub link_bits_per_second: Option<f64>,
+    /// A software stand-in: its figures are a model's.
+    pub twin: bool,
+}
+
+/// A port that is open and not yet split.
+///
+/// The order is: open, [`Port::configure`], take the queues, [`Port::start`], drive the queues, [`Port::stop`], drop.
+pub trait Port: Send {
+    /// What is known of it.
+    fn info(&self) -> &PortInfo;
+
+    /// Sets it up with `pools.len()` receive queues, queue i filled from pool i, and `tx_queues` send queues.
+    ///
+    /// # Errors
+    /// When it has not so many queues, or the pools' memory does not suit it.
+    fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> Result<()>;
+
+    /// The receiving end of queue `queue`; each once.
+    ///
+    /// # Errors
+    /// When the port only sends, or the queue was taken.
+    fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>>;
+
+    /// The sending end of queue `queue`; each once. Packets must come from pool `queue` of `configure`, or for a
+    /// port that only sends, from `pool`.
+    ///
+    /// # Errors
+    /// When the port only receives, or the queue was taken.
+    fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>>;
+
+    /// Lets packets flow.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn start(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Stops packets, and releases the buffers that the device holds.
+    fn stop(&mut self) {}
+
+    /// What the device itself lost or refused, beyond what its queues counted.
+    fn device_counters(&self) -> Counters {
+        Counters::default()
+    }
+}
+
+/// The receiving end of one queue.
+pub trait Rx: Send {
+    /// Fills the front of `packets` with what is there, and returns how many; the caller holds them from then on.
+    ///
+    /// # Errors
+    /// When the port is gone or its input is broken. Packets received before are not lost: they came with earlier calls.
+    fn receive(&mut self, packets: &mut [Packet]) -> Result<usize>;
+
+    /// True when nothing will ever come again (the end of a capture). Asked only after nothing came.
+    fn exhausted(&self) -> bool {
+        false
+    }
+
+    /// What this queue counted.
+    fn counters(&self) -> Counters;
+}
+
+/// The sending end of one queue.
+pub trait Tx: Send {
+    /// Takes packets from the front of `packets` and returns how many; those are no longer the caller's.
+    /// Fewer than given means that the queue is full for now.
+    ///
+    /// # Errors
+    /// When the port is gone or the disk is full. The caller still holds every packet of that call.
+    fn send(&mut self, packets: &[Packet]) -> Result<usize>;
+
+    /// Pushes out what is buffered. Called when there is nothing to send, and before the end.
+    ///
+    /// # Errors
+    /// As for [`Tx::send`].
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What this queue counted.
+    fn counters(&self) -> Counters;
+}

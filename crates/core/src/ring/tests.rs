@@ -1,0 +1,382 @@
+//! The ring against a queue model (any interleaving of single steps), under threads, and under loom.
+
+use super::layout::{DROP, Descriptor, FORWARD, OUTCOMES, Outcome, UNCHANGED};
+use super::*;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+fn packet(id: u64) -> Packet {
+    Packet { address: 0x1000 + id, cookie: id, length: 64 + (id % 1000) as u32, port: 0 }
+}
+
+/// What the test's consumer does to packet `id`: every third dropped, every fifth cut by 4 bytes.
+fn outcome(id: u64, length: u32) -> Outcome {
+    match id {
+        id if id % 3 == 1 => Outcome { length, verdict: DROP },
+        id if id % 5 == 1 => Outcome { length: length - 4, verdict: FORWARD },
+        _ => Outcome { length, verdict: FORWARD },
+    }
+}
+
+fn consume(work: &mut Work<'_>, change: bool) -> u32 {
+    let (descriptors, outcomes) = work.parts();
+    for (descriptor, place) in descriptors.iter().zip(outcomes) {
+        let id = descriptor.address - 0x1000;
+        assert_eq!(*descriptor, Descriptor { address: 0x1000 + id, length: packet(id).length, reserved: 0 });
+        *place = outcome(id, descriptor.length);
+    }
+    if change { OUTCOMES } else { UNCHANGED }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Submit(usize),
+    Consume(u32, bool),
+    Send,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0usize..5).prop_map(Step::Submit),
+        (0u32..3, any::<bool>()).prop_map(|(index, change)| Step::Consume(index, change)),
+        Just(Step::Send),
+    ]
+}
+
+/// An item of the model: its packets, whether consumed, and how.
+struct Item {
+    ids: Vec<u64>,
+    consumed: Option<bool>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn behaves_as_a_queue(consumers in 1u32..4, slots_log in 1u32..4, steps in prop::collection::vec(step(), 0..if cfg!(miri) { 60 } else { 400 })) {
+        let slots = 1usize << slots_log;
+        let (mut producer, mut ends, mut sender) = Ring::new(slots, 4).unwrap().split(consumers);
+        let mut model: VecDeque<Item> = VecDeque::new();
+        let (mut next_id, mut freed) = (0u64, 0u64);
+        let mut taken = vec![0u64; consumers as usize];
+        let mut packets = [Packet::EMPTY; 4];
+        for step in steps {
+            match step {
+                Step::Submit(count) => {
+                    let burst: Vec<_> = (next_id..next_id + count as u64).map(packet).collect();
+                    let accepted = producer.submit(&burst, Stamps::default());
+                    prop_assert_eq!(accepted, model.len() < slots);
+                    if accepted {
+                        next_id += count as u64;
+                        model.push_back(Item { ids: burst.iter().map(|p| p.cookie).collect(), consumed: None });
+                    }
+                    prop_assert_eq!(producer.in_flight(), model.len() as u64);
+                }
+                Step::Consume(index, change) => {
+                    let index = index % consumers;
+                    let position = taken[index as usize] * consumers as u64 + index as u64;
+                    let there = position < freed + model.len() as u64;
+                    match ends[index as usize].poll() {
+                        Next::Item(mut work) => {
+                            prop_assert!(there);
+                            let info = consume(&mut work, change);
+                            work.complete(info);
+                            model[(position - freed) as usize].consumed = Some(change);
+                            taken[index as usize] += 1;
+                        }
+                        Next::Empty => prop_assert!(!there),
+                        Next::Closed => prop_assert!(false, "not closed"),
+                    }
+                }
+                Step::Send => match sender.poll(&mut packets, 2048) {
+                    Next::Item(done) => {
+                        let item = model.pop_front().unwrap();
+                        freed += 1;
+                        let change = item.consumed.expect("only what was consumed is sent");
+                        let kept: Vec<_> = item.ids.iter().copied().filter(|id| !change || id % 3 != 1).collect();
+                        prop_assert_eq!(done.forwarded, kept.len());
+                        prop_assert_eq!(done.dropped, item.ids.len() - kept.len());
+                        for (packet, id) in packets.iter().zip(&kept) {
+                            prop_assert_eq!(packet.cookie, *id);
+                            let length = super::tests::packet(*id).length;
+                            prop_assert_eq!(packet.length, if change { outcome(*id, length).length } else { length });
+                        }
+                        let mut all: Vec<_> = packets[..item.ids.len()].iter().map(|p| p.cookie).collect();
+                        all.sort_unstable();
+                        prop_assert_eq!(all, item.ids, "every packet comes back once");
+                    }
+                    Next::Empty => prop_assert!(model.front().is_none_or(|item| item.consumed.is_none())),
+                    Next::Closed => prop_assert!(false, "not closed"),
+                },
+            }
+        }
+        producer.close();
+        prop_assert!(matches!(sender.poll(&mut packets, 2048), Next::Closed) == model.is_empty() || !model.is_empty());
+    }
+}
+
+#[test]
+fn threads_pass_everything_in_order() {
+    const ITEMS: u64 = if cfg!(miri) { 40 } else { 20_000 };
+    let (mut producer, ends, mut sender) = Ring::new(8, 4).unwrap().split(2);
+    std::thread::scope(|scope| {
+        for mut end in ends {
+            scope.spawn(move || {
+                loop {
+                    match end.poll() {
+                        Next::Item(mut work) => {
+                            let info = consume(&mut work, true);
+                            work.complete(info);
+                        }
+                        Next::Empty => std::thread::yield_now(),
+                        Next::Closed => return,
+                    }
+                }
+            });
+        }
+        scope.spawn(move || {
+            for item in 0..ITEMS {
+                let burst: Vec<_> = (item * 4..item * 4 + 4).map(packet).collect();
+                while !producer.submit(&burst, Stamps::default()) {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let (mut packets, mut expected) = ([Packet::EMPTY; 4], 0u64);
+        loop {
+            match sender.poll(&mut packets, 2048) {
+                Next::Item(done) => {
+                    for packet in &packets[..done.forwarded] {
+                        while expected % 3 == 1 {
+                            expected += 1;
+                        }
+                        assert_eq!(packet.cookie, expected);
+                        expected += 1;
+                    }
+                    assert_eq!(done.forwarded + done.dropped, 4);
+                }
+                Next::Empty => std::thread::yield_now(),
+                Next::Closed => break,
+            }
+        }
+        assert!(expected >= ITEMS * 4 - 1);
+    });
+}
+
+#[test]
+fn mad_outcomes_are_dropped_as_invalid() {
+    let (mut producer, mut ends, mut sender) = Ring::new(2, 4).unwrap().split(1);
+    assert!(producer.submit(&[packet(0), packet(2), packet(3)], Stamps::default()));
+    let Next::Item(mut work) = ends[0].poll() else { panic!("submitted") };
+    let mad = [
+        Outcome { length: u32::MAX, verdict: FORWARD },
+        Outcome { length: 0, verdict: FORWARD },
+        Outcome { length: 64, verdict: u32::MAX },
+    ];
+    work.parts().1.copy_from_slice(&mad);
+    work.complete(OUTCOMES);
+    let mut packets = [Packet::EMPTY; 4];
+    let Next::Item(done) = sender.poll(&mut packets, 2048) else { panic!("completed") };
+    assert_eq!((done.forwarded, done.dropped, done.invalid), (0, 3, 3));
+}
+
+#[test]
+fn senseless_rings_are_refused() {
+    for (slots, burst) in [(0, 32), (1, 32), (3, 32), (1 << 17, 32), (8, 0), (8, 1025)] {
+        assert!(Ring::new(slots, burst).is_err(), "{slots} slots of {burst}");
+    }
+    let small = Region::host(128).unwrap();
+    let large = Region::host(1 << 20).unwrap();
+    assert!(Ring::over(8, 32, small, large.clone()).is_err());
+    assert!(Ring::over(8, 32, large.clone(), large.clone()).is_err());
+    assert!(Ring::over(8, 32, large.slice(8, 65536).unwrap(), large.slice(131072, 65536).unwrap()).is_err());
+}
+
+#[test]
+fn the_c_header_compiles_and_agrees() {
+    let directory = std::env::temp_dir().join(format!("inlane-ring-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("ring.h"), layout::c_header()).unwrap();
+    let strides = [1usize, 7, 8, 16, 32, 64, 128, 1024]
+        .map(|b| {
+            format!(
+                "static_assert(INLANE_SUBMIT_STRIDE({b}u) == {} && INLANE_COMPLETE_STRIDE({b}u) == {}, \"\");",
+                layout::submit_stride(b),
+                layout::complete_stride(b)
+            )
+        })
+        .join("\n");
+    std::fs::write(directory.join("check.cpp"), format!("#include \"ring.h\"\n{strides}\n")).unwrap();
+    let status = std::process::Command::new("c++")
+        .args(["-std=c++17", "-fsyntax-only", "check.cpp"])
+        .current_dir(&directory)
+        .status();
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(status.expect("a C++ compiler (apt-get install g++)").success());
+}
+
+/// Every interleaving of small rings, with every weak-memory outcome: data races on a slot's payload are found by
+/// loom's cells, lost or duplicated items by the checks.
+#[cfg(not(miri))]
+mod model {
+    use crate::ring::protocol::{Consumer, Polled, Producer, Sender, Word, Words, lap_of};
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU64, Ordering};
+
+    impl Word for AtomicU64 {
+        fn load(&self) -> u64 {
+            self.load(Ordering::Acquire)
+        }
+
+        fn store(&self, value: u64) {
+            self.store(value, Ordering::Release)
+        }
+    }
+
+    struct Small {
+        submitted: Vec<AtomicU64>,
+        completed: Vec<AtomicU64>,
+        freed: AtomicU64,
+        end: AtomicU64,
+        /// The producer's half of the payload, and the consumer's.
+        requests: Vec<UnsafeCell<u64>>,
+        answers: Vec<UnsafeCell<u64>>,
+    }
+
+    impl Small {
+        /// A ring whose sides start at `start`, with the words that earlier laps would have left.
+        fn new(slots: u32, start: u64) -> Arc<Self> {
+            let stale = |slot: u32| {
+                // The last position below `start` that used this slot, if there was one.
+                let before = start.checked_sub(1).map(|last| last - ((last - slot as u64) % slots as u64));
+                AtomicU64::new(before.filter(|_| start > 0).map_or(0, |position| lap_of(position, slots) as u64))
+            };
+            Arc::new(Self {
+                submitted: (0..slots).map(stale).collect(),
+                completed: (0..slots).map(stale).collect(),
+                freed: AtomicU64::new(start),
+                end: AtomicU64::new(0),
+                requests: (0..slots).map(|_| UnsafeCell::new(0)).collect(),
+                answers: (0..slots).map(|_| UnsafeCell::new(0)).collect(),
+            })
+        }
+    }
+
+    impl Words for Small {
+        type Word = AtomicU64;
+        fn slots(&self) -> u32 {
+            self.submitted.len() as u32
+        }
+        fn submitted(&self, slot: u32) -> &AtomicU64 {
+            &self.submitted[slot as usize]
+        }
+        fn completed(&self, slot: u32) -> &AtomicU64 {
+            &self.completed[slot as usize]
+        }
+        fn freed(&self) -> &AtomicU64 {
+            &self.freed
+        }
+        fn end(&self) -> &AtomicU64 {
+            &self.end
+        }
+    }
+
+    fn produce(ring: &Small, start: u64, items: u64) {
+        let mut producer = Producer::starting_at(start);
+        for item in 0..items {
+            let slot = loop {
+                match producer.claim(ring) {
+                    Some(slot) => break slot,
+                    None => loom::thread::yield_now(),
+                }
+            };
+            ring.requests[slot as usize].with_mut(|cell| unsafe { *cell = item });
+            producer.publish(ring, item as u32);
+        }
+        producer.close(ring);
+    }
+
+    fn consume(ring: &Small, start: u64, index: u32, consumers: u32) -> u64 {
+        let mut consumer = Consumer::new(start, index, consumers);
+        let mut taken = 0;
+        loop {
+            match consumer.poll(ring) {
+                Polled::Item { slot, info } => {
+                    let request = ring.requests[slot as usize].with(|cell| unsafe { *cell });
+                    assert_eq!(request, info as u64);
+                    assert_eq!(request % consumers as u64, index as u64);
+                    ring.answers[slot as usize].with_mut(|cell| unsafe { *cell = request * 10 });
+                    consumer.complete(ring, request as u32 + 100);
+                    taken += 1;
+                }
+                Polled::Empty => loom::thread::yield_now(),
+                Polled::Closed => return taken,
+            }
+        }
+    }
+
+    fn send(ring: &Small, start: u64, items: u64) {
+        let mut sender = Sender::starting_at(start);
+        let mut expected = 0;
+        loop {
+            match sender.poll(ring) {
+                Polled::Item { slot, info } => {
+                    assert_eq!(info as u64, expected + 100);
+                    let answer = ring.answers[slot as usize].with(|cell| unsafe { *cell });
+                    assert_eq!(answer, expected * 10);
+                    let request = ring.requests[slot as usize].with(|cell| unsafe { *cell });
+                    assert_eq!(request, expected);
+                    expected += 1;
+                    sender.free(ring);
+                }
+                Polled::Empty => loom::thread::yield_now(),
+                Polled::Closed => break,
+            }
+        }
+        assert_eq!(expected, items, "nothing lost, nothing twice");
+    }
+
+    fn run(slots: u32, start: u64, items: u64, consumers: u32, preemptions: usize) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.check(move || {
+            let ring = Small::new(slots, start);
+            let threads: Vec<_> = (0..consumers)
+                .map(|index| {
+                    let ring = ring.clone();
+                    loom::thread::spawn(move || consume(&ring, start, index, consumers))
+                })
+                .collect();
+            let to_send = ring.clone();
+            let sending = loom::thread::spawn(move || send(&to_send, start, items));
+            produce(&ring, start, items);
+            let taken: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+            sending.join().unwrap();
+            assert_eq!(taken, items);
+        });
+    }
+
+    #[test]
+    fn reuse_with_one_consumer() {
+        run(2, 0, 3, 1, 3);
+    }
+
+    #[test]
+    fn two_consumers_share_by_position() {
+        run(2, 0, 3, 2, 2);
+    }
+
+    #[test]
+    fn shutdown_of_an_empty_ring() {
+        run(2, 0, 0, 2, 3);
+    }
+
+    #[test]
+    fn laps_may_wrap() {
+        // The first item has the last 32-bit lap, the third the lap that wrapped to 0.
+        let start = (u32::MAX as u64) * 2 - 2;
+        assert_eq!(lap_of(start, 2), u32::MAX - 1 + 1);
+        run(2, start, 4, 1, 2);
+    }
+}
