@@ -10,22 +10,24 @@ use std::cell::UnsafeCell;
 use std::sync::Mutex;
 
 /// One packet: address and length of its first (mostly only) contiguous bytes, and what its pool knows it by.
+///
+/// Its first 16 bytes lie as a [`crate::ring::layout::Descriptor`] does, so that a packet function runs on either.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Where its bytes begin, in the place of its pool's region.
     pub address: u64,
-    /// The pool's name for the buffer (a DPDK mbuf's address, a slot's index). Meaningless to anyone else.
-    pub cookie: u64,
     /// Bytes at `address`. A packet of several segments has more behind them, which [`Pool::for_each_segment`] shows.
     pub length: u32,
     /// The port to send to, after a verdict that names one; otherwise 0.
     pub port: u32,
+    /// The pool's name for the buffer (a DPDK mbuf's address, a slot's index). Meaningless to anyone else.
+    pub cookie: u64,
 }
 
 impl Packet {
     /// The value arrays of packets are filled with before use.
-    pub const EMPTY: Packet = Packet { address: 0, cookie: 0, length: 0, port: 0 };
+    pub const EMPTY: Packet = Packet { address: 0, length: 0, port: 0, cookie: 0 };
 
     /// Its contiguous bytes.
     ///

@@ -73,12 +73,7 @@ impl Region {
     ///
     /// # Safety
     /// `length` bytes from `address` stay valid, at the place named, for as long as `keeper` lives.
-    pub unsafe fn from_raw(
-        address: u64,
-        length: usize,
-        place: Place,
-        keeper: Arc<dyn Send + Sync>,
-    ) -> Self {
+    pub unsafe fn from_raw(address: u64, length: usize, place: Place, keeper: Arc<dyn Send + Sync>) -> Self {
         Self { address, length, place, _keeper: keeper }
     }
 

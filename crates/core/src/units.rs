@@ -15,7 +15,12 @@ fn split(text: &str) -> (&str, &str) {
     text.split_at(end)
 }
 
-fn scaled(text: &str, what: &'static str, example: &'static str, scale: impl Fn(&str) -> Option<f64>) -> Result<f64> {
+fn scaled(
+    text: &str,
+    what: &'static str,
+    example: &'static str,
+    scale: impl Fn(&str) -> Option<f64>,
+) -> Result<f64> {
     let bad = |why: &str| Error::Quantity { text: text.into(), what, why: why.into(), example };
     let (number, unit) = split(text.trim());
     let number: f64 = number.replace('_', "").parse().map_err(|_| bad("no number at its start"))?;

@@ -81,6 +81,7 @@ pub const fn complete_bytes(slots: usize, burst: usize) -> usize {
 
 const _: () = {
     assert!(size_of::<Descriptor>() == 16 && offset_of!(Descriptor, length) == 8);
+    assert!(offset_of!(crate::packet::Packet, length) == 8 && size_of::<crate::packet::Packet>() == 24);
     assert!(size_of::<Outcome>() == 8 && offset_of!(Outcome, verdict) == 4);
     assert!(submit_stride(1) == 128 && submit_stride(7) == 128 && submit_stride(8) == 256);
     assert!(complete_stride(14) == 128 && complete_stride(15) == 256);

@@ -131,7 +131,9 @@ impl Ring {
             return Err(invalid("the two halves overlap"));
         }
         if !submit.place().is_cpu_memory() || !complete.place().is_cpu_memory() {
-            return Err(invalid("both halves must be in host or pinned memory; others are not supported yet"));
+            return Err(invalid(
+                "both halves must be in host or pinned memory; others are not supported yet",
+            ));
         }
         let kept = || Kept {
             count: UnsafeCell::new(0),

@@ -250,7 +250,9 @@ mod model {
             let stale = |slot: u32| {
                 // The last position below `start` that used this slot, if there was one.
                 let before = start.checked_sub(1).map(|last| last - ((last - slot as u64) % slots as u64));
-                AtomicU64::new(before.filter(|_| start > 0).map_or(0, |position| lap_of(position, slots) as u64))
+                AtomicU64::new(
+                    before.filter(|_| start > 0).map_or(0, |position| lap_of(position, slots) as u64),
+                )
             };
             Arc::new(Self {
                 submitted: (0..slots).map(stale).collect(),

@@ -1,0 +1,1 @@
+//! Software ports of inlane's own: captures, generators, checkers, and wrappers around any port.
