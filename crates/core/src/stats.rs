@@ -1,1 +1,137 @@
-//! x
+//! Statistics of repeats and of latencies.
+
+use hdrhistogram::Histogram;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// Median and spread of repeated measurements, in the unit of the key that holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Summary {
+    /// The middle value (mean of the two middle ones of an even number).
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// How many repeats.
+    pub repeats: usize,
+}
+
+impl Summary {
+    /// Of at least one finite value; `None` otherwise.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        let median =
+            if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
+        Some(Self { median, min: sorted[0], max: sorted[sorted.len() - 1], repeats: sorted.len() })
+    }
+
+    /// Largest distance from the median, as a share of it.
+    pub fn spread(&self) -> f64 {
+        if self.median == 0.0 {
+            0.0
+        } else {
+            (self.max - self.median).max(self.median - self.min) / self.median
+        }
+    }
+}
+
+/// A histogram of latencies from 1 ns to about 18 minutes with two significant digits; no allocation after it is made.
+#[derive(Clone)]
+pub struct LatencyHistogram(Histogram<u64>);
+
+const LONGEST_NS: u64 = 1 << 40;
+
+impl Default for LatencyHistogram {
+    fn default() -> Self {
+        Self(Histogram::new_with_bounds(1, LONGEST_NS, 2).expect("constant bounds are right"))
+    }
+}
+
+impl LatencyHistogram {
+    /// Notes `count` packets of `nanoseconds` each.
+    #[inline]
+    pub fn record(&mut self, nanoseconds: u64, count: u64) {
+        self.0.saturating_record_n(nanoseconds.clamp(1, LONGEST_NS), count);
+    }
+
+    /// Adds what another noted.
+    pub fn add(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("same bounds");
+    }
+
+    /// How many packets were noted.
+    pub fn count(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Its percentiles; `None` when nothing was noted.
+    pub fn percentiles(&self) -> Option<Percentiles> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let at = |quantile| self.0.value_at_quantile(quantile) as f64;
+        Some(Percentiles {
+            count: self.0.len(),
+            min_ns: self.0.min() as f64,
+            mean_ns: self.0.mean(),
+            p50_ns: at(0.5),
+            p90_ns: at(0.9),
+            p99_ns: at(0.99),
+            p999_ns: at(0.999),
+            max_ns: self.0.max() as f64,
+        })
+    }
+}
+
+/// Percentiles of a latency.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Percentiles {
+    /// How many were measured.
+    pub count: u64,
+    /// The smallest.
+    pub min_ns: f64,
+    /// The mean.
+    pub mean_ns: f64,
+    /// The median.
+    pub p50_ns: f64,
+    /// 90 % are at most this.
+    pub p90_ns: f64,
+    /// 99 %.
+    pub p99_ns: f64,
+    /// 99.9 %.
+    pub p999_ns: f64,
+    /// The largest.
+    pub max_ns: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(Summary::of(&[3.0, 1.0, 2.0]).unwrap().median, 2.0);
+        assert_eq!(Summary::of(&[4.0, 1.0, 2.0, 3.0]).unwrap().median, 2.5);
+        assert_eq!(Summary::of(&[]), None);
+        assert_eq!(Summary::of(&[f64::NAN]), None);
+        assert_eq!(Summary::of(&[9.0, 10.0, 12.0]).unwrap().spread(), 0.2);
+    }
+
+    #[test]
+    fn percentiles_count_packets_not_bursts() {
+        let mut histogram = LatencyHistogram::default();
+        histogram.record(100, 99);
+        histogram.record(1_000_000, 1);
+        let percentiles = histogram.percentiles().unwrap();
+        assert_eq!(percentiles.count, 100);
+        assert!((99.0..102.0).contains(&percentiles.p50_ns));
+        assert!(percentiles.max_ns >= 990_000.0);
+        assert_eq!(LatencyHistogram::default().percentiles(), None);
+    }
+}

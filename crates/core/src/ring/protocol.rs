@@ -78,7 +78,7 @@ fn slot_of<W: Words>(words: &W, position: u64) -> u32 {
 /// The lap of a position; wraps, and is compared for equality only.
 #[inline(always)]
 pub fn lap_of(position: u64, slots: u32) -> u32 {
-    (position >> slots.trailing_zeros()) as u32 + 1
+    ((position >> slots.trailing_zeros()) as u32).wrapping_add(1)
 }
 
 #[inline(always)]

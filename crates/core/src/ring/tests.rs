@@ -284,101 +284,156 @@ mod model {
         }
     }
 
-    fn produce(ring: &Small, start: u64, items: u64) {
-        let mut producer = Producer::starting_at(start);
-        for item in 0..items {
-            let slot = loop {
-                match producer.claim(ring) {
-                    Some(slot) => break slot,
-                    None => loom::thread::yield_now(),
-                }
-            };
-            ring.requests[slot as usize].with_mut(|cell| unsafe { *cell = item });
-            producer.publish(ring, item as u32);
-        }
-        producer.close(ring);
+    fn read(cell: &UnsafeCell<u64>) -> u64 {
+        // SAFETY: loom fails the test when another side may be writing.
+        cell.with(|cell| unsafe { *cell })
     }
 
-    fn consume(ring: &Small, start: u64, index: u32, consumers: u32) -> u64 {
-        let mut consumer = Consumer::new(start, index, consumers);
-        let mut taken = 0;
-        loop {
-            match consumer.poll(ring) {
+    fn write(cell: &UnsafeCell<u64>, value: u64) {
+        // SAFETY: loom fails the test when another side may be reading or writing.
+        cell.with_mut(|cell| unsafe { *cell = value });
+    }
+
+    /// One side of the ring as a machine of single steps, so that a thread can take a bounded number of them (a model
+    /// checker cannot follow unbounded spinning) and another can finish the rest.
+    trait Side: 'static {
+        /// Tries one step; true when this side is done for good.
+        fn step(&mut self, ring: &Small) -> bool;
+    }
+
+    struct Produce {
+        cursor: Producer,
+        next: u64,
+        items: u64,
+    }
+
+    impl Side for Produce {
+        fn step(&mut self, ring: &Small) -> bool {
+            if self.next == self.items {
+                self.cursor.close(ring);
+                return true;
+            }
+            if let Some(slot) = self.cursor.claim(ring) {
+                write(&ring.requests[slot as usize], self.next);
+                self.cursor.publish(ring, self.next as u32);
+                self.next += 1;
+            }
+            false
+        }
+    }
+
+    struct Consume {
+        cursor: Consumer,
+        index: u64,
+        consumers: u64,
+    }
+
+    impl Side for Consume {
+        fn step(&mut self, ring: &Small) -> bool {
+            match self.cursor.poll(ring) {
                 Polled::Item { slot, info } => {
-                    let request = ring.requests[slot as usize].with(|cell| unsafe { *cell });
+                    let request = read(&ring.requests[slot as usize]);
                     assert_eq!(request, info as u64);
-                    assert_eq!(request % consumers as u64, index as u64);
-                    ring.answers[slot as usize].with_mut(|cell| unsafe { *cell = request * 10 });
-                    consumer.complete(ring, request as u32 + 100);
-                    taken += 1;
+                    assert_eq!(request % self.consumers, self.index);
+                    write(&ring.answers[slot as usize], request * 10);
+                    self.cursor.complete(ring, request as u32 + 100);
+                    false
                 }
-                Polled::Empty => loom::thread::yield_now(),
-                Polled::Closed => return taken,
+                Polled::Empty => false,
+                Polled::Closed => true,
             }
         }
     }
 
-    fn send(ring: &Small, start: u64, items: u64) {
-        let mut sender = Sender::starting_at(start);
-        let mut expected = 0;
-        loop {
-            match sender.poll(ring) {
+    struct Send {
+        cursor: Sender,
+        next: u64,
+        items: u64,
+    }
+
+    impl Side for Send {
+        fn step(&mut self, ring: &Small) -> bool {
+            match self.cursor.poll(ring) {
                 Polled::Item { slot, info } => {
-                    assert_eq!(info as u64, expected + 100);
-                    let answer = ring.answers[slot as usize].with(|cell| unsafe { *cell });
-                    assert_eq!(answer, expected * 10);
-                    let request = ring.requests[slot as usize].with(|cell| unsafe { *cell });
-                    assert_eq!(request, expected);
-                    expected += 1;
-                    sender.free(ring);
+                    assert_eq!(info as u64, self.next + 100);
+                    let answer = read(&ring.answers[slot as usize]);
+                    assert_eq!(answer, self.next * 10);
+                    let request = read(&ring.requests[slot as usize]);
+                    assert_eq!(request, self.next);
+                    self.next += 1;
+                    self.cursor.free(ring);
+                    false
                 }
-                Polled::Empty => loom::thread::yield_now(),
-                Polled::Closed => break,
+                Polled::Empty => false,
+                Polled::Closed => {
+                    assert_eq!(self.next, self.items, "nothing lost, nothing twice");
+                    true
+                }
             }
         }
-        assert_eq!(expected, items, "nothing lost, nothing twice");
     }
 
-    fn run(slots: u32, start: u64, items: u64, consumers: u32, preemptions: usize) {
+    /// Runs every interleaving of `steps` steps of each side, then the rest one after the other.
+    fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preemptions: usize) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
         builder.check(move || {
             let ring = Small::new(slots, start);
-            let threads: Vec<_> = (0..consumers)
+            let mut sides: Vec<Box<dyn Side>> = (0..consumers)
                 .map(|index| {
-                    let ring = ring.clone();
-                    loom::thread::spawn(move || consume(&ring, start, index, consumers))
+                    let cursor = Consumer::new(start, index, consumers);
+                    let (index, consumers) = (index as u64, consumers as u64);
+                    Box::new(Consume { cursor, index, consumers }) as Box<dyn Side>
                 })
                 .collect();
-            let to_send = ring.clone();
-            let sending = loom::thread::spawn(move || send(&to_send, start, items));
-            produce(&ring, start, items);
-            let taken: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
-            sending.join().unwrap();
-            assert_eq!(taken, items);
+            sides.push(Box::new(Send { cursor: Sender::starting_at(start), next: 0, items }));
+            let take = move |mut side: Box<dyn Side>, ring: Arc<Small>| {
+                let done = (0..steps).any(|_| side.step(&ring));
+                (side, done)
+            };
+            let threads: Vec<_> = sides
+                .into_iter()
+                .map(|side| {
+                    let ring = ring.clone();
+                    loom::thread::spawn(move || take(side, ring))
+                })
+                .collect();
+            let producer = Produce { cursor: Producer::starting_at(start), next: 0, items };
+            let mut rest = vec![take(Box::new(producer), ring.clone())];
+            rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
+            // After the joins everything is visible, so each round makes progress.
+            for round in 0.. {
+                assert!(round <= 4 * items + 4, "stuck");
+                for (side, done) in &mut rest {
+                    *done = *done || side.step(&ring);
+                }
+                if rest.iter().all(|(_, done)| *done) {
+                    break;
+                }
+            }
         });
     }
 
     #[test]
     fn reuse_with_one_consumer() {
-        run(2, 0, 3, 1, 3);
+        run(2, 0, 4, 1, 5, 2);
     }
 
     #[test]
     fn two_consumers_share_by_position() {
-        run(2, 0, 3, 2, 2);
+        run(2, 0, 3, 2, 3, 2);
     }
 
     #[test]
     fn shutdown_of_an_empty_ring() {
-        run(2, 0, 0, 2, 3);
+        run(2, 0, 0, 2, 2, 3);
     }
 
     #[test]
     fn laps_may_wrap() {
-        // The first item has the last 32-bit lap, the third the lap that wrapped to 0.
-        let start = (u32::MAX as u64) * 2 - 2;
-        assert_eq!(lap_of(start, 2), u32::MAX - 1 + 1);
-        run(2, start, 4, 1, 2);
+        // Of four items the first two have the last 32-bit lap, the others the lap that wrapped to 0.
+        let start = (u32::MAX as u64 - 1) * 2;
+        assert_eq!((lap_of(start, 2), lap_of(start + 2, 2)), (u32::MAX, 0));
+        run(2, start, 4, 1, 4, 2);
     }
 }
