@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""Boots a Debian kernel in QEMU, runs one command in the guest, and ends as that command ended.
+
+    lab/vm/run.py -- uname -r
+    lab/vm/run.py --iommu --ivshmem 1M --vfio 1af4:1110 -- target/debug/inlane topo
+
+The guest has no disk: its root is an initramfs made on the fly of busybox, the kernel modules asked for, the command's
+binary, its shared libraries, and the files named with --file. The command's stdout and stderr come out as ours.
+The processor is emulated: KVM is neither needed nor used, and a boot takes about five seconds.
+
+Exit status: the command's own; 2 wrong usage; 3 something is not installed (it says what); 124 the time limit passed;
+125 the guest ended without saying how the command ended (its console is shown).
+
+Whatever happens to this script, QEMU ends with it, and the one temporary directory goes.
+"""
+
+import argparse
+import collections
+import gzip
+import lzma
+import os
+import re
+import selectors
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PACKAGES = "qemu-system-x86 linux-image-amd64 busybox-static cpio"
+TIMED_OUT, NO_STATUS = 124, 125
+
+
+class NotReady(Exception):
+    """The machine lacks something: exit status 3."""
+
+
+class Usage(Exception):
+    """The caller asked for nonsense: exit status 2."""
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memory", default="512M", metavar="SIZE", help="of the guest (512M)")
+    parser.add_argument("--cpus", type=int, default=2, metavar="N", help="of the guest (2)")
+    parser.add_argument("--timeout", type=float, default=90, metavar="SECONDS", help="for all of it, boot included (90)")
+    parser.add_argument("--name", default="vm", help="in messages")
+    parser.add_argument("--iommu", action="store_true", help="an emulated Intel IOMMU with interrupt remapping")
+    parser.add_argument("--ivshmem", action="append", default=[], metavar="SIZE[:FILE]",
+                        help="an ivshmem-plain device; with FILE its memory is that file's, to share it")
+    parser.add_argument("--doorbell", action="append", default=[], metavar="SOCKET[:VECTORS]",
+                        help="an ivshmem-doorbell device, its memory and peers from the server at SOCKET")
+    parser.add_argument("--nvme", action="append", default=[], metavar="SIZE[:FILE]",
+                        help="an NVMe drive of zeroes, or of FILE's contents (opened read-write)")
+    parser.add_argument("--link", action="append", default=[], metavar="SOCKET",
+                        help="a virtio network card cabled to the virtual machine that names the same SOCKET")
+    parser.add_argument("--device", action="append", default=[], metavar="QEMU", help="any other QEMU -device (edu)")
+    parser.add_argument("--vfio", action="append", default=[], metavar="DEVICE",
+                        help="bind to vfio-pci, by address (0000:00:04.0) or by vendor:device (1af4:1110)")
+    parser.add_argument("--bind", action="append", default=[], metavar="DRIVER=DEVICE",
+                        help="bind to another driver of the kernel, likewise")
+    parser.add_argument("--module", action="append", default=[], metavar="NAME", help="a kernel module to load first")
+    parser.add_argument("--file", action="append", default=[], metavar="PATH[:GUEST]",
+                        help="a file to carry, with its shared libraries if a program (to /bin/NAME)")
+    parser.add_argument("--kernel-arg", action="append", default=[], metavar="ARG", help="for the kernel's command line")
+    parser.add_argument("--verbose", action="store_true", help="the guest's console on stderr, and QEMU's command line")
+    parser.add_argument("command", nargs="+", help="a program of this machine, or a busybox applet, and its arguments")
+    return parser.parse_args()
+
+
+class Kernel:
+    """The newest kernel that is installed with its modules."""
+
+    def __init__(self):
+        def order(path):
+            return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+        images = [p for p in Path("/boot").glob("vmlinuz-*") if self.modules_of(p).joinpath("modules.dep").exists()]
+        if not images:
+            raise NotReady("no kernel with modules in /boot")
+        self.image = max(images, key=order)
+        if not os.access(self.image, os.R_OK):
+            raise NotReady(f"may not read {self.image}: run as root, or 'sudo chmod a+r {self.image}'")
+        self.directory = self.modules_of(self.image)
+        self.built_in = self.names("modules.builtin")
+        self.paths, self.needs = {}, {}
+        for line in self.directory.joinpath("modules.dep").read_text().splitlines():
+            path, _, needs = line.partition(":")
+            self.paths[self.name(path)] = path
+            self.needs[self.name(path)] = [self.name(need) for need in needs.split()]
+
+    @staticmethod
+    def modules_of(image):
+        return Path("/lib/modules") / image.name.removeprefix("vmlinuz-")
+
+    @staticmethod
+    def name(path):
+        return Path(path).name.split(".ko")[0].replace("-", "_")
+
+    def names(self, listing):
+        return {self.name(line) for line in self.directory.joinpath(listing).read_text().splitlines()}
+
+    def in_order(self, wanted):
+        """The modules wanted and those they need, each after what it needs."""
+        order = []
+        for name in map(self.name, wanted):
+            if name in self.built_in:
+                continue
+            if name not in self.paths:
+                raise NotReady(f"this kernel ({self.image.name}) has no module {name}")
+            # modules.dep lists what is needed nearest first.
+            order += [n for n in [*reversed(self.needs[name]), name] if n not in order]
+        return order
+
+    def read(self, name):
+        path = self.directory / self.paths[name]
+        packed = path.read_bytes()
+        match path.suffix:
+            case ".xz":
+                return lzma.decompress(packed)
+            case ".gz":
+                return gzip.decompress(packed)
+            case ".zst":
+                return subprocess.run(["zstd", "-dcq"], input=packed, stdout=subprocess.PIPE, check=True).stdout
+        return packed
+
+
+def libraries(program):
+    """The shared libraries of a program, by the paths its loader uses."""
+    listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    if missing := re.findall(r"(\S+) => not found", listing):
+        raise NotReady(f"{program} needs libraries that are not installed: {' '.join(missing)}")
+    return re.findall(r"(/\S+) \(0x", listing)
+
+
+INIT = """#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin HOME=/tmp TMPDIR=/tmp
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; mount -t tmpfs tmp /tmp
+mkdir -p /dev/shm /dev/pts /dev/hugepages; mount -t tmpfs shm /dev/shm; mount -t devpts pts /dev/pts
+mount -t hugetlbfs huge /dev/hugepages
+ip link set lo up
+for tty in 1 2 3; do stty -F /dev/ttyS$tty raw -echo; done
+end() { echo "$1" >/dev/ttyS3; reboot -f; }
+for module in $(cat /modules.order); do
+    insmod /modules/$module.ko || { echo "cannot load module $module" >/dev/ttyS2; end 3; }
+done
+# bind DRIVER DEVICE, the latter by address or by vendor:device
+bind() {
+    found=
+    for device in /sys/bus/pci/devices/*; do
+        read -r vendor <$device/vendor; read -r id <$device/device; address=${device##*/}
+        [ "$2" = "$address" ] || [ "$2" = "${vendor#0x}:${id#0x}" ] || continue
+        found=yes
+        [ ! -e $device/driver ] || echo $address >$device/driver/unbind
+        echo $1 >$device/driver_override
+        echo $address >/sys/bus/pci/drivers_probe
+        [ "$(basename "$(readlink $device/driver)")" = $1 ] && continue
+        echo "cannot bind $address to $1" >/dev/ttyS2; end 3
+    done
+    [ -n "$found" ] || { echo "no PCI device $2 to bind" >/dev/ttyS2; end 2; }
+}
+. /bindings
+sh /command </dev/null >/dev/ttyS1 2>/dev/ttyS2
+end $?
+"""
+
+
+def initramfs(options, kernel, directory):
+    """Lays out the guest's root below `directory` and packs it; gives the archive's path."""
+    root = directory / "root"
+    for name in "bin dev proc sys tmp modules lib lib64 etc".split():
+        root.joinpath(name).mkdir(parents=True)
+
+    def carry(source, guest):
+        target = root / guest.lstrip("/")
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(Path(source).absolute())
+
+    carry(shutil.which("busybox"), "/bin/busybox")
+    command = list(options.command)
+    files = [(path, guest) for path, _, guest in (entry.partition(":") for entry in options.file)]
+    if "/" in command[0]:
+        files.append((command[0], ""))
+        command[0] = Path(command[0]).name
+    for path, guest in files:
+        if not Path(path).is_file():
+            raise Usage(f"no file {path} to carry into the guest")
+        carry(path, guest or f"/bin/{Path(path).name}")
+        for library in libraries(path):
+            carry(library, library)
+
+    bindings = [("vfio-pci", device) for device in options.vfio]
+    bindings += [(driver, device) for driver, _, device in (entry.partition("=") for entry in options.bind)]
+    wanted = list(options.module)
+    wanted += ["vfio_iommu_type1"] if options.vfio else []
+    wanted += [driver for driver, _ in bindings]
+    wanted += ["virtio_pci", "virtio_net"] if options.link else []
+    modules = kernel.in_order(wanted)
+    for module in modules:
+        root.joinpath("modules", f"{module}.ko").write_bytes(kernel.read(module))
+
+    init = root / "init"
+    init.write_text(INIT)
+    init.chmod(0o755)
+    root.joinpath("modules.order").write_text(" ".join(modules) + "\n")
+    root.joinpath("bindings").write_text("".join(f"bind {shlex.join(pair)}\n" for pair in bindings))
+    root.joinpath("command").write_text(f"exec {shlex.join(command)}\n")
+
+    archive = directory / "initramfs"
+    names = "\0".join(str(path.relative_to(root)) for path in sorted(root.rglob("*")))
+    with archive.open("wb") as out:
+        # -L: the links that stand for the host's files become those files.
+        subprocess.run(["cpio", "-0oL", "-H", "newc", "--quiet"], cwd=root, input=names.encode(), stdout=out, check=True)
+    return archive
+
+
+def size_and_file(entry):
+    size, _, file = entry.partition(":")
+    if not re.fullmatch(r"[0-9]+[KMG]?", size):
+        raise Usage(f"'{entry}' does not start with a size such as 1M")
+    return size, file
+
+
+def devices(options, directory):
+    """QEMU's arguments for the devices asked for, in the order in which they get their addresses."""
+    for n, entry in enumerate(options.ivshmem):
+        size, file = size_and_file(entry)
+        backend = f"memory-backend-file,mem-path={file}" if file else "memory-backend-memfd"
+        yield from ("-object", f"{backend},id=ivshmem{n},size={size},share=on")
+        yield from ("-device", f"ivshmem-plain,memdev=ivshmem{n}")
+    for n, entry in enumerate(options.doorbell):
+        path, _, vectors = entry.partition(":")
+        yield from ("-chardev", f"socket,id=doorbell{n},path={path}")
+        yield from ("-device", f"ivshmem-doorbell,chardev=doorbell{n},vectors={vectors or 1}")
+    for n, entry in enumerate(options.nvme):
+        size, file = size_and_file(entry)
+        if not file:
+            file = directory / f"nvme{n}"
+            file.touch()
+            units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+            os.truncate(file, int(size.rstrip("KMG")) * units.get(size[-1], 1))
+        yield from ("-drive", f"file={file},if=none,format=raw,id=nvme{n}")
+        yield from ("-device", f"nvme,drive=nvme{n},serial=lab{n}")
+    for n, path in enumerate(options.link):
+        # Two ends of one cable: whoever comes first listens. Addresses differ by process.
+        end = f"stream,id=link{n},addr.type=unix,addr.path={path},server={'off' if Path(path).exists() else 'on'}"
+        mac = "52:54:00:%02x:%02x:%02x" % (os.getpid() >> 8 & 255, os.getpid() & 255, n)
+        yield from ("-netdev", end, "-device", f"virtio-net-pci,netdev=link{n},mac={mac}")
+    for device in options.device:
+        yield from ("-device", device)
+
+
+def qemu(options, kernel, archive, directory, sockets):
+    line = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", options.name]
+    line += ["-machine", "q35,accel=tcg"]
+    line += ["-cpu", "max", "-smp", str(options.cpus), "-m", options.memory]
+    arguments = ["console=ttyS0", "panic=-1", "loglevel=4", "random.trust_cpu=on", *options.kernel_arg]
+    if options.iommu:
+        line += ["-device", "intel-iommu,intremap=on,caching-mode=on"]
+        arguments += ["intel_iommu=on", "iommu=nopt"]
+    for n, end in enumerate(sockets):
+        line += ["-chardev", f"socket,id=serial{n},fd={end.fileno()}", "-serial", f"chardev:serial{n}"]
+    line += devices(options, directory)
+    line += ["-kernel", str(kernel.image), "-initrd", str(archive), "-append", " ".join(arguments)]
+    # The kernel ends QEMU when we die in whatever way.
+    return ["setpriv", "--pdeathsig", "KILL", "--", "qemu-system-x86_64", *line]
+
+
+def relay(options, ends, deadline):
+    """Passes the guest's output on until QEMU is gone; gives the command's status and the console's last lines."""
+    console, status = collections.deque(maxlen=200), b""
+    with selectors.DefaultSelector() as selector:
+        for name, end in ends.items():
+            selector.register(end, selectors.EVENT_READ, name)
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return TIMED_OUT, console
+            for key, _ in selector.select(left):
+                data = key.fileobj.recv(65536)
+                if not data:
+                    selector.unregister(key.fileobj)
+                elif key.data == "status":
+                    status += data
+                elif key.data == "console":
+                    console.append(data)
+                    if options.verbose:
+                        sys.stderr.buffer.write(data)
+                        sys.stderr.flush()
+                else:
+                    stream = sys.stdout if key.data == "out" else sys.stderr
+                    stream.buffer.write(data)
+                    stream.flush()
+    return int(status) if status.strip().isdigit() else NO_STATUS, console
+
+
+def run(options):
+    needed = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "cpio": "cpio"}
+    if missing := [package for program, package in needed.items() if not shutil.which(program)]:
+        raise NotReady(f"not installed: {' '.join(missing)}")
+    kernel = Kernel()
+    deadline = time.monotonic() + options.timeout
+    with tempfile.TemporaryDirectory(prefix="inlane-vm-") as temporary:
+        directory = Path(temporary)
+        pairs = {name: socket.socketpair() for name in ("console", "out", "err", "status")}
+        guest_ends = [pair[1] for pair in pairs.values()]
+        line = qemu(options, kernel, initramfs(options, kernel, directory), directory, guest_ends)
+        if options.verbose:
+            print(shlex.join(line), file=sys.stderr)
+        process = subprocess.Popen(line, stdin=subprocess.DEVNULL, pass_fds=[end.fileno() for end in guest_ends])
+        try:
+            for end in guest_ends:
+                end.close()
+            status, console = relay(options, {name: pair[0] for name, pair in pairs.items()}, deadline)
+        finally:
+            process.kill()
+            process.wait()
+    if status == TIMED_OUT:
+        print(f"{options.name}: not done after {options.timeout:g} seconds; stopped", file=sys.stderr)
+    if status in (TIMED_OUT, NO_STATUS) and not options.verbose:
+        print(f"{options.name}: the guest's console ended with:", file=sys.stderr)
+        sys.stderr.write(b"".join(console).decode(errors="replace")[-3000:])
+    return status
+
+
+def main():
+    options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return run(options)
+    except Usage as error:
+        print(f"{options.name}: {error}", file=sys.stderr)
+        return 2
+    except NotReady as error:
+        print(f"{options.name}: {error}\nvirtual machines need: sudo apt-get install {PACKAGES}", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
