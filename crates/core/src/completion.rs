@@ -50,29 +50,50 @@ impl FromStr for Completion {
     }
 }
 
-/// What adaptive completion has learnt: the expected time by size, and what a sleep overshoots.
+/// What adaptive completion has learnt: the expected time by size, and how long before it to be awake.
 ///
-/// Times are kept per power of two of the size as the smallest of recent runs: what a wait can sleep through must be
-/// what the operation takes when nothing disturbs it.
+/// The expected time is the smallest of recent runs: what the operation takes when nothing disturbs it. The lead is
+/// steered: a wake-up that came after the end lengthens it by half, one that came before shortens it by a sixteenth, so
+/// that it settles where few wake-ups are late, whatever the system's timers cost.
 #[derive(Clone, Debug)]
 pub struct Expectation {
-    by_size: [u64; 64],
+    by_size: Vec<Learnt>,
     overshoot_ns: u64,
 }
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Learnt {
+    expected_ns: u64,
+    lead_ns: u64,
+}
+
+/// Steps between two powers of two that are told apart.
+const STEPS: usize = 4;
+/// A sleep shorter than this costs more than it saves: entering and leaving the kernel is a good part of it.
+const SHORTEST_SLEEP_NS: u64 = 5_000;
 
 impl Default for Expectation {
     fn default() -> Self {
         // 60 us: what a timed sleep of Linux overshoots with its default timer slack of 50 us.
-        Self { by_size: [0; 64], overshoot_ns: 60_000 }
+        Self::with_overshoot(Duration::from_micros(60))
     }
 }
 
 impl Expectation {
+    /// One for a system whose sleeps are known to last this much longer than asked.
+    pub fn with_overshoot(overshoot: Duration) -> Self {
+        Self { by_size: vec![Learnt::default(); 64 * STEPS], overshoot_ns: overshoot.as_nanos() as u64 }
+    }
+
     /// Notes that an operation of `bytes` took `nanoseconds`.
     pub fn learn(&mut self, bytes: u64, nanoseconds: u64) {
+        let overshoot = self.overshoot_ns;
         let entry = &mut self.by_size[Self::class(bytes)];
-        *entry = match *entry {
-            0 => nanoseconds,
+        entry.expected_ns = match entry.expected_ns {
+            0 => {
+                entry.lead_ns = nanoseconds / 16 + overshoot;
+                nanoseconds
+            }
             // Falls at once, rises slowly: an eighth of the way a run.
             old if nanoseconds < old => nanoseconds,
             old => old + (nanoseconds - old) / 8,
@@ -85,28 +106,55 @@ impl Expectation {
         self.overshoot_ns = (self.overshoot_ns * 7 + late) / 8;
     }
 
+    /// Notes how a wait for `bytes` that slept found the operation: ended already (`late`), or still running.
+    pub fn woke(&mut self, bytes: u64, late: bool) {
+        let entry = &mut self.by_size[Self::class(bytes)];
+        entry.lead_ns = if late {
+            (entry.lead_ns * 3 / 2 + 1_000).min(entry.expected_ns)
+        } else {
+            entry.lead_ns - entry.lead_ns / 16
+        };
+    }
+
     /// How long to sleep before polling for an operation of `bytes` that began now; zero means poll at once.
     pub fn sleep(&self, bytes: u64) -> Duration {
-        let expected = self.by_size[Self::class(bytes)];
-        // A sleep must be worth its own cost twice over, and leave a margin of 1/16 for operations that end early.
-        let margin = expected / 16 + self.overshoot_ns;
-        match expected.checked_sub(margin) {
-            Some(sleep) if sleep > 2 * self.overshoot_ns => Duration::from_nanos(sleep),
+        let Learnt { expected_ns, lead_ns } = self.by_size[Self::class(bytes)];
+        match expected_ns.checked_sub(lead_ns) {
+            // It must be worth its own cost: longer than what it leaves to polling, or at least a good part of it.
+            Some(sleep) if sleep >= SHORTEST_SLEEP_NS.max(lead_ns / 2) => Duration::from_nanos(sleep),
             _ => Duration::ZERO,
         }
     }
 
     /// The time expected for `bytes`, if any was seen.
     pub fn expected(&self, bytes: u64) -> Option<Duration> {
-        match self.by_size[Self::class(bytes)] {
+        match self.by_size[Self::class(bytes)].expected_ns {
             0 => None,
             nanoseconds => Some(Duration::from_nanos(nanoseconds)),
         }
     }
 
     fn class(bytes: u64) -> usize {
-        63 - (bytes | 1).leading_zeros() as usize
+        let bytes = bytes | 1;
+        let power = 63 - bytes.leading_zeros() as usize;
+        let step = if power >= 2 { (bytes >> (power - 2)) as usize & (STEPS - 1) } else { 0 };
+        power * STEPS + step
     }
+}
+
+/// Sleeps for `time`, as precisely as the system lets a thread (timer slack of 1 ns instead of Linux's 50 us).
+pub fn sleep_precisely(time: Duration) {
+    #[cfg(target_os = "linux")]
+    {
+        thread_local! { static PRECISE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) }; }
+        PRECISE.with(|precise| {
+            if !precise.replace(true) {
+                // SAFETY: sets a property of the calling thread; no memory is involved.
+                unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
+            }
+        });
+    }
+    std::thread::sleep(time);
 }
 
 #[cfg(test)]
@@ -129,6 +177,21 @@ mod tests {
         assert!(sleep > Duration::from_micros(900) && sleep < Duration::from_micros(1_150), "{sleep:?}");
         expectation.learn(64 << 20, 600_000);
         assert!(expectation.sleep(64 << 20) < Duration::from_micros(550), "falls at once");
+    }
+
+    #[test]
+    fn late_wake_ups_lengthen_the_lead_and_early_ones_shorten_it() {
+        let mut expectation = Expectation::with_overshoot(Duration::from_micros(5));
+        expectation.learn(4 << 20, 80_000);
+        let first = expectation.sleep(4 << 20);
+        expectation.woke(4 << 20, true);
+        let cautious = expectation.sleep(4 << 20);
+        assert!(cautious < first);
+        (0..64).for_each(|_| expectation.woke(4 << 20, false));
+        assert!(expectation.sleep(4 << 20) > first);
+        (0..64).for_each(|_| expectation.woke(4 << 20, true));
+        assert_eq!(expectation.sleep(4 << 20), Duration::ZERO, "always late: polls");
+        assert_eq!(expectation.expected(5 << 20), None, "sizes a quarter apart are learnt apart");
     }
 
     #[test]

@@ -45,6 +45,16 @@ pub enum Error {
         /// Who can mend it.
         class: Class,
     },
+    /// A device (GPU, DMA engine, BAR, stand-in) could not be opened, or failed while open.
+    #[error("{device}: {why}")]
+    Device {
+        /// The device as the user wrote it, or as results name it.
+        device: String,
+        /// What failed, what was seen, what to do.
+        why: String,
+        /// Who can mend it.
+        class: Class,
+    },
     /// Memory could not be had.
     #[error("cannot get {bytes} bytes of {what}: {why}")]
     Memory {
@@ -73,10 +83,30 @@ impl Error {
     pub fn class(&self) -> Class {
         match self {
             Error::Quantity { .. } | Error::Invalid { .. } => Class::Usage,
-            Error::Port { class, .. } => *class,
+            Error::Port { class, .. } | Error::Device { class, .. } => *class,
             Error::Memory { .. } => Class::Environment,
             Error::Os { .. } => Class::Failed,
         }
+    }
+
+    /// An [`Error::Invalid`].
+    pub fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Invalid { what: what.into(), why: why.into() }
+    }
+
+    /// An [`Error::Device`] of a machine that is not ready.
+    pub fn device_environment(device: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Device { device: device.into(), why: why.into(), class: Class::Environment }
+    }
+
+    /// An [`Error::Device`] of a device that failed while it was in use.
+    pub fn device_failed(device: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Device { device: device.into(), why: why.into(), class: Class::Failed }
+    }
+
+    /// An [`Error::Device`] of a device that was written wrongly or cannot do what was asked.
+    pub fn device_usage(device: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Device { device: device.into(), why: why.into(), class: Class::Usage }
     }
 
     /// An [`Error::Port`] of a machine that is not ready.

@@ -1,0 +1,84 @@
+//! Movers: what copies bytes between two regions, and how their copies in flight are kept and waited for.
+//!
+//! A mover is driven by one thread. Copies complete in the order they were submitted. [`CpuMover`] copies with the
+//! processor's own loads and stores; DMA engines and GPUs are in their own crates and keep their copies in a
+//! [`Flight`].
+
+mod access;
+mod cpu;
+mod flight;
+
+pub use access::Access;
+pub use cpu::CpuMover;
+pub use flight::Flight;
+
+use crate::completion::Completion;
+use crate::error::{Error, Result};
+use crate::region::Region;
+
+/// A ticket for a submitted copy: the count of copies submitted to that mover up to and including it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// What copies between regions: CPU stores, a DMA engine, a GPU's copy engine or SMs.
+pub trait Mover: Send {
+    /// As results name it (`cpu 64-byte non-temporal stores`, `gpu:0 copy engine`).
+    fn name(&self) -> String;
+
+    /// A software stand-in: its figures are a model's.
+    fn is_twin(&self) -> bool {
+        false
+    }
+
+    /// Can copy from `source` to `destination` at all.
+    fn reaches(&self, source: &Region, destination: &Region) -> bool;
+
+    /// Starts copying `source` to `destination`, which have the same length. Both stay alive and untouched until
+    /// the ticket is done. A synchronous mover has copied when it returns.
+    ///
+    /// # Errors
+    /// When it does not reach one of them, they overlap, their lengths differ, or the device refuses.
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket>;
+
+    /// The newest ticket that is done: its bytes and those of all before it are in place.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    fn done(&mut self) -> Result<Ticket>;
+
+    /// Waits until `ticket` is done.
+    ///
+    /// # Errors
+    /// When the device is lost or does not answer.
+    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()>;
+}
+
+/// What every mover checks before it copies: as many bytes on both sides, and none of them shared.
+///
+/// # Errors
+/// [`Error::Invalid`] that names both regions.
+pub fn check_pair(source: &Region, destination: &Region) -> Result<()> {
+    let pair = || format!("copy of {source:?} to {destination:?}");
+    if source.is_empty() {
+        return Err(Error::invalid(pair(), "there is nothing to copy; give at least one byte"));
+    }
+    if source.len() != destination.len() {
+        return Err(Error::invalid(pair(), "the lengths differ; slice one to the other's"));
+    }
+    if source.overlaps(destination) {
+        return Err(Error::invalid(pair(), "they overlap; copy to memory of its own"));
+    }
+    Ok(())
+}
+
+/// What every mover answers when it cannot copy between two places.
+pub fn out_of_reach(mover: &dyn Mover, source: &Region, destination: &Region) -> Error {
+    Error::device_usage(
+        mover.name(),
+        format!(
+            "cannot copy from {} to {}; choose a mover or path that can",
+            source.place(),
+            destination.place()
+        ),
+    )
+}
