@@ -1,0 +1,20 @@
+# The project's commands; each is a script in packaging/ or one cargo line. `make help` lists them.
+# DRY_RUN=1 shows what `setup` and `demo` would do without doing it.
+
+.PHONY: help setup demo test build
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## install what building needs (announced; DRY_RUN=1 only shows)
+	@packaging/setup build
+
+demo: setup ## forward a real capture with MAC addresses swapped, check every packet, print the result
+	@packaging/demo
+
+build: setup ## the release binary, target/release/inlane
+	cargo build --release --bin inlane
+
+test: ## install what tests need and run every check (under 30 minutes on two cores from cold)
+	@packaging/setup test
+	@packaging/test
