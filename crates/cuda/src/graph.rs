@@ -1,0 +1,178 @@
+//! Graphs: work that is described once and launched many times.
+
+use crate::device::Gpu;
+use crate::driver::call;
+use crate::error::Result;
+use crate::kernel::{Arguments, Function, Launch};
+use crate::stream::{MemoryOperation, Stream};
+use cudarc::driver::sys;
+use std::sync::Arc;
+
+/// A graph under construction.
+pub struct Graph {
+    gpu: Arc<Gpu>,
+    raw: sys::CUgraph,
+    functions: Vec<Function>,
+}
+
+/// A node of a graph, to name in what depends on it.
+#[derive(Clone, Copy)]
+pub struct Node(sys::CUgraphNode);
+
+impl Graph {
+    /// An empty graph.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        gpu.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the context is current; destroyed in drop.
+        unsafe { call!(gpu, cuGraphCreate(&mut raw, 0))? };
+        Ok(Self { gpu: gpu.clone(), raw, functions: Vec::new() })
+    }
+
+    /// Adds a kernel that runs after `after`.
+    ///
+    /// # Safety
+    /// As for [`Function::launch`], for every launch of the graph.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub unsafe fn kernel<const N: usize>(
+        &mut self,
+        after: &[Node],
+        function: &Function,
+        shape: Launch,
+        mut arguments: Arguments<N>,
+    ) -> Result<Node> {
+        self.gpu.enter()?;
+        let mut pointers = arguments.pointers();
+        let parameters = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: function.raw(),
+            gridDimX: shape.blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: shape.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shape.shared_bytes,
+            kernelParams: pointers.as_mut_ptr(),
+            extra: std::ptr::null_mut(),
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        };
+        let after = handles(after);
+        let mut node = std::ptr::null_mut();
+        // SAFETY: the driver copies parameters and arguments; nodes are of this graph, as they have no other maker.
+        unsafe {
+            call!(
+                self.gpu,
+                cuGraphAddKernelNode_v2(&mut node, self.raw, after.as_ptr(), after.len(), &parameters)
+            )?
+        };
+        self.functions.push(function.clone());
+        Ok(Node(node))
+    }
+
+    /// Adds memory operations that run after `after`, in order.
+    ///
+    /// # Safety
+    /// As for [`Stream::memory_operations`], for every launch of the graph.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub unsafe fn memory_operations(
+        &mut self,
+        after: &[Node],
+        operations: &[MemoryOperation],
+    ) -> Result<Node> {
+        self.gpu.enter()?;
+        let mut raw: Vec<_> = operations.iter().map(MemoryOperation::raw).collect();
+        let parameters = sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
+            ctx: self.gpu.context(),
+            count: raw.len() as u32,
+            paramArray: raw.as_mut_ptr(),
+            flags: 0,
+        };
+        let after = handles(after);
+        let mut node = std::ptr::null_mut();
+        // SAFETY: as for kernels.
+        unsafe {
+            call!(
+                self.gpu,
+                cuGraphAddBatchMemOpNode(&mut node, self.raw, after.as_ptr(), after.len(), &parameters)
+            )?
+        };
+        Ok(Node(node))
+    }
+
+    /// Makes it ready to launch.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn instantiate(self) -> Result<GraphExec> {
+        self.gpu.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: valid handle and pointer; destroyed in drop.
+        unsafe { call!(self.gpu, cuGraphInstantiateWithFlags(&mut raw, self.raw, 0))? };
+        Ok(GraphExec { gpu: self.gpu.clone(), raw, _functions: self.functions.clone() })
+    }
+}
+
+fn handles(nodes: &[Node]) -> Vec<sys::CUgraphNode> {
+    nodes.iter().map(|node| node.0).collect()
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        self.gpu.release("a graph", || {
+            // SAFETY: made once, destroyed once.
+            unsafe { call!(self.gpu, cuGraphDestroy(self.raw)) }
+        });
+    }
+}
+
+/// A graph ready to launch; launches of the same one run after each other.
+pub struct GraphExec {
+    gpu: Arc<Gpu>,
+    raw: sys::CUgraphExec,
+    _functions: Vec<Function>,
+}
+
+// SAFETY: the driver asks only that no two threads use one at a time, which `&mut` in `launch` gives.
+unsafe impl Send for GraphExec {}
+
+impl GraphExec {
+    /// Sends it to the GPU, so that the first launch is as fast as the others.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn upload(&mut self, stream: &Stream) -> Result<()> {
+        self.gpu.enter()?;
+        // SAFETY: both handles live.
+        unsafe { call!(self.gpu, cuGraphUpload(self.raw, stream.raw())) }
+    }
+
+    /// Queues one run of it.
+    ///
+    /// # Safety
+    /// What its nodes were promised when they were added still holds.
+    ///
+    /// # Errors
+    /// When the driver refuses, or earlier work failed.
+    pub unsafe fn launch(&mut self, stream: &Stream) -> Result<()> {
+        self.gpu.enter()?;
+        // SAFETY: both handles live; the caller vouches for the nodes.
+        unsafe { call!(self.gpu, cuGraphLaunch(self.raw, stream.raw())) }
+    }
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        self.gpu.release("a graph", || {
+            // SAFETY: made once, destroyed once; the driver lets runs under way end.
+            unsafe { call!(self.gpu, cuGraphExecDestroy(self.raw)) }
+        });
+    }
+}

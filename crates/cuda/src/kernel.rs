@@ -1,0 +1,250 @@
+//! Compiled code on a device: modules, functions, launches.
+
+use crate::device::Gpu;
+use crate::driver::call;
+use crate::error::{Error, Result};
+use crate::nvrtc::Compiled;
+use crate::stream::Stream;
+use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+/// Machine code, loaded on a GPU.
+pub struct Module {
+    gpu: Arc<Gpu>,
+    raw: sys::CUmodule,
+}
+
+// SAFETY: the driver's calls on a module are thread-safe.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads what [`crate::compile`] gave. Waits for kernels that run on the device.
+    ///
+    /// # Errors
+    /// When it is for another architecture, or the driver refuses.
+    pub fn load(gpu: &Arc<Gpu>, compiled: &Compiled) -> Result<Arc<Self>> {
+        if compiled.arch() != gpu.info().arch() {
+            return Err(Error::invalid(
+                format!("machine code for {}", compiled.arch()),
+                format!("{gpu} is {}; compile for that", gpu.info().arch()),
+            ));
+        }
+        gpu.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a whole image that the compiler made; the driver copies it.
+        unsafe { call!(gpu, cuModuleLoadData(&mut raw, compiled.machine_code().as_ptr().cast()))? };
+        Ok(Arc::new(Self { gpu: gpu.clone(), raw }))
+    }
+
+    /// The kernel called `name` (declared `extern "C"`), loaded at once.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
+        let c_name = c_string(name)?;
+        self.gpu.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: valid handle, string and pointer.
+        unsafe {
+            call!(
+                format!("{}, kernel {name}", self.gpu),
+                cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())
+            )?
+        };
+        // SAFETY: the handle was just given. With lazy loading this loads it now rather than at its first launch.
+        unsafe { call!(self.gpu, cuFuncLoad(raw))? };
+        Ok(Function { module: self.clone(), raw, name: name.into() })
+    }
+
+    /// Address and bytes of the global variable called `name` (declared `extern "C"`).
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn global(&self, name: &str) -> Result<(u64, usize)> {
+        let c_name = c_string(name)?;
+        self.gpu.enter()?;
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: valid handle, string and pointers.
+        unsafe {
+            call!(
+                format!("{}, variable {name}", self.gpu),
+                cuModuleGetGlobal_v2(&mut address, &mut bytes, self.raw, c_name.as_ptr())
+            )?
+        };
+        Ok((address, bytes))
+    }
+}
+
+fn c_string(name: &str) -> Result<CString> {
+    CString::new(name).map_err(|_| Error::invalid(format!("the name {name:?}"), "it contains a zero byte"))
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        self.gpu.release("a module", || {
+            // SAFETY: loaded once, unloaded once.
+            unsafe { call!(self.gpu, cuModuleUnload(self.raw)) }
+        });
+    }
+}
+
+/// A kernel. Cloning shares its module.
+#[derive(Clone)]
+pub struct Function {
+    module: Arc<Module>,
+    raw: sys::CUfunction,
+    name: String,
+}
+
+// SAFETY: the driver's calls on a function are thread-safe.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory a block.
+    pub shared_bytes: u32,
+    /// All blocks resident at once, or an error: for kernels whose blocks wait for each other, or for the host.
+    pub cooperative: bool,
+}
+
+/// The values of a kernel's parameters, each of at most 8 bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments<const N: usize>(pub [u64; N]);
+
+impl<const N: usize> Arguments<N> {
+    pub(crate) fn pointers(&mut self) -> [*mut c_void; N] {
+        // A parameter of 4 bytes is the low half of its value: both sides are little-endian.
+        self.0.each_mut().map(|value| (value as *mut u64).cast())
+    }
+}
+
+impl Function {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn raw(&self) -> sys::CUfunction {
+        self.raw
+    }
+
+    /// Registers a thread.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn registers(&self) -> Result<u32> {
+        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
+    }
+
+    /// Bytes of local memory a thread: spilled registers and arrays.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn local_bytes(&self) -> Result<u32> {
+        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
+    }
+
+    /// Most threads a block of it can have.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn max_threads(&self) -> Result<u32> {
+        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+    }
+
+    fn attribute(&self, attribute: Attribute) -> Result<u32> {
+        self.module.gpu.enter()?;
+        let mut value = 0;
+        // SAFETY: valid handle and pointer.
+        unsafe { call!(self.module.gpu, cuFuncGetAttribute(&mut value, attribute, self.raw))? };
+        Ok(value as u32)
+    }
+
+    /// How many blocks of that size the whole GPU holds at once.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn resident_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
+        let gpu = &self.module.gpu;
+        gpu.enter()?;
+        let mut blocks = 0;
+        // SAFETY: valid handle and pointer.
+        unsafe {
+            call!(
+                gpu,
+                cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    &mut blocks,
+                    self.raw,
+                    threads as i32,
+                    shared_bytes as usize
+                )
+            )?
+        };
+        Ok(blocks as u32 * gpu.info().multiprocessors)
+    }
+
+    /// Queues a launch.
+    ///
+    /// # Safety
+    /// The arguments are those that the kernel declares, and what they point to stays valid until it has run.
+    ///
+    /// # Errors
+    /// When the driver refuses the shape, or an earlier kernel failed.
+    pub unsafe fn launch<const N: usize>(
+        &self,
+        stream: &Stream,
+        shape: Launch,
+        mut arguments: Arguments<N>,
+    ) -> Result<()> {
+        let gpu = &self.module.gpu;
+        gpu.enter()?;
+        let mut pointers = arguments.pointers();
+        // SAFETY: the driver copies the arguments before it returns; the caller vouches for what they mean.
+        unsafe {
+            if shape.cooperative {
+                call!(
+                    format!("{gpu}, kernel {}", self.name),
+                    cuLaunchCooperativeKernel(
+                        self.raw,
+                        shape.blocks,
+                        1,
+                        1,
+                        shape.threads,
+                        1,
+                        1,
+                        shape.shared_bytes,
+                        stream.raw(),
+                        pointers.as_mut_ptr()
+                    )
+                )
+            } else {
+                call!(
+                    format!("{gpu}, kernel {}", self.name),
+                    cuLaunchKernel(
+                        self.raw,
+                        shape.blocks,
+                        1,
+                        1,
+                        shape.threads,
+                        1,
+                        1,
+                        shape.shared_bytes,
+                        stream.raw(),
+                        pointers.as_mut_ptr(),
+                        std::ptr::null_mut()
+                    )
+                )
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! NVIDIA GPUs by the CUDA driver's own interface, as a device layer and no more: what runs on them is the business of the
+//! crates above.
+//!
+//! The driver (`libcuda.so.1`) and the run-time compiler (`libnvrtc.so`) are loaded when first asked for, so one program
+//! runs on machines with and without a GPU; without one, [`devices`] says so in an [`Error`].
+//!
+//! * [`Gpu`]: a device, opened: its primary context, its properties, its memory as core [`Region`](inlane_core::Region)s.
+//! * [`Stream`], [`Event`], [`Graph`]: order of work. Streams are non-blocking always: nothing here touches the legacy
+//!   default stream, which waits for persistent kernels that never end.
+//! * [`compile`], [`Module`], [`Function`]: kernels from source, for the GPU that is there, cached on disk.
+//! * [`CopyEngine`]: a core [`Mover`](inlane_core::mover::Mover) over the GPU's DMA engines.
+//!
+//! What synchronizes the whole device (allocating and freeing, registering host memory, loading a module) waits for
+//! every kernel that runs, a persistent one included: allocate and load everything first.
+
+mod cache;
+mod copy;
+mod device;
+mod driver;
+mod error;
+mod graph;
+mod kernel;
+mod memory;
+mod nvrtc;
+mod peer;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use copy::CopyEngine;
+pub use device::{DeviceInfo, Gpu, GpuDirect, Link, device_count, devices, driver_version};
+pub use error::{Error, Result};
+pub use graph::{Graph, GraphExec, Node};
+pub use kernel::{Arguments, Function, Launch, Module};
+pub use memory::PinnedKind;
+pub use nvrtc::{Compiled, Program, compile, compiler_version};
+pub use peer::{PeerInfo, enable_peer_access, peer_info};
+pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};

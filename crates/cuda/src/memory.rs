@@ -1,0 +1,153 @@
+//! Memory: the GPU's own, and host memory that it reaches, as regions.
+
+use crate::device::Gpu;
+use crate::driver::call;
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
+use inlane_core::{Place, Region};
+use std::sync::Arc;
+
+/// How pinned memory is cached by the CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PinnedKind {
+    /// As any memory.
+    #[default]
+    Cached,
+    /// Write-combining: the CPU only writes it, the GPU's reads need not look into CPU caches. Reading it is very slow.
+    WriteCombining,
+}
+
+struct Device {
+    gpu: Arc<Gpu>,
+    address: u64,
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.gpu.release("GPU memory", || {
+            // SAFETY: allocated once, freed once: nothing else frees it.
+            unsafe { call!(self.gpu, cuMemFree_v2(self.address)) }
+        });
+    }
+}
+
+struct Pinned {
+    gpu: Arc<Gpu>,
+    address: u64,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.gpu.release("pinned memory", || {
+            // SAFETY: as for device memory.
+            unsafe { call!(self.gpu, cuMemFreeHost(self.address as *mut _)) }
+        });
+    }
+}
+
+struct Registered {
+    gpu: Arc<Gpu>,
+    memory: Region,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.gpu.release("a registration of host memory", || {
+            // SAFETY: registered once; the memory itself lives in the region, which goes after this.
+            unsafe { call!(self.gpu, cuMemHostUnregister(self.memory.as_ptr().cast())) }
+        });
+    }
+}
+
+impl Gpu {
+    /// Zeroed memory of this GPU, aligned to 256 bytes.
+    ///
+    /// # Errors
+    /// When there is not enough, with how much is free.
+    pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Region> {
+        self.enter()?;
+        let mut address = 0;
+        // SAFETY: a valid pointer; the driver refuses 0 bytes.
+        unsafe { call!(self.with_memory(bytes, "GPU memory"), cuMemAlloc_v2(&mut address, bytes))? };
+        let keeper = Device { gpu: self.clone(), address };
+        let stream = self.stream()?;
+        // SAFETY: freshly allocated, so long, and waited for.
+        unsafe { call!(self, cuMemsetD8Async(address, 0, bytes, stream.raw()))? };
+        stream.synchronize()?;
+        // SAFETY: the keeper holds the allocation.
+        Ok(unsafe { Region::from_raw(address, bytes, Place::Gpu(self.index()), Arc::new(keeper)) })
+    }
+
+    /// Zeroed host memory that this and every other GPU reaches at its host address.
+    ///
+    /// # Errors
+    /// When the system has no more to pin.
+    pub fn pinned(self: &Arc<Self>, bytes: usize, kind: PinnedKind) -> Result<Region> {
+        self.enter()?;
+        let mut flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        if kind == PinnedKind::WriteCombining {
+            flags |= sys::CU_MEMHOSTALLOC_WRITECOMBINED;
+        }
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: a valid pointer; the driver refuses 0 bytes.
+        unsafe {
+            call!(self.with_memory(bytes, "pinned memory"), cuMemHostAlloc(&mut pointer, bytes, flags))?
+        };
+        let keeper = Pinned { gpu: self.clone(), address: pointer as u64 };
+        self.same_address(pointer as u64)?;
+        // SAFETY: freshly allocated host memory, so long.
+        unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes) };
+        // SAFETY: the keeper holds the allocation.
+        Ok(unsafe { Region::from_raw(pointer as u64, bytes, Place::Pinned, Arc::new(keeper)) })
+    }
+
+    /// Registers host memory that someone else allocated (hugepages, a packet pool's), so that every GPU reaches it.
+    /// The region given back keeps `memory` alive.
+    ///
+    /// # Errors
+    /// When it is no host memory, registered already, or cannot be locked.
+    pub fn register(self: &Arc<Self>, memory: &Region) -> Result<Region> {
+        if *memory.place() != Place::Host {
+            return Err(Error::invalid(
+                format!("registering {memory:?}"),
+                "only ordinary host memory can be",
+            ));
+        }
+        self.enter()?;
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: the region is valid host memory and is kept alive by the keeper.
+        unsafe {
+            call!(
+                self.with_memory(memory.len(), "host memory to register"),
+                cuMemHostRegister_v2(memory.as_ptr().cast(), memory.len(), flags)
+            )?
+        };
+        let keeper = Registered { gpu: self.clone(), memory: memory.clone() };
+        self.same_address(memory.address())?;
+        // SAFETY: the keeper holds the registration and the memory.
+        Ok(unsafe { Region::from_raw(memory.address(), memory.len(), Place::Pinned, Arc::new(keeper)) })
+    }
+
+    /// Regions have one address for both sides, which unified addressing gives on every 64-bit system.
+    fn same_address(&self, host: u64) -> Result<()> {
+        let mut device = 0;
+        // SAFETY: memory that the driver mapped just before.
+        unsafe { call!(self, cuMemHostGetDevicePointer_v2(&mut device, host as *mut _, 0))? };
+        if device != host {
+            return Err(Error::invalid(
+                format!("{self}"),
+                "it maps host memory at other addresses than the CPU's; such systems are not supported",
+            ));
+        }
+        Ok(())
+    }
+
+    fn with_memory(&self, bytes: usize, what: &str) -> String {
+        match self.memory() {
+            Ok((free, total)) => {
+                format!("{self}, {bytes} bytes of {what}, {free} of {total} bytes free on the GPU")
+            }
+            Err(_) => format!("{self}, {bytes} bytes of {what}"),
+        }
+    }
+}
