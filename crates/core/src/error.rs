@@ -65,16 +65,6 @@ pub enum Error {
         /// The system's reason and the remedy.
         why: String,
     },
-    /// A device is not there, refused, or failed.
-    #[error("{device}: {why}")]
-    Device {
-        /// The device, or what drives it.
-        device: String,
-        /// What failed, what was seen, what to do.
-        why: String,
-        /// Who can mend it.
-        class: Class,
-    },
     /// An error of the operating system.
     #[error("{what}: {source}")]
     Os {
