@@ -5,6 +5,8 @@
 
 use crate::error::Result;
 use crate::packet::{Packet, Pool};
+use crate::result::Verification;
+use crate::stats::LatencyHistogram;
 use std::sync::Arc;
 
 /// What a port counted. `packets` and `bytes` are those that crossed the trait; the others never did.
@@ -84,6 +86,16 @@ pub trait Port: Send {
 
     /// Stops packets, and releases the buffers that the device holds.
     fn stop(&mut self) {}
+
+    /// What a port that checks found, once its queues are dropped.
+    fn verification(&self) -> Option<Verification> {
+        None
+    }
+
+    /// How late packets came against when they were due, for a port that can tell; once its queues are dropped.
+    fn latency(&self) -> Option<LatencyHistogram> {
+        None
+    }
 
     /// What the device itself lost or refused, beyond what its queues counted.
     fn device_counters(&self) -> Counters {

@@ -346,8 +346,8 @@ pub struct Sender {
     cursor: protocol::Sender,
 }
 
-/// What the sender learns of an item.
-#[derive(Clone, Copy, Debug)]
+/// What became of an item's packets.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     /// How many packets are forwarded: the first so many of the array given.
     pub forwarded: usize,
@@ -357,6 +357,54 @@ pub struct Done {
     pub invalid: usize,
     /// When the item passed the earlier stages.
     pub stamps: Stamps,
+}
+
+/// Applies outcomes to packets in place: those to forward come first, in order, then those to drop.
+///
+/// An outcome may shorten a packet, or lengthen it up to `room` bytes; anything else drops it as invalid.
+#[inline]
+pub fn sort_out(packets: &mut [Packet], outcome: impl Fn(usize) -> Outcome, room: u32) -> Done {
+    let mut done = Done::default();
+    for i in 0..packets.len() {
+        let Outcome { length, verdict } = outcome(i);
+        let packet = &mut packets[i];
+        let sensible =
+            length > 0 && length <= room.max(packet.length) && verdict < layout::PORT_BASE + u16::MAX as u32;
+        if verdict == layout::DROP || !sensible {
+            done.invalid += (verdict != layout::DROP) as usize;
+            continue;
+        }
+        packet.length = length;
+        packet.port = verdict.saturating_sub(layout::PORT_BASE);
+        packets.swap(i, done.forwarded);
+        done.forwarded += 1;
+    }
+    done.dropped = packets.len() - done.forwarded;
+    done
+}
+
+/// Takes back every packet of a ring whose other ends are gone: what was submitted and not sent, in order. For the end of a
+/// run that broke.
+///
+/// # Panics
+/// When another end of the ring still exists.
+pub fn reclaim(mut producer: Producer) -> Vec<Packet> {
+    assert_eq!(Arc::strong_count(&producer.ring), 1, "the other ends of the ring must be gone");
+    let in_flight = producer.in_flight();
+    let ring = &producer.ring;
+    let mut packets = Vec::new();
+    for position in producer.cursor.position() - in_flight..producer.cursor.position() {
+        let slot = position as u32 & (ring.slots - 1);
+        let kept = &ring.kept[slot as usize];
+        // SAFETY: no other end exists, so nobody else touches the slot.
+        let count = unsafe { *kept.count.get() } as usize;
+        for (i, cookie) in kept.cookies[..count].iter().enumerate() {
+            // SAFETY: as above; the producer wrote `count` descriptors.
+            let (descriptor, cookie) = unsafe { (ring.descriptors(slot).add(i).read(), *cookie.get()) };
+            packets.push(Packet { address: descriptor.address, length: descriptor.length, port: 0, cookie });
+        }
+    }
+    packets
 }
 
 impl Sender {
@@ -385,36 +433,15 @@ impl Sender {
             let (descriptor, cookie) = unsafe { (descriptors.add(i).read(), *kept.cookies[i].get()) };
             Packet { address: descriptor.address, cookie, length: descriptor.length, port: 0 }
         };
-        let mut done = Done { forwarded: count, dropped: 0, invalid: 0, stamps };
-        if info == layout::UNCHANGED {
-            for (i, place) in packets[..count].iter_mut().enumerate() {
-                *place = packet(i);
-            }
-        } else {
-            done.forwarded = 0;
-            // Dropped packets fill the array from its end, then move behind the forwarded ones.
-            let mut back = self.ring.burst;
-            for i in 0..count {
-                // SAFETY: the consumer wrote the outcomes before completing; another process may write them even now, so
-                // each is read once.
-                let outcome = unsafe { self.ring.outcomes(slot).add(i).read_volatile() };
-                let mut packet = packet(i);
-                let sensible = outcome.length <= room.max(packet.length)
-                    && outcome.length > 0
-                    && outcome.verdict < layout::PORT_BASE + u16::MAX as u32;
-                if outcome.verdict == layout::DROP || !sensible {
-                    done.invalid += (outcome.verdict != layout::DROP) as usize;
-                    back -= 1;
-                    packets[back] = packet;
-                } else {
-                    packet.length = outcome.length;
-                    packet.port = outcome.verdict.saturating_sub(layout::PORT_BASE);
-                    packets[done.forwarded] = packet;
-                    done.forwarded += 1;
-                }
-            }
-            done.dropped = self.ring.burst - back;
-            packets.copy_within(back..self.ring.burst, done.forwarded);
+        for (i, place) in packets[..count].iter_mut().enumerate() {
+            *place = packet(i);
+        }
+        let mut done = Done { forwarded: count, stamps, ..Done::default() };
+        if info != layout::UNCHANGED {
+            // SAFETY: the consumer wrote the outcomes before completing; another process may write them even now, so each
+            // is read once.
+            let outcome = |i: usize| unsafe { self.ring.outcomes(slot).add(i).read_volatile() };
+            done = Done { stamps, ..sort_out(&mut packets[..count], outcome, room) };
         }
         self.cursor.free(&*self.ring);
         Next::Item(done)

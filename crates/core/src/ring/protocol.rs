@@ -142,6 +142,11 @@ impl Producer {
         self.position - self.freed_seen
     }
 
+    /// The position of the next item: how many were published, counted from the start.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
     /// No more items will come.
     pub fn close<W: Words>(&mut self, words: &W) {
         words.end().store(self.position + 1);

@@ -181,6 +181,22 @@ fn mad_outcomes_are_dropped_as_invalid() {
 }
 
 #[test]
+fn what_a_dead_consumer_held_is_taken_back() {
+    let (mut producer, ends, mut sender) = Ring::new(4, 2).unwrap().split(1);
+    for item in 0..3u64 {
+        assert!(producer.submit(&[packet(item * 2), packet(item * 2 + 1)], Stamps::default()));
+    }
+    let mut consumer = ends.into_iter().next().unwrap();
+    let Next::Item(work) = consumer.poll() else { panic!("submitted") };
+    work.complete(UNCHANGED);
+    let mut packets = [Packet::EMPTY; 2];
+    assert!(matches!(sender.poll(&mut packets, 2048), Next::Item(_)));
+    drop((consumer, sender));
+    let rest: Vec<_> = reclaim(producer).iter().map(|packet| packet.cookie).collect();
+    assert_eq!(rest, [2, 3, 4, 5]);
+}
+
+#[test]
 fn senseless_rings_are_refused() {
     for (slots, burst) in [(0, 32), (1, 32), (3, 32), (1 << 17, 32), (8, 0), (8, 1025)] {
         assert!(Ring::new(slots, burst).is_err(), "{slots} slots of {burst}");

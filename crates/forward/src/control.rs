@@ -1,0 +1,133 @@
+//! How a run is ended, watched, and paced: flags and counters that the threads of a run share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Ends a run. Shared by all its threads and by who started it.
+#[derive(Debug, Default)]
+pub struct Control {
+    stop: AtomicBool,
+    abort: AtomicBool,
+}
+
+impl Control {
+    /// Receive no more; what is in flight still goes out.
+    pub fn stop(&self) {
+        self.stop.store(true, Relaxed);
+    }
+
+    /// Something is broken: do not wait for what is in flight.
+    pub fn abort(&self) {
+        self.abort.store(true, Relaxed);
+        self.stop();
+    }
+
+    /// No more is to be received.
+    #[inline]
+    pub fn stopping(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+
+    /// Nothing in flight is to be waited for.
+    #[inline]
+    pub fn aborting(&self) -> bool {
+        self.abort.load(Relaxed)
+    }
+}
+
+/// What a lane counted so far, for whoever looks: one writer a word, stored plainly, never added to by two.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub struct Progress {
+    rx_packets: AtomicU64,
+    rx_bytes: AtomicU64,
+    tx_packets: AtomicU64,
+    tx_bytes: AtomicU64,
+    dropped: AtomicU64,
+}
+
+/// A reading of [`Progress`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Packets dropped, for whatever reason.
+    pub dropped: u64,
+}
+
+impl std::ops::AddAssign for Reading {
+    fn add_assign(&mut self, other: Self) {
+        self.rx_packets += other.rx_packets;
+        self.rx_bytes += other.rx_bytes;
+        self.tx_packets += other.tx_packets;
+        self.tx_bytes += other.tx_bytes;
+        self.dropped += other.dropped;
+    }
+}
+
+impl Progress {
+    /// The receiving thread's words.
+    #[inline]
+    pub fn received(&self, packets: u64, bytes: u64) {
+        self.rx_packets.store(packets, Relaxed);
+        self.rx_bytes.store(bytes, Relaxed);
+    }
+
+    /// The sending thread's words.
+    #[inline]
+    pub fn sent(&self, packets: u64, bytes: u64, dropped: u64) {
+        self.tx_packets.store(packets, Relaxed);
+        self.tx_bytes.store(bytes, Relaxed);
+        self.dropped.store(dropped, Relaxed);
+    }
+
+    /// What was counted so far.
+    pub fn read(&self) -> Reading {
+        Reading {
+            rx_packets: self.rx_packets.load(Relaxed),
+            rx_bytes: self.rx_bytes.load(Relaxed),
+            tx_packets: self.tx_packets.load(Relaxed),
+            tx_bytes: self.tx_bytes.load(Relaxed),
+            dropped: self.dropped.load(Relaxed),
+        }
+    }
+}
+
+/// What a polling thread does when there is nothing to do: spins at first, then lets others run, so that on a machine with
+/// fewer cores than threads the work still gets done.
+#[derive(Debug, Default)]
+pub struct Idle {
+    empty: u32,
+}
+
+impl Idle {
+    const SPINS: u32 = 512;
+
+    /// There was something.
+    #[inline]
+    pub fn busy(&mut self) {
+        self.empty = 0;
+    }
+
+    /// There was nothing.
+    #[inline]
+    pub fn wait(&mut self) {
+        if self.empty < Self::SPINS {
+            self.empty += 1;
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
+    /// There was nothing for the first time since there was something.
+    #[inline]
+    pub fn just_emptied(&self) -> bool {
+        self.empty == 1
+    }
+}

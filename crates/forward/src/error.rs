@@ -1,0 +1,60 @@
+//! The errors of forwarding.
+
+use inlane_core::error::Class;
+
+/// What can go wrong in a run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// From the ring, a pool, a port.
+    #[error(transparent)]
+    Core(#[from] inlane_core::Error),
+    /// Settings that do not go together.
+    #[error("{what}: {why}")]
+    Config {
+        /// The flag or key.
+        what: String,
+        /// What is wrong with it, and what to write instead.
+        why: String,
+    },
+    /// A thread of a pipeline panicked; the others ended in order.
+    #[error("pipeline {pipeline}: its {thread} thread panicked: {message}; this is a defect, please report it")]
+    Panicked {
+        /// Which pipeline.
+        pipeline: usize,
+        /// Which of its threads.
+        thread: &'static str,
+        /// What it said.
+        message: String,
+    },
+    /// Verification found something.
+    #[error("verification failed: {0}")]
+    Verification(String),
+    /// From the packet function's side.
+    #[error(transparent)]
+    Function(#[from] inlane_function::Error),
+    /// From DPDK.
+    #[error(transparent)]
+    Dpdk(#[from] inlane_dpdk::Error),
+}
+
+/// The result of forwarding.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Who can do something about it.
+    pub fn class(&self) -> Class {
+        match self {
+            Error::Core(error) => error.class(),
+            Error::Config { .. } => Class::Usage,
+            Error::Panicked { .. } | Error::Verification(_) => Class::Failed,
+            Error::Function(error) => error.class(),
+            Error::Dpdk(error) => error.class(),
+        }
+    }
+
+    /// A setting that is wrong.
+    pub fn config(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Config { what: what.into(), why: why.into() }
+    }
+}

@@ -1,0 +1,160 @@
+//! The sending side of a pipeline: hands packets to the ports that their verdicts name.
+
+use super::held::Held;
+use super::{Drive, Overload, Tally};
+use crate::control::{Control, Idle, Progress};
+use inlane_core::clock::Clock;
+use inlane_core::port::Counters;
+use inlane_core::{Packet, Pool, Tx};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a port that takes nothing is tried once the run is stopping.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Sends packets to one or several queues.
+pub struct Outlet {
+    txs: Vec<Box<dyn Tx>>,
+    sorted: Vec<Held>,
+    overload: Overload,
+    dropped_overload: u64,
+    dropped_invalid: u64,
+    dropped_unsent: u64,
+    error: Option<inlane_core::Error>,
+}
+
+impl Outlet {
+    /// Over the queues of a pipeline.
+    pub fn new(txs: Vec<Box<dyn Tx>>, pool: &Arc<dyn Pool>, drive: &Drive) -> Self {
+        let sorted = if txs.len() > 1 { txs.len() } else { 0 };
+        Self {
+            txs,
+            sorted: (0..sorted).map(|_| Held::new(pool.clone(), drive.burst)).collect(),
+            overload: drive.overload,
+            dropped_overload: 0,
+            dropped_invalid: 0,
+            dropped_unsent: 0,
+            error: None,
+        }
+    }
+
+    /// Sends all that is held, or drops and counts it; true when nothing had to wait.
+    #[inline]
+    pub fn send(&mut self, held: &mut Held, control: &Control, clock: &Clock) -> bool {
+        if self.txs.len() == 1 {
+            // The quick way: one port, all taken at once. A verdict that names another port finds none.
+            if held.as_slice().iter().all(|packet| packet.port == 0) {
+                return self.send_to(0, held, control, clock);
+            }
+        }
+        self.send_sorted(held, control, clock)
+    }
+
+    fn send_to(&mut self, port: usize, held: &mut Held, control: &Control, clock: &Clock) -> bool {
+        let mut at_once = true;
+        let mut waiting: Option<(u64, Idle)> = None;
+        while !held.is_empty() {
+            match self.txs[port].send(held.as_slice()) {
+                Ok(0) => {}
+                Ok(sent) => {
+                    held.release_front(sent);
+                    if let Some((since, idle)) = &mut waiting {
+                        *since = clock.raw();
+                        idle.busy();
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    self.error.get_or_insert(error);
+                    self.dropped_unsent += held.give_back_from(0) as u64;
+                    control.stop();
+                    return false;
+                }
+            }
+            at_once = false;
+            if self.overload == Overload::Drop {
+                self.dropped_overload += held.give_back_from(0) as u64;
+                break;
+            }
+            let (since, idle) = waiting.get_or_insert_with(|| (clock.raw(), Idle::default()));
+            let stuck = control.stopping()
+                && clock.between_ns(*since, clock.raw()) > PATIENCE.as_nanos() as u64;
+            if stuck || control.aborting() {
+                self.dropped_unsent += held.give_back_from(0) as u64;
+                break;
+            }
+            idle.wait();
+        }
+        at_once
+    }
+
+    #[cold]
+    fn send_sorted(&mut self, held: &mut Held, control: &Control, clock: &Clock) -> bool {
+        let mut invalid = Vec::new();
+        let mut queues = std::mem::take(&mut self.sorted);
+        for packet in held.as_slice() {
+            match queues.get_mut(packet.port as usize) {
+                Some(queue) => {
+                    queue.free_places(usize::MAX / 2)[0] = *packet;
+                    queue.hold(1);
+                }
+                None if packet.port == 0 => invalid.push(*packet),
+                None => invalid.push(*packet),
+            }
+        }
+        let pool = held.pool().clone();
+        held.release_all();
+        let mut at_once = true;
+        if queues.is_empty() {
+            // One port only: those for it go there, the others name a port that does not exist.
+            let (good, bad): (Vec<Packet>, Vec<Packet>) = invalid.into_iter().partition(|packet| packet.port == 0);
+            let mut queue = Held::new(pool.clone(), good.len().max(1));
+            queue.free_places(good.len())[..good.len()].copy_from_slice(&good);
+            queue.hold(good.len());
+            at_once &= self.send_to(0, &mut queue, control, clock);
+            invalid = bad;
+        }
+        for (port, queue) in queues.iter_mut().enumerate() {
+            at_once &= self.send_to(port, queue, control, clock);
+        }
+        self.sorted = queues;
+        self.dropped_invalid += invalid.len() as u64;
+        pool.give(&invalid);
+        at_once
+    }
+
+    /// Pushes out what ports buffer.
+    pub fn flush(&mut self, control: &Control) {
+        for tx in &mut self.txs {
+            if let Err(error) = tx.flush() {
+                self.error.get_or_insert(error);
+                control.stop();
+            }
+        }
+    }
+
+    fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        for tx in &self.txs {
+            sum += tx.counters();
+        }
+        sum
+    }
+
+    /// Tells whoever looks what was sent; `dropped` is what others than the outlet dropped.
+    pub fn publish(&self, progress: &Progress, dropped: u64) {
+        let counters = self.counters();
+        let own = self.dropped_overload + self.dropped_invalid + self.dropped_unsent;
+        progress.sent(counters.packets, counters.bytes, dropped + own);
+    }
+
+    /// Ends it, adding what it counted to the tally.
+    pub fn finish(mut self, control: &Control, tally: &mut Tally) {
+        self.flush(control);
+        tally.tx = self.counters();
+        tally.dropped_overload += self.dropped_overload;
+        tally.dropped_invalid += self.dropped_invalid;
+        tally.dropped_unsent += self.dropped_unsent;
+        tally.errors.extend(self.error.map(Into::into));
+    }
+}

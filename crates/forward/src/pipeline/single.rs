@@ -1,0 +1,105 @@
+//! Method `single`: one thread receives, processes and sends, burst after burst. No ring: nothing is handed over.
+
+use super::inlet::{Gathered, Inlet};
+use super::outlet::Outlet;
+use super::{Drive, Pipeline, Shared, Tally, panic_message, pin, work};
+use crate::control::Idle;
+use crate::error::Error;
+use inlane_core::clock::thread_cpu_ns;
+use inlane_core::ring::layout::{Outcome, UNCHANGED};
+use inlane_core::ring::sort_out;
+
+/// How many bursts go by between two publications of the counters.
+pub(super) const PUBLISH_EVERY: u32 = 64;
+
+/// Runs `pipeline` on a thread of its own until it ends.
+pub fn run(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name(format!("inlane-{}", shared.index))
+            .spawn_scoped(scope, || drive_it(pipeline, drive, shared));
+        let outcome = match thread {
+            Ok(thread) => thread.join(),
+            Err(source) => {
+                let error = inlane_core::Error::Os { what: "start a thread".into(), source };
+                return Tally { errors: vec![error.into()], ..Tally::default() };
+            }
+        };
+        outcome.unwrap_or_else(|payload| {
+            shared.control.stop();
+            let message = panic_message(&*payload);
+            let error = Error::Panicked { pipeline: shared.index, thread: "pipeline", message };
+            Tally { errors: vec![error], ..Tally::default() }
+        })
+    })
+}
+
+fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
+    pin(shared.cores, 0);
+    let _entered = (shared.enter)();
+    let Pipeline { rx, txs, pool, mut instances } = pipeline;
+    let Shared { control, clock, progress, .. } = *shared;
+    let instance = &mut instances[0];
+    let room = pool.room() as u32;
+    let mut outlet = Outlet::new(txs, &pool, drive);
+    let mut inlet = Inlet::new(rx, pool, drive);
+    let mut outcomes = vec![Outcome::default(); drive.burst];
+    let mut tally = Tally::default();
+    let mut idle = Idle::default();
+    let (needs_time, ticks) = (instance.needs_time(), instance.ticks());
+    let mut bursts = 0u32;
+    loop {
+        match inlet.gather(control, clock) {
+            Gathered::Burst => {
+                idle.busy();
+                let held = &mut inlet.held;
+                let count = held.len();
+                let queued = if drive.stages { clock.raw() } else { 0 };
+                work(clock, drive.work, count);
+                let now = if needs_time { clock.now_ns() } else { 0 };
+                if instance.run(held.as_slice(), &mut outcomes, now) != UNCHANGED {
+                    let done = sort_out(held.as_mut_slice(), |i| outcomes[i], room);
+                    tally.dropped_verdict += (done.dropped - done.invalid) as u64;
+                    tally.dropped_invalid += done.invalid as u64;
+                    held.give_back_from(done.forwarded);
+                }
+                let processed = if drive.stages { clock.raw() } else { 0 };
+                if outlet.send(held, control, clock) {
+                    inlet.room();
+                } else {
+                    inlet.no_room();
+                }
+                if drive.stages {
+                    let times = [inlet.received, queued, processed, clock.raw()];
+                    tally.stages.record(clock, times, count as u64);
+                }
+                bursts = bursts.wrapping_add(1);
+                if bursts.is_multiple_of(PUBLISH_EVERY) {
+                    inlet.publish(progress);
+                    outlet.publish(progress, tally.dropped_verdict);
+                }
+            }
+            Gathered::Nothing => {
+                idle.wait();
+                if idle.just_emptied() {
+                    outlet.flush(control);
+                    inlet.publish(progress);
+                    outlet.publish(progress, tally.dropped_verdict);
+                }
+                if ticks {
+                    instance.tick(clock.now_ns());
+                }
+            }
+            Gathered::Ended => break,
+        }
+    }
+    inlet.publish(progress);
+    outlet.publish(progress, tally.dropped_verdict);
+    let (rx, error) = inlet.finish();
+    tally.rx = rx;
+    tally.errors.extend(error.map(Error::from));
+    outlet.finish(control, &mut tally);
+    tally.functions = instances;
+    tally.cpu_ns = thread_cpu_ns();
+    tally
+}
