@@ -199,6 +199,7 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::Arc;
 
+    #[allow(clippy::mut_from_ref, reason = "tests own their regions")]
     fn bytes(region: &Region) -> &mut [u8] {
         // SAFETY: host memory of the region's length, used by one test thread.
         unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }

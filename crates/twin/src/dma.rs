@@ -1,0 +1,304 @@
+//! A DMA engine's twin: a thread that copies, ends transfers when its model says, and interrupts.
+//!
+//! ```text
+//!  submit -> queue -> thread: copy bytes | wait until begin + cost + bytes/rate | done = n | interrupt, if wanted
+//! ```
+//!
+//! Transfers run one after another, as on one channel. If this machine copies slower than the model, transfers end late;
+//! [`DmaEngine::behind`] says by how much, so that nobody takes the host's limits for the model's.
+
+use crate::costs::DmaCosts;
+use crate::fault::Faults;
+use crate::interrupt::Interrupt;
+use inlane_core::completion::Completion;
+use inlane_core::mover::{CpuMover, Flight, Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::{Error, Place, Region, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Bytes copied between two looks at the faults and the end.
+const STEP: usize = 256 << 10;
+/// How long an interrupt is awaited before the done count is looked at anyway: a lost interrupt costs this, not the run.
+const BACKSTOP: Duration = Duration::from_millis(50);
+
+struct Shared {
+    done: AtomicU64,
+    lost: AtomicBool,
+    stop: AtomicBool,
+    /// Somebody sleeps, and needs the interrupt.
+    interrupt_wanted: AtomicBool,
+    interrupt: Interrupt,
+    faults: Faults,
+    behind_ns: AtomicU64,
+    recovered: AtomicU64,
+}
+
+/// A DMA engine in software. Reaches host, pinned and twin memory, and mapped windows.
+pub struct DmaEngine {
+    name: String,
+    costs: DmaCosts,
+    shared: Arc<Shared>,
+    queue: Option<Sender<(Region, Region)>>,
+    thread: Option<JoinHandle<()>>,
+    flight: Flight,
+}
+
+impl DmaEngine {
+    /// Starts an engine called `name` in results and errors.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system has no thread or file descriptor left.
+    pub fn new(name: impl Into<String>, costs: DmaCosts) -> Result<Self> {
+        let name = name.into();
+        let shared = Arc::new(Shared {
+            done: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            interrupt_wanted: AtomicBool::new(false),
+            interrupt: Interrupt::new()?,
+            faults: Faults::default(),
+            behind_ns: AtomicU64::new(0),
+            recovered: AtomicU64::new(0),
+        });
+        let (queue, requests) = channel();
+        let worker = Worker { shared: shared.clone(), costs: costs.clone(), copier: CpuMover::widest() };
+        let thread = std::thread::Builder::new()
+            .name("twin-dma".into())
+            .spawn(move || worker.run(&requests))
+            .map_err(|source| Error::Os { what: format!("starting the thread of {name}"), source })?;
+        Ok(Self { name, costs, shared, queue: Some(queue), thread: Some(thread), flight: Flight::new() })
+    }
+
+    /// What it costs.
+    pub fn costs(&self) -> &DmaCosts {
+        &self.costs
+    }
+
+    /// What can be made to go wrong with it.
+    pub fn faults(&self) -> &Faults {
+        &self.shared.faults
+    }
+
+    /// Time by which this machine fell behind the model, in all.
+    pub fn behind(&self) -> Duration {
+        Duration::from_nanos(self.shared.behind_ns.load(Ordering::Relaxed))
+    }
+
+    /// Waits that ended by the backstop because their interrupt never came.
+    pub fn recovered_interrupts(&self) -> u64 {
+        self.shared.recovered.load(Ordering::Relaxed)
+    }
+
+    /// How long to wait for a transfer before the device counts as lost.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.flight.patience = patience;
+    }
+
+    fn look(shared: &Shared, name: &str) -> Result<Ticket> {
+        let done = Ticket(shared.done.load(Ordering::Acquire));
+        if shared.lost.load(Ordering::Acquire) {
+            return Err(Error::device_failed(
+                name,
+                format!(
+                    "was lost after transfer {}; bytes of later transfers count as not moved; open it again",
+                    done.0
+                ),
+            ));
+        }
+        Ok(done)
+    }
+
+    fn wait_interrupt(&mut self, ticket: Ticket) -> Result<()> {
+        self.flight.check(ticket)?;
+        let began = Instant::now();
+        loop {
+            // Ask for the interrupt first and look afterwards: an end between the two is seen by one or the other.
+            self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
+            let before = Self::look(&self.shared, &self.name)?;
+            self.flight.complete(before, false);
+            if before >= ticket {
+                break;
+            }
+            if !self.shared.interrupt.wait(BACKSTOP) && Self::look(&self.shared, &self.name)? > before {
+                self.shared.recovered.fetch_add(1, Ordering::Relaxed);
+            }
+            if began.elapsed() > self.flight.patience {
+                return Err(self.flight.lost(&self.name));
+            }
+        }
+        self.shared.interrupt_wanted.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Mover for DmaEngine {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn is_twin(&self) -> bool {
+        true
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        let mapped = |place: &Place| place.is_cpu_memory() || matches!(place, Place::Window { .. });
+        mapped(source.place()) && mapped(destination.place())
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        check_pair(source, destination)?;
+        if !self.reaches(source, destination) {
+            return Err(out_of_reach(self, source, destination));
+        }
+        Self::look(&self.shared, &self.name)?;
+        let queue = self.queue.as_ref().expect("open until drop");
+        let ticket = self.flight.submit(source.len());
+        queue
+            .send((source.clone(), destination.clone()))
+            .map_err(|_| Error::device_failed(&self.name, "its thread ended; open it again"))?;
+        Ok(ticket)
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        let done = Self::look(&self.shared, &self.name)?;
+        self.flight.complete(done, false);
+        Ok(done)
+    }
+
+    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+        let (shared, name) = (self.shared.clone(), self.name.clone());
+        let mut turns = 0u32;
+        let poll = || {
+            // The engine is a thread here: on a machine of few cores it needs the one that polls.
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(64) {
+                std::thread::yield_now();
+            }
+            Self::look(&shared, &name)
+        };
+        let device = || name.clone();
+        match completion {
+            Completion::Poll => self.flight.wait_polling(&device, ticket, poll),
+            Completion::Adaptive => self.flight.wait_adaptive(&device, ticket, poll),
+            Completion::Interrupt => self.wait_interrupt(ticket),
+        }
+    }
+}
+
+impl Drop for DmaEngine {
+    /// Cancels what is in flight: no byte is written once this returns.
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Worker {
+    shared: Arc<Shared>,
+    costs: DmaCosts,
+    copier: CpuMover,
+}
+
+impl Worker {
+    fn run(mut self, requests: &Receiver<(Region, Region)>) {
+        let mut free = Instant::now();
+        while let Ok((source, destination)) = requests.recv() {
+            if self.stopped() {
+                return;
+            }
+            let to_device = !matches!(source.place(), Place::Twin(_));
+            free = free.max(Instant::now()) + self.costs.time(source.len(), to_device);
+            if !self.copy(&source, &destination) {
+                return self.fail();
+            }
+            // The model's clock goes on from the model's end, not from when this machine got there.
+            let late = Instant::now().saturating_duration_since(free);
+            self.shared.behind_ns.fetch_add(late.as_nanos() as u64, Ordering::Relaxed);
+            if !self.until(free) {
+                return self.fail();
+            }
+            self.shared.done.fetch_add(1, Ordering::Release);
+            self.interrupt();
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.shared.stop.load(Ordering::Relaxed)
+    }
+
+    /// Copies in steps; false when the device was lost or the engine closed half-way.
+    fn copy(&mut self, source: &Region, destination: &Region) -> bool {
+        let mut offset = 0;
+        while offset < source.len() {
+            let step = STEP.min(source.len() - offset);
+            let alive = self.shared.faults.take_bytes(step);
+            if alive > 0 {
+                let slices = source
+                    .slice(offset, alive)
+                    .and_then(|from| Ok((from, destination.slice(offset, alive)?)));
+                if slices.and_then(|(from, to)| self.copier.submit(&from, &to)).is_err() {
+                    return false;
+                }
+            }
+            if alive < step || self.stopped() {
+                return false;
+            }
+            offset += step;
+        }
+        if self.shared.faults.take_flip() {
+            let middle = destination.as_ptr().wrapping_add(destination.len() / 2);
+            // SAFETY: inside the destination, which is mapped and the engine's own until the transfer ends.
+            unsafe { middle.write_volatile(middle.read_volatile() ^ 0x10) };
+        }
+        true
+    }
+
+    /// Waits for a time of the model, and while the engine is stalled; false when it was closed meanwhile.
+    fn until(&self, end: Instant) -> bool {
+        while self.shared.faults.is_stalled() {
+            if self.stopped() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            if self.stopped() {
+                return false;
+            }
+            if left > Duration::from_micros(200) {
+                let nap = (left - Duration::from_micros(150)).min(Duration::from_millis(20));
+                inlane_core::completion::sleep_precisely(nap);
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn interrupt(&self) {
+        if self.shared.interrupt_wanted.swap(false, Ordering::SeqCst) && !self.shared.faults.take_interrupt()
+        {
+            if !self.costs.interrupt.is_zero() {
+                self.until(Instant::now() + self.costs.interrupt);
+            }
+            self.shared.interrupt.raise();
+        }
+    }
+
+    fn fail(&self) {
+        self.shared.lost.store(true, Ordering::Release);
+        self.shared.interrupt.raise();
+    }
+}
+
+#[cfg(test)]
+mod tests;
