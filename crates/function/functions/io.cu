@@ -1,0 +1,9 @@
+// Forwards every packet as it came: the baseline.
+#include <inlane.h>
+
+struct io {
+    static constexpr uint32_t reads = 0, writes = 0;
+
+    INLANE inlane::verdict packet(inlane::packet &) { return inlane::forward; }
+};
+INLANE_FUNCTION(io)

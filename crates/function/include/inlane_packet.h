@@ -1,0 +1,158 @@
+// What a packet function sees of a packet and of a burst. See inlane.h.
+#ifndef INLANE_PACKET_H
+#define INLANE_PACKET_H
+
+#include "inlane_block.h"
+
+namespace inlane {
+
+namespace detail {
+// The bytes of sixteen that lie inside; apart from the fast path, since few packets end there.
+INLANE_RARE bytes16 get_some(const uint8_t *data, uint32_t length, uint32_t at) {
+    bytes16 value = {0, 0};
+    for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)
+        (i < 8 ? value.low : value.high) |= static_cast<uint64_t>(data[at + i]) << i % 8 * 8;
+    return value;
+}
+INLANE_RARE void put_some(uint8_t *data, uint32_t length, uint32_t at, bytes16 value) {
+    for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)
+        data[at + i] = static_cast<uint8_t>((i < 8 ? value.low : value.high) >> i % 8 * 8);
+}
+} // namespace detail
+
+// Bounded access in network order, over any class with `length()` and `data()`.
+template <class Bytes> class reader {
+    INLANE const Bytes &self() const { return *static_cast<const Bytes *>(this); }
+
+  public:
+    INLANE bool has(uint32_t at, uint32_t bytes) const {
+        return bytes <= self().length() && at <= self().length() - bytes;
+    }
+    INLANE uint8_t u8(uint32_t at) const { return has(at, 1) ? self().data()[at] : 0; }
+    INLANE uint16_t be16(uint32_t at) const {
+        return has(at, 2) ? swap_bytes(detail::get<uint16_t>(self().data() + at)) : 0;
+    }
+    INLANE uint32_t be32(uint32_t at) const {
+        return has(at, 4) ? swap_bytes(detail::get<uint32_t>(self().data() + at)) : 0;
+    }
+    // Sixteen bytes; those behind the end are 0.
+    INLANE bytes16 load16(uint32_t at) const {
+        bytes16 value = {0, 0};
+        if (INLANE_LIKELY(has(at, 16))) {
+            const uint8_t *from = self().data() + at;
+#if INLANE_GPU
+            if (reinterpret_cast<uintptr_t>(from) % 16 == 0) return *reinterpret_cast<const bytes16 *>(from);
+#endif
+            value.low = detail::get<uint64_t>(from);
+            value.high = detail::get<uint64_t>(from + 8);
+            return value;
+        }
+        return detail::get_some(self().data(), self().length(), at);
+    }
+};
+
+template <uint32_t N> class front_bytes;
+
+// One packet. Its bytes may lie on the other side of PCIe from a GPU: read much at once (`load16`, `front`), write little.
+class packet : public reader<packet> {
+    uint8_t *data_;
+    uint32_t length_;
+    uint32_t room_;
+
+  public:
+    INLANE packet(uint8_t *data, uint32_t length, uint32_t room) : data_(data), length_(length), room_(room) {}
+
+    INLANE uint32_t length() const { return length_; }
+    INLANE uint8_t *data() const { return data_; }
+
+    // Gives it another length, from the same start. False, and nothing happens, when the buffer has no room, or for 0.
+    INLANE bool resize(uint32_t length) {
+        if (length == 0 || (length > length_ && length > room_)) return false;
+        length_ = length;
+        return true;
+    }
+
+    INLANE void set_u8(uint32_t at, uint8_t value) {
+        if (has(at, 1)) data_[at] = value;
+    }
+    INLANE void set_be16(uint32_t at, uint16_t value) {
+        if (has(at, 2)) detail::put(data_ + at, swap_bytes(value));
+    }
+    INLANE void set_be32(uint32_t at, uint32_t value) {
+        if (has(at, 4)) detail::put(data_ + at, swap_bytes(value));
+    }
+    // Sixteen bytes; those behind the end are left out.
+    INLANE void store16(uint32_t at, bytes16 value) {
+        if (INLANE_LIKELY(has(at, 16))) {
+#if INLANE_GPU
+            if (reinterpret_cast<uintptr_t>(data_ + at) % 16 == 0) {
+                *reinterpret_cast<bytes16 *>(data_ + at) = value;
+                return;
+            }
+#endif
+            detail::put(data_ + at, value.low);
+            detail::put(data_ + at + 8, value.high);
+            return;
+        }
+        detail::put_some(data_, length_, at, value);
+    }
+
+    // Its first N bytes, to read headers from: on a GPU fetched at once, N / 16 loads in flight together.
+    template <uint32_t N> INLANE front_bytes<N> front() const { return front_bytes<N>(*this); }
+};
+
+template <uint32_t N> class front_bytes : public reader<front_bytes<N>> {
+    static_assert(N % 16 == 0, "whole sixteens");
+    uint32_t length_;
+#if INLANE_GPU
+    bytes16 words_[N / 16];
+
+  public:
+    INLANE explicit front_bytes(const packet &from) : length_(from.length() < N ? from.length() : N) {
+#pragma unroll
+        for (uint32_t i = 0; i < N / 16; i++) words_[i] = from.load16(16 * i);
+    }
+    INLANE const uint8_t *data() const { return reinterpret_cast<const uint8_t *>(words_); }
+#else
+    const uint8_t *data_;
+
+  public:
+    INLANE explicit front_bytes(const packet &from)
+        : length_(from.length() < N ? from.length() : N), data_(from.data()) {}
+    INLANE const uint8_t *data() const { return data_; }
+#endif
+    INLANE uint32_t length() const { return length_; }
+};
+
+// The packets of one call of `burst`.
+class burst {
+    const uint8_t *packets_;
+    uint32_t stride_;
+    uint32_t count_;
+    uint32_t room_;
+    inlane_outcome *staged_;
+    bool changed_ = false;
+
+  public:
+    INLANE burst(const void *packets, uint32_t stride, uint32_t count, uint32_t room, inlane_outcome *staged)
+        : packets_(static_cast<const uint8_t *>(packets)), stride_(stride), count_(count), room_(room), staged_(staged) {}
+
+    INLANE uint32_t count() const { return count_; }
+    INLANE packet operator[](uint32_t i) const {
+        const inlane_descriptor *at =
+            reinterpret_cast<const inlane_descriptor *>(packets_ + static_cast<uint64_t>(i) * stride_);
+        return packet(reinterpret_cast<uint8_t *>(at->address), at->length, room_);
+    }
+    // What becomes of packet i; those not named are forwarded as long as they were. One thread a packet.
+    INLANE void set(uint32_t i, verdict what) { set(i, what, staged_[i].length); }
+    INLANE void set(uint32_t i, verdict what, uint32_t length) {
+        staged_[i].length = length;
+        staged_[i].verdict = what;
+        changed_ = true;
+    }
+    INLANE bool changed() const { return changed_; }
+};
+
+} // namespace inlane
+
+#endif

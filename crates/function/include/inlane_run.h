@@ -1,0 +1,254 @@
+// How executors call a packet function, and INLANE_FUNCTION, which makes it known to them. See inlane.h.
+//
+//   CPU   `inlane_function_NAME`, an `inlane_entry`: its `run` is called once a burst, by one thread.
+//   GPU   `inlane::run_item<NAME>`: called once an item by all threads of a block. Before: one thread has acquired the item,
+//         then a barrier. After: a barrier, then one thread releases it. `inlane_info_NAME`: what the host must know,
+//         read from the loaded module.
+//
+// Both return INLANE_UNCHANGED, and then have not written outcomes, or INLANE_OUTCOMES, and then have written all of them.
+#ifndef INLANE_RUN_H
+#define INLANE_RUN_H
+
+#include "inlane_packet.h"
+
+#define INLANE_ABI 1u
+#define INLANE_KIND_PACKET 0u
+#define INLANE_KIND_BURST 1u
+#define INLANE_WHOLE_PACKET 0xffffffffu
+
+// What the host must know of a function.
+struct inlane_info {
+    uint32_t abi;           // INLANE_ABI
+    uint32_t kind;          // INLANE_KIND_...
+    uint64_t state_bytes;   // of zeroed state a pipeline, aligned to 128
+    uint64_t output_bytes;  // of zeroed output region, 0 for none: `static constexpr uint64_t output_bytes`
+    uint32_t reads;         // most bytes at a packet's front that it reads: `static constexpr uint32_t reads`
+    uint32_t writes;        // most bytes at a packet's front that it writes: `static constexpr uint32_t writes`
+    uint32_t ticks;         // 1: has `tick`
+    uint32_t parameters;    // so many uint64_t at the state's beginning are set from the command line: `static constexpr`
+};
+
+static_assert(sizeof(inlane_info) == 40 && sizeof(inlane_context) == 40, "as the host has them");
+
+#if !INLANE_GPU
+// `crates/function/src/abi.rs` is the other half of these.
+struct inlane_entry {
+    inlane_info info;
+    // packets: `count` times an inlane_descriptor every `stride` bytes.
+    uint32_t (*run)(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+                    const inlane_context *context);
+    void (*tick)(const inlane_context *context);
+};
+#endif
+
+namespace inlane {
+namespace detail {
+
+template <class T> T &a();
+
+// The ways a function's parts may be declared; overloads tried from the most to the least.
+struct last {};
+struct first : last {};
+#define INLANE_DETECT(name, expression)                                                                                \
+    template <class F> constexpr auto name(first) -> decltype((void)(expression), bool()) { return true; }             \
+    template <class F> constexpr bool name(last) { return false; }
+INLANE_DETECT(packet_with_context, a<F>().packet(a<packet>(), a<const context>()))
+INLANE_DETECT(packet_alone, a<F>().packet(a<packet>()))
+INLANE_DETECT(burst_with_context, a<F>().burst(a<burst>(), a<const context>()))
+INLANE_DETECT(burst_alone, a<F>().burst(a<burst>()))
+INLANE_DETECT(has_tick, a<F>().tick(a<const context>()))
+#undef INLANE_DETECT
+#define INLANE_CONSTANT(name, type, otherwise)                                                                         \
+    template <class F> constexpr auto name(first) -> decltype(F::name, type()) { return F::name; }                     \
+    template <class F> constexpr type name(last) { return otherwise; }
+INLANE_CONSTANT(output_bytes, uint64_t, 0)
+INLANE_CONSTANT(reads, uint32_t, INLANE_WHOLE_PACKET)
+INLANE_CONSTANT(writes, uint32_t, INLANE_WHOLE_PACKET)
+INLANE_CONSTANT(parameters, uint32_t, 0)
+#undef INLANE_CONSTANT
+
+template <class F> constexpr bool is_packet = packet_with_context<F>(first()) || packet_alone<F>(first());
+template <class F> constexpr bool is_burst = burst_with_context<F>(first()) || burst_alone<F>(first());
+
+template <class F> constexpr inlane_info info_of() {
+    static_assert(is_packet<F> || is_burst<F>,
+                  "the function needs: INLANE inlane::verdict packet(inlane::packet &), or INLANE void burst(inlane::burst &)");
+    static_assert(!(is_packet<F> && is_burst<F>), "a function has `packet` or `burst`, not both");
+    static_assert(alignof(F) <= 128, "state is aligned to 128 bytes");
+    static_assert(parameters<F>(first()) * 8 <= sizeof(F), "parameters lie at the beginning of the state");
+    return {INLANE_ABI,
+            is_burst<F> ? INLANE_KIND_BURST : INLANE_KIND_PACKET,
+            sizeof(F),
+            output_bytes<F>(first()),
+            reads<F>(first()),
+            writes<F>(first()),
+            has_tick<F>(first()) ? 1u : 0u,
+            parameters<F>(first())};
+}
+
+INLANE inlane_descriptor descriptor_at(const void *packets, uint32_t stride, uint32_t i) {
+    return *reinterpret_cast<const inlane_descriptor *>(static_cast<const uint8_t *>(packets) +
+                                                        static_cast<uint64_t>(i) * stride);
+}
+
+template <class F> INLANE inlane_outcome one(F &function, const inlane_descriptor &at, const context &call) {
+    packet it(reinterpret_cast<uint8_t *>(at.address), at.length, call.room);
+    verdict what;
+    if constexpr (packet_with_context<F>(first())) {
+        what = function.packet(it, call);
+    } else {
+        what = function.packet(it);
+    }
+    return {it.length(), what};
+}
+
+INLANE bool differs(const inlane_outcome &now, const inlane_descriptor &before) {
+    return (now.verdict ^ INLANE_FORWARD) | (now.length ^ before.length);
+}
+
+#if INLANE_GPU
+
+// Thread i takes packets i, i + threads, ... Outcomes stay in registers until one packet is changed.
+template <class F>
+INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+                            const context &call) {
+    F &function = *static_cast<F *>(call.state);
+    bool writing = false; // the same for all threads
+    for (uint32_t base = 0; base < count; base += threads()) {
+        uint32_t i = base + thread_index();
+        inlane_outcome outcome = {0, INLANE_FORWARD};
+        bool changed = false;
+        if (i < count) {
+            inlane_descriptor at = descriptor_at(packets, stride, i);
+            outcome = one(function, at, call);
+            changed = differs(outcome, at);
+        }
+        if (!writing && any(changed)) {
+            writing = true;
+            for (uint32_t j = thread_index(); j < base; j += threads())
+                outcomes[j] = {descriptor_at(packets, stride, j).length, INLANE_FORWARD};
+        }
+        if (writing && i < count) outcomes[i] = outcome;
+    }
+    return writing ? INLANE_OUTCOMES : INLANE_UNCHANGED;
+}
+
+#else
+
+// From the first packets that are changed on: outcomes for all of them. `known` are those of `done` and some after.
+template <class F>
+INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_outcome *known, uint32_t some,
+                             uint32_t count, inlane_outcome *outcomes, const context &call, F &function) {
+    for (uint32_t i = 0; i < done; i++) outcomes[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};
+    for (uint32_t i = 0; i < some; i++) outcomes[done + i] = known[i];
+    for (uint32_t i = done + some; i < count; i++) outcomes[i] = one(function, descriptor_at(packets, stride, i), call);
+    return INLANE_OUTCOMES;
+}
+
+// Four packets at a time, those after next on their way into the cache.
+template <class F, uint32_t Stride>
+INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_outcome *outcomes, const context &call) {
+    constexpr uint32_t ahead = 8;
+    F &function = *static_cast<F *>(call.state);
+    uint32_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        if constexpr (reads<F>(first()) > 0) {
+            if (i + ahead + 4 <= count) {
+#pragma GCC unroll 4
+                for (uint32_t k = 0; k < 4; k++)
+                    __builtin_prefetch(reinterpret_cast<void *>(descriptor_at(packets, Stride, i + ahead + k).address), 1);
+            }
+        }
+        inlane_outcome now[4];
+        bool changed = false;
+#pragma GCC unroll 4
+        for (uint32_t k = 0; k < 4; k++) {
+            inlane_descriptor at = descriptor_at(packets, Stride, i + k);
+            now[k] = one(function, at, call);
+            changed |= differs(now[k], at);
+        }
+        if (!INLANE_LIKELY(!changed)) return run_changing(packets, Stride, i, now, 4, count, outcomes, call, function);
+    }
+    for (; i < count; i++) {
+        inlane_descriptor at = descriptor_at(packets, Stride, i);
+        inlane_outcome now = one(function, at, call);
+        if (differs(now, at)) return run_changing(packets, Stride, i, &now, 1, count, outcomes, call, function);
+    }
+    return INLANE_UNCHANGED;
+}
+
+template <class F>
+INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+                            const context &call) {
+    // The two strides in use, as constants: descriptors of a ring, and packets of ports (24 bytes that begin with one).
+    return stride == 16 ? run_strided<F, 16>(packets, count, outcomes, call)
+                        : run_strided<F, 24>(packets, count, outcomes, call);
+}
+
+#endif
+
+template <class F>
+INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+                          const context &call) {
+    // Staged in the block's own memory, so that outcomes go out together, or not at all.
+    INLANE_SHARED inlane_outcome staged[INLANE_MAX_BURST];
+    for (uint32_t i = thread_index(); i < count; i += threads())
+        staged[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};
+    sync();
+    burst all(packets, stride, count, call.room, staged);
+    if constexpr (burst_with_context<F>(first())) {
+        static_cast<F *>(call.state)->burst(all, call);
+    } else {
+        static_cast<F *>(call.state)->burst(all);
+    }
+    if (!any(all.changed())) return INLANE_UNCHANGED;
+    for (uint32_t i = thread_index(); i < count; i += threads()) outcomes[i] = staged[i];
+    return INLANE_OUTCOMES;
+}
+
+} // namespace detail
+
+// Runs function F on one item of up to INLANE_MAX_BURST packets.
+template <class F>
+INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+                         const context &call) {
+    if constexpr (detail::is_burst<F>) {
+        return detail::run_burst<F>(packets, stride, count, outcomes, call);
+    } else {
+        return detail::run_packets<F>(packets, stride, count, outcomes, call);
+    }
+}
+
+// Calls the function's `tick`, if it has one.
+template <class F> INLANE void run_tick(const context &call) {
+    if constexpr (detail::has_tick<F>(detail::first())) static_cast<F *>(call.state)->tick(call);
+}
+
+} // namespace inlane
+
+#define INLANE_JOIN_(a, b) a##b
+#define INLANE_JOIN(a, b) INLANE_JOIN_(a, b)
+
+#ifndef INLANE_VARIANT // a suffix, where one program holds several builds of a function
+#define INLANE_VARIANT
+#endif
+
+// Makes a struct with `packet` or `burst` a packet function of that name.
+#if INLANE_GPU
+#define INLANE_FUNCTION(name)                                                                                          \
+    using inlane_registered_##name = ::name;                                                                           \
+    extern "C" __device__ const inlane_info inlane_info_##name = inlane::detail::info_of<::name>();
+#else
+#define INLANE_FUNCTION(name)                                                                                          \
+    using inlane_registered_##name = ::name;                                                                           \
+    static uint32_t inlane_run_##name(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,  \
+                                      const inlane_context *call) {                                                    \
+        return inlane::run_item<::name>(packets, stride, count, outcomes, *call);                                      \
+    }                                                                                                                  \
+    static void inlane_tick_##name(const inlane_context *call) { inlane::run_tick<::name>(*call); }                    \
+    extern "C" __attribute__((visibility("default"))) const inlane_entry INLANE_JOIN(inlane_function_##name,          \
+                                                                                     INLANE_VARIANT) = {               \
+        inlane::detail::info_of<::name>(), inlane_run_##name, inlane_tick_##name};
+#endif
+
+#endif

@@ -1,0 +1,104 @@
+//! The functions that inlane brings: sources in `functions/`, compiled into it by build.rs.
+
+use crate::abi::Entry;
+
+/// A function as build.rs compiled it.
+pub(crate) struct Built {
+    /// Its struct in the source.
+    pub symbol: &'static str,
+    pub source: &'static str,
+    any: *const Entry,
+    avx2: *const Entry,
+}
+
+// SAFETY: the pointers are to constants.
+unsafe impl Sync for Built {}
+
+include!(concat!(env!("OUT_DIR"), "/builtins.rs"));
+
+/// A built-in function.
+pub struct Builtin {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub about: &'static str,
+    /// How its settings are written; empty when it has none.
+    pub syntax: &'static str,
+    /// Reads its settings into the beginning of its state.
+    pub(crate) settings: fn(&str) -> Result<Vec<u8>, String>,
+}
+
+/// All of them, in the order of a list for users.
+pub fn builtins() -> &'static [Builtin] {
+    &BUILTINS
+}
+
+static BUILTINS: [Builtin; 2] = [
+    Builtin { name: "io", about: "forwards packets as they came", syntax: "", settings: none },
+    Builtin {
+        name: "macswap",
+        about: "swaps source and destination MAC address",
+        syntax: "",
+        settings: none,
+    },
+];
+
+fn none(settings: &str) -> Result<Vec<u8>, String> {
+    if settings.is_empty() {
+        Ok(Vec::new())
+    } else {
+        Err("it has no settings; leave out what follows its name".into())
+    }
+}
+
+pub(crate) fn find(name: &str) -> Option<&'static Builtin> {
+    BUILTINS.iter().find(|builtin| builtin.name == name)
+}
+
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    BUILTINS.iter().map(|builtin| builtin.name)
+}
+
+impl Builtin {
+    pub(crate) fn built(&self) -> &'static Built {
+        let symbol = self.name.replace('-', "_");
+        BUILT.iter().find(|built| built.symbol == symbol).expect("every name has its source; tested")
+    }
+
+    /// The code for the CPU that this runs on.
+    pub(crate) fn entry(&self) -> *const Entry {
+        let built = self.built();
+        if has_avx2() { built.avx2 } else { built.any }
+    }
+}
+
+/// True when this CPU has what `-march=x86-64-v3` uses.
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    use std::arch::is_x86_feature_detected as has;
+    has!("avx2")
+        && has!("bmi1")
+        && has!("bmi2")
+        && has!("f16c")
+        && has!("fma")
+        && has!("lzcnt")
+        && has!("movbe")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx2() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_has_its_source_and_every_source_its_name() {
+        for builtin in builtins() {
+            builtin.built();
+        }
+        assert_eq!(BUILTINS.len(), BUILT.len());
+    }
+}

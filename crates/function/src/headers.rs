@@ -1,0 +1,23 @@
+//! The headers that packet functions include, for compilers that take them as text or as files.
+
+/// Name and text of each header, in the order of dependence. `inlane.h` includes the others.
+pub const HEADERS: [(&str, &str); 5] = [
+    ("inlane_ring.h", include_str!("../include/inlane_ring.h")),
+    ("inlane_block.h", include_str!("../include/inlane_block.h")),
+    ("inlane_packet.h", include_str!("../include/inlane_packet.h")),
+    ("inlane_run.h", include_str!("../include/inlane_run.h")),
+    ("inlane.h", include_str!("../include/inlane.h")),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_header_is_cores() {
+        let (name, text) = HEADERS[0];
+        assert_eq!(name, "inlane_ring.h");
+        let generated = inlane_core::ring::layout::c_header();
+        assert!(text == generated, "write this to crates/function/include/inlane_ring.h:\n{generated}");
+    }
+}

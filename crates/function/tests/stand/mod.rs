@@ -1,0 +1,117 @@
+//! The stand that functions are tested on: frames with guarded surroundings, run as packets and as descriptors, in bursts.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use inlane_core::packet::Packet;
+use inlane_core::ring::layout::{DROP, Descriptor, FORWARD, OUTCOMES, Outcome, UNCHANGED};
+use inlane_function::{Function, Instance};
+
+/// Bytes around each frame that no function may touch.
+const GUARD: usize = 64;
+const GUARD_BYTE: u8 = 0xa5;
+
+/// What became of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Sent on, with these bytes.
+    Forward(Vec<u8>),
+    /// Sent to port n, with these bytes.
+    Port(u32, Vec<u8>),
+    /// Dropped.
+    Drop,
+}
+
+pub fn instance(text: &str) -> Instance {
+    Function::parse(text).expect(text).instance().expect(text)
+}
+
+/// Runs frames through in bursts of `burst`, as packets (24 bytes each) or descriptors (16), each frame at an address that is
+/// `shift` more than a multiple of 64; checks that nothing outside frames was written.
+pub fn run_shaped(
+    instance: &mut Instance,
+    frames: &[Vec<u8>],
+    burst: usize,
+    as_packets: bool,
+    shift: usize,
+    now_ns: u64,
+) -> Vec<Fate> {
+    let mut fates = Vec::new();
+    for frames in frames.chunks(burst) {
+        // One allocation a frame, so that a sanitizer sees what leaves it; guards find the rest.
+        let mut buffers: Vec<Vec<u8>> = frames
+            .iter()
+            .map(|frame| {
+                let mut buffer = vec![GUARD_BYTE; 64 + GUARD + shift + frame.len() + GUARD];
+                let start = start_of(&buffer, shift);
+                buffer[start..start + frame.len()].copy_from_slice(frame);
+                buffer
+            })
+            .collect();
+        let places: Vec<(u64, u32)> = buffers
+            .iter_mut()
+            .zip(frames)
+            .map(|(buffer, frame)| {
+                (buffer.as_mut_ptr() as u64 + start_of(buffer, shift) as u64, frame.len() as u32)
+            })
+            .collect();
+        let untouched = Outcome { length: 0xdead_beef, verdict: 0xdead_beef };
+        let mut outcomes = vec![untouched; frames.len()];
+        // SAFETY: the buffers live, and nobody else has them.
+        let info = unsafe {
+            if as_packets {
+                let packets: Vec<Packet> = places
+                    .iter()
+                    .map(|&(address, length)| Packet { address, length, port: 7, cookie: !0 })
+                    .collect();
+                instance.run_packets(&packets, &mut outcomes, now_ns)
+            } else {
+                let packets: Vec<Descriptor> = places
+                    .iter()
+                    .map(|&(address, length)| Descriptor { address, length, reserved: 0 })
+                    .collect();
+                instance.run_descriptors(&packets, &mut outcomes, now_ns)
+            }
+        };
+        match info {
+            UNCHANGED => {
+                assert!(
+                    outcomes.iter().all(|outcome| *outcome == untouched),
+                    "unchanged, yet outcomes were written"
+                );
+                for (outcome, frame) in outcomes.iter_mut().zip(frames) {
+                    *outcome = Outcome { length: frame.len() as u32, verdict: FORWARD };
+                }
+            }
+            OUTCOMES => {}
+            other => panic!("info {other}"),
+        }
+        for ((buffer, frame), outcome) in buffers.iter().zip(frames).zip(&outcomes) {
+            let start = start_of(buffer, shift);
+            let end = start + frame.len();
+            assert!(
+                buffer[..start].iter().chain(&buffer[end..]).all(|&byte| byte == GUARD_BYTE),
+                "bytes outside a frame of {} were written",
+                frame.len()
+            );
+            let bytes = || {
+                assert!(outcome.length as usize <= frame.len(), "longer without room");
+                buffer[start..start + outcome.length as usize].to_vec()
+            };
+            fates.push(match outcome.verdict {
+                FORWARD => Fate::Forward(bytes()),
+                DROP => Fate::Drop,
+                port => Fate::Port(port - 2, bytes()),
+            });
+        }
+    }
+    fates
+}
+
+fn start_of(buffer: &[u8], shift: usize) -> usize {
+    (buffer.as_ptr() as usize + GUARD).next_multiple_of(64) + shift - buffer.as_ptr() as usize
+}
+
+/// Runs frames as an executor would: bursts of 32, aligned.
+pub fn run(instance: &mut Instance, frames: &[Vec<u8>]) -> Vec<Fate> {
+    run_shaped(instance, frames, 32, true, 0, 0)
+}
