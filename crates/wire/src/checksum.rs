@@ -1,0 +1,148 @@
+//! The internet checksum (RFC 1071): whole, in parts, and as a change of a field (RFC 1624).
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// A sum in the making. Parts but the last must have an even number of bytes, as the headers here do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sum(u64);
+
+impl Sum {
+    /// Of nothing.
+    pub const fn new() -> Self {
+        Self(0)
+    }
+
+    /// Of one word.
+    #[inline(always)]
+    pub const fn add(self, word: u16) -> Self {
+        Self(self.0 + word as u64)
+    }
+
+    /// Of `bytes`, an odd last one padded with zero.
+    #[inline]
+    pub fn add_bytes(self, bytes: &[u8]) -> Self {
+        // The sum is the same in either byte order but for a swap at its end, and 32-bit words carry like 16-bit ones: so
+        // add native words, four independent sums at a time.
+        let (mut a, mut b, mut c, mut d) = (0u64, 0u64, 0u64, 0u64);
+        let word = |chunk: &[u8]| u32::from_ne_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]) as u64;
+        let mut blocks = bytes.chunks_exact(16);
+        for block in &mut blocks {
+            a += word(&block[0..4]);
+            b += word(&block[4..8]);
+            c += word(&block[8..12]);
+            d += word(&block[12..16]);
+        }
+        let mut words = blocks.remainder().chunks_exact(4);
+        for chunk in &mut words {
+            a += word(chunk);
+        }
+        let mut last = [0; 4];
+        last[..words.remainder().len()].copy_from_slice(words.remainder());
+        let native = fold(a + b + c + d + word(&last));
+        Self(self.0 + u16::from_be_bytes(native.to_ne_bytes()) as u64)
+    }
+
+    /// Of the pseudo header of a TCP or UDP segment over IPv4.
+    pub fn add_pseudo_v4(self, source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, length: u32) -> Self {
+        self.add_bytes(&source.octets()).add_bytes(&destination.octets()).add_tail(protocol, length)
+    }
+
+    /// Of the pseudo header of an upper-layer packet over IPv6 (RFC 8200, section 8.1).
+    pub fn add_pseudo_v6(self, source: Ipv6Addr, destination: Ipv6Addr, protocol: u8, length: u32) -> Self {
+        self.add_bytes(&source.octets()).add_bytes(&destination.octets()).add_tail(protocol, length)
+    }
+
+    fn add_tail(self, protocol: u8, length: u32) -> Self {
+        self.add((length >> 16) as u16).add(length as u16).add(protocol as u16)
+    }
+
+    /// The one's complement sum, not inverted.
+    #[inline(always)]
+    pub const fn folded(self) -> u16 {
+        fold(self.0)
+    }
+
+    /// The checksum as a header carries it.
+    #[inline(always)]
+    pub const fn finish(self) -> u16 {
+        !fold(self.0)
+    }
+}
+
+#[inline(always)]
+const fn fold(mut sum: u64) -> u16 {
+    sum = (sum >> 32) + (sum & 0xffff_ffff);
+    sum = (sum >> 32) + (sum & 0xffff_ffff);
+    sum = (sum >> 16) + (sum & 0xffff);
+    sum = (sum >> 16) + (sum & 0xffff);
+    sum = (sum >> 16) + (sum & 0xffff);
+    sum as u16
+}
+
+/// The checksum of `bytes`. Over a header that holds its own right checksum this is 0.
+pub fn of(bytes: &[u8]) -> u16 {
+    Sum::new().add_bytes(bytes).finish()
+}
+
+/// `checksum` after a word under it changed from `old` to `new` (RFC 1624, equation 3).
+#[inline(always)]
+pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
+    Sum::new().add(!checksum).add(!old).add(new).finish()
+}
+
+/// A UDP checksum for the wire: 0 says 'none', so a sum that comes out 0 is sent as its other form.
+#[inline(always)]
+pub const fn udp(checksum: u16) -> u16 {
+    if checksum == 0 { 0xffff } else { checksum }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The sum as RFC 1071 writes it down.
+    fn plain(bytes: &[u8]) -> u16 {
+        let mut sum = 0u32;
+        for pair in bytes.chunks(2) {
+            sum += u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]) as u32;
+            sum = (sum >> 16) + (sum & 0xffff);
+        }
+        !(sum as u16)
+    }
+
+    #[test]
+    fn the_example_of_rfc_1071() {
+        assert_eq!(!of(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), 0xddf2);
+    }
+
+    #[test]
+    fn the_example_of_rfc_1624() {
+        assert_eq!(update(0xdd2f, 0x5555, 0x3285), 0x0000);
+    }
+
+    proptest! {
+        #[test]
+        fn equals_the_plain_sum(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(of(&bytes), plain(&bytes));
+        }
+
+        #[test]
+        fn parts_equal_the_whole(bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in 0usize..100) {
+            let cut = (cut * 2).min(bytes.len() & !1);
+            let parts = Sum::new().add_bytes(&bytes[..cut]).add_bytes(&bytes[cut..]);
+            prop_assert_eq!(parts.finish(), of(&bytes));
+        }
+
+        #[test]
+        fn a_change_equals_a_new_sum(mut bytes in proptest::collection::vec(any::<u8>(), 20), new: u16, at in 0usize..10) {
+            bytes[0] |= 1; // a sum of nothing but zeros has two forms
+            let before = of(&bytes);
+            let old = u16::from_be_bytes([bytes[2 * at], bytes[2 * at + 1]]);
+            bytes[2 * at..2 * at + 2].copy_from_slice(&new.to_be_bytes());
+            prop_assume!(bytes.iter().any(|&byte| byte != 0));
+            let (after, expected) = (update(before, old, new), of(&bytes));
+            prop_assert!(after == expected || (after ^ expected) == 0xffff && (after == 0 || expected == 0));
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Ethernet II frames, and the tags of 802.1Q and 802.1ad between their addresses and their payload.
+//!
+//! ```text
+//! 0            6        12          14
+//! | destination | source | ethertype | payload ...
+//!                        | 8100 or 88a8 | tag control | ethertype | payload ...     each tag adds 4 bytes
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Bytes of the header without tags.
+pub const HEADER: usize = 14;
+/// Bytes of one tag.
+pub const TAG: usize = 4;
+/// Most tags that [`Frame::payload_offset`] follows.
+pub const MAX_TAGS: usize = 4;
+
+/// EtherType of IPv4.
+pub const IPV4: u16 = 0x0800;
+/// EtherType of ARP.
+pub const ARP: u16 = 0x0806;
+/// EtherType of IPv6.
+pub const IPV6: u16 = 0x86dd;
+/// EtherType of an 802.1Q tag.
+pub const VLAN: u16 = 0x8100;
+/// EtherType of an 802.1ad (service) tag.
+pub const QINQ: u16 = 0x88a8;
+/// EtherType of eCPRI.
+pub const ECPRI: u16 = 0xaefe;
+
+/// A MAC address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// Everyone.
+    pub const BROADCAST: Mac = Mac([0xff; 6]);
+
+    /// Meant for a group (broadcast included).
+    pub fn is_multicast(self) -> bool {
+        self.0[0] & 1 != 0
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for Mac {
+    type Err = crate::Error;
+
+    fn from_str(text: &str) -> crate::Result<Self> {
+        let mut mac = [0; 6];
+        let mut parts = text.split([':', '-']);
+        let malformed = |at: usize| crate::Error::Malformed {
+            header: "MAC address (write 02:00:00:00:00:01)",
+            field: "byte",
+            value: at as u64,
+        };
+        for (at, byte) in mac.iter_mut().enumerate() {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(|| malformed(at))?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| malformed(at))?;
+        }
+        parts.next().map_or(Ok(Mac(mac)), |_| Err(malformed(6)))
+    }
+}
+
+impl crate::view::Field for Mac {
+    #[inline(always)]
+    fn get(bytes: &[u8], at: usize) -> Self {
+        Mac(crate::view::Field::get(bytes, at))
+    }
+
+    #[inline(always)]
+    fn put(self, bytes: &mut [u8], at: usize) {
+        self.0.put(bytes, at);
+    }
+}
+
+view! {
+    /// An Ethernet frame without preamble and FCS.
+    Frame("Ethernet", 14) {
+        /// Destination address.
+        destination / set_destination: Mac = 0,
+        /// Source address.
+        source / set_source: Mac = 6,
+        /// EtherType: of the payload, or of the first tag.
+        ethertype / set_ethertype: u16 = 12,
+    }
+}
+
+impl<T: AsRef<[u8]>> Frame<T> {
+    /// The tags in order, at most [`MAX_TAGS`], and no further than the bytes go.
+    pub fn tags(&self) -> impl Iterator<Item = Tag> + '_ {
+        let bytes = self.bytes();
+        (0..MAX_TAGS).map_while(move |index| {
+            let at = HEADER - 2 + index * TAG;
+            let kind = u16_at(bytes, at)?;
+            let control = u16_at(bytes, at + 2).filter(|_| is_tag(kind))?;
+            // A tag without the ethertype behind it is cut short: not a tag, but payload of the outer type.
+            u16_at(bytes, at + 4)?;
+            Some(Tag { kind, control })
+        })
+    }
+
+    /// Where the payload begins, behind all tags.
+    #[inline]
+    pub fn payload_offset(&self) -> usize {
+        if is_tag(self.ethertype()) { HEADER + self.tags().count() * TAG } else { HEADER }
+    }
+
+    /// EtherType of the payload, behind all tags.
+    #[inline]
+    pub fn payload_ethertype(&self) -> u16 {
+        u16_at(self.bytes(), self.payload_offset() - 2).expect("inside: a tag counts only when all there")
+    }
+
+    /// What the frame carries, behind all tags; padding included.
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes()[self.payload_offset()..]
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> Frame<T> {
+    /// What the frame carries, behind all tags, to change.
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        let at = self.payload_offset();
+        &mut self.0.as_mut()[at..]
+    }
+
+    /// Exchanges source and destination.
+    #[inline]
+    pub fn swap_addresses(&mut self) {
+        let (destination, source) = (self.destination(), self.source());
+        self.set_destination(source);
+        self.set_source(destination);
+    }
+}
+
+fn is_tag(ethertype: u16) -> bool {
+    matches!(ethertype, VLAN | QINQ)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
+}
+
+/// One 802.1Q or 802.1ad tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// [`VLAN`] or [`QINQ`].
+    pub kind: u16,
+    /// Priority, drop eligibility and VLAN number as they lie.
+    pub control: u16,
+}
+
+impl Tag {
+    /// VLAN number, 0 to 4095.
+    pub fn vlan(self) -> u16 {
+        self.control & 0xfff
+    }
+
+    /// Priority, 0 to 7.
+    pub fn priority(self) -> u8 {
+        (self.control >> 13) as u8
+    }
+
+    /// May be dropped first.
+    pub fn drop_eligible(self) -> bool {
+        self.control & 0x1000 != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_walked() {
+        let mut bytes = vec![0u8; 12];
+        bytes.extend([0x88, 0xa8, 0x20, 0x64, 0x81, 0x00, 0x10, 0x07, 0x08, 0x00, 0xaa, 0xbb]);
+        let frame = Frame::new(&bytes).unwrap();
+        let tags: Vec<_> = frame.tags().collect();
+        assert_eq!(tags.len(), 2);
+        assert_eq!((tags[0].kind, tags[0].vlan(), tags[0].priority()), (QINQ, 100, 1));
+        assert_eq!((tags[1].vlan(), tags[1].drop_eligible()), (7, true));
+        assert_eq!(frame.payload_ethertype(), IPV4);
+        assert_eq!(frame.payload(), [0xaa, 0xbb]);
+    }
+
+    #[test]
+    fn a_tag_cut_short_is_payload() {
+        let mut bytes = vec![0u8; 12];
+        bytes.extend([0x81, 0x00, 0x00, 0x07, 0x08]);
+        let frame = Frame::new(&bytes).unwrap();
+        assert_eq!(frame.payload_ethertype(), VLAN);
+        assert_eq!(frame.payload().len(), 3);
+        assert!(Frame::new(&bytes[..13]).is_err());
+    }
+
+    #[test]
+    fn endless_tags_end() {
+        let bytes: Vec<u8> = [0x81, 0x00].repeat(100);
+        let frame = Frame::new(&bytes).unwrap();
+        assert_eq!(frame.tags().count(), MAX_TAGS);
+        assert_eq!(frame.payload_ethertype(), VLAN);
+    }
+
+    #[test]
+    fn macs_are_written_and_read() {
+        let mac: Mac = "02:00:5e:10:00:ff".parse().unwrap();
+        assert_eq!(mac.to_string(), "02:00:5e:10:00:ff");
+        assert!(!mac.is_multicast() && Mac::BROADCAST.is_multicast());
+        for bad in ["", "02:00:5e:10:00", "02:00:5e:10:00:ff:00", "02:00:5e:10:00:f", "xx:00:5e:10:00:ff"] {
+            assert!(bad.parse::<Mac>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Where the layers of a frame begin, and the 5-tuple that names its flow.
+
+use crate::{Result, ethernet, ipv4, ipv6};
+use std::net::IpAddr;
+
+/// The layers of an Ethernet frame that carries IP. Offsets are from the frame's first byte, and inside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layers {
+    /// Where the IP header begins.
+    pub network: usize,
+    /// [`ethernet::IPV4`] or [`ethernet::IPV6`].
+    pub ethertype: u16,
+    /// Where the upper layer begins, behind options and extension headers.
+    pub transport: usize,
+    /// What the upper layer is.
+    pub protocol: u8,
+    /// Where the IP packet ends: padding may follow, and a capture may have cut it.
+    pub end: usize,
+    /// A fragment that is not the first: no header of the upper layer stands at `transport`.
+    pub later_fragment: bool,
+}
+
+impl Layers {
+    /// The layers of `frame`; `None` when it carries no IP.
+    ///
+    /// # Errors
+    /// When a header is cut short or contradicts itself.
+    pub fn of(frame: &[u8]) -> Result<Option<Self>> {
+        let frame = ethernet::Frame::new(frame)?;
+        let network = frame.payload_offset();
+        let ethertype = frame.payload_ethertype();
+        let payload = &frame.bytes()[network..];
+        Ok(match ethertype {
+            ethernet::IPV4 => {
+                let packet = ipv4::Packet::new(payload)?;
+                Some(Self {
+                    network,
+                    ethertype,
+                    transport: network + packet.header_len(),
+                    protocol: packet.protocol(),
+                    end: network + packet.end(),
+                    later_fragment: packet.fragment_offset() > 0,
+                })
+            }
+            ethernet::IPV6 => {
+                let packet = ipv6::Packet::new(payload)?;
+                let upper = packet.upper()?;
+                Some(Self {
+                    network,
+                    ethertype,
+                    transport: network + upper.offset,
+                    protocol: upper.protocol,
+                    end: network + packet.end(),
+                    later_fragment: upper.fragment_offset.is_some_and(|offset| offset > 0),
+                })
+            }
+            _ => None,
+        })
+    }
+}
+
+/// What names a flow. Ports are 0 where the protocol has none, and in fragments that do not carry them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FiveTuple {
+    /// Source address.
+    pub source: IpAddr,
+    /// Destination address.
+    pub destination: IpAddr,
+    /// Upper-layer protocol.
+    pub protocol: u8,
+    /// Source port.
+    pub source_port: u16,
+    /// Destination port.
+    pub destination_port: u16,
+}
+
+/// SCTP has its ports where TCP and UDP have theirs.
+const SCTP: u8 = 132;
+
+impl FiveTuple {
+    /// Of a frame; `None` when it carries no IP.
+    ///
+    /// # Errors
+    /// When a header is cut short or contradicts itself.
+    pub fn of(frame: &[u8]) -> Result<Option<Self>> {
+        let Some(layers) = Layers::of(frame)? else { return Ok(None) };
+        let packet = &frame[layers.network..];
+        let (source, destination) = if layers.ethertype == ethernet::IPV4 {
+            let packet = ipv4::Packet::new(packet)?;
+            (IpAddr::V4(packet.source()), IpAddr::V4(packet.destination()))
+        } else {
+            let packet = ipv6::Packet::new(packet)?;
+            (IpAddr::V6(packet.source()), IpAddr::V6(packet.destination()))
+        };
+        let mut tuple =
+            Self { source, destination, protocol: layers.protocol, source_port: 0, destination_port: 0 };
+        if matches!(layers.protocol, ipv4::TCP | ipv4::UDP | SCTP) && !layers.later_fragment {
+            let upper = &frame[layers.transport..layers.end];
+            crate::view::require("ports", upper, 4)?;
+            tuple.source_port = u16::from_be_bytes([upper[0], upper[1]]);
+            tuple.destination_port = u16::from_be_bytes([upper[2], upper[3]]);
+        }
+        Ok(Some(tuple))
+    }
+
+    /// The flow of the answers.
+    pub fn reversed(self) -> Self {
+        Self {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etherparse::PacketBuilder;
+    use proptest::prelude::*;
+
+    fn built(v6: bool, tcp: bool, vlan: bool, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
+        let ether = PacketBuilder::ethernet2([1; 6], [2; 6]);
+        let mut out = Vec::new();
+        macro_rules! upper {
+            ($builder:expr) => {
+                match tcp {
+                    true => $builder.tcp(ports.0, ports.1, 7, 100).write(&mut out, payload).unwrap(),
+                    false => $builder.udp(ports.0, ports.1).write(&mut out, payload).unwrap(),
+                }
+            };
+        }
+        match (v6, vlan) {
+            (false, false) => upper!(ether.ipv4([10, 0, 0, 1], [10, 0, 0, 2], 9)),
+            (false, true) => {
+                upper!(ether.single_vlan(5.try_into().unwrap()).ipv4([10, 0, 0, 1], [10, 0, 0, 2], 9))
+            }
+            (true, false) => upper!(ether.ipv6([1; 16], [2; 16], 9)),
+            (true, true) => upper!(ether.single_vlan(5.try_into().unwrap()).ipv6([1; 16], [2; 16], 9)),
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn finds_what_etherparse_wrote(v6: bool, tcp: bool, vlan: bool, ports: (u16, u16),
+                                       payload in proptest::collection::vec(any::<u8>(), 0..64), padding in 0usize..20) {
+            let mut frame = built(v6, tcp, vlan, ports, &payload);
+            let end = frame.len();
+            frame.resize(end + padding, 0xee);
+            let layers = Layers::of(&frame).unwrap().unwrap();
+            prop_assert_eq!(layers.end, end);
+            prop_assert_eq!(layers.protocol, if tcp { 6 } else { 17 });
+            prop_assert_eq!(layers.network, if vlan { 18 } else { 14 });
+            let tuple = FiveTuple::of(&frame).unwrap().unwrap();
+            prop_assert_eq!((tuple.source_port, tuple.destination_port), ports);
+            prop_assert_eq!(tuple.source.is_ipv6(), v6);
+            prop_assert_eq!(tuple.reversed().reversed(), tuple);
+        }
+
+        #[test]
+        fn anything_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..128), kind in 0usize..4) {
+            let mut bytes = bytes;
+            if bytes.len() > 15 {
+                let ethertype = [[8u8, 0], [0x86, 0xdd], [0x81, 0], [0x88, 0xa8]][kind];
+                bytes[12..14].copy_from_slice(&ethertype);
+                bytes[14] = [0x45, 0x60, 0, 0][kind];
+            }
+            if let Ok(Some(layers)) = Layers::of(&bytes) {
+                prop_assert!(layers.network <= layers.transport && layers.transport <= layers.end);
+                prop_assert!(layers.end <= bytes.len());
+            }
+            let _ = FiveTuple::of(&bytes);
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! ICMP and ICMPv6 messages (RFC 792, RFC 4443): the header all share, and the two words of an echo.
+
+/// Bytes of the header.
+pub const HEADER: usize = 8;
+/// ICMP type: echo request.
+pub const ECHO_REQUEST: u8 = 8;
+/// ICMP type: echo reply.
+pub const ECHO_REPLY: u8 = 0;
+/// ICMPv6 type: echo request.
+pub const ECHO_REQUEST_V6: u8 = 128;
+/// ICMPv6 type: echo reply.
+pub const ECHO_REPLY_V6: u8 = 129;
+
+view! {
+    /// An ICMP or ICMPv6 message.
+    Message("ICMP", 8) {
+        /// Type.
+        kind / set_kind: u8 = 0,
+        /// Code.
+        code / set_code: u8 = 1,
+        /// Checksum: of the message, for ICMPv6 with the pseudo header.
+        checksum / set_checksum: u16 = 2,
+        /// Identifier of an echo.
+        echo_id / set_echo_id: u16 = 4,
+        /// Sequence number of an echo.
+        echo_sequence / set_echo_sequence: u16 = 6,
+    }
+}
+
+impl<T: AsRef<[u8]>> Message<T> {
+    /// What follows the header.
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes()[HEADER..]
+    }
+}

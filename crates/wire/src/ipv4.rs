@@ -1,0 +1,226 @@
+//! IPv4 (RFC 791).
+//!
+//! ```text
+//! 0       1     2        4    6               8     9          10         12       16            20
+//! | ver,ihl | tos | length | id | flags,fragment | ttl | protocol | checksum | source | destination | options ...
+//! ```
+
+use crate::checksum::{self, Sum};
+use crate::{Error, Result};
+use std::net::Ipv4Addr;
+
+/// Bytes of the header without options.
+pub const HEADER: usize = 20;
+/// Protocol number of ICMP.
+pub const ICMP: u8 = 1;
+/// Protocol number of TCP.
+pub const TCP: u8 = 6;
+/// Protocol number of UDP.
+pub const UDP: u8 = 17;
+
+view! {
+    /// An IPv4 packet.
+    Packet("IPv4", 20) check = check {
+        /// Differentiated services and ECN.
+        tos / set_tos: u8 = 1,
+        /// Length of header and payload as the header says it; the buffer may hold less or more.
+        total_length / set_total_length: u16 = 2,
+        /// Identification.
+        id / set_id: u16 = 4,
+        /// Flags and fragment offset as they lie.
+        flags_and_offset / set_flags_and_offset: u16 = 6,
+        /// Time to live.
+        ttl / set_ttl: u8 = 8,
+        /// What the payload is.
+        protocol / set_protocol: u8 = 9,
+        /// Header checksum.
+        checksum / set_checksum: u16 = 10,
+        /// Source address.
+        source / set_source: Ipv4Addr = 12,
+        /// Destination address.
+        destination / set_destination: Ipv4Addr = 16,
+    }
+}
+
+fn check(bytes: &[u8]) -> Result<()> {
+    let malformed = |field, value| Err(Error::Malformed { header: "IPv4", field, value });
+    let header = (bytes[0] & 0xf) as usize * 4;
+    let total = u16::from_be_bytes([bytes[2], bytes[3]]) as usize;
+    if bytes[0] >> 4 != 4 {
+        return malformed("version", (bytes[0] >> 4) as u64);
+    }
+    if header < HEADER {
+        return malformed("header length", header as u64);
+    }
+    if total < header {
+        return malformed("total length", total as u64);
+    }
+    crate::view::require("IPv4", bytes, header)
+}
+
+impl<T: AsRef<[u8]>> Packet<T> {
+    /// Bytes of the header with its options.
+    #[inline(always)]
+    pub fn header_len(&self) -> usize {
+        (self.bytes()[0] & 0xf) as usize * 4
+    }
+
+    /// The options as they lie.
+    pub fn options(&self) -> &[u8] {
+        &self.bytes()[HEADER..self.header_len()]
+    }
+
+    /// Where the packet ends in the buffer: by its length, or where the buffer ends.
+    #[inline(always)]
+    pub fn end(&self) -> usize {
+        // A header that was changed under the view may claim less than itself.
+        (self.total_length() as usize).max(self.header_len()).min(self.bytes().len())
+    }
+
+    /// What it carries, without padding behind it.
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes()[self.header_len()..self.end()]
+    }
+
+    /// Offset of this fragment in bytes; 0 for the first and for whole packets.
+    pub fn fragment_offset(&self) -> u16 {
+        (self.flags_and_offset() & 0x1fff) * 8
+    }
+
+    /// Part of a larger packet.
+    pub fn is_fragment(&self) -> bool {
+        self.flags_and_offset() & 0x3fff != 0
+    }
+
+    /// The header checksum is right.
+    pub fn checksum_ok(&self) -> bool {
+        checksum::of(&self.bytes()[..self.header_len()]) == 0
+    }
+
+    /// The pseudo header's sum for the payload's checksum.
+    pub fn pseudo_sum(&self) -> Sum {
+        let length = (self.total_length() as usize).saturating_sub(self.header_len()) as u32;
+        Sum::new().add_pseudo_v4(self.source(), self.destination(), self.protocol(), length)
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
+    /// Makes `buffer` one IPv4 packet: no options, TTL 64, total length that of the buffer, the rest zero, and leaves the
+    /// payload as it is. The checksum comes with [`Packet::fill_checksum`].
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] when the header does not fit, [`Error::Malformed`] beyond 65535 bytes.
+    pub fn init(mut buffer: T) -> Result<Self> {
+        let bytes = buffer.as_mut();
+        crate::view::require("IPv4", bytes, HEADER)?;
+        let value = bytes.len() as u64;
+        let length = u16::try_from(bytes.len()).map_err(|_| Error::Malformed {
+            header: "IPv4",
+            field: "total length",
+            value,
+        })?;
+        bytes[..HEADER].fill(0);
+        bytes[0] = 0x45;
+        let mut packet = Self(buffer);
+        packet.set_total_length(length);
+        packet.set_ttl(64);
+        Ok(packet)
+    }
+
+    /// What it carries, to change.
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        let (start, end) = (self.header_len(), self.end());
+        &mut self.0.as_mut()[start..end]
+    }
+
+    /// Computes and writes the header checksum.
+    pub fn fill_checksum(&mut self) {
+        self.set_checksum(0);
+        let checksum = checksum::of(&self.bytes()[..self.header_len()]);
+        self.set_checksum(checksum);
+    }
+
+    /// Decrements TTL and mends the checksum by the change alone; false, and nothing changed, when TTL is 0 already.
+    pub fn decrement_ttl(&mut self) -> bool {
+        let Some(ttl) = self.ttl().checked_sub(1) else { return false };
+        let old = u16::from_be_bytes([self.ttl(), self.protocol()]);
+        let new = u16::from_be_bytes([ttl, self.protocol()]);
+        let checksum = checksum::update(self.checksum(), old, new);
+        self.set_ttl(ttl);
+        self.set_checksum(checksum);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn agrees_with_etherparse(bytes in proptest::collection::vec(any::<u8>(), 0..80), ihl in 4u8..16) {
+            let mut bytes = bytes;
+            if let Some(first) = bytes.first_mut() {
+                *first = 0x40 | ihl;
+            }
+            let ours = Packet::new(&bytes);
+            let theirs = etherparse::Ipv4HeaderSlice::from_slice(&bytes);
+            if let Ok(ours) = &ours {
+                let theirs = theirs.expect("etherparse takes what we take");
+                prop_assert_eq!(ours.header_len(), theirs.slice().len());
+                prop_assert_eq!(ours.total_length(), theirs.total_len());
+                prop_assert_eq!(ours.id(), theirs.identification());
+                prop_assert_eq!(ours.fragment_offset(), theirs.fragments_offset().byte_offset());
+                prop_assert_eq!(ours.is_fragment(), theirs.is_fragmenting_payload());
+                prop_assert_eq!(ours.ttl(), theirs.ttl());
+                prop_assert_eq!(ours.protocol(), theirs.protocol().0);
+                prop_assert_eq!(ours.checksum(), theirs.header_checksum());
+                prop_assert_eq!(ours.source(), theirs.source_addr());
+                prop_assert_eq!(ours.destination(), theirs.destination_addr());
+                prop_assert_eq!(ours.options(), theirs.options());
+                prop_assert_eq!(
+                    ours.checksum_ok(),
+                    theirs.to_header().calc_header_checksum() == ours.checksum()
+                        // the two forms of zero
+                        || (ours.checksum() == 0xffff && theirs.to_header().calc_header_checksum() == 0)
+                );
+            } else if let Ok(theirs) = theirs {
+                prop_assert!((theirs.total_len() as usize) < theirs.slice().len());
+            }
+        }
+
+        #[test]
+        fn ttl_decrement_keeps_the_checksum_right(source: [u8; 4], destination: [u8; 4], ttl in 1u8.., id: u16) {
+            let mut packet = Packet::init(vec![0; 28]).unwrap();
+            packet.set_source(source.into());
+            packet.set_destination(destination.into());
+            packet.set_ttl(ttl);
+            packet.set_id(id);
+            packet.fill_checksum();
+            prop_assert!(packet.decrement_ttl());
+            prop_assert_eq!(packet.ttl(), ttl - 1);
+            prop_assert!(packet.checksum_ok());
+        }
+    }
+
+    #[test]
+    fn lengths_that_lie() {
+        let mut bytes = vec![0u8; 40];
+        bytes[0] = 0x45;
+        bytes[3] = 19;
+        assert!(Packet::new(&bytes).is_err(), "shorter than its header");
+        bytes[2] = 0xff;
+        assert_eq!(Packet::new(&bytes).unwrap().payload().len(), 20, "cut by the capture");
+        bytes[2] = 0;
+        bytes[3] = 25;
+        assert_eq!(Packet::new(&bytes).unwrap().payload().len(), 5, "padded by Ethernet");
+        bytes[0] = 0x4f;
+        bytes[3] = 60;
+        assert!(Packet::new(&bytes).is_err(), "options not all there");
+        assert!(Packet::init(vec![0; 65536]).is_err());
+        let mut packet = Packet::init(vec![0; 20]).unwrap();
+        packet.set_ttl(0);
+        assert!(!packet.decrement_ttl());
+    }
+}

@@ -1,0 +1,141 @@
+//! TCP (RFC 9293).
+
+use crate::checksum::Sum;
+use crate::{Error, Result};
+
+/// Bytes of the header without options.
+pub const HEADER: usize = 20;
+
+/// Flag: no more data from the sender.
+pub const FIN: u8 = 0x01;
+/// Flag: synchronise sequence numbers.
+pub const SYN: u8 = 0x02;
+/// Flag: reset the connection.
+pub const RST: u8 = 0x04;
+/// Flag: push.
+pub const PSH: u8 = 0x08;
+/// Flag: the acknowledgment number counts.
+pub const ACK: u8 = 0x10;
+/// Flag: the urgent pointer counts.
+pub const URG: u8 = 0x20;
+
+view! {
+    /// A TCP segment.
+    Segment("TCP", 20) check = check {
+        /// Source port.
+        source_port / set_source_port: u16 = 0,
+        /// Destination port.
+        destination_port / set_destination_port: u16 = 2,
+        /// Sequence number.
+        sequence / set_sequence: u32 = 4,
+        /// Acknowledgment number.
+        acknowledgment / set_acknowledgment: u32 = 8,
+        /// Flags, FIN to CWR.
+        flags / set_flags: u8 = 13,
+        /// Window, not scaled.
+        window / set_window: u16 = 14,
+        /// Checksum.
+        checksum / set_checksum: u16 = 16,
+        /// Urgent pointer.
+        urgent / set_urgent: u16 = 18,
+    }
+}
+
+fn check(bytes: &[u8]) -> Result<()> {
+    let header = (bytes[12] >> 4) as usize * 4;
+    if header < HEADER {
+        return Err(Error::Malformed { header: "TCP", field: "data offset", value: header as u64 });
+    }
+    crate::view::require("TCP", bytes, header)
+}
+
+impl<T: AsRef<[u8]>> Segment<T> {
+    /// Bytes of the header with its options.
+    pub fn header_len(&self) -> usize {
+        (self.bytes()[12] >> 4) as usize * 4
+    }
+
+    /// The options as they lie.
+    pub fn options(&self) -> &[u8] {
+        &self.bytes()[HEADER..self.header_len()]
+    }
+
+    /// What it carries.
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes()[self.header_len()..]
+    }
+
+    /// The checksum is right; `pseudo` is the IP header's pseudo sum, the buffer ends where the segment does.
+    pub fn checksum_ok(&self, pseudo: Sum) -> bool {
+        pseudo.add_bytes(self.bytes()).finish() == 0
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
+    /// Makes `buffer` one segment without options, all fields zero, and leaves the payload as it is.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] when the header does not fit.
+    pub fn init(mut buffer: T) -> Result<Self> {
+        let bytes = buffer.as_mut();
+        crate::view::require("TCP", bytes, HEADER)?;
+        bytes[..HEADER].fill(0);
+        bytes[12] = (HEADER as u8 / 4) << 4;
+        Ok(Self(buffer))
+    }
+
+    /// What it carries, to change.
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        let at = self.header_len();
+        &mut self.0.as_mut()[at..]
+    }
+
+    /// Computes and writes the checksum; `pseudo` is the IP header's pseudo sum, the buffer ends where the segment does.
+    pub fn fill_checksum(&mut self, pseudo: Sum) {
+        self.set_checksum(0);
+        let checksum = pseudo.add_bytes(self.bytes()).finish();
+        self.set_checksum(checksum);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn agrees_with_etherparse(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let ours = Segment::new(&bytes);
+            let theirs = etherparse::TcpSlice::from_slice(&bytes);
+            prop_assert_eq!(ours.is_ok(), theirs.is_ok());
+            if let (Ok(ours), Ok(theirs)) = (ours, theirs) {
+                prop_assert_eq!(ours.source_port(), theirs.source_port());
+                prop_assert_eq!(ours.destination_port(), theirs.destination_port());
+                prop_assert_eq!(ours.sequence(), theirs.sequence_number());
+                prop_assert_eq!(ours.acknowledgment(), theirs.acknowledgment_number());
+                prop_assert_eq!(ours.window(), theirs.window_size());
+                prop_assert_eq!(ours.options(), theirs.options());
+                prop_assert_eq!(ours.payload(), theirs.payload());
+                prop_assert_eq!(ours.flags() & SYN != 0, theirs.syn());
+                prop_assert_eq!(ours.flags() & FIN != 0, theirs.fin());
+            }
+        }
+
+        #[test]
+        fn checksums_agree_with_etherparse(payload in proptest::collection::vec(any::<u8>(), 0..100),
+                                           source: [u8; 16], destination: [u8; 16], sequence: u32) {
+            let mut packet = crate::ipv6::Packet::init([vec![0; 60], payload.clone()].concat()).unwrap();
+            packet.set_source(source.into());
+            packet.set_destination(destination.into());
+            let pseudo = packet.pseudo_sum(6, 20 + payload.len() as u32);
+            let mut segment = Segment::init(packet.payload_mut()).unwrap();
+            segment.set_sequence(sequence);
+            segment.fill_checksum(pseudo);
+            let mut theirs = etherparse::TcpHeader::new(0, 0, sequence, 0);
+            theirs.checksum = theirs.calc_checksum_ipv6_raw(source, destination, &payload).unwrap();
+            prop_assert_eq!(segment.checksum(), theirs.checksum);
+            prop_assert!(segment.checksum_ok(pseudo));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! UDP (RFC 768).
+
+use crate::checksum::{self, Sum};
+
+/// Bytes of the header.
+pub const HEADER: usize = 8;
+
+view! {
+    /// A UDP datagram.
+    Datagram("UDP", 8) {
+        /// Source port.
+        source_port / set_source_port: u16 = 0,
+        /// Destination port.
+        destination_port / set_destination_port: u16 = 2,
+        /// Length of header and payload as the header says it; 0 in a jumbogram.
+        length / set_length: u16 = 4,
+        /// Checksum; 0 says none (IPv4 only).
+        checksum / set_checksum: u16 = 6,
+    }
+}
+
+impl<T: AsRef<[u8]>> Datagram<T> {
+    /// Where the datagram ends in the buffer: by its length, or where the buffer ends.
+    pub fn end(&self) -> usize {
+        (self.length() as usize).clamp(HEADER, self.bytes().len())
+    }
+
+    /// What it carries.
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes()[HEADER..self.end()]
+    }
+
+    /// The checksum is right, or there is none; `pseudo` is the IP header's pseudo sum.
+    pub fn checksum_ok(&self, pseudo: Sum) -> bool {
+        self.checksum() == 0 || pseudo.add_bytes(&self.bytes()[..self.end()]).finish() == 0
+    }
+}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]>> Datagram<T> {
+    /// What it carries, to change.
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        let end = self.end();
+        &mut self.0.as_mut()[HEADER..end]
+    }
+
+    /// Computes and writes the checksum; `pseudo` is the IP header's pseudo sum.
+    pub fn fill_checksum(&mut self, pseudo: Sum) {
+        self.set_checksum(0);
+        let checksum = pseudo.add_bytes(&self.bytes()[..self.end()]).finish();
+        self.set_checksum(checksum::udp(checksum));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ipv4;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn checksums_agree_with_etherparse(payload in proptest::collection::vec(any::<u8>(), 0..100),
+                                           source: [u8; 4], destination: [u8; 4], ports: (u16, u16)) {
+            let mut packet = ipv4::Packet::init([vec![0; 28], payload.clone()].concat()).unwrap();
+            packet.set_protocol(ipv4::UDP);
+            packet.set_source(source.into());
+            packet.set_destination(destination.into());
+            let pseudo = packet.pseudo_sum();
+            let mut datagram = Datagram::new(packet.payload_mut()).unwrap();
+            datagram.set_source_port(ports.0);
+            datagram.set_destination_port(ports.1);
+            datagram.set_length(8 + payload.len() as u16);
+            datagram.fill_checksum(pseudo);
+            prop_assert!(datagram.checksum_ok(pseudo));
+            prop_assert_eq!(datagram.payload(), &payload[..]);
+            let ip = etherparse::Ipv4Header::new(8 + payload.len() as u16, 64, etherparse::IpNumber::UDP, source, destination).unwrap();
+            let theirs = etherparse::UdpHeader::with_ipv4_checksum(ports.0, ports.1, &ip, &payload).unwrap();
+            prop_assert_eq!(datagram.checksum(), theirs.checksum);
+        }
+    }
+
+    #[test]
+    fn lengths_that_lie() {
+        let mut bytes = [0u8; 12];
+        assert_eq!(Datagram::new(&bytes).unwrap().payload().len(), 0);
+        bytes[4] = 0xff;
+        assert_eq!(Datagram::new(&bytes).unwrap().payload().len(), 4);
+        assert!(Datagram::new(&bytes[..7]).is_err());
+    }
+}
