@@ -1,12 +1,17 @@
 //! The `inlane` command: a subcommand a module, each of which parses its flags, calls its crate and prints the result.
 
+mod doctor;
+mod exit;
+mod manual;
+
 use clap::{Parser, Subcommand};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// Moves bytes between network, host memory, accelerators and other machines over the fastest path this machine has, and
 /// shows why it is the fastest.
 #[derive(Parser)]
-#[command(name = "inlane", version, max_term_width = 110)]
+#[command(name = "inlane", version, max_term_width = 110, after_help = exit::STATUSES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -14,30 +19,32 @@ struct Cli {
 
 /// Each subcommand's arguments live in its module.
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Doctor(doctor::Args),
+    Completion(manual::CompletionArgs),
+    Man(manual::ManArgs),
+}
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let outcome: anyhow::Result<()> = match cli.command {};
+    let outcome: anyhow::Result<()> = match cli.command {
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Completion(args) => manual::completion(&args),
+        Command::Man(args) => manual::man(&args),
+    };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => exit::report(&error),
     }
 }
 
-/// From errors to exit statuses: 0 done, 1 ran but failed, 2 usage or configuration, 3 the environment is not ready.
-mod exit {
-    use inlane_core::error::{Class, Error};
-    use std::process::ExitCode;
-
-    /// Prints the error on stderr and gives its exit status.
-    pub fn report(error: &anyhow::Error) -> ExitCode {
-        eprintln!("inlane: {error:#}");
-        let class = error.chain().find_map(|cause| cause.downcast_ref::<Error>().map(Error::class));
-        ExitCode::from(match class {
-            Some(Class::Usage) => 2,
-            Some(Class::Environment) => 3,
-            Some(Class::Failed) | None => 1,
-        })
+/// Writes to stdout. A reader that has seen enough (`| head`) is no error.
+fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    match write(&mut out).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(anyhow::anyhow!("cannot write to stdout: {error}"))
+        }
+        _ => Ok(()),
     }
 }

@@ -1,0 +1,159 @@
+//! `inlane doctor`: what each part of inlane needs, whether this machine has it, and what mends it.
+//!
+//! The checks read `/proc`, `/sys` and `/dev` ([`files`]) and try a few system calls ([`trials`]); they change nothing.
+
+mod check;
+mod devices;
+mod files;
+mod lab;
+mod memory;
+mod ports;
+mod processor;
+mod rights;
+#[cfg(test)]
+mod tests;
+mod trials;
+
+use crate::exit::NotReady;
+use check::{Check, Name, State};
+use files::Files;
+use inlane_core::result::{Host, SCHEMA_VERSION};
+use inlane_core::units;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use trials::Trials;
+
+const EXAMPLES: &str = "\
+Examples:
+  inlane doctor                                what is there, what is not, and what mends it
+  inlane doctor gpu nvrtc                      these parts alone
+  inlane doctor --require af-xdp hugepages     exit status 3 when one of them is missing
+  inlane doctor --json - | jq '.checks[] | select(.state != \"ok\")'";
+
+/// Shows what this machine has of what inlane can use, why it matters, and the command that mends what is missing
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Only these checks
+    #[arg(value_name = "CHECK")]
+    only: Vec<Name>,
+    /// Exit with status 3 when one of these is missing
+    #[arg(long, value_name = "CHECK", num_args = 1.., hide_possible_values = true)]
+    require: Vec<Name>,
+    /// Write the result as JSON to FILE, or to stdout for `-`
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What the checks look at.
+struct Machine {
+    files: Files,
+    trials: Trials,
+}
+
+/// The document that `--json` writes.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Report {
+    /// Version of the document's shape.
+    schema_version: u32,
+    /// Where.
+    host: Host,
+    /// How each part stands.
+    checks: Vec<Check>,
+}
+
+/// Checks this machine, prints, and fails when a required part is missing.
+///
+/// # Errors
+/// [`NotReady`] for a required part, and when the result cannot be written.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let machine = Machine { files: Files::under("/"), trials: Trials::run() };
+    let mut checks = all(&machine);
+    if !args.only.is_empty() {
+        checks.retain(|check| args.only.contains(&check.name) || args.require.contains(&check.name));
+    }
+    let report = Report { schema_version: SCHEMA_VERSION, host: Host::this(), checks };
+    match &args.json {
+        Some(path) if path.as_os_str() == "-" => {
+            crate::print(|out| writeln!(out, "{}", serde_json::to_string_pretty(&report)?))?;
+        }
+        Some(path) => {
+            let text = serde_json::to_string_pretty(&report)? + "\n";
+            std::fs::write(path, text)
+                .map_err(|error| anyhow::anyhow!("cannot write {}: {error}", path.display()))?;
+        }
+        None => {}
+    }
+    if args.json.as_ref().is_none_or(|path| path.as_os_str() != "-") {
+        let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        crate::print(|out| show(out, &report, colour))?;
+    }
+    Ok(demand(&report.checks, &args.require)?)
+}
+
+/// Fails when a part that is required is missing.
+fn demand(checks: &[Check], required: &[Name]) -> Result<(), NotReady> {
+    let missing = |name: &&Name| checks.iter().any(|c| c.name == **name && c.state == State::Missing);
+    let missing: Vec<String> = required.iter().filter(missing).map(|name| name.text()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let (listed, typed) = (missing.join(", "), missing.join(" "));
+    Err(NotReady(format!("missing: {listed}; 'inlane doctor {typed}' says what mends it")))
+}
+
+/// Every check, in the order of [`Name`].
+fn all(machine: &Machine) -> Vec<Check> {
+    [
+        ports::dpdk,
+        memory::hugepages,
+        rights::privileges,
+        rights::memory_lock,
+        ports::af_xdp,
+        ports::af_packet,
+        ports::tun,
+        ports::memif,
+        devices::gpu,
+        devices::nvrtc,
+        devices::gdrcopy,
+        devices::iommu,
+        devices::vfio,
+        devices::pcie_links,
+        memory::numa,
+        processor::cpu_governor,
+        processor::isolated_cores,
+        processor::clock_source,
+        lab::lab,
+    ]
+    .iter()
+    .map(|check| check(machine))
+    .collect()
+}
+
+/// The report for people: parts that are well in a line; the others with what they cost and what mends them.
+fn show(out: &mut dyn Write, report: &Report, colour: bool) -> io::Result<()> {
+    let host = &report.host;
+    let memory = units::bytes(host.memory_bytes);
+    writeln!(out, "Linux {}; {}; {} cores; {memory}\n", host.kernel, host.cpu, host.cores)?;
+    for check in &report.checks {
+        let state = format!("{:8}", check.state.text());
+        let state = match (colour, check.state) {
+            (false, _) => state,
+            (true, State::Ok) => format!("\x1b[32m{state}\x1b[0m"),
+            (true, State::Degraded) => format!("\x1b[33m{state}\x1b[0m"),
+            (true, State::Missing) => format!("\x1b[31m{state}\x1b[0m"),
+        };
+        writeln!(out, "{state}  {:14}  {}", check.name.text(), check.evidence)?;
+        if check.state != State::Ok {
+            writeln!(out, "{:26}why:  {}", "", check.matters)?;
+            for remedy in &check.remedy {
+                writeln!(out, "{:26}mend: {remedy}", "")?;
+            }
+        }
+    }
+    let count = |state| report.checks.iter().filter(|check| check.state == state).count();
+    let (ok, degraded, missing) = (count(State::Ok), count(State::Degraded), count(State::Missing));
+    writeln!(out, "\n{ok} ok, {degraded} degraded, {missing} missing")
+}

@@ -1,0 +1,181 @@
+//! Devices: GPU and its software, IOMMU, VFIO, PCIe links.
+
+use super::Machine;
+use super::check::{Check, Name};
+
+const PCI: &str = "/sys/bus/pci/devices";
+/// PCI's number for NVIDIA.
+const NVIDIA: &str = "0x10de";
+
+/// The functions on the PCI bus that are a display or 3D controller of NVIDIA's.
+fn nvidia_gpus(machine: &Machine) -> Vec<String> {
+    let of = |device: &String, name: &str| {
+        machine.files.text(&format!("{PCI}/{device}/{name}")).unwrap_or_default()
+    };
+    let mut devices = machine.files.list(PCI);
+    devices.retain(|device| of(device, "vendor") == NVIDIA && of(device, "class").starts_with("0x03"));
+    devices
+}
+
+pub fn gpu(machine: &Machine) -> Check {
+    let matters = "packet functions run on it (--on gpu:N), and copies start and end in its memory";
+    let check = |evidence: String| Check::ok(Name::Gpu, matters, evidence);
+    let devices = nvidia_gpus(machine);
+    let proc = "/proc/driver/nvidia";
+    let driver = machine.files.text(&format!("{proc}/version")).and_then(|text| {
+        // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ..."
+        let is_release =
+            |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        text.split_whitespace().find(is_release).map(String::from)
+    });
+    let nodes = machine.files.list("/dev").iter().filter(|name| is_gpu_node(name)).count();
+    let library = machine.files.library("libcuda.so.1", &machine.trials.libraries);
+    let install = "sudo apt-get install nvidia-driver (Debian, from non-free) or nvidia-driver-580-server (Ubuntu), then reboot";
+    match (driver, nodes, library) {
+        (Some(driver), 1.., Some(library)) => {
+            let models = machine.files.list(&format!("{proc}/gpus"));
+            let mut models: Vec<String> = models
+                .iter()
+                .filter_map(|gpu| machine.files.field(&format!("{proc}/gpus/{gpu}/information"), "Model"))
+                .collect();
+            models.dedup();
+            let names = if models.is_empty() { "GPUs".into() } else { models.join(", ") };
+            check(format!("{nodes} x {names}; driver {driver}; {}", library.display()))
+        }
+        (Some(driver), 0, _) => check(format!("driver {driver} is loaded, but no /dev/nvidia0"))
+            .missing("sudo nvidia-modprobe -u -c 0; in a container: start it with --gpus all"),
+        (Some(driver), _, None) => check(format!("driver {driver} is loaded, but libcuda.so.1 is nowhere"))
+            .missing("sudo apt-get install libcuda1"),
+        (None, ..) if !devices.is_empty() => {
+            check(format!("{} without a driver", devices.join(", "))).missing(install)
+        }
+        (None, ..) => check("no NVIDIA GPU on the PCI bus".into())
+            .missing("none without one; --on cpu and the twins run everything but what only a GPU can show"),
+    }
+}
+
+fn is_gpu_node(name: &str) -> bool {
+    let number = name.strip_prefix("nvidia").unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit())
+}
+
+pub fn nvrtc(machine: &Machine) -> Check {
+    let matters = "compiles packet functions for the GPU that is there";
+    let fetch = "python3 -m pip install --target ~/.local/lib/nvrtc --no-deps 'nvidia-cuda-nvrtc==13.0.*' && \
+                 export INLANE_NVRTC=$(find ~/.local/lib/nvrtc -name libnvrtc.so.13)";
+    if let Some(named) = &machine.trials.nvrtc {
+        let evidence = format!("{} (INLANE_NVRTC)", named.display());
+        if machine.files.exists(&named.to_string_lossy()) {
+            return Check::ok(Name::Nvrtc, matters, evidence);
+        }
+        return Check::ok(
+            Name::Nvrtc,
+            matters,
+            format!("INLANE_NVRTC names {}, which is not there", named.display()),
+        )
+        .missing(fetch);
+    }
+    match machine.files.library("libnvrtc.so", &machine.trials.libraries) {
+        Some(path) => Check::ok(Name::Nvrtc, matters, path.display().to_string()),
+        None => {
+            Check::ok(Name::Nvrtc, matters, "libnvrtc is in none of the usual directories").missing(fetch)
+        }
+    }
+}
+
+pub fn gdrcopy(machine: &Machine) -> Check {
+    let matters = "would put the flags that the CPU writes into GPU memory; inlane does not use it yet, so nothing is lost";
+    if machine.files.exists("/dev/gdrdrv") {
+        return Check::ok(Name::Gdrcopy, matters, "/dev/gdrdrv is there; not used yet");
+    }
+    Check::ok(Name::Gdrcopy, matters, "no /dev/gdrdrv").missing("nothing to do: not supported yet")
+}
+
+pub fn iommu(machine: &Machine) -> Check {
+    let matters =
+        "vfio hands a device to a program only behind one; without it a device could write anywhere";
+    let groups = machine.files.list("/sys/kernel/iommu_groups").len();
+    let units = machine.files.list("/sys/class/iommu");
+    if groups > 0 {
+        return Check::ok(
+            Name::Iommu,
+            matters,
+            format!("{} with {groups} groups of devices", units.join(", ")),
+        );
+    }
+    let information = machine.files.text("/proc/cpuinfo").unwrap_or_default();
+    let flags = information.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let evidence = if units.is_empty() { "none" } else { "there is one, but no device is behind it" };
+    let check = Check::ok(Name::Iommu, matters, evidence);
+    if flags.split_whitespace().any(|flag| flag == "hypervisor") {
+        return check
+            .missing("this is a virtual machine: give it one from outside (QEMU: -device intel-iommu)");
+    }
+    let switch = if information.contains("AuthenticAMD") { "amd_iommu=on" } else { "intel_iommu=on" };
+    check.missing(format!(
+        "switch it on in the firmware (VT-d, AMD-Vi), add '{switch} iommu=pt' to GRUB_CMDLINE_LINUX in /etc/default/grub, then: \
+         sudo update-grub && sudo reboot"
+    ))
+}
+
+pub fn vfio(machine: &Machine) -> Check {
+    let matters = "pci ports, and BARs that inlane may write, are devices bound to vfio-pci";
+    let check = |evidence: String| Check::ok(Name::Vfio, matters, evidence);
+    if !machine.files.exists("/dev/vfio/vfio") {
+        return check("no /dev/vfio/vfio".into()).missing("sudo modprobe vfio-pci");
+    }
+    if !machine.files.exists("/sys/bus/pci/drivers/vfio-pci") {
+        return check("/dev/vfio/vfio is there, the driver vfio-pci is not".into())
+            .missing("sudo modprobe vfio-pci");
+    }
+    let mut bound = machine.files.list("/sys/bus/pci/drivers/vfio-pci");
+    bound.retain(|entry| entry.contains(':'));
+    if bound.is_empty() {
+        return check("ready; no device is bound to it".into());
+    }
+    check(format!("bound: {}", bound.join(", ")))
+}
+
+pub fn pcie_links(machine: &Machine) -> Check {
+    let matters = "half the lanes or an older speed is half the bandwidth, whatever else is tuned";
+    let check = |evidence: String| Check::ok(Name::PcieLinks, matters, evidence);
+    let (mut whole, mut narrow, mut idle) = (0, Vec::new(), Vec::new());
+    for device in machine.files.list(PCI) {
+        let text = |name: &str| machine.files.text(&format!("{PCI}/{device}/{name}")).unwrap_or_default();
+        let width = |name: &str| text(name).parse::<u32>().ok().filter(|lanes| (1..=32).contains(lanes));
+        let (Some(lanes), Some(most)) = (width("current_link_width"), width("max_link_width")) else {
+            continue;
+        };
+        let (now, best) = (speed(&text("current_link_speed")), speed(&text("max_link_speed")));
+        let (Some(now), Some(best)) = (now, best) else { continue };
+        let line = format!("{device} ({}) x{lanes} of x{most}, {now} of {best} GT/s", text("class"));
+        if lanes < most {
+            narrow.push(line);
+        } else if now < best {
+            // A GPU lowers its speed, never its width, while it is idle.
+            let gpu = text("vendor") == NVIDIA;
+            if gpu { idle.push(line) } else { narrow.push(line) }
+        } else {
+            whole += 1;
+        }
+    }
+    if !narrow.is_empty() {
+        return check(format!("below the device's best: {}", narrow.join("; "))).degraded(
+            "move the card to a slot with those lanes and that speed, and look for bifurcation or a speed limit in the firmware",
+        );
+    }
+    match (whole, idle.is_empty()) {
+        (0, true) => check("no device shows a link (usual in a virtual machine)".into()),
+        (_, true) => check(format!("{whole} links, each at its device's best")),
+        (_, false) => check(format!(
+            "{whole} links at their device's best; slower while idle, as GPUs are: {}",
+            idle.join("; ")
+        )),
+    }
+}
+
+/// `16.0 GT/s PCIe` as 16.0; unknown or senseless speeds as none.
+fn speed(text: &str) -> Option<f64> {
+    let speed = text.split_whitespace().next()?.parse::<f64>().ok()?;
+    (speed.is_finite() && speed > 0.0).then_some(speed)
+}

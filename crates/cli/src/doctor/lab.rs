@@ -1,0 +1,33 @@
+//! What the lab's virtual machines need.
+
+use super::Machine;
+use super::check::{Check, Name};
+use std::path::Path;
+
+pub fn lab(machine: &Machine) -> Check {
+    let matters = "tests with real PCI devices run in virtual machines; KVM is not needed";
+    let in_path = |program: &str| {
+        let name = |directory: &Path| directory.join(program).to_string_lossy().into_owned();
+        machine.trials.programs.iter().any(|directory| machine.files.exists(&name(directory)))
+    };
+    let modules = |release: &str| machine.files.exists(&format!("/lib/modules/{release}/modules.dep"));
+    let kernels = machine.files.list("/boot");
+    let kernel =
+        kernels.iter().filter_map(|name| name.strip_prefix("vmlinuz-")).rfind(|release| modules(release));
+    let release = machine.files.text("/etc/os-release").unwrap_or_default();
+    let ubuntu = release.lines().any(|line| line == "ID=ubuntu");
+    let image = if ubuntu { "linux-image-virtual" } else { "linux-image-amd64" };
+    let wanted = [
+        ("qemu-system-x86", in_path("qemu-system-x86_64")),
+        (image, kernel.is_some()),
+        ("busybox-static", in_path("busybox")),
+        ("cpio", in_path("cpio")),
+    ];
+    let lacking: Vec<&str> = wanted.iter().filter(|(_, found)| !found).map(|(name, _)| *name).collect();
+    let kvm = if machine.trials.kvm.is_ok() { "KVM opens" } else { "no KVM: the processor is emulated" };
+    match (lacking.as_slice(), kernel) {
+        ([], Some(release)) => Check::ok(Name::Lab, matters, format!("QEMU, kernel {release}; {kvm}")),
+        _ => Check::ok(Name::Lab, matters, format!("not installed: {}", lacking.join(", ")))
+            .missing(format!("sudo apt-get install {}", lacking.join(" "))),
+    }
+}

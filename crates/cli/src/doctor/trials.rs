@@ -1,0 +1,59 @@
+//! What only a system call tells: each thing is tried once, harmlessly, and closed again.
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::path::PathBuf;
+
+/// What was tried, and how it ended.
+pub struct Trials {
+    /// A socket of the family AF_XDP.
+    pub af_xdp: Result<(), Errno>,
+    /// A socket of the family AF_PACKET.
+    pub af_packet: Result<(), Errno>,
+    /// `/dev/net/tun`, opened.
+    pub tun: Result<(), Errno>,
+    /// A memory file, as memif shares.
+    pub memfd: Result<(), Errno>,
+    /// `/dev/kvm`, opened.
+    pub kvm: Result<(), Errno>,
+    /// DPDK's release, where this program has it built in.
+    pub dpdk: Option<String>,
+    /// This program's own file.
+    pub program: PathBuf,
+    /// Where programs lie (`PATH`).
+    pub programs: Vec<PathBuf>,
+    /// Where libraries lie beyond the usual places (`LD_LIBRARY_PATH`).
+    pub libraries: Vec<PathBuf>,
+    /// `INLANE_NVRTC`.
+    pub nvrtc: Option<PathBuf>,
+}
+
+impl Trials {
+    /// Tries everything on this machine.
+    pub fn run() -> Self {
+        let split = |name: &str| {
+            std::env::var_os(name).map(|paths| std::env::split_paths(&paths).collect()).unwrap_or_default()
+        };
+        Self {
+            af_xdp: socket(AddressFamily::XDP),
+            af_packet: socket(AddressFamily::PACKET),
+            tun: open("/dev/net/tun"),
+            memfd: rustix::fs::memfd_create("inlane-doctor", rustix::fs::MemfdFlags::CLOEXEC).map(drop),
+            kvm: open("/dev/kvm"),
+            dpdk: None,
+            program: std::env::current_exe().unwrap_or_else(|_| "inlane".into()),
+            programs: split("PATH"),
+            libraries: split("LD_LIBRARY_PATH"),
+            nvrtc: std::env::var_os("INLANE_NVRTC").map(PathBuf::from),
+        }
+    }
+}
+
+fn socket(family: AddressFamily) -> Result<(), Errno> {
+    socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, None).map(drop)
+}
+
+fn open(path: &str) -> Result<(), Errno> {
+    use rustix::fs::{Mode, OFlags};
+    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).map(drop)
+}

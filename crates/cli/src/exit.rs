@@ -1,0 +1,30 @@
+//! From errors to exit statuses.
+
+use inlane_core::error::{Class, Error};
+use std::process::ExitCode;
+
+/// The statuses, as `--help` tells them.
+pub const STATUSES: &str = "\
+Exit status: 0 done; 1 ran but failed (verification, threshold); 2 usage or configuration;
+             3 the environment is not ready ('inlane doctor' says what to do).";
+
+/// The machine lacks what was required.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotReady(pub String);
+
+/// Prints the error on stderr and gives its exit status.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    eprintln!("inlane: {error:#}");
+    let class = error.chain().find_map(|cause| {
+        if cause.is::<NotReady>() {
+            return Some(Class::Environment);
+        }
+        cause.downcast_ref::<Error>().map(Error::class)
+    });
+    ExitCode::from(match class {
+        Some(Class::Usage) => 2,
+        Some(Class::Environment) => 3,
+        Some(Class::Failed) | None => 1,
+    })
+}
