@@ -72,6 +72,20 @@ pub struct Drive {
     pub packets: u64,
 }
 
+impl Default for Drive {
+    fn default() -> Self {
+        Self {
+            burst: 64,
+            flush: Duration::ZERO,
+            slots: 64,
+            overload: Overload::Wait,
+            work: Duration::ZERO,
+            stages: false,
+            packets: u64::MAX,
+        }
+    }
+}
+
 /// The parts of one pipeline, before its threads run.
 pub struct Pipeline {
     /// Where packets come from.
@@ -96,8 +110,6 @@ pub struct Shared<'a> {
     pub index: usize,
     /// The core of each thread, in the order receive, send, workers; empty to leave them to the kernel.
     pub cores: &'a [usize],
-    /// Called on each thread before it works; what it returns is kept until the thread ends.
-    pub enter: &'a (dyn Fn() -> Box<dyn std::any::Any> + Sync),
 }
 
 /// What became of the packets of one pipeline.

@@ -116,7 +116,6 @@ impl Drop for AbortOnPanic<'_> {
 
 fn receive(mut inlet: Inlet, mut producer: Producer, drive: &Drive, shared: &Shared<'_>) -> Received {
     pin(shared.cores, 0);
-    let _entered = (shared.enter)();
     let Shared { control, clock, progress, .. } = *shared;
     let mut idle = Idle::default();
     let mut dropped_overload = 0u64;
@@ -171,7 +170,9 @@ fn process_item(
     let (descriptors, outcomes) = item.parts();
     work(shared.clock, drive.work, descriptors.len());
     let now = if needs_time { shared.clock.now_ns() } else { 0 };
-    instance.run_descriptors(descriptors, outcomes, now)
+    // SAFETY: the ring's producer held the packets and submitted them; they are this consumer's until it completes the
+    // item, in memory that the CPU maps (checked when the run was set up).
+    unsafe { instance.run_descriptors(descriptors, outcomes, now) }
 }
 
 fn process(
@@ -182,7 +183,7 @@ fn process(
     index: usize,
 ) -> (Instance, u64) {
     pin(shared.cores, 2 + index);
-    let needs_time = instance.needs_time();
+    let needs_time = instance.ticks();
     let mut idle = Idle::default();
     loop {
         match consumer.poll() {
@@ -214,12 +215,11 @@ fn send(
     shared: &Shared<'_>,
 ) -> Tally {
     pin(shared.cores, 1);
-    let _entered = (shared.enter)();
     let Shared { control, clock, progress, .. } = *shared;
     let mut tally = Tally::default();
     let mut idle = Idle::default();
     let mut bursts = 0u32;
-    let needs_time = own.as_ref().is_some_and(|(_, instance)| instance.needs_time());
+    let needs_time = own.as_ref().is_some_and(|(_, instance)| instance.ticks());
     loop {
         if let Some((consumer, instance)) = &mut own
             && let Next::Item(mut item) = consumer.poll()

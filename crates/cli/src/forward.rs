@@ -1,0 +1,336 @@
+//! `inlane forward`: its flags, its live line, its result.
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use inlane_core::result::{Document, PacketResult, Verification};
+use inlane_core::units;
+use inlane_forward::config::{Config, Method, Route};
+use inlane_forward::control::{Control, Reading};
+use inlane_forward::pipeline::{Drive, Overload};
+use inlane_forward::{measure, run, verify};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Ports:
+  null[:SIZE]           makes and swallows packets (DPDK net_null)
+  gen:SIZE|imix         makes flows with sequence numbers and checksums; options flows=N,seed=S
+  check                 swallows and verifies what gen made
+  pcap:FILE             reads or writes a capture
+  ring:NAME             what is sent comes back (DPDK net_ring)
+  af_xdp:IFACE af_packet:IFACE tap:NAME memif:SOCKET pci:ADDRESS
+
+Examples:
+  # every packet of a capture, in order, MACs swapped, timestamps kept
+  inlane forward --rx pcap:in.pcap --tx pcap:out.pcap --function macswap --packets all --json result.json
+
+  # how fast is this machine without a network
+  inlane forward --rx null:64 --tx null:64 --function macswap --duration 5s
+
+  # everything made is checked: nothing lost, duplicated, reordered or altered
+  inlane forward --rx gen:imix,flows=64 --tx check --function macswap --method split --packets 10000000
+
+  # a bump in the wire between two interfaces
+  inlane forward --between af_xdp:eth1 af_xdp:eth2 --function l3-decrement
+
+  # the highest rate without loss (RFC 2544)
+  inlane forward --rx gen:64 --tx check --zero-loss --duration 2s
+
+Exit status: 0 done, 1 ran but failed, 2 usage, 3 the environment is not ready (try inlane doctor).";
+
+/// Receives packets, runs a packet function on them, and sends them on.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Forward {
+    /// The port to receive from
+    #[arg(long, value_name = "PORT", required_unless_present_any = ["between", "list_functions"], conflicts_with = "between")]
+    rx: Option<String>,
+    /// The port to send to; give it again for further ports that verdicts can name
+    #[arg(long, value_name = "PORT", requires = "rx")]
+    tx: Vec<String>,
+    /// Forward between two ports, both ways
+    #[arg(long, num_args = 2, value_names = ["PORT", "PORT"])]
+    between: Option<Vec<String>>,
+    /// The packet function: a built-in one (see --list-functions) or your own FILE.cu:NAME
+    #[arg(long, default_value = "io")]
+    function: String,
+    /// List the built-in packet functions and exit
+    #[arg(long)]
+    list_functions: bool,
+    /// How control flows: single or split
+    #[arg(long, default_value = "single")]
+    method: Method,
+    /// With split: threads that only process, beside the one that receives and the one that sends
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    workers: usize,
+    /// Most packets of a burst
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    burst: usize,
+    /// How long a partial burst waits for more packets
+    #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
+    flush: Duration,
+    /// Items of the burst ring, a power of two
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    slots: usize,
+    /// Queues with a pipeline each
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pipelines: u16,
+    /// Offer packets at this rate (10G, 1.5Mpps); what is late by more than a queue is missed, and counted
+    #[arg(long, value_parser = units::parse_rate)]
+    rate: Option<units::Rate>,
+    /// Search for the highest rate without loss (RFC 2544), each trial as long as --duration
+    #[arg(long, conflicts_with_all = ["rate", "load"])]
+    zero_loss: bool,
+    /// Latency at these shares of the highest rate without loss, in per cent
+    #[arg(long, value_delimiter = ',', value_name = "PERCENT,...", num_args = 0.., default_missing_value = "10,30,50,70,80,90,95,100")]
+    load: Option<Vec<f64>>,
+    /// Time spent on each packet beside the function
+    #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
+    work: Duration,
+    /// End after this time [default: 5s, or when a capture ends, or with --between never]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    duration: Option<Duration>,
+    /// End after so many packets a pipeline; 'all' for a whole capture
+    #[arg(long, value_name = "N|all")]
+    packets: Option<String>,
+    /// When what comes after is full
+    #[arg(long, value_enum, default_value_t = OnOverload::Wait)]
+    overload: OnOverload,
+    /// Time every burst at every stage
+    #[arg(long)]
+    stages: bool,
+    /// Cores to bind threads to, in the order receive, send, workers of each pipeline; 'none' binds none
+    #[arg(long, value_name = "LIST|none")]
+    cores: Option<String>,
+    /// Buffers of each pipeline
+    #[arg(long, default_value_t = 4096, value_name = "N")]
+    buffers: usize,
+    /// Bytes that a buffer holds
+    #[arg(long, default_value = "2K", value_name = "SIZE", value_parser = units::parse_size)]
+    room: u64,
+    /// Write what is sent to a capture too
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Disturb what is received: drop=P,duplicate=P,reorder=P,corrupt=P,delay=TIME,seed=N
+    #[arg(long, value_name = "SPEC")]
+    faults: Option<String>,
+    /// Do not run the baseline (the same ports, the work left out) first
+    #[arg(long)]
+    no_baseline: bool,
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnOverload {
+    /// Wait; the port in front fills and counts what it misses
+    Wait,
+    /// Drop the newest packets, and count them
+    Drop,
+    /// Take fewer packets at a time until there is room
+    Shrink,
+}
+
+impl Forward {
+    fn config(&self) -> anyhow::Result<Config> {
+        let route = match (&self.between, &self.rx) {
+            (Some(between), _) => Route::Between(between[0].clone(), between[1].clone()),
+            (None, Some(rx)) => Route::OneWay { rx: rx.clone(), tx: self.tx.clone() },
+            (None, None) => unreachable!("clap requires one of them"),
+        };
+        let mut config = Config::new(route);
+        config.function = self.function.clone();
+        config.method = self.method;
+        config.workers = self.workers;
+        config.pipelines = self.pipelines;
+        config.rate = self.rate;
+        config.buffers = self.buffers;
+        config.room = self.room as usize;
+        config.capture = self.capture.clone();
+        config.faults = self.faults.clone();
+        config.drive = Drive {
+            burst: self.burst,
+            flush: self.flush,
+            slots: self.slots,
+            overload: match self.overload {
+                OnOverload::Wait => Overload::Wait,
+                OnOverload::Drop => Overload::Drop,
+                OnOverload::Shrink => Overload::Shrink,
+            },
+            work: self.work,
+            stages: self.stages,
+            packets: u64::MAX,
+        };
+        let mut everything = false;
+        match self.packets.as_deref() {
+            Some("all") => everything = true,
+            Some(text) => {
+                config.drive.packets = text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
+                    inlane_core::Error::Quantity {
+                        text: text.into(),
+                        what: "a number of packets",
+                        why: "neither a whole number above zero nor 'all'".into(),
+                        example: "1000000 or all",
+                    }
+                })?;
+            }
+            None => {}
+        }
+        config.cores = match self.cores.as_deref() {
+            None => None,
+            Some("none") => Some(Vec::new()),
+            Some(list) => Some(cores(list)?),
+        };
+        // A source that never ends needs an end, unless somebody will press Ctrl-C.
+        let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || rx.contains("loop"));
+        config.duration = match self.duration {
+            Some(duration) => Some(duration),
+            None if endless && !everything && config.drive.packets == u64::MAX => Some(Duration::from_secs(5)),
+            None => None,
+        };
+        Ok(config)
+    }
+
+    /// Runs it.
+    pub fn run(&self) -> anyhow::Result<()> {
+        if self.list_functions {
+            for function in inlane_forward::functions() {
+                println!("{:<16} {}", function.name, function.about);
+                if !function.syntax.is_empty() {
+                    println!("{:<16} {}", "", function.syntax);
+                }
+            }
+            return Ok(());
+        }
+        let config = self.config()?;
+        let control = Arc::new(Control::default());
+        crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
+        let mut live = Live::new();
+        let mut watch = |elapsed: Duration, reading: Reading| live.show(elapsed, reading);
+        let (document, failure) = if self.zero_loss || self.load.is_some() {
+            let loads = self.load.as_deref().unwrap_or(&[]);
+            measure::against_load(&config, loads, &control, &mut watch)?
+        } else {
+            self.once(&config, &control, &mut watch)?
+        };
+        live.end();
+        if self.json.as_deref() != Some("-") {
+            print!("{}", inlane_report::packets(&document));
+            let _ = std::io::stdout().flush();
+        }
+        if let Some(target) = &self.json {
+            inlane_report::json(target, &document)?;
+        }
+        match failure {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn once(
+        &self,
+        config: &Config,
+        control: &Control,
+        watch: &mut dyn FnMut(Duration, Reading),
+    ) -> anyhow::Result<(Document<PacketResult>, Option<inlane_forward::Error>)> {
+        let baseline = if self.no_baseline { None } else { measure::baseline(config, control) };
+        let outcome = run::run(config, control, watch)?;
+        let mut document = Document::new("forward", outcome.path);
+        document.twin = outcome.twin;
+        document.ceiling = measure::ceiling(config, outcome.link_bits_per_second);
+        document.baseline = baseline;
+        document.verification = outcome.verification;
+        if document.verification.is_none() && !control.stopping() {
+            document.verification = verify::captures(config)?;
+        }
+        let mut failure = outcome.errors.into_iter().next();
+        if let Some(verification) = document.verification.as_ref().filter(|v| !v.passed() && v.checked > 0) {
+            failure.get_or_insert(inlane_forward::Error::Verification(describe(verification)));
+        }
+        if outcome.result.leaked_buffers > 0 {
+            let leaked = outcome.result.leaked_buffers;
+            failure.get_or_insert(inlane_forward::Error::Leaked { buffers: leaked });
+        }
+        document.results.push(outcome.result);
+        Ok((document, failure))
+    }
+}
+
+fn describe(verification: &Verification) -> String {
+    let Verification { checked, lost, duplicated, reordered, altered, method } = verification;
+    format!(
+        "of {checked} packets {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})"
+    )
+}
+
+/// `0,2,4-7` as a list.
+fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
+    let bad = || inlane_core::Error::Quantity {
+        text: list.into(),
+        what: "a list of cores",
+        why: "not numbers and ranges separated by commas".into(),
+        example: "2,3 or 4-7 or none",
+    };
+    let mut cores = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
+        if last < first || last >= libc::CPU_SETSIZE as usize {
+            return Err(bad());
+        }
+        cores.extend(first..=last);
+    }
+    Ok(cores)
+}
+
+/// The live line: rates of the last second, on a terminal only.
+struct Live {
+    on: bool,
+    last: (Duration, Reading),
+}
+
+impl Live {
+    fn new() -> Self {
+        Self { on: std::io::stderr().is_terminal(), last: Default::default() }
+    }
+
+    fn show(&mut self, elapsed: Duration, reading: Reading) {
+        if !self.on {
+            return;
+        }
+        let (then, before) = self.last;
+        let seconds = (elapsed - then).as_secs_f64();
+        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        eprint!(
+            "\r{:>5.0} s  rx {}  tx {}  {}  dropped {}   \x1b[K",
+            elapsed.as_secs_f64(),
+            units::packets_per_second(rate(reading.rx_packets, before.rx_packets)),
+            units::packets_per_second(rate(reading.tx_packets, before.tx_packets)),
+            units::bits_per_second(rate(reading.tx_bytes, before.tx_bytes) * 8.0),
+            reading.dropped,
+        );
+        self.last = (elapsed, reading);
+    }
+
+    fn end(&self) {
+        if self.on {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn core_lists() {
+        assert_eq!(cores("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
+        for bad in ["", "a", "3-1", "1,", "0-99999999"] {
+            assert!(cores(bad).is_err(), "{bad}");
+        }
+    }
+}

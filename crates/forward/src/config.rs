@@ -1,0 +1,229 @@
+//! What a user can ask of a run.
+
+use crate::error::{Error, Result};
+use crate::pipeline::Drive;
+use inlane_core::units::Rate;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Where packets come from and go to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// From one port to one or several others.
+    OneWay {
+        /// The port received from.
+        rx: String,
+        /// The ports sent to; a verdict that names port n means the nth.
+        tx: Vec<String>,
+    },
+    /// Between two ports, both ways.
+    Between(String, String),
+}
+
+/// How control flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// One thread receives, processes and sends.
+    #[default]
+    Single,
+    /// One receives, another processes and sends.
+    Split,
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Method::Single => "single",
+            Method::Split => "split",
+        })
+    }
+}
+
+impl FromStr for Method {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "single" => Ok(Method::Single),
+            "split" => Ok(Method::Split),
+            _ => Err(Error::config(format!("--method {text}"), "on the CPU choose single or split")),
+        }
+    }
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// From where to where.
+    pub route: Route,
+    /// The packet function, as on the command line.
+    pub function: String,
+    /// How control flows.
+    pub method: Method,
+    /// Threads that process beside those that receive and send (`split` only).
+    pub workers: usize,
+    /// How many pipelines a direction has, each with its queue and threads.
+    pub pipelines: u16,
+    /// How each is driven.
+    pub drive: Drive,
+    /// Offer no more than this; packets that fall due while the pipeline is behind are missed, and counted.
+    pub rate: Option<Rate>,
+    /// End after this long.
+    pub duration: Option<Duration>,
+    /// Cores to bind threads to; `None` to choose among those allowed, empty to bind none.
+    pub cores: Option<Vec<usize>>,
+    /// Buffers of each pipeline's pool.
+    pub buffers: usize,
+    /// Bytes that a buffer holds.
+    pub room: usize,
+    /// Write what is sent to this capture too.
+    pub capture: Option<PathBuf>,
+    /// Disturb what is received: see [`crate::ports`].
+    pub faults: Option<String>,
+}
+
+impl Config {
+    /// A run with every default.
+    pub fn new(route: Route) -> Self {
+        Self {
+            route,
+            function: "io".into(),
+            method: Method::Single,
+            workers: 0,
+            pipelines: 1,
+            drive: Drive::default(),
+            rate: None,
+            duration: None,
+            cores: None,
+            buffers: 4096,
+            room: 2048,
+            capture: None,
+            faults: None,
+        }
+    }
+
+    /// Threads of one pipeline.
+    pub fn threads(&self) -> usize {
+        match self.method {
+            Method::Single => 1,
+            Method::Split => 2 + self.workers,
+        }
+    }
+
+    /// Finds what does not go together.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the flag and the remedy.
+    pub fn check(&self) -> Result<()> {
+        let directions = if matches!(self.route, Route::Between(..)) { 2 } else { 1 };
+        if self.pipelines == 0 || self.pipelines > 64 {
+            return Err(Error::config(format!("--pipelines {}", self.pipelines), "give 1 to 64"));
+        }
+        if self.workers > 0 && self.method != Method::Split {
+            return Err(Error::config("--workers", "only --method split has workers; add it or leave them out"));
+        }
+        if self.workers > 64 {
+            return Err(Error::config(format!("--workers {}", self.workers), "give 0 to 64"));
+        }
+        if !(64..=65536).contains(&self.room) {
+            return Err(Error::config(format!("--room {}", self.room), "give 64 to 64K"));
+        }
+        // Each pipeline needs buffers for the bursts in hand and in the ring, and the device for its queues.
+        let least = self.drive.burst * 4;
+        if self.buffers < least || self.buffers > 1 << 22 {
+            return Err(Error::config(
+                format!("--buffers {}", self.buffers),
+                format!("give {least} (four bursts) to 4M"),
+            ));
+        }
+        if let Route::OneWay { tx, .. } = &self.route {
+            if tx.is_empty() {
+                return Err(Error::config("--tx", "name at least one port to send to"));
+            }
+            if tx.len() > 64 {
+                return Err(Error::config("--tx", "64 ports at most"));
+            }
+        }
+        if let Some(cores) = &self.cores
+            && !cores.is_empty()
+        {
+            let threads = self.threads() * self.pipelines as usize * directions;
+            if cores.len() < threads {
+                return Err(Error::config(
+                    "--cores",
+                    format!("this run has {threads} threads; name as many cores, or 'none' to bind none"),
+                ));
+            }
+            let allowed = allowed_cores();
+            if let Some(core) = cores.iter().find(|core| !allowed.contains(core)) {
+                return Err(Error::config(
+                    "--cores",
+                    format!("core {core} is not one that this process may use ({allowed:?})"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The cores for `threads` threads: those asked for, else the allowed ones from the highest down, so that the first, where
+    /// the system's own work runs, is taken last; none when there are fewer cores than threads.
+    pub fn cores_for(&self, threads: usize) -> Vec<usize> {
+        match &self.cores {
+            Some(cores) => cores.clone(),
+            None => {
+                let mut allowed = allowed_cores();
+                allowed.reverse();
+                allowed.truncate(threads);
+                if allowed.len() < threads { Vec::new() } else { allowed }
+            }
+        }
+    }
+}
+
+/// The cores that this process may run on.
+pub fn allowed_cores() -> Vec<usize> {
+    // SAFETY: an all-zero cpu_set_t is an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: writes at most the size given; 0 is this process.
+    let outcome = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
+    if outcome != 0 {
+        return Vec::new();
+    }
+    // SAFETY: the index is below the set's size.
+    (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] })
+    }
+
+    #[test]
+    fn defaults_are_right() {
+        config().check().unwrap();
+        assert!(!allowed_cores().is_empty());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_the_flag_named() {
+        let cases: [(&str, fn(&mut Config)); 6] = [
+            ("--pipelines", |c| c.pipelines = 0),
+            ("--workers", |c| c.workers = 1),
+            ("--buffers", |c| c.buffers = 1),
+            ("--room", |c| c.room = 1 << 20),
+            ("--tx", |c| c.route = Route::OneWay { rx: "null".into(), tx: vec![] }),
+            ("--cores", |c| c.cores = Some(vec![100_000])),
+        ];
+        for (flag, break_it) in cases {
+            let mut config = config();
+            break_it(&mut config);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.contains(flag), "{error}");
+        }
+    }
+}

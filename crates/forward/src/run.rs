@@ -1,0 +1,313 @@
+//! A run: opens the ports, joins them by pipelines, waits for the end, and says what became of every packet.
+
+use crate::config::{Config, Method, Route};
+use crate::control::{Control, Progress, Reading};
+use crate::error::{Error, Result};
+use crate::open;
+use crate::pipeline::{self, Pipeline, Shared, StageHistograms, Tally};
+use inlane_core::clock::Clock;
+use inlane_core::port::Counters;
+use inlane_core::result::{Flow, PacketResult, Path, Stages, Verification};
+use inlane_core::stats::LatencyHistogram;
+use inlane_core::{Pool, Port};
+use inlane_function::Function;
+use std::collections::BTreeMap;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// What a run came to.
+pub struct Outcome {
+    /// The figures.
+    pub result: PacketResult,
+    /// What carried the packets.
+    pub path: Path,
+    /// What ports that check found.
+    pub verification: Option<Verification>,
+    /// A software stand-in took part.
+    pub twin: bool,
+    /// The slowest link's rate, where a port has one.
+    pub link_bits_per_second: Option<f64>,
+    /// What went wrong while it ran; the figures hold all the same.
+    pub errors: Vec<Error>,
+}
+
+/// One direction of a run: from which port to which, by their index.
+struct Direction {
+    rx: usize,
+    tx: Vec<usize>,
+}
+
+/// Runs until the source is exhausted, the packets or the time asked for are over, or `control` says so. `watch` is called
+/// about each second with the time since the start and what was counted so far.
+///
+/// # Errors
+/// When it could not start: settings, ports, memory. What goes wrong later is in [`Outcome::errors`].
+pub fn run(
+    config: &Config,
+    control: &Control,
+    watch: &mut dyn FnMut(Duration, Reading),
+) -> Result<Outcome> {
+    config.check()?;
+    let function = Function::parse(&config.function)?;
+    let (names, directions) = directions(&config.route);
+    let mut ports = open::ports(&names, config)?;
+    let touched = ports.iter().any(|port| port.info().touches_payload);
+    let pools = open::pools(&ports, config, directions.len())?;
+    if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().place().is_cpu_memory())
+        && (touched || config.function != "io")
+    {
+        let place = pool.region().place();
+        return Err(Error::config(
+            "--memory",
+            format!("packets in {place} cannot be reached by the CPU, and this run reads them there"),
+        ));
+    }
+    let pipelines = join(config, &function, &mut ports, &pools, &directions)?;
+    for port in &mut ports {
+        port.start()?;
+    }
+    let clock = Clock::new();
+    let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
+    let cores = config.cores_for(config.threads() * pipelines.len());
+    let started = Instant::now();
+    let tallies = drive(config, control, pipelines, &clock, &progress, &cores, watch, started);
+    let elapsed = started.elapsed();
+    let mut device = Counters::default();
+    for port in &mut ports {
+        device += port.device_counters();
+        port.stop();
+    }
+    let leaked = pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum();
+    Ok(outcome(config, tallies, &ports, &directions, elapsed, device, leaked))
+}
+
+/// The ports' names, each once where ports can be shared, and who sends to whom.
+fn directions(route: &Route) -> (Vec<String>, Vec<Direction>) {
+    let mut names: Vec<String> = Vec::new();
+    let mut index = |name: &String| {
+        if open::is_shared(name)
+            && let Some(found) = names.iter().position(|known| known == name)
+        {
+            return found;
+        }
+        names.push(name.clone());
+        names.len() - 1
+    };
+    let directions = match route {
+        Route::OneWay { rx, tx } => {
+            vec![Direction { rx: index(rx), tx: tx.iter().map(&mut index).collect() }]
+        }
+        Route::Between(a, b) => {
+            let (a, b) = (index(a), index(b));
+            vec![Direction { rx: a, tx: vec![b] }, Direction { rx: b, tx: vec![a] }]
+        }
+    };
+    (names, directions)
+}
+
+/// Configures every port with the queues that its directions need, and makes the pipelines: those of the first direction, then
+/// those of the second.
+fn join(
+    config: &Config,
+    function: &Function,
+    ports: &mut [Box<dyn Port>],
+    pools: &[Vec<Arc<dyn Pool>>],
+    directions: &[Direction],
+) -> Result<Vec<Pipeline>> {
+    let queues = config.pipelines;
+    for (index, port) in ports.iter_mut().enumerate() {
+        let receives = directions.iter().position(|direction| direction.rx == index);
+        let sends: usize = directions.iter().map(|d| d.tx.iter().filter(|&&tx| tx == index).count()).sum();
+        if queues > port.info().max_queues {
+            return Err(Error::config(
+                format!("--pipelines {queues}"),
+                format!("port {} has {} queues at most", port.info().name, port.info().max_queues),
+            ));
+        }
+        if queues > 1 && receives.is_some() && !port.info().spreads_flows {
+            tracing::warn!("port {} does not spread flows over queues", port.info().name);
+        }
+        let pools: &[_] = receives.map_or(&[], |direction| &pools[direction]);
+        port.configure(pools, queues * sends as u16)?;
+    }
+    let mut pipelines = Vec::new();
+    let mut next_tx = vec![0u16; ports.len()];
+    for (direction, pools) in directions.iter().zip(pools) {
+        for (queue, pool) in pools.iter().enumerate() {
+            let rx = ports[direction.rx].take_rx(queue as u16)?;
+            let mut txs = Vec::new();
+            for &tx in &direction.tx {
+                txs.push(ports[tx].take_tx(next_tx[tx], pool.clone())?);
+                next_tx[tx] += 1;
+            }
+            let mut instances = Vec::new();
+            for _ in 0..config.workers.max(1) {
+                let mut instance = function.instance()?;
+                instance.set_room(pool.room() as u32);
+                instances.push(instance);
+            }
+            pipelines.push(Pipeline { rx, txs, pool: pool.clone(), instances });
+        }
+    }
+    Ok(pipelines)
+}
+
+#[expect(clippy::too_many_arguments, reason = "called once, from `run`, whose parts these are")]
+fn drive(
+    config: &Config,
+    control: &Control,
+    pipelines: Vec<Pipeline>,
+    clock: &Clock,
+    progress: &[Progress],
+    cores: &[usize],
+    watch: &mut dyn FnMut(Duration, Reading),
+    started: Instant,
+) -> Vec<Tally> {
+    std::thread::scope(|scope| {
+        let (finished, finishes) = mpsc::channel();
+        let count = pipelines.len();
+        for (index, pipeline) in pipelines.into_iter().enumerate() {
+            let finished = finished.clone();
+            let threads = config.threads();
+            let cores = cores.chunks(threads).nth(index).unwrap_or(&[]);
+            let shared = Shared { control, progress: &progress[index], clock, index, cores };
+            scope.spawn(move || {
+                let tally = match config.method {
+                    Method::Single => pipeline::run_single(pipeline, &config.drive, &shared),
+                    Method::Split => pipeline::run_split(pipeline, &config.drive, config.workers, &shared)
+                        .unwrap_or_else(|error| Tally { errors: vec![error], ..Tally::default() }),
+                };
+                // One that broke ends the others, in order.
+                if !tally.errors.is_empty() {
+                    shared.control.stop();
+                }
+                let _ = finished.send((index, tally));
+            });
+        }
+        let mut tallies: Vec<Option<Tally>> = (0..count).map(|_| None).collect();
+        let mut next_watch = Duration::from_secs(1);
+        while tallies.iter().any(Option::is_none) {
+            let elapsed = started.elapsed();
+            if config.duration.is_some_and(|duration| elapsed >= duration) {
+                control.stop();
+            }
+            let mut wait = next_watch.saturating_sub(elapsed);
+            if let Some(duration) = config.duration.filter(|_| !control.stopping()) {
+                wait = wait.min(duration.saturating_sub(elapsed));
+            }
+            // Short enough to notice a signal soon.
+            match finishes.recv_timeout(wait.clamp(Duration::from_micros(100), Duration::from_millis(100))) {
+                Ok((index, tally)) => tallies[index] = Some(tally),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+            if started.elapsed() >= next_watch {
+                let mut sum = Reading::default();
+                for each in progress {
+                    sum += each.read();
+                }
+                watch(started.elapsed(), sum);
+                next_watch += Duration::from_secs(1);
+            }
+        }
+        tallies.into_iter().flatten().collect()
+    })
+}
+
+fn outcome(
+    config: &Config,
+    tallies: Vec<Tally>,
+    ports: &[Box<dyn Port>],
+    directions: &[Direction],
+    elapsed: Duration,
+    device: Counters,
+    leaked_buffers: u64,
+) -> Outcome {
+    let mut sum = Tally::default();
+    let mut functions = Vec::new();
+    for tally in tallies {
+        sum.rx += tally.rx;
+        sum.tx += tally.tx;
+        sum.dropped_overload += tally.dropped_overload;
+        sum.dropped_verdict += tally.dropped_verdict;
+        sum.dropped_invalid += tally.dropped_invalid;
+        sum.dropped_unsent += tally.dropped_unsent;
+        sum.cpu_ns += tally.cpu_ns;
+        sum.stages.add(&tally.stages);
+        sum.errors.extend(tally.errors);
+        functions.extend(tally.functions);
+    }
+    sum.rx.missed += device.missed;
+    sum.rx.errors += device.errors;
+    let seconds = elapsed.as_secs_f64();
+    let latency = ports.iter().filter_map(|port| port.latency()).reduce(|mut all, one| {
+        all.add(&one);
+        all
+    });
+    let result = PacketResult {
+        parameters: parameters(config),
+        duration_ns: elapsed.as_nanos() as u64,
+        rx: Flow::over(&sum.rx, seconds),
+        tx: Flow::over(&sum.tx, seconds),
+        dropped_overload: sum.dropped_overload,
+        dropped_verdict: sum.dropped_verdict,
+        dropped_invalid: sum.dropped_invalid,
+        dropped_unsent: sum.dropped_unsent,
+        leaked_buffers,
+        latency: latency.as_ref().and_then(LatencyHistogram::percentiles),
+        stages: config.drive.stages.then(|| stages(&sum.stages)),
+        cpu_ns: sum.cpu_ns,
+        flags: None,
+        memory: None,
+        pcie_bytes: None,
+        limit: None,
+        function: None,
+    };
+    let hop = |index: usize| ports[index].info().path.clone();
+    let hops = directions
+        .iter()
+        .map(|direction| {
+            let to: Vec<_> = direction.tx.iter().map(|&tx| hop(tx)).collect();
+            format!("{} -> {} on cpu ({}) -> {}", hop(direction.rx), config.function, config.method, to.join(" | "))
+        })
+        .collect();
+    let verifications: Vec<_> = ports.iter().filter_map(|port| port.verification()).collect();
+    Outcome {
+        result,
+        path: Path { hops, reason: String::new(), not_taken: Vec::new() },
+        verification: verifications.into_iter().next(),
+        twin: ports.iter().any(|port| port.info().twin),
+        link_bits_per_second: ports
+            .iter()
+            .filter_map(|port| port.info().link_bits_per_second)
+            .min_by(f64::total_cmp),
+        errors: sum.errors,
+    }
+}
+
+fn stages(histograms: &StageHistograms) -> Stages {
+    Stages {
+        queue: histograms.queue.percentiles(),
+        process: histograms.process.percentiles(),
+        send: histograms.send.percentiles(),
+        total: histograms.total.percentiles(),
+    }
+}
+
+fn parameters(config: &Config) -> BTreeMap<String, String> {
+    let mut parameters = BTreeMap::from([
+        ("burst".to_string(), config.drive.burst.to_string()),
+        ("function".into(), config.function.clone()),
+        ("method".into(), config.method.to_string()),
+    ]);
+    if config.pipelines > 1 {
+        parameters.insert("pipelines".into(), config.pipelines.to_string());
+    }
+    if config.workers > 0 {
+        parameters.insert("workers".into(), config.workers.to_string());
+    }
+    if !config.drive.work.is_zero() {
+        parameters.insert("work_ns".into(), config.drive.work.as_nanos().to_string());
+    }
+    parameters
+}
