@@ -168,14 +168,15 @@ impl Forward {
         match self.packets.as_deref() {
             Some("all") => everything = true,
             Some(text) => {
-                config.drive.packets = text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
-                    inlane_core::Error::Quantity {
-                        text: text.into(),
-                        what: "a number of packets",
-                        why: "neither a whole number above zero nor 'all'".into(),
-                        example: "1000000 or all",
-                    }
-                })?;
+                config.drive.packets =
+                    text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
+                        inlane_core::Error::Quantity {
+                            text: text.into(),
+                            what: "a number of packets",
+                            why: "neither a whole number above zero nor 'all'".into(),
+                            example: "1000000 or all",
+                        }
+                    })?;
             }
             None => {}
         }
@@ -188,7 +189,9 @@ impl Forward {
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || rx.contains("loop"));
         config.duration = match self.duration {
             Some(duration) => Some(duration),
-            None if endless && !everything && config.drive.packets == u64::MAX => Some(Duration::from_secs(5)),
+            None if endless && !everything && config.drive.packets == u64::MAX => {
+                Some(Duration::from_secs(5))
+            }
             None => None,
         };
         Ok(config)
@@ -277,7 +280,8 @@ fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
     let mut cores = Vec::new();
     for part in list.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
+        let (first, last): (usize, usize) =
+            (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
         if last < first || last >= libc::CPU_SETSIZE as usize {
             return Err(bad());
         }

@@ -2,7 +2,9 @@
 
 mod doctor;
 mod exit;
+mod forward;
 mod manual;
+mod signal;
 
 use clap::{Parser, Subcommand};
 use std::io::{self, Write};
@@ -23,6 +25,7 @@ enum Command {
     Doctor(doctor::Args),
     Completion(manual::CompletionArgs),
     Man(manual::ManArgs),
+    Forward(Box<forward::Forward>),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
+        Command::Forward(forward) => forward.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

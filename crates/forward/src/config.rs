@@ -122,7 +122,10 @@ impl Config {
             return Err(Error::config(format!("--pipelines {}", self.pipelines), "give 1 to 64"));
         }
         if self.workers > 0 && self.method != Method::Split {
-            return Err(Error::config("--workers", "only --method split has workers; add it or leave them out"));
+            return Err(Error::config(
+                "--workers",
+                "only --method split has workers; add it or leave them out",
+            ));
         }
         if self.workers > 64 {
             return Err(Error::config(format!("--workers {}", self.workers), "give 0 to 64"));
@@ -211,7 +214,8 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_with_the_flag_named() {
-        let cases: [(&str, fn(&mut Config)); 6] = [
+        type Break = fn(&mut Config);
+        let cases: [(&str, Break); 6] = [
             ("--pipelines", |c| c.pipelines = 0),
             ("--workers", |c| c.workers = 1),
             ("--buffers", |c| c.buffers = 1),

@@ -18,7 +18,9 @@ pub enum Error {
         why: String,
     },
     /// A thread of a pipeline panicked; the others ended in order.
-    #[error("pipeline {pipeline}: its {thread} thread panicked: {message}; this is a defect, please report it")]
+    #[error(
+        "pipeline {pipeline}: its {thread} thread panicked: {message}; this is a defect, please report it"
+    )]
     Panicked {
         /// Which pipeline.
         pipeline: usize,
@@ -33,9 +35,12 @@ pub enum Error {
     /// From the packet function's side.
     #[error(transparent)]
     Function(#[from] inlane_function::Error),
-    /// From DPDK.
-    #[error(transparent)]
-    Dpdk(#[from] inlane_dpdk::Error),
+    /// Buffers did not come back to their pool.
+    #[error("{buffers} packet buffers did not come back to their pool; this is a defect, please report it")]
+    Leaked {
+        /// How many.
+        buffers: u64,
+    },
 }
 
 /// The result of forwarding.
@@ -47,9 +52,8 @@ impl Error {
         match self {
             Error::Core(error) => error.class(),
             Error::Config { .. } => Class::Usage,
-            Error::Panicked { .. } | Error::Verification(_) => Class::Failed,
+            Error::Panicked { .. } | Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
             Error::Function(error) => error.class(),
-            Error::Dpdk(error) => error.class(),
         }
     }
 

@@ -61,7 +61,11 @@ pub fn ceiling(config: &Config, link_bits_per_second: Option<f64>) -> Option<Cei
         Some(bits) => Ceiling {
             what: format!(
                 "the slowest link; {} of core time in the function alone allow {}",
-                if executors == 1.0 { "one core's second".into() } else { format!("{executors} cores' seconds") },
+                if executors == 1.0 {
+                    "one core's second".into()
+                } else {
+                    format!("{executors} cores' seconds")
+                },
                 inlane_core::units::packets_per_second(core_time)
             ),
             bytes_per_second: Some(bits / 8.0),
@@ -83,7 +87,8 @@ fn function_rate(config: &Config) -> Result<f64> {
     for packet in &mut packets {
         packet.length = 64;
         // SAFETY: just taken, host memory.
-        unsafe { packet.bytes_mut() }[12..14].copy_from_slice(&[0x08, 0x00]);
+        let bytes = unsafe { packet.bytes_mut() };
+        bytes[12..14].copy_from_slice(&[0x08, 0x00]);
     }
     let mut outcomes = [Verdict::default(); 64];
     let mut instance = Function::parse(&config.function)?.instance()?;
@@ -124,8 +129,12 @@ pub fn against_load(
     control: &Control,
     watch: &mut dyn FnMut(Duration, Reading),
 ) -> Result<(Document<PacketResult>, Option<Error>)> {
-    if !matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("gen:") || rx.starts_with("null")) {
-        return Err(Error::config("--zero-loss", "needs a source that can be paced: --rx gen:SIZE or null:SIZE"));
+    if !matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("gen:") || rx.starts_with("null"))
+    {
+        return Err(Error::config(
+            "--zero-loss",
+            "needs a source that can be paced: --rx gen:SIZE or null:SIZE",
+        ));
     }
     let mut trial = |rate: Option<f64>| -> Result<Outcome> {
         let mut paced = config.clone();

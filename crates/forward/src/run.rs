@@ -42,11 +42,7 @@ struct Direction {
 ///
 /// # Errors
 /// When it could not start: settings, ports, memory. What goes wrong later is in [`Outcome::errors`].
-pub fn run(
-    config: &Config,
-    control: &Control,
-    watch: &mut dyn FnMut(Duration, Reading),
-) -> Result<Outcome> {
+pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, Reading)) -> Result<Outcome> {
     config.check()?;
     let function = Function::parse(&config.function)?;
     let (names, directions) = directions(&config.route);
@@ -268,7 +264,13 @@ fn outcome(
         .iter()
         .map(|direction| {
             let to: Vec<_> = direction.tx.iter().map(|&tx| hop(tx)).collect();
-            format!("{} -> {} on cpu ({}) -> {}", hop(direction.rx), config.function, config.method, to.join(" | "))
+            format!(
+                "{} -> {} on cpu ({}) -> {}",
+                hop(direction.rx),
+                config.function,
+                config.method,
+                to.join(" | ")
+            )
         })
         .collect();
     let verifications: Vec<_> = ports.iter().filter_map(|port| port.verification()).collect();

@@ -77,8 +77,8 @@ impl Outlet {
                 break;
             }
             let (since, idle) = waiting.get_or_insert_with(|| (clock.raw(), Idle::default()));
-            let stuck = control.stopping()
-                && clock.between_ns(*since, clock.raw()) > PATIENCE.as_nanos() as u64;
+            let stuck =
+                control.stopping() && clock.between_ns(*since, clock.raw()) > PATIENCE.as_nanos() as u64;
             if stuck || control.aborting() {
                 self.dropped_unsent += held.give_back_from(0) as u64;
                 break;
@@ -107,7 +107,8 @@ impl Outlet {
         let mut at_once = true;
         if queues.is_empty() {
             // One port only: those for it go there, the others name a port that does not exist.
-            let (good, bad): (Vec<Packet>, Vec<Packet>) = invalid.into_iter().partition(|packet| packet.port == 0);
+            let (good, bad): (Vec<Packet>, Vec<Packet>) =
+                invalid.into_iter().partition(|packet| packet.port == 0);
             let mut queue = Held::new(pool.clone(), good.len().max(1));
             queue.free_places(good.len())[..good.len()].copy_from_slice(&good);
             queue.hold(good.len());

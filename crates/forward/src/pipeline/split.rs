@@ -155,7 +155,13 @@ fn receive(mut inlet: Inlet, mut producer: Producer, drive: &Drive, shared: &Sha
     inlet.publish(progress);
     let unsent = inlet.held.give_back_from(0) as u64;
     let (counters, error) = inlet.finish();
-    Received { producer, counters, dropped_overload: dropped_overload + unsent, cpu_ns: thread_cpu_ns(), error }
+    Received {
+        producer,
+        counters,
+        dropped_overload: dropped_overload + unsent,
+        cpu_ns: thread_cpu_ns(),
+        error,
+    }
 }
 
 /// Runs the function on one item.
