@@ -70,10 +70,9 @@ struct Report {
 /// [`NotReady`] for a required part, and when the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let machine = Machine { files: Files::under("/"), trials: Trials::run() };
-    let mut checks = all(&machine);
-    if !args.only.is_empty() {
-        checks.retain(|check| args.only.contains(&check.name) || args.require.contains(&check.name));
-    }
+    let wanted =
+        |name: Name| args.only.is_empty() || args.only.contains(&name) || args.require.contains(&name);
+    let checks = CHECKS.iter().filter(|(name, _)| wanted(*name)).map(|(_, check)| check(&machine)).collect();
     let report = Report { schema_version: SCHEMA_VERSION, host: Host::this(), checks };
     match &args.json {
         Some(path) if path.as_os_str() == "-" => {
@@ -104,33 +103,31 @@ fn demand(checks: &[Check], required: &[Name]) -> Result<(), NotReady> {
     Err(NotReady(format!("missing: {listed}; 'inlane doctor {typed}' says what mends it")))
 }
 
+/// Looks at one part.
+type Look = fn(&Machine) -> Check;
+
 /// Every check, in the order of [`Name`].
-fn all(machine: &Machine) -> Vec<Check> {
-    [
-        ports::dpdk,
-        memory::hugepages,
-        rights::privileges,
-        rights::memory_lock,
-        ports::af_xdp,
-        ports::af_packet,
-        ports::tun,
-        ports::memif,
-        devices::gpu,
-        devices::nvrtc,
-        devices::gdrcopy,
-        devices::iommu,
-        devices::vfio,
-        devices::pcie_links,
-        memory::numa,
-        processor::cpu_governor,
-        processor::isolated_cores,
-        processor::clock_source,
-        lab::lab,
-    ]
-    .iter()
-    .map(|check| check(machine))
-    .collect()
-}
+const CHECKS: [(Name, Look); 19] = [
+    (Name::Dpdk, ports::dpdk),
+    (Name::Hugepages, memory::hugepages),
+    (Name::Privileges, rights::privileges),
+    (Name::MemoryLock, rights::memory_lock),
+    (Name::AfXdp, ports::af_xdp),
+    (Name::AfPacket, ports::af_packet),
+    (Name::Tun, ports::tun),
+    (Name::Memif, ports::memif),
+    (Name::Gpu, devices::gpu),
+    (Name::Nvrtc, devices::nvrtc),
+    (Name::Gdrcopy, devices::gdrcopy),
+    (Name::Iommu, devices::iommu),
+    (Name::Vfio, devices::vfio),
+    (Name::PcieLinks, devices::pcie_links),
+    (Name::Numa, memory::numa),
+    (Name::CpuGovernor, processor::cpu_governor),
+    (Name::IsolatedCores, processor::isolated_cores),
+    (Name::ClockSource, processor::clock_source),
+    (Name::Lab, lab::lab),
+];
 
 /// The report for people: parts that are well in a line; the others with what they cost and what mends them.
 fn show(out: &mut dyn Write, report: &Report, colour: bool) -> io::Result<()> {

@@ -20,36 +20,32 @@ fn nvidia_gpus(machine: &Machine) -> Vec<String> {
 pub fn gpu(machine: &Machine) -> Check {
     let matters = "packet functions run on it (--on gpu:N), and copies start and end in its memory";
     let check = |evidence: String| Check::ok(Name::Gpu, matters, evidence);
-    let devices = nvidia_gpus(machine);
-    let proc = "/proc/driver/nvidia";
-    let driver = machine.files.text(&format!("{proc}/version")).and_then(|text| {
+    let driver = machine.files.text("/proc/driver/nvidia/version").and_then(|text| {
         // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ..."
         let is_release =
             |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         text.split_whitespace().find(is_release).map(String::from)
     });
-    let nodes = machine.files.list("/dev").iter().filter(|name| is_gpu_node(name)).count();
-    let library = machine.files.library("libcuda.so.1", &machine.trials.libraries);
-    let install = "sudo apt-get install nvidia-driver (Debian, from non-free) or nvidia-driver-580-server (Ubuntu), then reboot";
-    match (driver, nodes, library) {
-        (Some(driver), 1.., Some(library)) => {
-            let models = machine.files.list(&format!("{proc}/gpus"));
-            let mut models: Vec<String> = models
-                .iter()
-                .filter_map(|gpu| machine.files.field(&format!("{proc}/gpus/{gpu}/information"), "Model"))
-                .collect();
-            models.dedup();
-            let names = if models.is_empty() { "GPUs".into() } else { models.join(", ") };
-            check(format!("{nodes} x {names}; driver {driver}; {}", library.display()))
+    let on_bus = nvidia_gpus(machine);
+    let why = match (machine.trials.gpus)() {
+        Ok(gpus) if !gpus.is_empty() => {
+            let driver = driver.unwrap_or_else(|| "of unknown release".into());
+            return check(format!("{}; driver {driver}", gpus.join(", ")));
         }
-        (Some(driver), 0, _) => check(format!("driver {driver} is loaded, but no /dev/nvidia0"))
+        Ok(_) => "the CUDA driver shows no GPU".to_string(),
+        Err(why) => why,
+    };
+    match driver {
+        Some(driver) if machine.files.list("/dev").iter().any(|name| is_gpu_node(name)) => {
+            check(format!("kernel driver {driver} runs, but: {why}"))
+                .missing("install the libcuda1 of that release: sudo apt-get install libcuda1; then look at dmesg | grep NVRM")
+        }
+        Some(driver) => check(format!("kernel driver {driver} runs, but there is no /dev/nvidia0"))
             .missing("sudo nvidia-modprobe -u -c 0; in a container: start it with --gpus all"),
-        (Some(driver), _, None) => check(format!("driver {driver} is loaded, but libcuda.so.1 is nowhere"))
-            .missing("sudo apt-get install libcuda1"),
-        (None, ..) if !devices.is_empty() => {
-            check(format!("{} without a driver", devices.join(", "))).missing(install)
-        }
-        (None, ..) => check("no NVIDIA GPU on the PCI bus".into())
+        None if !on_bus.is_empty() => check(format!("{} without a driver", on_bus.join(", "))).missing(
+            "sudo apt-get install nvidia-driver (Debian, section non-free) or nvidia-driver-580-server (Ubuntu); then reboot",
+        ),
+        None => check("no NVIDIA GPU on the PCI bus".into())
             .missing("none without one; --on cpu and the twins run everything but what only a GPU can show"),
     }
 }
@@ -61,25 +57,12 @@ fn is_gpu_node(name: &str) -> bool {
 
 pub fn nvrtc(machine: &Machine) -> Check {
     let matters = "compiles packet functions for the GPU that is there";
-    let fetch = "python3 -m pip install --target ~/.local/lib/nvrtc --no-deps 'nvidia-cuda-nvrtc==13.0.*' && \
-                 export INLANE_NVRTC=$(find ~/.local/lib/nvrtc -name libnvrtc.so.13)";
-    if let Some(named) = &machine.trials.nvrtc {
-        let evidence = format!("{} (INLANE_NVRTC)", named.display());
-        if machine.files.exists(&named.to_string_lossy()) {
-            return Check::ok(Name::Nvrtc, matters, evidence);
-        }
-        return Check::ok(
-            Name::Nvrtc,
-            matters,
-            format!("INLANE_NVRTC names {}, which is not there", named.display()),
-        )
-        .missing(fetch);
-    }
-    match machine.files.library("libnvrtc.so", &machine.trials.libraries) {
-        Some(path) => Check::ok(Name::Nvrtc, matters, path.display().to_string()),
-        None => {
-            Check::ok(Name::Nvrtc, matters, "libnvrtc is in none of the usual directories").missing(fetch)
-        }
+    match (machine.trials.nvrtc)() {
+        Ok((version, path)) => Check::ok(Name::Nvrtc, matters, format!("{version}, {}", path.display())),
+        Err(why) => Check::ok(Name::Nvrtc, matters, why).missing(
+            "python3 -m pip install --target ~/.local/lib/nvrtc --no-deps 'nvidia-cuda-nvrtc==13.0.*' && \
+             export INLANE_NVRTC=$(find ~/.local/lib/nvrtc -name libnvrtc.so.13)",
+        ),
     }
 }
 

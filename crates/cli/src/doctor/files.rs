@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// No file of interest is longer; `/proc/cpuinfo` of hundreds of cores is, but its first processor says enough.
 const MOST: u64 = 256 * 1024;
@@ -60,26 +60,6 @@ impl Files {
     /// True when something is there.
     pub fn exists(&self, path: &str) -> bool {
         fs::symlink_metadata(self.at(path)).is_ok()
-    }
-
-    /// The first of the loader's usual directories, and of those given, that holds a library whose name begins so.
-    pub fn library(&self, name: &str, more: &[PathBuf]) -> Option<PathBuf> {
-        const USUAL: [&str; 9] = [
-            "/usr/local/cuda/lib64",
-            "/usr/local/lib",
-            "/usr/lib/x86_64-linux-gnu",
-            "/usr/lib/aarch64-linux-gnu",
-            "/lib/x86_64-linux-gnu",
-            "/lib/aarch64-linux-gnu",
-            "/usr/lib64",
-            "/usr/lib",
-            "/usr/lib/wsl/lib",
-        ];
-        let directories = more.iter().map(|path| path.to_string_lossy().into_owned());
-        directories.chain(USUAL.map(String::from)).find_map(|directory| {
-            let found = self.list(&directory).into_iter().find(|entry| entry.starts_with(name))?;
-            Some(Path::new(&directory).join(found))
-        })
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::*;
 use rustix::io::Errno;
-use std::path::Path;
 
 /// A machine made of files given as path and content.
 struct Fake {
@@ -23,8 +22,8 @@ impl Fake {
                 dpdk: None,
                 program: "/opt/inlane".into(),
                 programs: vec!["/usr/bin".into()],
-                libraries: Vec::new(),
-                nvrtc: None,
+                gpus: || Err("no CUDA driver".into()),
+                nvrtc: || Err("no NVRTC".into()),
             },
         };
         for (path, content) in files {
@@ -51,6 +50,15 @@ impl Fake {
 
 fn status(capabilities: &str) -> String {
     format!("Name:\tx\nUid:\t1000\t1000\t1000\t1000\nCapEff:\t{capabilities}\n")
+}
+
+fn all(machine: &Machine) -> Vec<Check> {
+    CHECKS
+        .iter()
+        .map(|(name, check)| (name, check(machine)))
+        .inspect(|(name, check)| assert_eq!(**name, check.name))
+        .map(|(_, check)| check)
+        .collect()
 }
 
 #[test]
@@ -214,40 +222,31 @@ fn links_are_held_against_the_devices_best() {
 }
 
 #[test]
-fn a_gpu_is_card_driver_node_and_library() {
+fn a_gpu_is_card_kernel_driver_node_and_library() {
     let card = [
         ("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de"),
         ("sys/bus/pci/devices/0000:01:00.0/class", "0x030200"),
     ];
-    let driver = (
-        "proc/driver/nvidia/version",
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue\nGCC version: gcc 12.2.0",
-    );
-    let node = ("dev/nvidia0", "");
-    let library = ("usr/lib/x86_64-linux-gnu/libcuda.so.1", "");
-    let name = ("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA H100\nIRQ: 1\n");
-    assert!(Fake::new(&[]).check(devices::gpu).evidence.contains("no NVIDIA GPU"));
-    assert!(Fake::new(&card).check(devices::gpu).evidence.contains("0000:01:00.0 without a driver"));
-    let check = Fake::new(&[card[0], card[1], driver]).check(devices::gpu);
-    assert!(check.evidence.contains("no /dev/nvidia0"), "{check:?}");
-    let check = Fake::new(&[card[0], card[1], driver, node]).check(devices::gpu);
-    assert!(check.evidence.contains("libcuda"), "{check:?}");
-    let check = Fake::new(&[card[0], card[1], driver, node, library, name]).check(devices::gpu);
+    let text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue\nGCC version: gcc 12.2.0";
+    let driver = ("proc/driver/nvidia/version", text);
+    let evidence = |files: &[(&str, &str)]| Fake::new(files).check(devices::gpu).evidence;
+    assert_eq!(evidence(&[]), "no NVIDIA GPU on the PCI bus");
+    assert_eq!(evidence(&card), "0000:01:00.0 without a driver");
+    assert!(evidence(&[card[0], card[1], driver]).ends_with("there is no /dev/nvidia0"));
+    assert!(evidence(&[card[0], card[1], driver, ("dev/nvidia0", "")]).ends_with("but: no CUDA driver"));
+    let mut fake = Fake::new(&[driver]);
+    fake.trials.gpus = || Ok(vec!["gpu:0 NVIDIA H100 (0000:01:00.0)".into()]);
+    let check = fake.check(devices::gpu);
     assert_eq!(check.state, State::Ok);
-    assert!(check.evidence.starts_with("1 x NVIDIA H100; driver 580.95.05; /usr/lib"), "{check:?}");
+    assert_eq!(check.evidence, "gpu:0 NVIDIA H100 (0000:01:00.0); driver 580.95.05");
 }
 
 #[test]
-fn nvrtc_is_where_the_variable_says() {
-    let mut fake = Fake::new(&[("opt/libnvrtc.so.13", "")]);
-    fake.trials.nvrtc = Some("/opt/libnvrtc.so.13".into());
-    assert_eq!(fake.check(devices::nvrtc).state, State::Ok);
-    let mut fake = Fake::new(&[("usr/lib/libnvrtc.so.13", "")]);
-    fake.trials.nvrtc = Some("/opt/libnvrtc.so.13".into());
-    assert_eq!(fake.check(devices::nvrtc).state, State::Missing, "a wrong variable is not passed over");
-    let mut fake = Fake::new(&[("cuda/libnvrtc.so.13", "")]);
-    fake.trials.libraries = vec![Path::new("/cuda").into()];
-    assert_eq!(fake.check(devices::nvrtc).evidence, "/cuda/libnvrtc.so.13");
+fn nvrtc_is_what_loads() {
+    let mut fake = Fake::new(&[]);
+    fake.trials.nvrtc = || Ok(("13.0".into(), "/opt/libnvrtc.so.13".into()));
+    assert_eq!(fake.check(devices::nvrtc).evidence, "13.0, /opt/libnvrtc.so.13");
+    assert_eq!(Fake::new(&[]).check(devices::nvrtc).state, State::Missing);
 }
 
 #[test]

@@ -22,18 +22,15 @@ pub struct Trials {
     pub program: PathBuf,
     /// Where programs lie (`PATH`).
     pub programs: Vec<PathBuf>,
-    /// Where libraries lie beyond the usual places (`LD_LIBRARY_PATH`).
-    pub libraries: Vec<PathBuf>,
-    /// `INLANE_NVRTC`.
-    pub nvrtc: Option<PathBuf>,
+    /// The GPUs that the CUDA driver shows. Asked only for the check that needs it: starting the driver takes a while.
+    pub gpus: fn() -> Result<Vec<String>, String>,
+    /// NVRTC's version and file, found and loaded as packet functions' compilation will.
+    pub nvrtc: fn() -> Result<(String, PathBuf), String>,
 }
 
 impl Trials {
     /// Tries everything on this machine.
     pub fn run() -> Self {
-        let split = |name: &str| {
-            std::env::var_os(name).map(|paths| std::env::split_paths(&paths).collect()).unwrap_or_default()
-        };
         Self {
             af_xdp: socket(AddressFamily::XDP),
             af_packet: socket(AddressFamily::PACKET),
@@ -42,11 +39,23 @@ impl Trials {
             kvm: open("/dev/kvm"),
             dpdk: None,
             program: std::env::current_exe().unwrap_or_else(|_| "inlane".into()),
-            programs: split("PATH"),
-            libraries: split("LD_LIBRARY_PATH"),
-            nvrtc: std::env::var_os("INLANE_NVRTC").map(PathBuf::from),
+            programs: std::env::var_os("PATH")
+                .map(|paths| std::env::split_paths(&paths).collect())
+                .unwrap_or_default(),
+            gpus,
+            nvrtc: || inlane_cuda::compiler_version().map_err(cause),
         }
     }
+}
+
+/// What failed, without the advice behind it: the check gives its own.
+fn cause(error: inlane_cuda::Error) -> String {
+    error.to_string().split(';').next().unwrap_or_default().to_string()
+}
+
+fn gpus() -> Result<Vec<String>, String> {
+    let devices = inlane_cuda::devices().map_err(cause)?;
+    Ok(devices.iter().map(|gpu| format!("gpu:{} {} ({})", gpu.index, gpu.name, gpu.pci_address)).collect())
 }
 
 fn socket(family: AddressFamily) -> Result<(), Errno> {
