@@ -20,7 +20,9 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         if cause.is::<NotReady>() {
             return Some(Class::Environment);
         }
-        cause.downcast_ref::<Error>().map(Error::class)
+        let core = || cause.downcast_ref::<Error>().map(Error::class);
+        let forward = || cause.downcast_ref::<inlane_forward::Error>().map(inlane_forward::Error::class);
+        core().or_else(forward)
     });
     ExitCode::from(match class {
         Some(Class::Usage) => 2,

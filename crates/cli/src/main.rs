@@ -4,9 +4,10 @@ mod doctor;
 mod exit;
 mod forward;
 mod manual;
+mod settings;
 mod signal;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -15,6 +16,9 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "inlane", version, max_term_width = 110, after_help = exit::STATUSES)]
 struct Cli {
+    /// Read settings from this TOML file: a table for each subcommand, its long flags as keys [env: INLANE_CONFIG]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<std::path::PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -29,7 +33,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let environment: Vec<_> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| name.starts_with("INLANE_"))
+        .collect();
+    let arguments = match settings::expand(&Cli::command(), std::env::args_os().collect(), &environment) {
+        Ok(arguments) => arguments,
+        Err(error) => return exit::report(&error.into()),
+    };
+    let cli = Cli::parse_from(arguments);
     let outcome: anyhow::Result<()> = match cli.command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Completion(args) => manual::completion(&args),
