@@ -23,7 +23,7 @@ fn functions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("function");
     group.throughput(Throughput::Elements(BURST as u64));
     for builtin in inlane_function::builtins() {
-        let function = Function::parse(builtin.name).expect(builtin.name);
+        let function = Function::parse(builtin.example).expect(builtin.example);
         let mut instance = function.instance().expect(builtin.name);
         group.bench_function(builtin.name, |bencher| {
             bencher.iter(|| {

@@ -25,6 +25,7 @@
 
 #include "inlane_block.h"  // thread_index, threads, sync, any; add, replace, load, store; bytes16
 #include "inlane_packet.h" // packet, front, burst
+#include "inlane_layers.h" // layers_of: where IP, TCP and UDP begin
 #include "inlane_run.h"    // how executors call a function; INLANE_FUNCTION
 
 #endif

@@ -7,11 +7,13 @@
 #define INLANE_GPU 1
 #define INLANE __device__ __forceinline__
 #define INLANE_RARE static __device__ __noinline__
+#define INLANE_ANYWHERE __host__ __device__
 #define INLANE_SHARED __shared__ // memory of the block: a static array inside `burst`
 #else
 #define INLANE_GPU 0
 #define INLANE inline __attribute__((always_inline))
 #define INLANE_RARE [[maybe_unused]] static __attribute__((noinline, cold))
+#define INLANE_ANYWHERE
 #define INLANE_SHARED
 #endif
 
@@ -50,7 +52,7 @@ using verdict = uint32_t;
 // Verdicts.
 constexpr verdict forward = INLANE_FORWARD;
 constexpr verdict drop = INLANE_DROP;
-constexpr verdict to_port(uint32_t n) { return INLANE_PORT_BASE + n; }
+INLANE_ANYWHERE constexpr verdict to_port(uint32_t n) { return INLANE_PORT_BASE + n; }
 
 // ---- The block of threads. On the CPU a block is one thread. ----------------------------------------------------------
 

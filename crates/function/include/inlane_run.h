@@ -44,14 +44,14 @@ struct inlane_entry {
 namespace inlane {
 namespace detail {
 
-template <class T> T &a();
+template <class T> INLANE_ANYWHERE T &a(); // any T, in unevaluated expressions
 
 // The ways a function's parts may be declared; overloads tried from the most to the least.
 struct last {};
 struct first : last {};
 #define INLANE_DETECT(name, expression)                                                                                \
-    template <class F> constexpr auto name(first) -> decltype((void)(expression), bool()) { return true; }             \
-    template <class F> constexpr bool name(last) { return false; }
+    template <class F> INLANE_ANYWHERE constexpr auto name(first) -> decltype((void)(expression), bool()) { return true; }             \
+    template <class F> INLANE_ANYWHERE constexpr bool name(last) { return false; }
 INLANE_DETECT(packet_with_context, a<F>().packet(a<packet>(), a<const context>()))
 INLANE_DETECT(packet_alone, a<F>().packet(a<packet>()))
 INLANE_DETECT(burst_with_context, a<F>().burst(a<burst>(), a<const context>()))
@@ -59,8 +59,8 @@ INLANE_DETECT(burst_alone, a<F>().burst(a<burst>()))
 INLANE_DETECT(has_tick, a<F>().tick(a<const context>()))
 #undef INLANE_DETECT
 #define INLANE_CONSTANT(name, type, otherwise)                                                                         \
-    template <class F> constexpr auto name(first) -> decltype(F::name, type()) { return F::name; }                     \
-    template <class F> constexpr type name(last) { return otherwise; }
+    template <class F> INLANE_ANYWHERE constexpr auto name(first) -> decltype(F::name, type()) { return F::name; }                     \
+    template <class F> INLANE_ANYWHERE constexpr type name(last) { return otherwise; }
 INLANE_CONSTANT(output_bytes, uint64_t, 0)
 INLANE_CONSTANT(reads, uint32_t, INLANE_WHOLE_PACKET)
 INLANE_CONSTANT(writes, uint32_t, INLANE_WHOLE_PACKET)
@@ -70,7 +70,7 @@ INLANE_CONSTANT(parameters, uint32_t, 0)
 template <class F> constexpr bool is_packet = packet_with_context<F>(first()) || packet_alone<F>(first());
 template <class F> constexpr bool is_burst = burst_with_context<F>(first()) || burst_alone<F>(first());
 
-template <class F> constexpr inlane_info info_of() {
+template <class F> INLANE_ANYWHERE constexpr inlane_info info_of() {
     static_assert(is_packet<F> || is_burst<F>,
                   "the function needs: INLANE inlane::verdict packet(inlane::packet &), or INLANE void burst(inlane::burst &)");
     static_assert(!(is_packet<F> && is_burst<F>), "a function has `packet` or `burst`, not both");

@@ -3,6 +3,7 @@
 use crate::abi::{Entry, Info};
 use crate::builtins::{self, Builtin};
 use crate::instance::Instance;
+use crate::report::Report;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -18,10 +19,12 @@ pub struct Function {
     code: Code,
 }
 
-/// What the command line set, as the beginning of the function's state.
+/// What the command line set.
 #[derive(Clone)]
-enum Settings {
-    Image(Vec<u8>),
+struct Settings {
+    text: String,
+    /// As the beginning of the function's state.
+    image: Vec<u8>,
 }
 
 #[derive(Clone)]
@@ -54,7 +57,7 @@ impl Function {
             symbol: builtin.built().symbol.into(),
             file: format!("{}.cu", builtin.built().symbol),
             source: builtin.built().source.into(),
-            settings: Settings::Image(image),
+            settings: Settings { text: settings.into(), image },
             code: Code::Builtin(builtin),
         })
     }
@@ -104,17 +107,25 @@ impl Function {
     /// # Errors
     /// [`Error::Settings`] when the function has no place for what was set.
     pub fn initial_state(&self, info: &Info) -> Result<Vec<u8>> {
-        match &self.settings {
-            Settings::Image(image) if image.len() as u64 <= info.state_bytes => Ok(image.clone()),
-            Settings::Image(image) => Err(Error::Settings {
+        let image = &self.settings.image;
+        if image.len() as u64 > info.state_bytes {
+            return Err(Error::Settings {
                 name: self.name.clone(),
-                settings: String::new(),
+                settings: self.settings.text.clone(),
                 why: format!(
                     "{} bytes of settings do not fit its state of {} bytes",
                     image.len(),
                     info.state_bytes
                 ),
-            }),
+            });
+        }
+        Ok(image.clone())
+    }
+
+    /// What the function has to say after a run, from a pipeline's state (on a GPU: copied back).
+    pub fn report(&self, state: &[u8]) -> Report {
+        match &self.code {
+            Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),
         }
     }
 

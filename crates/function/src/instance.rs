@@ -2,6 +2,7 @@
 
 use crate::abi::{Context, Entry};
 use crate::function::Function;
+use crate::report::Report;
 use crate::{Error, Result};
 use inlane_core::packet::Packet;
 use inlane_core::region::Region;
@@ -142,6 +143,11 @@ impl Instance {
     pub fn state(&self) -> &[u8] {
         // SAFETY: initialized memory that only `&mut self` methods change.
         unsafe { std::slice::from_raw_parts(self.state.as_ptr(), self.state.len()) }
+    }
+
+    /// What it has to say after a run.
+    pub fn report(&self) -> Report {
+        self.function.report(self.state())
     }
 
     /// What it assembled.

@@ -6,18 +6,21 @@
 //!
 //! * [`builtins`]: the functions that inlane brings; [`Function::parse`] finds one by name and reads its settings.
 //! * [`Instance`]: a function at work on the CPU, one a pipeline, with its state and output.
-//! * [`HEADERS`] and [`Function::source`]: what a GPU executor compiles.
+//! * [`HEADERS`] and [`Function::gpu_source`]: what a GPU executor compiles.
 
 pub mod abi;
 mod builtins;
 mod error;
 mod function;
+mod gpu;
 mod headers;
 mod instance;
+pub mod report;
 
 pub use abi::{Info, Kind};
-pub use builtins::{Builtin, builtins};
+pub use builtins::{Builtin, Flow, builtins, flows};
 pub use error::{Error, Result};
 pub use function::Function;
 pub use headers::HEADERS;
 pub use instance::Instance;
+pub use report::Report;

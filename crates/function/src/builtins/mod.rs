@@ -1,6 +1,13 @@
-//! The functions that inlane brings: sources in `functions/`, compiled into it by build.rs.
+//! The functions that inlane brings: sources in `functions/`, compiled into it by build.rs; here what each is, how its
+//! settings are read and what it reports.
+
+mod flows;
+mod rules;
+
+pub use flows::{Flow, flows};
 
 use crate::abi::Entry;
+use crate::report::Report;
 
 /// A function as build.rs compiled it.
 pub(crate) struct Built {
@@ -22,10 +29,14 @@ pub struct Builtin {
     pub name: &'static str,
     /// What it does, in a line.
     pub about: &'static str,
-    /// How its settings are written; empty when it has none.
+    /// How its settings are written, after its name and a colon; empty when it has none.
     pub syntax: &'static str,
+    /// How it may be written on a command line.
+    pub example: &'static str,
     /// Reads its settings into the beginning of its state.
     pub(crate) settings: fn(&str) -> Result<Vec<u8>, String>,
+    /// Reads its state, with its settings.
+    pub(crate) report: fn(&[u8], &str) -> Report,
 }
 
 /// All of them, in the order of a list for users.
@@ -33,13 +44,59 @@ pub fn builtins() -> &'static [Builtin] {
     &BUILTINS
 }
 
-static BUILTINS: [Builtin; 2] = [
-    Builtin { name: "io", about: "forwards packets as they came", syntax: "", settings: none },
+static BUILTINS: [Builtin; 6] = [
+    Builtin {
+        name: "io",
+        about: "forwards packets as they came",
+        syntax: "",
+        example: "io",
+        settings: none,
+        report: |_, _| Report::default(),
+    },
     Builtin {
         name: "macswap",
         about: "swaps source and destination MAC address",
         syntax: "",
+        example: "macswap",
         settings: none,
+        report: |_, _| Report::default(),
+    },
+    Builtin {
+        name: "l3-decrement",
+        about: "one hop of a router: IPv4 time to live with checksum, IPv6 hop limit; drops what expires",
+        syntax: "",
+        example: "l3-decrement",
+        settings: none,
+        report: |state, _| {
+            Report::from_numbers(state, 0, &["decremented_packets", "expired_packets", "other_packets"])
+        },
+    },
+    Builtin {
+        name: "flow-count",
+        about: "counts packets and bytes by addresses, protocol and ports",
+        syntax: "",
+        example: "flow-count",
+        settings: none,
+        report: flows::report,
+    },
+    Builtin {
+        name: "drop-rule",
+        about: "drops, or sends to a port, what the first matching rule says",
+        syntax: "RULE[,RULE...], each udp|tcp|sctp[:[from:]PORT[-PORT]]|icmp|icmp6|ip|ip6|arp|all|proto:N|type:N|src:NET|dst:NET, \
+                 then @PORT to send it there",
+        example: "drop-rule:udp:53,src:10.0.0.0/8@1",
+        settings: rules::settings,
+        report: rules::report,
+    },
+    Builtin {
+        name: "checksum",
+        about: "drops packets with a wrong IPv4, TCP, UDP or ICMP checksum",
+        syntax: "",
+        example: "checksum",
+        settings: none,
+        report: |state, _| {
+            Report::from_numbers(state, 0, &["right_packets", "wrong_packets", "unchecked_packets"])
+        },
     },
 ];
 
@@ -98,6 +155,7 @@ mod tests {
     fn every_name_has_its_source_and_every_source_its_name() {
         for builtin in builtins() {
             builtin.built();
+            crate::Function::parse(builtin.example).expect(builtin.example);
         }
         assert_eq!(BUILTINS.len(), BUILT.len());
     }

@@ -1,0 +1,83 @@
+// Counts packets and bytes of each flow (addresses, protocol, ports) in a hash table, and forwards them as they came.
+//
+// The table has open addressing and never moves what is in it: a packet looks at up to `probes` places from its hash on.
+// When all are taken by others it is counted as unplaced. Fragments count as their addresses' and protocol's, ports 0.
+#include <inlane.h>
+
+// src/flows.rs is the other half of these two.
+struct flow {
+    uint32_t tag;      // 0 free, 1 being written, else of the hash
+    uint32_t protocol; // IP version << 8 | protocol
+    uint32_t ports;    // source << 16 | destination
+    uint32_t reserved;
+    inlane::bytes16 source; // as in the packet; IPv4 in the first four
+    inlane::bytes16 destination;
+    uint64_t packets;
+    uint64_t bytes;
+};
+static_assert(sizeof(flow) == 64, "a cache line");
+
+struct flow_count {
+    static constexpr uint32_t reads = 96, writes = 0;
+    static constexpr uint32_t places = 65536, probes = 16;
+    uint64_t others;   // not IP
+    uint64_t unplaced;
+    alignas(64) flow flows[places];
+
+    INLANE inlane::verdict packet(inlane::packet &packet) {
+        auto head = packet.front<96>();
+        inlane::layers at = inlane::layers_of(head);
+        if (at.version == 0) {
+            inlane::add(others, 1);
+            return inlane::forward;
+        }
+        inlane::bytes16 source = {0, 0}, destination = {0, 0};
+        if (at.version == 4) {
+            uint64_t both = head.load16(at.ip + 12).low;
+            source.low = both & 0xffffffff;
+            destination.low = both >> 32;
+        } else {
+            source = head.load16(at.ip + 8);
+            destination = head.load16(at.ip + 24);
+        }
+        bool has_ports = !at.fragment && (at.protocol == 6 || at.protocol == 17 || at.protocol == 132); // TCP, UDP, SCTP
+        uint32_t ports = has_ports ? head.be32(at.upper) : 0;
+        uint32_t protocol = static_cast<uint32_t>(at.version) << 8 | at.protocol;
+        uint64_t hash = mix(mix(mix(source.low ^ mix(source.high)) ^ destination.low) ^ destination.high);
+        hash = mix(hash ^ (static_cast<uint64_t>(protocol) << 32 | ports));
+        uint32_t tag = static_cast<uint32_t>(hash >> 32) | 2;
+
+        for (uint32_t probe = 0; probe < probes; probe++) {
+            flow &place = flows[(hash + probe) % places];
+            uint32_t there = inlane::load(place.tag);
+            if (there == 0) there = inlane::replace(place.tag, 0, 1);
+            if (there == 0) { // free, and now this thread's to fill
+                place.protocol = protocol;
+                place.ports = ports;
+                place.source = source;
+                place.destination = destination;
+                inlane::store(place.tag, tag);
+                there = tag;
+            }
+            while (there == 1) there = inlane::load(place.tag); // another thread is filling it
+            if (there == tag && place.ports == ports && place.protocol == protocol && same(place.source, source) &&
+                same(place.destination, destination)) {
+                inlane::add(place.packets, 1);
+                inlane::add(place.bytes, packet.length());
+                return inlane::forward;
+            }
+        }
+        inlane::add(unplaced, 1);
+        return inlane::forward;
+    }
+
+  private:
+    INLANE static bool same(const inlane::bytes16 &a, const inlane::bytes16 &b) {
+        return ((a.low ^ b.low) | (a.high ^ b.high)) == 0;
+    }
+    INLANE static uint64_t mix(uint64_t value) {
+        value *= 0x9e3779b97f4a7c15;
+        return value ^ value >> 32;
+    }
+};
+INLANE_FUNCTION(flow_count)

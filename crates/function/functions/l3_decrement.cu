@@ -1,0 +1,36 @@
+// One hop of a router: decrements IPv4's time to live (RFC 791), mending the header checksum (RFC 1624, equation 3), or IPv6's
+// hop limit (RFC 8200). Drops packets that expire. What is not IP goes on as it came.
+#include <inlane.h>
+
+struct l3_decrement {
+    static constexpr uint32_t reads = 96, writes = 96;
+    uint64_t decremented;
+    uint64_t expired;
+    uint64_t others;
+
+    INLANE inlane::verdict packet(inlane::packet &packet) {
+        auto head = packet.front<96>();
+        inlane::layers at = inlane::layers_of(head);
+        if (at.version == 0) {
+            inlane::add(others, 1);
+            return inlane::forward;
+        }
+        uint32_t life = at.ip + (at.version == 4 ? 8 : 7);
+        uint8_t left = head.u8(life);
+        if (left <= 1) {
+            inlane::add(expired, 1);
+            return inlane::drop;
+        }
+        if (at.version == 4) {
+            uint16_t old = head.be16(life); // with the protocol, the word that the checksum counts
+            uint32_t sum = static_cast<uint16_t>(~head.be16(at.ip + 10)) + static_cast<uint16_t>(~old) + (old - 0x100u);
+            sum = (sum & 0xffff) + (sum >> 16);
+            sum = (sum & 0xffff) + (sum >> 16);
+            packet.set_be16(at.ip + 10, static_cast<uint16_t>(~sum));
+        }
+        packet.set_u8(life, left - 1);
+        inlane::add(decremented, 1);
+        return inlane::forward;
+    }
+};
+INLANE_FUNCTION(l3_decrement)

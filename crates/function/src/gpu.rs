@@ -1,0 +1,39 @@
+//! What a GPU executor compiles: a function's source between the header and the two calls that kernels make.
+//!
+//! ```text
+//! inlane.h | the function's source, under its own file name and lines | inlane_run_item, inlane_run_tick | kernels
+//! ```
+
+use crate::function::Function;
+
+impl Function {
+    /// The beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]), to which an executor adds its
+    /// kernels. It defines, for them to call with all threads of a block (a multiple of 32):
+    ///
+    /// ```text
+    /// uint32_t inlane_run_item(const inlane_descriptor *, uint32_t count, inlane_outcome *, const inlane_context &);
+    /// void inlane_run_tick(const inlane_context &);
+    /// ```
+    ///
+    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_OUTCOMES`, the same to all threads; see `inlane_run.h` for
+    /// the barriers around it. The module's global `inlane_info_SYMBOL` is an [`Info`](crate::Info).
+    pub fn gpu_source(&self) -> String {
+        let file = self.file().replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ");
+        format!(
+            r#"#include <inlane.h>
+#line 1 "{file}"
+{source}
+#line 1 "executor"
+static __device__ __forceinline__ uint32_t inlane_run_item(const inlane_descriptor *packets, uint32_t count,
+                                                           inlane_outcome *outcomes, const inlane_context &context) {{
+    return inlane::run_item<inlane_registered_{symbol}>(packets, sizeof(inlane_descriptor), count, outcomes, context);
+}}
+static __device__ __forceinline__ void inlane_run_tick(const inlane_context &context) {{
+    inlane::run_tick<inlane_registered_{symbol}>(context);
+}}
+"#,
+            source = self.source(),
+            symbol = self.symbol(),
+        )
+    }
+}

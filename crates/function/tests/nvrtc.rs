@@ -1,0 +1,67 @@
+//! Every function compiles for GPUs, from the source that the CPU runs.
+
+use inlane_cuda::{Error, Program, compile, compiler_version};
+use inlane_function::{Function, HEADERS, builtins};
+
+/// Kernels as an executor would add them.
+const KERNELS: &str = r#"
+extern "C" __global__ void item(const inlane_descriptor *packets, uint32_t count, inlane_outcome *outcomes,
+                                inlane_context context, uint32_t *info) {
+    uint32_t what = inlane_run_item(packets, count, outcomes, context);
+    __syncthreads();
+    if (threadIdx.x == 0) *info = what;
+}
+extern "C" __global__ void tick(inlane_context context) { inlane_run_tick(context); }
+"#;
+
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
+
+fn compiler_is_here(test: &str) -> bool {
+    match compiler_version() {
+        Ok(_) => true,
+        Err(why) => {
+            eprintln!("SKIPPED {test}: {why}");
+            false
+        }
+    }
+}
+
+fn contains(haystack: &[u8], needle: &str) -> bool {
+    haystack.windows(needle.len()).any(|window| window == needle.as_bytes())
+}
+
+#[test]
+fn every_function_compiles_for_gpus() {
+    if !compiler_is_here("every_function_compiles_for_gpus") {
+        return;
+    }
+    for builtin in builtins() {
+        let function = Function::parse(builtin.example).expect(builtin.example);
+        for arch in ARCHITECTURES {
+            let source = function.gpu_source() + KERNELS;
+            let program = Program { name: function.file(), source: &source, headers: &HEADERS, options: &[] };
+            let compiled =
+                compile(&program, arch).unwrap_or_else(|error| panic!("{}: {error}", builtin.name));
+            assert_eq!(compiled.log(), "", "{} for {arch}: warnings", builtin.name);
+            for symbol in ["item", "tick", &format!("inlane_info_{}", function.symbol())] {
+                assert!(
+                    contains(compiled.machine_code(), symbol),
+                    "{}: no {symbol} for {arch}",
+                    builtin.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn messages_point_at_the_users_lines() {
+    if !compiler_is_here("messages_point_at_the_users_lines") {
+        return;
+    }
+    let function = Function::parse("io").expect("io");
+    let source = function.gpu_source().replace("return inlane::forward;", "return nonsense;");
+    let program = Program { name: "unit.cu", source: &source, headers: &HEADERS, options: &[] };
+    let Err(Error::Source { log, .. }) = compile(&program, "sm_90") else { panic!("it compiled") };
+    assert!(log.contains("io.cu(7)") && log.contains("nonsense"), "{log}");
+}
