@@ -1,0 +1,113 @@
+//! How a BAR is named on a command line: `pci:ADDR/barN[@START+LENGTH][:wc]`.
+
+use crate::address::Address;
+use crate::error::{Error, Result};
+use inlane_core::units::parse_size;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+/// A BAR, perhaps a part of it, as a user names it.
+///
+/// `pci:0000:b5:00.0/bar2` is all of BAR 2, and may only be read; `pci:0000:b5:00.0/bar2@1M+64K` is an explicit range, which
+/// may also be written; `:wc` at the end asks for a write-combining mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BarSpec {
+    /// The device.
+    pub address: Address,
+    /// Which BAR, 0 to 5.
+    pub bar: u8,
+    /// The bytes meant; all of them when `None`.
+    pub range: Option<Range<u64>>,
+    /// Mapped write-combining.
+    pub write_combining: bool,
+}
+
+impl BarSpec {
+    /// The explicit range `range` of BAR `bar` of the device, uncached.
+    pub fn new(address: Address, bar: u8, range: Range<u64>) -> Self {
+        Self { address, bar, range: Some(range), write_combining: false }
+    }
+}
+
+impl FromStr for BarSpec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = |why: &str| Error::Text {
+            text: text.into(),
+            what: "a PCI BAR",
+            why: why.into(),
+            example: "pci:0000:b5:00.0/bar2, pci:0000:b5:00.0/bar2@0+1M or pci:0000:b5:00.0/bar2@0+1M:wc",
+        };
+        let rest = text.strip_prefix("pci:").ok_or_else(|| bad("no 'pci:' at its start"))?;
+        let (address, rest) = rest.split_once('/').ok_or_else(|| bad("no '/barN' after the address"))?;
+        let (rest, write_combining) = match rest.split_once(':') {
+            Some((rest, "wc")) => (rest, true),
+            Some(_) => return Err(bad("only ':wc' may follow the BAR")),
+            None => (rest, false),
+        };
+        let (bar, range) = match rest.split_once('@') {
+            Some((bar, range)) => (bar, Some(range)),
+            None => (rest, None),
+        };
+        let bar = match bar.strip_prefix("bar").map(str::as_bytes) {
+            Some([digit @ b'0'..=b'5']) => digit - b'0',
+            _ => return Err(bad("BARs are bar0 to bar5")),
+        };
+        let range = range.map(|range| {
+            let (start, length) = range.split_once('+').ok_or_else(|| bad("a range is START+LENGTH"))?;
+            let read = |size: &str| parse_size(size).map_err(|error| bad(&error.to_string()));
+            let (start, length) = (read(start)?, read(length)?);
+            // Sizes are read as at most 2^62 each.
+            if length == 0 { Err(bad("the range has no bytes")) } else { Ok(start..start + length) }
+        });
+        Ok(Self { address: address.parse()?, bar, range: range.transpose()?, write_combining })
+    }
+}
+
+impl fmt::Display for BarSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pci:{}/bar{}", self.address, self.bar)?;
+        if let Some(range) = &self.range {
+            write!(f, "@{}+{}", range.start, range.end - range.start)?;
+        }
+        if self.write_combining { f.write_str(":wc") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn reads_all_forms() {
+        let whole: BarSpec = "pci:0000:b5:00.0/bar2".parse().unwrap();
+        assert_eq!((whole.bar, whole.range, whole.write_combining), (2, None, false));
+        let part: BarSpec = "pci:b5:00.0/bar0@1M+64K:wc".parse().unwrap();
+        assert_eq!((part.bar, part.range.clone()), (0, Some(0x100000..0x110000)));
+        assert!(part.write_combining);
+        assert_eq!(part.to_string().parse::<BarSpec>().unwrap(), part);
+        for bad in [
+            "0000:b5:00.0/bar2",
+            "pci:0000:b5:00.0",
+            "pci:0000:b5:00.0/bar6",
+            "pci:0000:b5:00.0/bar22",
+            "pci:0000:b5:00.0/bar2:uc",
+            "pci:0000:b5:00.0/bar2@4K",
+            "pci:0000:b5:00.0/bar2@0+0",
+            "pci:0000:b5:00.0/bar2@-1+4",
+            "pci:0000:b5:00.0/bar2:wc@0+4K",
+        ] {
+            assert!(bad.parse::<BarSpec>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_panics(text in "(pci:)?[0-9a-f:.]{0,14}(/bar)?[0-9]?@?[0-9A-Z+]{0,24}(:wc)?") {
+            let _ = text.parse::<BarSpec>();
+        }
+    }
+}

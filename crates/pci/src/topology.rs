@@ -1,0 +1,210 @@
+//! Which PCI functions there are, how they hang together, and what they are.
+
+use crate::address::Address;
+use crate::error::{Error, Result};
+use crate::link::{Link, Rate, Shortfall};
+use crate::sysfs::Sysfs;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What a function is, by its class code, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A display controller or a processing accelerator.
+    Gpu,
+    /// A network controller.
+    Nic,
+    /// An NVMe drive.
+    Nvme,
+    /// A bridge to another PCI bus.
+    Bridge,
+    /// Anything else.
+    Other,
+}
+
+/// A base address register that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct BarInfo {
+    /// 0 to 5.
+    pub index: u8,
+    /// Where the host has mapped it; 0 when it has not.
+    pub start: u64,
+    /// Length.
+    pub size_bytes: u64,
+    /// Memory, rather than I/O ports.
+    pub memory: bool,
+    /// Without side effects on reads, so that it may be mapped write-combining.
+    pub prefetchable: bool,
+    /// May lie above 4 GiB.
+    pub wide: bool,
+}
+
+/// A PCI function.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Device {
+    /// Where it is.
+    pub address: Address,
+    /// The bridge above it; `None` below a root complex.
+    pub parent: Option<Address>,
+    /// Vendor identifier.
+    pub vendor: u16,
+    /// Device identifier.
+    pub device: u16,
+    /// Class, subclass, programming interface: `0x010802`.
+    pub class: u32,
+    /// What that says it is.
+    pub kind: Kind,
+    /// The memory node it is attached to, where the firmware says.
+    pub numa_node: Option<u32>,
+    /// The processors near it, as the kernel lists them: `0-15,32-47`.
+    pub local_cpus: Option<String>,
+    /// The kernel driver that holds it.
+    pub driver: Option<String>,
+    /// Its IOMMU group.
+    pub iommu_group: Option<u32>,
+    /// Its link to the bridge above; `None` for what has none (inside a root complex, conventional PCI).
+    pub link: Option<Link>,
+    /// The BARs that are there.
+    pub bars: Vec<BarInfo>,
+    /// What the kernel calls it: network interfaces, NVMe controllers, RDMA devices.
+    pub names: Vec<String>,
+}
+
+impl Device {
+    /// Reads one function.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] when there is none. What is there but makes no sense is left out.
+    pub fn read(sysfs: &Sysfs, address: Address) -> Result<Self> {
+        let number = |attribute| sysfs.number(address, attribute);
+        if !sysfs.device(address).is_dir() {
+            return Err(Error::NoDevice { address });
+        }
+        let class = number("class").unwrap_or(0) as u32 & 0xff_ffff;
+        let rate = |speed, width| Rate::parse(&sysfs.text(address, speed)?, &sysfs.text(address, width)?);
+        let link = rate("current_link_speed", "current_link_width").map(|current| {
+            // A maximum below what runs is nonsense; then what runs is the most known.
+            let max = rate("max_link_speed", "max_link_width").filter(|max| max.min(current) == current);
+            Link { current, max: max.unwrap_or(current) }
+        });
+        Ok(Self {
+            address,
+            parent: parent(sysfs, address),
+            vendor: number("vendor").unwrap_or(0) as u16,
+            device: number("device").unwrap_or(0) as u16,
+            class,
+            kind: kind(class),
+            // -1 where the firmware does not say.
+            numa_node: number("numa_node").and_then(|node| node.try_into().ok()),
+            local_cpus: sysfs.text(address, "local_cpulist").filter(|list| !list.is_empty()),
+            driver: sysfs.driver(address),
+            iommu_group: sysfs.link(address, "iommu_group").and_then(|group| group.parse().ok()),
+            link,
+            bars: sysfs.text(address, "resource").map(|text| bars(&text)).unwrap_or_default(),
+            names: ["net", "nvme", "infiniband"].iter().flat_map(|kind| sysfs.names(address, kind)).collect(),
+        })
+    }
+
+    /// Its BAR `index`.
+    pub fn bar(&self, index: u8) -> Option<&BarInfo> {
+        self.bars.iter().find(|bar| bar.index == index)
+    }
+}
+
+fn parent(sysfs: &Sysfs, address: Address) -> Option<Address> {
+    let path = sysfs.device(address).canonicalize().ok()?;
+    let above: Address = path.parent()?.file_name()?.to_str()?.parse().ok()?;
+    (above != address).then_some(above)
+}
+
+fn kind(class: u32) -> Kind {
+    match (class >> 16, class >> 8 & 0xff, class & 0xff) {
+        (0x03 | 0x12, ..) => Kind::Gpu,
+        (0x02, ..) => Kind::Nic,
+        (0x01, 0x08, 0x02) => Kind::Nvme,
+        (0x06, 0x04, _) => Kind::Bridge,
+        _ => Kind::Other,
+    }
+}
+
+/// The first six lines of `resource`: start, end and flags of each BAR, zeroes for none.
+fn bars(resource: &str) -> Vec<BarInfo> {
+    const MEMORY: u64 = 0x200;
+    const PREFETCHABLE: u64 = 0x2000;
+    const WIDE: u64 = 0x10_0000;
+    let hex = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
+    let bar = |(index, line): (usize, &str)| {
+        let mut fields = line.split_whitespace().map(hex);
+        let (start, end, flags) = (fields.next()??, fields.next()??, fields.next()??);
+        let size_bytes = end.checked_sub(start)?.checked_add(1)?;
+        (end != 0).then_some(BarInfo {
+            index: index as u8,
+            start,
+            size_bytes,
+            memory: flags & MEMORY != 0,
+            prefetchable: flags & PREFETCHABLE != 0,
+            wide: flags & WIDE != 0,
+        })
+    };
+    resource.lines().take(6).enumerate().filter_map(bar).collect()
+}
+
+/// All functions of the machine.
+#[derive(Clone, Debug, Default)]
+pub struct Topology {
+    devices: BTreeMap<Address, Device>,
+}
+
+impl Topology {
+    /// Reads all there are. Devices that vanish meanwhile are left out.
+    pub fn read(sysfs: &Sysfs) -> Self {
+        let devices = sysfs.addresses().into_iter().filter_map(|a| Some((a, Device::read(sysfs, a).ok()?)));
+        Self { devices: devices.collect() }
+    }
+
+    /// All, in the bus's order.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.values()
+    }
+
+    /// The one at an address.
+    pub fn get(&self, address: Address) -> Option<&Device> {
+        self.devices.get(&address)
+    }
+
+    /// Those directly below a root complex: what a tree starts from.
+    pub fn roots(&self) -> impl Iterator<Item = &Device> {
+        self.devices().filter(|device| device.parent.is_none_or(|parent| self.get(parent).is_none()))
+    }
+
+    /// Those directly below a bridge.
+    pub fn children(&self, bridge: Address) -> impl Iterator<Item = &Device> {
+        self.devices().filter(move |device| device.parent == Some(bridge))
+    }
+
+    /// The bridges from a device up to its root, nearest first.
+    pub fn path(&self, address: Address) -> Vec<&Device> {
+        let above = |device: &&Device| device.parent.and_then(|parent| self.get(parent));
+        // A tree is at most as deep as it has functions, whatever sysfs claims.
+        let path = std::iter::successors(self.get(address).as_ref().and_then(above), above);
+        path.take(self.devices.len()).collect()
+    }
+
+    /// Where a device's link runs below what the device can do.
+    pub fn shortfall(&self, device: &Device) -> Option<Shortfall> {
+        let slot =
+            device.parent.and_then(|parent| self.get(parent)).and_then(|slot| slot.link).map(|link| link.max);
+        Shortfall::of(device.link?, slot)
+    }
+
+    /// The slowest link between a device and the root complex: its payload ceiling is that of the path.
+    pub fn narrowest(&self, address: Address) -> Option<(&Device, Rate)> {
+        let device = self.get(address)?;
+        std::iter::once(device)
+            .chain(self.path(address))
+            .filter_map(|device| Some((device, device.link?.current)))
+            .min_by(|(_, a), (_, b)| a.bits_per_second().total_cmp(&b.bits_per_second()))
+    }
+}

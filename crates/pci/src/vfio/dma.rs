@@ -1,0 +1,87 @@
+//! Host memory that a device may reach, at an address of the IOMMU's.
+
+use super::device::Device;
+use super::sys;
+use crate::error::{Error, Result};
+use inlane_core::region::Region;
+use std::io;
+
+const PAGE: u64 = 4096;
+
+/// Memory mapped for a device's DMA; it keeps the memory, and takes it from the device when dropped.
+#[derive(Debug)]
+pub struct DmaMapping {
+    device: Device,
+    memory: Region,
+    iova: u64,
+}
+
+impl DmaMapping {
+    pub(super) fn new(device: &Device, memory: &Region, iova: u64) -> Result<Self> {
+        let name = device.address();
+        if !memory.place().is_cpu_memory() {
+            return Err(Error::Unsupported {
+                what: format!("DMA of {name} to {memory:?}"),
+                why: "VFIO maps host memory only".into(),
+            });
+        }
+        if !(memory.address() | memory.len() as u64 | iova).is_multiple_of(PAGE) || memory.is_empty() {
+            return Err(Error::Unsupported {
+                what: format!("DMA of {name} to {memory:?} at {iova:#x}"),
+                why: format!("addresses and length must be multiples of {PAGE}"),
+            });
+        }
+        let mut map = sys::DmaMap {
+            argsz: size_of::<sys::DmaMap>() as u32,
+            flags: sys::DMA_MAP_FLAG_READ | sys::DMA_MAP_FLAG_WRITE,
+            vaddr: memory.address(),
+            iova,
+            size: memory.len() as u64,
+        };
+        // SAFETY: the structure of this request; the memory stays valid, by the region kept until it is unmapped.
+        unsafe { sys::ioctl_with(device.container(), sys::IOMMU_MAP_DMA, &mut map) }.map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::ENOMEM) => Error::NotReady {
+                    address: name,
+                    why: format!(
+                        "{} more bytes may not be locked for its DMA: ulimit -l unlimited, or run as root",
+                        memory.len()
+                    ),
+                },
+                Some(libc::EEXIST) => Error::os(
+                    format!("DMA of {name} at {iova:#x}: taken by another mapping"),
+                    io::Error::from(io::ErrorKind::AlreadyExists),
+                ),
+                _ => Error::os(format!("mapping {memory:?} for DMA of {name} at {iova:#x}"), error),
+            }
+        })?;
+        Ok(Self { device: device.clone(), memory: memory.clone(), iova })
+    }
+
+    /// Where the device sees the memory.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &Region {
+        &self.memory
+    }
+}
+
+impl Drop for DmaMapping {
+    fn drop(&mut self) {
+        let mut unmap = sys::DmaUnmap {
+            argsz: size_of::<sys::DmaUnmap>() as u32,
+            flags: 0,
+            iova: self.iova,
+            size: self.memory.len() as u64,
+        };
+        // SAFETY: the structure of this request.
+        let unmapped = unsafe { sys::ioctl_with(self.device.container(), sys::IOMMU_UNMAP_DMA, &mut unmap) };
+        if unmapped.is_err() {
+            // The device may still reach the memory, which then must not be used again.
+            std::mem::forget(self.memory.clone());
+        }
+    }
+}

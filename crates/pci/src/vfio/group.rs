@@ -1,0 +1,122 @@
+//! A group and its container.
+
+use super::sys;
+use crate::address::Address;
+use crate::error::{Error, Result};
+use crate::rule::VFIO_DRIVER;
+use crate::sysfs::Sysfs;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// An open group, attached to a container of its own.
+pub(super) struct Group {
+    // The group goes before its container.
+    file: File,
+    container: File,
+}
+
+/// The groups this process has open: the kernel gives each to one opener only.
+static OPEN: Mutex<BTreeMap<PathBuf, Weak<Group>>> = Mutex::new(BTreeMap::new());
+
+impl Group {
+    /// The group of a device, open already or opened now.
+    pub fn of(sysfs: &Sysfs, address: Address) -> Result<Arc<Self>> {
+        let number = sysfs.link(address, "iommu_group").and_then(|number| number.parse().ok());
+        let number: u32 = number.ok_or(Error::NoIommu { address })?;
+        let path = sysfs.dev(&format!("vfio/{number}"));
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|_, group| group.strong_count() > 0);
+        if let Some(group) = open.get(&path).and_then(Weak::upgrade) {
+            return Ok(group);
+        }
+        let group = Arc::new(Self::open(sysfs, address, number, &path)?);
+        open.insert(path, Arc::downgrade(&group));
+        Ok(group)
+    }
+
+    fn open(sysfs: &Sysfs, address: Address, number: u32, path: &Path) -> Result<Self> {
+        let container = open(&sysfs.dev("vfio/vfio"), address, number)?;
+        // SAFETY: takes no argument.
+        let version = unsafe { sys::ioctl(container.as_fd(), sys::GET_API_VERSION, 0) };
+        // SAFETY: takes a number.
+        let type1 = unsafe { sys::ioctl(container.as_fd(), sys::CHECK_EXTENSION, sys::TYPE1V2_IOMMU) };
+        if !matches!((version, type1), (Ok(sys::API_VERSION), Ok(1..))) {
+            let why = "the kernel's VFIO has no type 1 IOMMU: sudo modprobe vfio_iommu_type1".into();
+            return Err(Error::NotReady { address, why });
+        }
+        let file = open(path, address, number)?;
+        let mut status = sys::GroupStatus { argsz: size_of::<sys::GroupStatus>() as u32, flags: 0 };
+        // SAFETY: the structure of this request.
+        unsafe { sys::ioctl_with(file.as_fd(), sys::GROUP_GET_STATUS, &mut status) }
+            .map_err(|error| Error::os(format!("asking for the state of IOMMU group {number}"), error))?;
+        if status.flags & sys::GROUP_FLAGS_VIABLE == 0 {
+            return Err(Error::NotViable { address, group: number, holders: holders(sysfs, address) });
+        }
+        let mut descriptor = container.as_raw_fd();
+        // SAFETY: takes a pointer to the container's descriptor.
+        unsafe { sys::ioctl_with(file.as_fd(), sys::GROUP_SET_CONTAINER, &mut descriptor) }
+            .map_err(|error| Error::os(format!("giving IOMMU group {number} an address space"), error))?;
+        // SAFETY: takes a number.
+        unsafe { sys::ioctl(container.as_fd(), sys::SET_IOMMU, sys::TYPE1V2_IOMMU) }.map_err(|error| {
+            match error.raw_os_error() {
+                // The kernel's answer when interrupts cannot be remapped.
+                Some(libc::EPERM) => Error::NotReady {
+                    address,
+                    why: "its IOMMU cannot remap interrupts, so VFIO will not isolate it: enable interrupt remapping \
+                          in the firmware"
+                        .into(),
+                },
+                _ => Error::os(format!("setting up the IOMMU for group {number}"), error),
+            }
+        })?;
+        Ok(Self { file, container })
+    }
+
+    /// A descriptor of one of the group's devices.
+    pub fn device(&self, address: Address) -> Result<OwnedFd> {
+        let name = std::ffi::CString::new(address.to_string()).expect("an address has no zero byte");
+        // SAFETY: takes a zero-terminated name, which lives until the call returns.
+        let descriptor =
+            unsafe { sys::ioctl(self.file.as_fd(), sys::GROUP_GET_DEVICE_FD, name.as_ptr() as usize) };
+        let descriptor =
+            descriptor.map_err(|error| Error::os(format!("taking {address} from its IOMMU group"), error))?;
+        // SAFETY: the kernel's new descriptor, owned by nobody else.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    pub fn container(&self) -> BorrowedFd<'_> {
+        self.container.as_fd()
+    }
+}
+
+fn open(path: &Path, address: Address, group: u32) -> Result<File> {
+    OpenOptions::new().read(true).write(true).open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::NotReady {
+            address,
+            why: format!("there is no {}: sudo modprobe vfio-pci vfio_iommu_type1", path.display()),
+        },
+        io::ErrorKind::PermissionDenied => Error::Denied {
+            path: path.into(),
+            why: format!("run as root, or once: sudo chown $USER {}", path.display()),
+        },
+        io::ErrorKind::ResourceBusy => Error::Busy { address, group },
+        _ => Error::os(format!("opening {}", path.display()), error),
+    })
+}
+
+/// Which devices of a device's group have which drivers of the kernel.
+fn holders(sysfs: &Sysfs, address: Address) -> String {
+    let group = sysfs.link(address, "iommu_group");
+    let held: Vec<String> = sysfs
+        .addresses()
+        .into_iter()
+        .filter(|&other| sysfs.link(other, "iommu_group") == group)
+        .filter_map(|other| Some((other, sysfs.driver(other).filter(|driver| driver != VFIO_DRIVER)?)))
+        .map(|(other, driver)| format!("{other} is held by {driver}"))
+        .collect();
+    if held.is_empty() { "the kernel does not say why".into() } else { held.join(", ") }
+}

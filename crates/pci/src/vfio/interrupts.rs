@@ -1,0 +1,178 @@
+//! A device's interrupts, as eventfds that a thread waits for.
+
+use super::device::Device;
+use super::sys;
+use crate::error::{Error, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::{Errno, read};
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// How a device signals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Message-signalled, one capability with up to 32 vectors.
+    Msi,
+    /// Message-signalled, with a table in a BAR and up to 2048 vectors.
+    MsiX,
+}
+
+impl Kind {
+    pub(super) fn index(self) -> u32 {
+        match self {
+            Kind::Msi => 1,
+            Kind::MsiX => 2,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Msi => "MSI",
+            Kind::MsiX => "MSI-X",
+        })
+    }
+}
+
+/// Interrupts that are on; dropped, they are off.
+///
+/// Interrupts coalesce: a count above one means that several came since the last look. One that came before it was
+/// looked at is not lost, one that the device raised before it was on is.
+#[derive(Debug)]
+pub struct Interrupts {
+    device: Device,
+    kind: Kind,
+    events: Vec<OwnedFd>,
+}
+
+impl Interrupts {
+    pub(super) fn new(device: &Device, kind: Kind, vectors: u32) -> Result<Self> {
+        let there = device.interrupt_vectors(kind)?;
+        if vectors == 0 || vectors > there {
+            return Err(Error::Unsupported {
+                what: format!("{vectors} {kind} vectors of {}", device.address()),
+                why: format!("it has {there}"),
+            });
+        }
+        let os =
+            |error: std::io::Error| Error::os(format!("switching on {kind} of {}", device.address()), error);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let events: Vec<OwnedFd> = (0..vectors)
+            .map(|_| eventfd(0, flags))
+            .collect::<Result<_, Errno>>()
+            .map_err(|e| os(e.into()))?;
+        device.enable_bus_master()?;
+        set(device, kind, &events).map_err(os)?;
+        Ok(Self { device: device.clone(), kind, events })
+    }
+
+    /// How many vectors there are.
+    pub fn vectors(&self) -> usize {
+        self.events.len()
+    }
+
+    /// The eventfd of a vector, for a caller's own poll.
+    ///
+    /// # Panics
+    /// When there is no such vector.
+    pub fn event(&self, vector: usize) -> BorrowedFd<'_> {
+        self.events[vector].as_fd()
+    }
+
+    /// How often the vector was raised since the last look; does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the eventfd cannot be read.
+    ///
+    /// # Panics
+    /// When there is no such vector.
+    pub fn take(&self, vector: usize) -> Result<u64> {
+        take(&self.events[vector]).map_err(|error| {
+            Error::os(format!("reading {} vector {vector} of {}", self.kind, self.device.address()), error)
+        })
+    }
+
+    /// Waits at most `limit` for any vector; those that were raised, with how often. None: the time is over.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when waiting fails.
+    pub fn wait(&self, limit: Duration) -> Result<Vec<(usize, u64)>> {
+        let os = |error| Error::os(format!("waiting for {} of {}", self.kind, self.device.address()), error);
+        wait(&self.events, limit).map_err(os)
+    }
+}
+
+impl Drop for Interrupts {
+    fn drop(&mut self) {
+        // The kernel does so at the latest when the device is closed.
+        let _ = set(&self.device, self.kind, &[]);
+    }
+}
+
+/// Directs the first interrupts to eventfds; none switches all off.
+fn set(device: &Device, kind: Kind, events: &[OwnedFd]) -> std::io::Result<()> {
+    let header = size_of::<sys::IrqSet>() / 4;
+    let mut words = vec![0i32; header + events.len()];
+    let data = if events.is_empty() { sys::IRQ_SET_DATA_NONE } else { sys::IRQ_SET_DATA_EVENTFD };
+    let wanted = sys::IrqSet {
+        argsz: (words.len() * 4) as u32,
+        flags: data | sys::IRQ_SET_ACTION_TRIGGER,
+        index: kind.index(),
+        start: 0,
+        count: events.len() as u32,
+    };
+    words[header..].iter_mut().zip(events).for_each(|(word, event)| *word = event.as_raw_fd());
+    // SAFETY: the words have room for the structure, aligned, and the descriptors behind it, as it says.
+    unsafe {
+        words.as_mut_ptr().cast::<sys::IrqSet>().write(wanted);
+        sys::ioctl(device.as_fd(), sys::DEVICE_SET_IRQS, words.as_mut_ptr() as usize).map(|_| ())
+    }
+}
+
+fn take(event: &OwnedFd) -> Result<u64, Errno> {
+    let mut bytes = [0; 8];
+    match read(event, &mut bytes) {
+        Ok(_) => Ok(u64::from_ne_bytes(bytes)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        Err(error) => Err(error),
+    }
+}
+
+fn wait(events: &[OwnedFd], limit: Duration) -> Result<Vec<(usize, u64)>, Errno> {
+    let end = Instant::now() + limit;
+    loop {
+        let mut watched: Vec<PollFd<'_>> =
+            events.iter().map(|event| PollFd::new(event, PollFlags::IN)).collect();
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = left.try_into().ok();
+        match poll(&mut watched, timeout.as_ref()) {
+            Ok(0) => return Ok(Vec::new()),
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error),
+        }
+        let counts = events.iter().enumerate().map(|(vector, event)| Ok((vector, take(event)?)));
+        let raised: Vec<_> =
+            counts.filter(|count| !matches!(count, Ok((_, 0)))).collect::<Result<_, Errno>>()?;
+        if !raised.is_empty() {
+            return Ok(raised);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_for_any_and_counts() {
+        let events: Vec<OwnedFd> = (0..3).map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap()).collect();
+        assert_eq!(wait(&events, Duration::from_millis(5)).unwrap(), []);
+        rustix::io::write(&events[1], &2u64.to_ne_bytes()).unwrap();
+        rustix::io::write(&events[2], &1u64.to_ne_bytes()).unwrap();
+        assert_eq!(wait(&events, Duration::from_secs(5)).unwrap(), [(1, 2), (2, 1)]);
+        assert_eq!(take(&events[1]).unwrap(), 0);
+    }
+}
