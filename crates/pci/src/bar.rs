@@ -114,6 +114,12 @@ impl Bar {
                     _ => Error::os(format!("opening {}", path.display()), error),
                 }
             })?;
+        // The file is as long as the BAR that the kernel would map.
+        let length = file
+            .metadata()
+            .map_err(|error| Error::os(format!("looking at {}", path.display()), error))?
+            .len();
+        inside(spec, length.min(info.size_bytes))?;
         let bar = Self::map(file.as_fd(), 0, range, spec, permission, None).map_err(|error| match error {
             Error::Os { source, .. } if source.raw_os_error() == Some(libc::EINVAL) => Error::Unsupported {
                 what: format!("mapping {}", path.display()),

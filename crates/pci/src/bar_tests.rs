@@ -1,1 +1,120 @@
+use super::*;
+use crate::fake::Fake;
+use inlane_core::error::Class;
+use std::fs;
 
+const ADDRESS: &str = "0000:00:01.0";
+
+fn spec(text: &str) -> BarSpec {
+    format!("pci:{ADDRESS}/{text}").parse().unwrap()
+}
+
+fn all() -> Permission {
+    Permission::default().read().write().device(ADDRESS.parse().unwrap())
+}
+
+#[test]
+fn bytes_go_to_the_range_and_nowhere_else() {
+    let fake = Fake::new();
+    let address = fake.memory_device(ADDRESS);
+    let bar = Bar::open(&fake.sysfs(), &spec("bar2@6K+3"), &all()).unwrap();
+    bar.store(0, b"abc", Width::B8).unwrap();
+    bar.delivered().unwrap();
+    assert!(matches!(bar.store(1, b"abc", Width::B1), Err(Error::TooSmall { .. })));
+    assert!(matches!(bar.load(usize::MAX, &mut [0; 2], Width::B1), Err(Error::TooSmall { .. })));
+    let file = fs::read(fake.sysfs().device(address).join("resource2")).unwrap();
+    assert_eq!(&file[6143..6148], b"\0abc\0");
+    let region = bar.region();
+    assert_eq!((region.len(), region.place().to_string().as_str()), (3, "pci:0000:00:01.0/bar2"));
+}
+
+#[test]
+fn streams_and_registers() {
+    let fake = Fake::new();
+    fake.memory_device(ADDRESS);
+    let bar = Bar::open(&fake.sysfs(), &spec("bar2@64K+64K:wc"), &all()).unwrap();
+    let data: Vec<u8> = (0..65536u32).map(|n| (n * 7 >> 3) as u8).collect();
+    for width in Width::ALL.into_iter().filter(|width| width.is_available()) {
+        bar.stream(0, &vec![0xee; 65536], Width::B8).unwrap();
+        bar.stream(0, &data, width).unwrap();
+        bar.issued();
+        let mut back = vec![0; 65536];
+        bar.load_streaming(0, &mut back, width).unwrap();
+        assert_eq!(back, data, "width {width}");
+    }
+    bar.write_u32(8, 0x1234_5678).unwrap();
+    assert_eq!(bar.read_u64(8).unwrap() as u32, 0x1234_5678);
+    assert!(bar.read_u32(2).is_err());
+    assert!(bar.read_u64(4).is_err());
+    assert!(matches!(bar.region().place(), Place::Bar { write_combining: true, .. }));
+}
+
+#[test]
+fn the_rule() {
+    let fake = Fake::new();
+    let address = fake.memory_device(ADDRESS);
+    let open =
+        |text: &str, permission: Permission| Bar::open(&fake.sysfs(), &spec(text), &permission).map(|_| ());
+    let allowed = Permission::default().device(address);
+    assert!(matches!(open("bar2", allowed.clone()), Err(Error::NotPermitted { .. })), "no flag");
+    assert!(matches!(open("bar2", allowed.clone().write()), Err(Error::NotPermitted { .. })), "no range");
+    assert!(matches!(open("bar2", Permission::default().read()), Err(Error::NotAllowed { .. })));
+    open("bar2", allowed.clone().read()).unwrap();
+    open("bar2@0+4K", allowed.write()).unwrap();
+
+    fake.link(address, "driver", "bus/pci/drivers/nvme");
+    let error = open("bar2@0+4K", all()).unwrap_err();
+    assert!(matches!(&error, Error::Held { driver, .. } if driver == "nvme"));
+    assert_eq!(error.class(), Class::Environment);
+    assert!(error.to_string().contains("devices/0000:00:01.0/driver/unbind"), "{error}");
+}
+
+#[test]
+fn what_is_permitted_is_what_works() {
+    let fake = Fake::new();
+    let address = fake.memory_device(ADDRESS);
+    let reader = Permission::default().read().device(address);
+    let bar = Bar::open(&fake.sysfs(), &spec("bar2"), &reader).unwrap();
+    assert!(matches!(bar.store(0, b"x", Width::B1), Err(Error::NotPermitted { what: "written", .. })));
+    assert_eq!(bar.len(), 1 << 20);
+    let writer = Permission::default().write().device(address);
+    let bar = Bar::open(&fake.sysfs(), &spec("bar2@0+4K"), &writer).unwrap();
+    bar.store(0, b"x", Width::B1).unwrap();
+    assert!(matches!(bar.read_u32(0), Err(Error::NotPermitted { what: "read", .. })));
+    assert!(bar.delivered().is_err(), "delivery is learnt by reading");
+}
+
+#[test]
+fn what_is_not_there() {
+    let fake = Fake::new();
+    let address = fake.memory_device(ADDRESS);
+    let open = |text: &str| Bar::open(&fake.sysfs(), &spec(text), &all()).map(|_| ()).unwrap_err();
+    assert!(open("bar0@0+4K").to_string().contains("it has bar2"));
+    assert!(open("bar2@1M+1").to_string().contains("1048576 bytes long"));
+    assert!(matches!(open("bar2@0+2M"), Error::TooSmall { .. }));
+    let home = fake.sysfs().device(address);
+    // What sysfs says of the size, and what the file has, may differ.
+    fs::File::options().write(true).open(home.join("resource2")).unwrap().set_len(4096).unwrap();
+    assert!(matches!(open("bar2@0+8K"), Error::TooSmall { .. }));
+    fs::remove_file(home.join("resource2_wc")).unwrap();
+    assert!(matches!(open("bar2@0+4K:wc"), Error::Unsupported { .. }));
+    fs::write(home.join("config"), [0xf4, 0x1a, 0x10, 0x11, 0, 0]).unwrap();
+    assert!(open("bar2@0+4K").to_string().contains("does not decode memory"));
+    fs::write(home.join("power_state"), "D3cold\n").unwrap();
+    assert!(open("bar2@0+4K").to_string().contains("sleeps"));
+    let other = "pci:0000:00:09.0/bar2@0+4K".parse().unwrap();
+    assert!(matches!(Bar::open(&fake.sysfs(), &other, &all()), Err(Error::NoDevice { .. })));
+}
+
+#[test]
+fn vfio_says_what_it_lacks() {
+    let fake = Fake::new();
+    let address = fake.memory_device(ADDRESS);
+    fake.link(address, "driver", "bus/pci/drivers/vfio-pci");
+    let open = || Bar::open(&fake.sysfs(), &spec("bar2@0+4K"), &all()).map(|_| ()).unwrap_err();
+    assert!(matches!(open(), Error::NoIommu { .. }));
+    fake.link(address, "iommu_group", "kernel/iommu_groups/7");
+    assert!(open().to_string().contains("modprobe"), "no /dev/vfio");
+    fs::write(fake.path("dev/vfio/vfio"), "").unwrap();
+    assert!(matches!(open(), Error::NotReady { .. }), "a file is no container");
+}

@@ -25,6 +25,8 @@ pub mod access;
 pub mod address;
 pub mod bar;
 pub mod error;
+#[cfg(test)]
+mod fake;
 pub mod link;
 mod mapping;
 pub mod rule;

@@ -208,3 +208,7 @@ impl Topology {
             .min_by(|(_, a), (_, b)| a.bits_per_second().total_cmp(&b.bits_per_second()))
     }
 }
+
+#[cfg(test)]
+#[path = "topology_tests.rs"]
+mod tests;

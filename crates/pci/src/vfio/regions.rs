@@ -1,5 +1,7 @@
 //! Where a device's BARs lie in its VFIO descriptor, and which parts of them may be mapped.
 
+#![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
+
 use super::sys;
 use std::io;
 use std::ops::Range;
