@@ -62,7 +62,8 @@ pub struct Note {
 }
 
 /// Where packets' buffers come from. Thread-safe; calls are per burst, not per packet.
-pub trait Pool: Send + Sync {
+/// A device that needs its own kind of pool finds it by upcasting to [`std::any::Any`].
+pub trait Pool: std::any::Any + Send + Sync {
     /// Takes up to `packets.len()` buffers, `length` 0 and `address` at the start of data; returns how many there were.
     fn take(&self, packets: &mut [Packet]) -> usize;
 

@@ -1,0 +1,246 @@
+//! The two ends of a queue: a call a burst, into `inline.c` and the driver.
+//!
+//! A port may be stopped while threads still hold its ends. So that none is inside the driver when the device closes,
+//! each end says when it is inside ([`Gate`]), with plain stores; the closing side pays for the ordering (membarrier).
+
+use crate::error::Error;
+use crate::interface::Interface;
+use crate::sys;
+use inlane_core::error::Result;
+use inlane_core::packet::Packet;
+use inlane_core::port::{Counters, Rx, Tx};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex};
+
+/// Calls that moved nothing, between two looks whether the device is still there.
+const LOOK_EVERY: u32 = 4096;
+
+/// What a port and its ends share.
+pub(crate) struct Shared {
+    /// As the user wrote it.
+    pub(crate) name: String,
+    /// DPDK's number of it.
+    pub(crate) port: u16,
+    /// The kernel interface under it.
+    pub(crate) interface: Option<Interface>,
+    /// A peer that leaves takes the port with it (memif).
+    pub(crate) has_peer: bool,
+    gate: Gate,
+}
+
+impl Shared {
+    pub(crate) fn new(name: String, port: u16, interface: Option<Interface>, has_peer: bool) -> Arc<Self> {
+        Arc::new(Self { name, port, interface, has_peer, gate: Gate::default() })
+    }
+
+    /// No end is in the driver after this, nor will be.
+    pub(crate) fn close_gate(&self) {
+        self.gate.close();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.gate.closed.load(Ordering::Acquire)
+    }
+
+    /// What is gone, if something is.
+    fn missing(&self) -> Option<String> {
+        if self.interface.as_ref().is_some_and(|interface| !interface.is_there()) {
+            return Some("its interface".into());
+        }
+        if self.has_peer && !link_is_up(self.port) {
+            return Some("the peer at the other end".into());
+        }
+        None
+    }
+
+    #[cold]
+    fn look(&self) -> Result<()> {
+        match self.missing() {
+            Some(what) => Err(Error::Gone { port: self.name.clone(), what }.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The link of an open device.
+pub(crate) fn link_is_up(port: u16) -> bool {
+    let mut link = sys::rte_eth_link::default();
+    // SAFETY: fills the structure; a port that is not valid is refused.
+    unsafe { sys::rte_eth_link_get_nowait(port, &mut link) == 0 && inlane_link_up(&link) }
+}
+
+fn inlane_link_up(link: &sys::rte_eth_link) -> bool {
+    // The status is a bit of a bit-field whose place differs between releases: C reads it.
+    // SAFETY: reads one structure.
+    unsafe { sys::inlane_link_is_up(link) != 0 }
+}
+
+/// Lets ends into the driver until it is closed.
+#[derive(Default)]
+struct Gate {
+    closed: AtomicBool,
+    seats: Mutex<Vec<Arc<Seat>>>,
+}
+
+/// On a line of its own, since its owner writes it twice a burst.
+#[derive(Default)]
+#[repr(align(128))]
+struct Seat {
+    inside: AtomicBool,
+}
+
+impl Gate {
+    fn seat(&self) -> Arc<Seat> {
+        let seat = Arc::<Seat>::default();
+        self.seats.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(seat.clone());
+        seat
+    }
+
+    /// Runs `work` inside, or not at all once closed.
+    #[inline(always)]
+    fn pass<T>(&self, seat: &Seat, work: impl FnOnce() -> T) -> Option<T> {
+        // Store, then load, in program order: the compiler keeps it, and `close` makes every CPU keep it.
+        seat.inside.store(true, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        let outcome = if self.closed.load(Ordering::Relaxed) { None } else { Some(work()) };
+        seat.inside.store(false, Ordering::Release);
+        outcome
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        barrier_on_all_threads();
+        // From here on every thread sees it closed before it enters; who was inside before is seen inside.
+        for seat in self.seats.lock().unwrap_or_else(std::sync::PoisonError::into_inner).iter() {
+            while seat.inside.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// A full memory barrier on every running thread of this process.
+fn barrier_on_all_threads() {
+    const GLOBAL: i32 = 1;
+    const PRIVATE_EXPEDITED: i32 = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
+    // SAFETY: no memory is passed; commands unknown to the kernel are refused.
+    unsafe {
+        if libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0
+            && libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) == 0
+        {
+            return;
+        }
+        if libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) == 0 {
+            return;
+        }
+    }
+    // Without the call (kernels of another decade): longer than any store stays in a buffer.
+    std::sync::atomic::fence(Ordering::SeqCst);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+}
+
+/// The receiving end of a queue.
+pub(crate) struct EthRx {
+    shared: Arc<Shared>,
+    seat: Arc<Seat>,
+    queue: u16,
+    idle: u32,
+    counters: Counters,
+}
+
+impl EthRx {
+    pub(crate) fn new(shared: Arc<Shared>, queue: u16) -> Self {
+        let seat = shared.gate.seat();
+        Self { shared, seat, queue, idle: 0, counters: Counters::default() }
+    }
+}
+
+impl Rx for EthRx {
+    #[inline]
+    fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
+        let (port, queue, bytes) = (self.shared.port, self.queue, &mut self.counters.bytes);
+        let count = packets.len().min(u16::MAX as usize) as u16;
+        let got = self.shared.gate.pass(&self.seat, || {
+            // SAFETY: room for `count` packets of the asserted layout; the device is open and configured with this
+            // queue, which only this value drives.
+            unsafe { sys::inlane_rx_burst(port, queue, packets.as_mut_ptr().cast(), count, bytes) as usize }
+        });
+        let got = got.unwrap_or(0);
+        self.counters.packets += got as u64;
+        if got == 0 {
+            self.idle += 1;
+            if self.idle >= LOOK_EVERY {
+                self.idle = 0;
+                self.shared.look()?;
+            }
+        }
+        Ok(got)
+    }
+
+    fn exhausted(&self) -> bool {
+        self.shared.is_closed()
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+/// The sending end of a queue.
+pub(crate) struct EthTx {
+    shared: Arc<Shared>,
+    seat: Arc<Seat>,
+    queue: u16,
+    idle: u32,
+    counters: Counters,
+}
+
+impl EthTx {
+    pub(crate) fn new(shared: Arc<Shared>, queue: u16) -> Self {
+        let seat = shared.gate.seat();
+        Self { shared, seat, queue, idle: 0, counters: Counters::default() }
+    }
+}
+
+impl Tx for EthTx {
+    #[inline]
+    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+        let (port, queue, counters) = (self.shared.port, self.queue, &mut self.counters);
+        let count = packets.len().min(u16::MAX as usize) as u16;
+        let errors_before = counters.errors;
+        let sent = self.shared.gate.pass(&self.seat, || {
+            // SAFETY: `count` packets, each an mbuf of a pool that the port was given and held by the caller (the
+            // trait's contract); the device is open and configured with this queue, which only this value drives.
+            unsafe {
+                let packets = packets.as_ptr().cast();
+                sys::inlane_tx_burst(port, queue, packets, count, &mut counters.bytes, &mut counters.errors)
+                    as usize
+            }
+        });
+        let Some(sent) = sent else {
+            return Err(Error::Gone {
+                port: self.shared.name.clone(),
+                what: "the port (it was stopped)".into(),
+            }
+            .into());
+        };
+        // Those with a length that leaves their buffer were taken, and dropped.
+        self.counters.packets += sent as u64 - (self.counters.errors - errors_before);
+        if sent == 0 && count > 0 {
+            self.idle += 1;
+            if self.idle >= LOOK_EVERY {
+                self.idle = 0;
+                self.shared.look()?;
+            }
+        }
+        Ok(sent)
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+/// Counts ports opened, to name devices.
+pub(crate) static OPENED: AtomicUsize = AtomicUsize::new(0);

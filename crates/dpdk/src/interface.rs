@@ -1,0 +1,112 @@
+//! What the kernel says of a network interface: there or not, its MTU and queues, whether it is still the same one; and
+//! which capabilities this process has.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+/// A kernel interface that a port uses, in the network namespace where the port was opened.
+#[derive(Debug)]
+pub(crate) struct Interface {
+    name: String,
+    index: u32,
+    /// Asks in the namespace of the opener, also from threads elsewhere and after privileges are dropped.
+    socket: OwnedFd,
+}
+
+impl Interface {
+    /// Finds it by name.
+    pub(crate) fn find(name: &str) -> std::io::Result<Self> {
+        let c_name = CString::new(name)?;
+        // SAFETY: a terminated string.
+        let index = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
+        if index == 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: no memory is passed.
+        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: just opened, owned by nobody else.
+        Ok(Self { name: name.to_owned(), index, socket: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// The interface is still there, whatever it is called now.
+    pub(crate) fn is_there(&self) -> bool {
+        // SAFETY: all zero is an ifreq.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_ifru.ifru_ifindex = self.index as i32;
+        // SAFETY: the request lives through the call, which fills in a name.
+        unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut request) == 0 }
+    }
+
+    fn attribute(&self, name: &str) -> Option<u64> {
+        std::fs::read_to_string(format!("/sys/class/net/{}/{name}", self.name)).ok()?.trim().parse().ok()
+    }
+
+    /// Largest payload of a frame.
+    pub(crate) fn mtu(&self) -> u32 {
+        // SAFETY: all zero is an ifreq.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(self.name.bytes().take(15)) {
+            *to = from as libc::c_char;
+        }
+        // SAFETY: the request lives through the call, which fills in the MTU.
+        let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
+        // SAFETY: the call filled this member in.
+        if code == 0 { unsafe { request.ifr_ifru.ifru_mtu as u32 } } else { 1500 }
+    }
+
+    /// How many receive queues it has.
+    pub(crate) fn queues(&self) -> u16 {
+        let count = std::fs::read_dir(format!("/sys/class/net/{}/queues", self.name)).map(|entries| {
+            entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-")).count()
+        });
+        count.unwrap_or(1).clamp(1, 1024) as u16
+    }
+
+    /// Link rate in bits a second, where the interface has one.
+    pub(crate) fn link_bits_per_second(&self) -> Option<f64> {
+        self.attribute("speed").filter(|&megabits| megabits > 0).map(|megabits| megabits as f64 * 1e6)
+    }
+}
+
+/// True when an interface of this name exists in this thread's namespace.
+pub(crate) fn exists(name: &str) -> bool {
+    // SAFETY: a terminated string.
+    CString::new(name).is_ok_and(|name| unsafe { libc::if_nametoindex(name.as_ptr()) } != 0)
+}
+
+/// A capability by its bit in the kernel's sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Capability {
+    NetAdmin = 12,
+    NetRaw = 13,
+    SysAdmin = 21,
+    Bpf = 39,
+}
+
+impl Capability {
+    /// This thread has it in effect.
+    pub(crate) fn is_held(self) -> bool {
+        effective_capabilities() & (1 << self as u32) != 0
+    }
+}
+
+/// The effective set of the calling thread.
+pub(crate) fn effective_capabilities() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// The kernel driver that a PCI device is bound to; `None` when the device is not there, empty when it has no driver.
+pub(crate) fn pci_driver(address: &str) -> Option<String> {
+    let device = Path::new("/sys/bus/pci/devices").join(address);
+    if !device.exists() {
+        return None;
+    }
+    let driver = std::fs::read_link(device.join("driver")).ok();
+    Some(driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned())).unwrap_or_default())
+}

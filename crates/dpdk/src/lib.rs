@@ -1,0 +1,35 @@
+//! DPDK through one safe layer: the environment ([`eal`]), mbuf pools in host or any other memory ([`MbufPool`]), and
+//! every ethdev as a [`Port`](inlane_core::Port) ([`open`]).
+//!
+//! | written | is |
+//! | --- | --- |
+//! | `null[:SIZE]` | makes and swallows packets of SIZE bytes (64) |
+//! | `ring:NAME` | what is sent comes back; `prime=N` puts N packets in |
+//! | `af_xdp:IFACE` | a kernel interface through AF_XDP sockets |
+//! | `af_packet:IFACE` | a kernel interface through packet sockets |
+//! | `tap:NAME` | a new kernel interface |
+//! | `memif:SOCKET` | shared memory with another process; `role=server`, `id=N` |
+//! | `pci:ADDRESS` | a network card bound to vfio-pci |
+//!
+//! Options follow the argument after commas (`af_xdp:eth0,descriptors=1024`); [`spec`] lists them.
+//!
+//! Linked statically are the drivers of these ports and the network cards' that need no library of their vendor
+//! (e1000, ena, gve, i40e, iavf, ice, igc, ixgbe, virtio, vmxnet3). Not linked: mlx4 and mlx5, which need rdma-core's
+//! libraries on the machine.
+
+mod device;
+pub mod eal;
+mod endpoint;
+mod error;
+mod interface;
+mod log;
+mod pool;
+mod port;
+pub mod spec;
+mod sys;
+mod thread;
+
+pub use error::{Error, Result};
+pub use pool::MbufPool;
+pub use port::{EthPort, open};
+pub use thread::ThreadGuard;

@@ -1,0 +1,365 @@
+//! Every ethdev as a port: attach, configure, queues, start, stop.
+//!
+//! A stopped port is closed: the device gives back every buffer it held, those that its driver forgets included, so
+//! that its pools count nothing out that the program does not hold.
+
+use crate::device::{self, Device};
+use crate::endpoint::{EthRx, EthTx, Shared, link_is_up};
+use crate::error::{Error, Result};
+use crate::spec::{Kind, Spec};
+use crate::{MbufPool, eal, log, pool, sys};
+use inlane_core::packet::{Packet, Pool};
+use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Receive and send descriptors of a queue when the user asks for none: what testpmd takes, or the device's own.
+const DESCRIPTORS: u16 = 1024;
+
+/// Opens the port that `spec` describes ([`crate::spec`]). The first one starts DPDK.
+///
+/// # Errors
+/// When the specification means nothing, the device is missing, taken or forbidden, or DPDK does not start.
+pub fn open(spec: &str) -> Result<Box<dyn Port>> {
+    Ok(Box::new(EthPort::open(spec)?))
+}
+
+/// One ethdev.
+pub struct EthPort {
+    spec: Spec,
+    info: PortInfo,
+    device: Device,
+    limits: sys::rte_eth_dev_info,
+    shared: Arc<Shared>,
+    /// What receive queues fill from, and what was sent comes from: devices hold buffers of these until they close.
+    filled: Vec<Arc<MbufPool>>,
+    sent: Vec<Arc<dyn Pool>>,
+    rx_taken: Vec<bool>,
+    tx_taken: Vec<bool>,
+    state: State,
+    last_counters: Counters,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    Configured,
+    Started,
+    Closed,
+}
+
+// SAFETY: DPDK's configuration calls may come from any thread, one at a time; the value is behind `&mut` for those.
+unsafe impl Send for EthPort {}
+
+impl EthPort {
+    /// Opens the port that `spec` describes.
+    ///
+    /// # Errors
+    /// As for [`open`].
+    pub fn open(spec: &str) -> Result<Self> {
+        let spec = Spec::parse(spec)?;
+        eal::start()?;
+        let mut device = device::attach(&spec)?;
+        let mut limits = sys::rte_eth_dev_info::default();
+        let mark = log::Mark::new();
+        // SAFETY: fills the structure; the port was just attached.
+        let code = unsafe { sys::rte_eth_dev_info_get(device.port, &mut limits) };
+        if code != 0 {
+            let error = device::failed(&spec, "asking the device for its limits", code, &mark);
+            device::detach(device.bus, &device.name);
+            return Err(error);
+        }
+        let link = device.interface.as_ref().and_then(|interface| interface.link_bits_per_second());
+        let interface = device.interface.take();
+        let has_peer = matches!(spec.kind, Kind::Memif { .. });
+        let shared = Shared::new(spec.text.clone(), device.port, interface, has_peer);
+        let info = PortInfo {
+            name: spec.text.clone(),
+            path: device.path.clone(),
+            touches_payload: !matches!(
+                spec.kind,
+                Kind::Null { copy: false, .. } | Kind::Ring { .. } | Kind::Pci { .. }
+            ),
+            max_queues: limits.max_rx_queues.min(limits.max_tx_queues).max(1),
+            spreads_flows: limits.max_rx_queues > 1
+                && matches!(
+                    spec.kind,
+                    Kind::AfXdp { .. } | Kind::AfPacket { .. } | Kind::Tap { .. } | Kind::Pci { .. }
+                ),
+            link_bits_per_second: link,
+            twin: false,
+        };
+        Ok(Self {
+            spec,
+            info,
+            device,
+            limits,
+            shared,
+            filled: Vec::new(),
+            sent: Vec::new(),
+            rx_taken: Vec::new(),
+            tx_taken: Vec::new(),
+            state: State::Open,
+            last_counters: Counters::default(),
+        })
+    }
+
+    fn usage(&self, why: impl Into<String>) -> Error {
+        Error::Usage { port: self.spec.text.clone(), why: why.into() }
+    }
+
+    /// Runs a call of DPDK on this port and puts its refusal into words.
+    fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
+        let mark = log::Mark::new();
+        match call(self.device.port) {
+            0 => Ok(()),
+            code => Err(device::failed(&self.spec, doing, code, &mark)),
+        }
+    }
+
+    /// The pool as this crate's, and fit for the port.
+    fn own_pool(&self, pool: &Arc<dyn Pool>) -> Result<Arc<MbufPool>> {
+        let any: Arc<dyn Any + Send + Sync> = pool.clone();
+        let pool = any.downcast::<MbufPool>().map_err(|_| {
+            self.usage("its packets must come from an mbuf pool (inlane_dpdk::MbufPool), not from a pool of another kind")
+        })?;
+        if self.info.touches_payload && !pool.region().place().is_cpu_memory() {
+            let why = format!("it copies packets with the CPU, which cannot reach {:?}", pool.region());
+            return Err(self.usage(why));
+        }
+        Ok(pool)
+    }
+
+    fn configure_device(&mut self, filled: Vec<Arc<MbufPool>>, rx: u16, tx: u16) -> Result<()> {
+        let mut configuration = sys::rte_eth_conf::default();
+        if rx > 1 && self.limits.flow_type_rss_offloads != 0 {
+            configuration.rxmode.mq_mode = sys::RTE_ETH_MQ_RX_RSS;
+            configuration.rx_adv_conf.rss_conf.rss_hf =
+                self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
+        }
+        if let Some(mtu) = self.spec.mtu {
+            configuration.rxmode.mtu = mtu.into();
+        }
+        let frame = self.spec.mtu.map_or(1500, u32::from) + 18;
+        let scatter = sys::INLANE_RX_SCATTER;
+        if filled.iter().any(|pool| (pool.room() as u32) < frame)
+            && self.limits.rx_offload_capa & scatter != 0
+        {
+            configuration.rxmode.offloads |= scatter;
+        }
+        // Packets of several segments go out whole wherever the device can.
+        configuration.txmode.offloads |= self.limits.tx_offload_capa & sys::INLANE_TX_MULTI_SEGS;
+        self.call("configuring the device", |port| {
+            // SAFETY: the structure is read during the call.
+            unsafe { sys::rte_eth_dev_configure(port, rx, tx, &configuration) }
+        })?;
+        let (mut rx_descriptors, mut tx_descriptors) =
+            (self.spec.descriptors.unwrap_or(DESCRIPTORS), self.spec.descriptors.unwrap_or(DESCRIPTORS));
+        self.call("choosing descriptors", |port| {
+            // SAFETY: both numbers are read and written during the call.
+            unsafe { sys::rte_eth_dev_adjust_nb_rx_tx_desc(port, &mut rx_descriptors, &mut tx_descriptors) }
+        })?;
+        // SAFETY: reads a number of a valid port.
+        let socket = unsafe { sys::rte_eth_dev_socket_id(self.device.port) } as u32;
+        for queue in 0..rx {
+            let pool = filled[queue as usize % filled.len()].raw();
+            self.call("setting a receive queue up", |port| {
+                // SAFETY: the pool lives in `filled` until the device is closed.
+                unsafe {
+                    sys::rte_eth_rx_queue_setup(port, queue, rx_descriptors, socket, std::ptr::null(), pool)
+                }
+            })?;
+        }
+        for queue in 0..tx {
+            self.call("setting a send queue up", |port| {
+                // SAFETY: no memory is passed.
+                unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_descriptors, socket, std::ptr::null()) }
+            })?;
+        }
+        self.filled = filled;
+        Ok(())
+    }
+
+    /// Puts packets into a ring port, so that something goes round.
+    fn prime(&self, count: u32, size: u16) -> Result<()> {
+        let pool = &self.filled[0];
+        let mut packets = vec![Packet::EMPTY; count as usize];
+        if size as usize > pool.room() {
+            return Err(
+                self.usage(format!("size={size} does not fit the pool's buffers of {} bytes", pool.room()))
+            );
+        }
+        let taken = pool.take(&mut packets);
+        for packet in &mut packets[..taken] {
+            packet.length = size.into();
+            if pool.region().place().is_cpu_memory() {
+                // SAFETY: just taken, with room for the size; memory of the CPU.
+                fill_frame(unsafe { packet.bytes_mut() });
+            }
+        }
+        let mut tx = EthTx::new(self.shared.clone(), 0);
+        let sent = tx.send(&packets[..taken]).unwrap_or(0);
+        pool.give(&packets[sent..taken]);
+        if sent < count as usize {
+            return Err(
+                self.usage(format!("prime={count}: only {sent} packets fitted; give fewer or a larger pool"))
+            );
+        }
+        Ok(())
+    }
+
+    fn wait_for_peer(&self, seconds: f64, server: bool) -> Result<()> {
+        let start = Instant::now();
+        while !link_is_up(self.device.port) {
+            if start.elapsed() > Duration::from_secs_f64(seconds) {
+                let other = if server { "client" } else { "server" };
+                return Err(Error::NoPeer {
+                    port: self.spec.text.clone(),
+                    seconds,
+                    remedy: format!(
+                        "start one with role={other}, the same id and socket, or give wait=SECONDS"
+                    ),
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn read_counters(&self) -> Counters {
+        let mut statistics = sys::rte_eth_stats::default();
+        // SAFETY: fills the structure; a port that is not valid is refused.
+        if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
+            return self.last_counters;
+        }
+        Counters {
+            packets: 0,
+            bytes: 0,
+            missed: statistics.imissed + statistics.rx_nombuf,
+            errors: statistics.ierrors + statistics.oerrors,
+        }
+    }
+
+    fn close(&mut self) {
+        if self.state == State::Closed {
+            return;
+        }
+        self.last_counters = self.read_counters();
+        self.shared.close_gate();
+        let port = self.device.port;
+        if self.state == State::Started {
+            if matches!(self.spec.kind, Kind::Ring { .. }) {
+                for queue in 0..self.rx_taken.len().max(self.tx_taken.len()) as u16 {
+                    // SAFETY: no end is inside any more; the queue was configured.
+                    unsafe { sys::inlane_drain(port, queue) };
+                }
+            }
+            // SAFETY: as above.
+            unsafe { sys::rte_eth_dev_stop(port) };
+        }
+        // SAFETY: stopped; nobody drives it.
+        unsafe { sys::rte_eth_dev_close(port) };
+        device::detach(self.device.bus, &self.device.name);
+        self.state = State::Closed;
+        let reclaimed = pool::reclaim(port, &self.filled);
+        if reclaimed > 0 {
+            tracing::debug!(port = self.spec.text, reclaimed, "gave back buffers that the driver still held");
+        }
+        self.filled.clear();
+        self.sent.clear();
+    }
+}
+
+/// A UDP packet from a documentation address to another (RFC 5737), zeros behind: something that looks like traffic.
+fn fill_frame(frame: &mut [u8]) {
+    frame.fill(0);
+    let length = frame.len();
+    let header: &mut [u8] = &mut frame[..length.min(42)];
+    let ip = (length.max(34) as u16 - 14).to_be_bytes();
+    let udp = (length.max(42) as u16 - 34).to_be_bytes();
+    let model: [u8; 42] = [
+        2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, ip[0], ip[1], 0, 0, 0, 0, 64, 17, 0, 0, 192, 0, 2,
+        1, 198, 51, 100, 1, 0, 9, 0, 9, udp[0], udp[1], 0, 0,
+    ];
+    header.copy_from_slice(&model[..header.len()]);
+}
+
+impl Port for EthPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> inlane_core::Result<()> {
+        if self.state != State::Open {
+            return Err(self.usage("it is configured already").into());
+        }
+        let queues = pools.len().max(tx_queues as usize);
+        if queues > self.info.max_queues as usize || queues == 0 {
+            let why = format!("{queues} queues were asked for; it has 1 to {}", self.info.max_queues);
+            return Err(self.usage(why).into());
+        }
+        let mut filled = pools.iter().map(|pool| self.own_pool(pool)).collect::<Result<Vec<_>>>()?;
+        // Software drivers want queues in pairs; those that nobody drives get a pool just large enough.
+        if filled.is_empty() {
+            filled.push(MbufPool::new(4096, 2048)?);
+        }
+        self.rx_taken = vec![false; pools.len()];
+        self.tx_taken = vec![false; tx_queues as usize];
+        self.configure_device(filled, queues as u16, queues as u16)?;
+        self.state = State::Configured;
+        Ok(())
+    }
+
+    fn take_rx(&mut self, queue: u16) -> inlane_core::Result<Box<dyn Rx>> {
+        match self.rx_taken.get_mut(queue as usize) {
+            Some(taken @ false) => *taken = true,
+            Some(_) => return Err(self.usage(format!("receive queue {queue} was taken")).into()),
+            None => return Err(self.usage(format!("no receive queue {queue} was configured")).into()),
+        }
+        Ok(Box::new(EthRx::new(self.shared.clone(), queue)))
+    }
+
+    fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> inlane_core::Result<Box<dyn Tx>> {
+        self.own_pool(&pool)?;
+        match self.tx_taken.get_mut(queue as usize) {
+            Some(taken @ false) => *taken = true,
+            Some(_) => return Err(self.usage(format!("send queue {queue} was taken")).into()),
+            None => return Err(self.usage(format!("no send queue {queue} was configured")).into()),
+        }
+        self.sent.push(pool);
+        Ok(Box::new(EthTx::new(self.shared.clone(), queue)))
+    }
+
+    fn start(&mut self) -> inlane_core::Result<()> {
+        if self.state != State::Configured {
+            return Err(self.usage("it must be configured, once, before it starts").into());
+        }
+        // SAFETY: configured above.
+        self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) })?;
+        self.state = State::Started;
+        // Everything on the wire is for us; drivers that cannot say so receive everything anyway.
+        // SAFETY: a valid port.
+        unsafe { sys::rte_eth_promiscuous_enable(self.device.port) };
+        match self.spec.kind {
+            Kind::Ring { prime, size, .. } if prime > 0 => self.prime(prime, size)?,
+            Kind::Memif { server, wait_s, .. } => self.wait_for_peer(wait_s, server)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.close();
+    }
+
+    fn device_counters(&self) -> Counters {
+        if self.state == State::Closed { self.last_counters } else { self.read_counters() }
+    }
+}
+
+impl Drop for EthPort {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,366 @@
+#define _GNU_SOURCE
+#include "inline.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rust: gives the calling thread an lcore id, so that mempools cache for it. */
+extern void inlane_dpdk_enrol_thread(void);
+/* Rust: one message of DPDK's log. */
+extern void inlane_dpdk_log(uint32_t level, const char *text, size_t length);
+
+/* mbufs handled between two calls into a driver: the size that testpmd and most drivers are tuned for is 32. */
+#define CHUNK 64
+
+static inline void enrol(void)
+{
+	/* A read of thread-local memory a burst; the call happens once in a thread's life. */
+	if (unlikely(rte_lcore_id() == LCORE_ID_ANY))
+		inlane_dpdk_enrol_thread();
+}
+
+static inline struct rte_mbuf *mbuf_of(const struct inlane_packet *packet)
+{
+	return (struct rte_mbuf *)(uintptr_t)packet->cookie;
+}
+
+static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
+{
+	for (; mbuf != NULL; mbuf = mbuf->next)
+		mbuf->port = mark;
+}
+
+uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes)
+{
+	struct rte_mbuf *mbufs[CHUNK];
+	uint64_t sum = 0;
+
+	enrol();
+	uint16_t got = rte_eth_rx_burst(port, queue, mbufs, RTE_MIN(count, CHUNK));
+	for (uint16_t i = 0; i < got; i++) {
+		struct rte_mbuf *mbuf = mbufs[i];
+		packets[i].address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
+		packets[i].length = mbuf->data_len;
+		packets[i].port = 0;
+		packets[i].cookie = (uint64_t)(uintptr_t)mbuf;
+		mbuf->port = INLANE_MARK_HELD;
+		sum += mbuf->pkt_len;
+		if (unlikely(mbuf->next != NULL))
+			mark_chain(mbuf, INLANE_MARK_HELD);
+	}
+	*bytes += sum;
+	return got;
+}
+
+/* Writes what the packet function changed into the mbuf: first byte and length of the first segment. False when that would
+ * leave the buffer. */
+static inline bool write_back(struct rte_mbuf *mbuf, const struct inlane_packet *packet)
+{
+	uint64_t offset = packet->address - (uint64_t)(uintptr_t)mbuf->buf_addr;
+
+	if (likely(offset == mbuf->data_off && packet->length == mbuf->data_len))
+		return true;
+	/* An address in front of the buffer makes the offset huge. */
+	if (offset > mbuf->buf_len || packet->length > mbuf->buf_len - offset)
+		return false;
+	mbuf->data_off = (uint16_t)offset;
+	mbuf->pkt_len = mbuf->pkt_len - mbuf->data_len + packet->length;
+	mbuf->data_len = (uint16_t)packet->length;
+	return true;
+}
+
+uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
+			 uint64_t *bytes, uint64_t *errors)
+{
+	struct rte_mbuf *mbufs[CHUNK];
+	uint16_t done = 0;
+
+	enrol();
+	while (done < count) {
+		uint16_t most = RTE_MIN((uint16_t)(count - done), CHUNK), chunk = 0;
+		uint64_t sum = 0;
+		bool broken = false;
+
+		for (; chunk < most; chunk++) {
+			struct rte_mbuf *mbuf = mbuf_of(&packets[done + chunk]);
+			if (unlikely(!write_back(mbuf, &packets[done + chunk]))) {
+				broken = true;
+				break;
+			}
+			mbuf->port = INLANE_MARK_SENT | port;
+			mbufs[chunk] = mbuf;
+			sum += mbuf->pkt_len;
+			if (unlikely(mbuf->next != NULL))
+				mark_chain(mbuf, INLANE_MARK_SENT | port);
+		}
+		uint16_t sent = rte_eth_tx_burst(port, queue, mbufs, chunk);
+		for (uint16_t i = sent; unlikely(i < chunk); i++) {
+			sum -= mbufs[i]->pkt_len;
+			mark_chain(mbufs[i], INLANE_MARK_HELD);
+		}
+		*bytes += sum;
+		done += sent;
+		if (sent < chunk)
+			break;
+		if (unlikely(broken)) {
+			rte_pktmbuf_free(mbuf_of(&packets[done]));
+			*errors += 1;
+			done++;
+		}
+	}
+	return done;
+}
+
+static unsigned int element_bytes(unsigned int room)
+{
+	return sizeof(struct rte_mbuf) + INLANE_PRIVATE_BYTES + RTE_PKTMBUF_HEADROOM + room;
+}
+
+/* Bytes that `count` mbufs with `room` bytes of data each take, with slack for alignment. */
+size_t inlane_pool_bytes(unsigned int count, unsigned int room)
+{
+	struct rte_mempool_objsz size;
+
+	return (size_t)rte_mempool_calc_obj_size(element_bytes(room), 0, &size) * count + 4096;
+}
+
+/* rte_pktmbuf_pool_create over memory of the caller's, physically contiguous within `page` bytes; 0 where devices use virtual
+ * addresses. NULL with rte_errno set on failure.
+ *
+ * Virtual addresses are said to be contiguous: otherwise DPDK without hugepages begins each object on a page of its own,
+ * 4 KiB apart, where all fall into the same sets of the first-level cache. */
+struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, unsigned int cache, unsigned int room,
+				       int socket, void *memory, size_t length, size_t page)
+{
+	struct rte_pktmbuf_pool_private private = {
+		.mbuf_data_room_size = RTE_PKTMBUF_HEADROOM + room,
+		.mbuf_priv_size = INLANE_PRIVATE_BYTES,
+	};
+	struct rte_mempool *pool =
+		rte_mempool_create_empty(name, count, element_bytes(room), cache, sizeof(private), socket,
+					 page == 0 ? RTE_MEMPOOL_F_NO_IOVA_CONTIG : 0);
+	int code;
+
+	if (pool == NULL)
+		return NULL;
+	code = rte_mempool_set_ops_byname(pool, "ring_mp_mc", NULL);
+	if (code == 0) {
+		rte_pktmbuf_pool_init(pool, &private);
+		code = page == 0 ? rte_mempool_populate_iova(pool, memory, (rte_iova_t)(uintptr_t)memory, length, NULL, NULL)
+				 : rte_mempool_populate_virt(pool, memory, length, page, NULL, NULL);
+	}
+	if (code < 0 || pool->populated_size < count) {
+		rte_mempool_free(pool);
+		rte_errno = code < 0 ? -code : ENOMEM;
+		return NULL;
+	}
+	rte_mempool_obj_iter(pool, rte_pktmbuf_init, NULL);
+	return pool;
+}
+
+static inline void describe(struct rte_mbuf *mbuf, struct inlane_packet *packet)
+{
+	packet->address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
+	packet->length = 0;
+	packet->port = 0;
+	packet->cookie = (uint64_t)(uintptr_t)mbuf;
+	mbuf->port = INLANE_MARK_HELD;
+}
+
+unsigned int inlane_pool_take(struct rte_mempool *pool, struct inlane_packet *packets, unsigned int count)
+{
+	struct rte_mbuf *mbufs[CHUNK];
+	unsigned int done = 0;
+
+	enrol();
+	while (done < count) {
+		unsigned int chunk = RTE_MIN(count - done, (unsigned int)CHUNK);
+		/* All or none: near the pool's end ask for less and less. */
+		while (chunk > 0 && rte_pktmbuf_alloc_bulk(pool, mbufs, chunk) != 0)
+			chunk /= 2;
+		if (chunk == 0)
+			break;
+		for (unsigned int i = 0; i < chunk; i++)
+			describe(mbufs[i], &packets[done + i]);
+		done += chunk;
+	}
+	return done;
+}
+
+void inlane_pool_give(const struct inlane_packet *packets, unsigned int count)
+{
+	struct rte_mbuf *mbufs[CHUNK];
+
+	enrol();
+	while (count > 0) {
+		unsigned int chunk = RTE_MIN(count, (unsigned int)CHUNK);
+		for (unsigned int i = 0; i < chunk; i++)
+			mbufs[i] = mbuf_of(&packets[i]);
+		rte_pktmbuf_free_bulk(mbufs, chunk);
+		packets += chunk;
+		count -= chunk;
+	}
+}
+
+struct inlane_note *inlane_note_of(uint64_t cookie)
+{
+	return rte_mbuf_to_priv((struct rte_mbuf *)(uintptr_t)cookie);
+}
+
+/* Describes one segment; returns the next one's cookie, or 0. */
+uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length)
+{
+	struct rte_mbuf *mbuf = (struct rte_mbuf *)(uintptr_t)cookie;
+
+	*address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
+	*length = mbuf->data_len;
+	return (uint64_t)(uintptr_t)mbuf->next;
+}
+
+/* Adds a segment with these bytes behind a packet whose first mbuf is `cookie` and holds `head_length` bytes. */
+int inlane_append_segment(struct rte_mempool *pool, uint64_t cookie, uint32_t head_length, const uint8_t *bytes,
+			  uint32_t length)
+{
+	struct rte_mbuf *head = (struct rte_mbuf *)(uintptr_t)cookie;
+	struct rte_mbuf *tail = rte_pktmbuf_alloc(pool);
+
+	if (tail == NULL)
+		return -ENOMEM;
+	head->pkt_len = head->pkt_len - head->data_len + head_length;
+	head->data_len = (uint16_t)head_length;
+	char *room = length > UINT16_MAX ? NULL : rte_pktmbuf_append(tail, (uint16_t)length);
+	if (room == NULL || rte_pktmbuf_chain(head, tail) != 0) {
+		rte_pktmbuf_free(tail);
+		return -EMSGSIZE;
+	}
+	memcpy(room, bytes, length);
+	tail->port = INLANE_MARK_HELD;
+	return 0;
+}
+
+/* Frees what waits in a receive queue that nobody drives any more. */
+unsigned int inlane_drain(uint16_t port, uint16_t queue)
+{
+	struct rte_mbuf *mbufs[CHUNK];
+	unsigned int freed = 0;
+	uint16_t got;
+
+	enrol();
+	/* The bound is for devices that make packets from nothing. */
+	while (freed < (1u << 17) && (got = rte_eth_rx_burst(port, queue, mbufs, CHUNK)) > 0) {
+		rte_pktmbuf_free_bulk(mbufs, got);
+		freed += got;
+	}
+	return freed;
+}
+
+/* Hands what a thread that is about to end cached of a pool back to all. */
+void inlane_flush_cache(struct rte_mempool *pool, unsigned int lcore)
+{
+	struct rte_mempool_cache *cache = rte_mempool_default_cache(pool, lcore);
+
+	if (cache != NULL && cache->len > 0)
+		rte_mempool_cache_flush(cache, pool);
+}
+
+struct objects {
+	void **list;
+	unsigned int count;
+};
+
+static void collect(struct rte_mempool *pool, void *opaque, void *object, unsigned int index)
+{
+	struct objects *all = opaque;
+	(void)pool;
+	(void)index;
+	all->list[all->count++] = object;
+}
+
+static int by_address(const void *a, const void *b)
+{
+	uintptr_t x = (uintptr_t) * (void *const *)a, y = (uintptr_t) * (void *const *)b;
+	return (x > y) - (x < y);
+}
+
+/* Gives back to `pool` the mbufs that the closed device `port` still held: those sent to it, and if it received into
+ * this pool, those it waited to fill. Some drivers (af_xdp) do not do so themselves.
+ *
+ * Exact, because every mbuf says in `port` who has it: HELD is a caller's, SENT|p went to device p, and INVALID was taken
+ * by the device that fills from this pool. Callers may hold and free packets meanwhile. */
+unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receives_into)
+{
+	unsigned int size = pool->size, reclaimed = 0, free_count = 0;
+	struct objects all = { calloc(size, sizeof(void *)), 0 };
+	void **free_list = calloc(2 * (size_t)size, sizeof(void *));
+	void *object;
+
+	if (all.list == NULL || free_list == NULL)
+		goto out;
+	while (free_count < size && rte_mempool_generic_get(pool, &object, 1, NULL) == 0)
+		free_list[free_count++] = object;
+	unsigned int from_pool = free_count;
+	for (unsigned int lcore = 0; lcore < RTE_MAX_LCORE && pool->cache_size > 0; lcore++) {
+		struct rte_mempool_cache *cache = &pool->local_cache[lcore];
+		for (unsigned int i = 0; i < cache->len && free_count < 2 * size; i++)
+			free_list[free_count++] = cache->objs[i];
+	}
+	rte_mempool_generic_put(pool, free_list, from_pool, NULL);
+	qsort(free_list, free_count, sizeof(void *), by_address);
+
+	rte_mempool_obj_iter(pool, collect, &all);
+	for (unsigned int i = 0; i < all.count; i++) {
+		struct rte_mbuf *mbuf = all.list[i];
+		int theirs = mbuf->port == (INLANE_MARK_SENT | port) ||
+			     (receives_into && mbuf->port == RTE_MBUF_PORT_INVALID);
+
+		if (!theirs || bsearch(&all.list[i], free_list, free_count, sizeof(void *), by_address))
+			continue;
+		/* Each segment of a chain is an object of its own here. */
+		mbuf->next = NULL;
+		mbuf->nb_segs = 1;
+		rte_mbuf_refcnt_set(mbuf, 1);
+		mbuf->port = INLANE_MARK_HELD;
+		rte_mempool_generic_put(pool, (void *const *)&all.list[i], 1, NULL);
+		reclaimed++;
+	}
+out:
+	free(all.list);
+	free(free_list);
+	return reclaimed;
+}
+
+int inlane_link_is_up(const struct rte_eth_link *link)
+{
+	return link->link_status == RTE_ETH_LINK_UP;
+}
+
+unsigned int inlane_lcore(void)
+{
+	return rte_lcore_id();
+}
+
+int inlane_errno(void)
+{
+	return rte_errno;
+}
+
+static ssize_t log_write(void *cookie, const char *text, size_t length)
+{
+	(void)cookie;
+	int level = rte_log_cur_msg_loglevel();
+	inlane_dpdk_log(level < 0 ? RTE_LOG_INFO : (uint32_t)level, text, length);
+	return (ssize_t)length;
+}
+
+int inlane_log_route(void)
+{
+	cookie_io_functions_t functions = { .write = log_write };
+	FILE *stream = fopencookie(NULL, "w", functions);
+
+	if (stream == NULL)
+		return -1;
+	setvbuf(stream, NULL, _IOLBF, 1024);
+	return rte_openlog_stream(stream);
+}

@@ -1,0 +1,66 @@
+/* What Rust sees of DPDK: the public headers (bindgen picks the names that are used), and functions over DPDK's inline
+ * ones, a burst a call, so that nothing is called per packet across the language border. */
+#ifndef INLANE_DPDK_INLINE_H
+#define INLANE_DPDK_INLINE_H
+
+#include <rte_config.h>
+#include <rte_dev.h>
+#include <rte_dmadev.h>
+#include <rte_eal.h>
+#include <rte_errno.h>
+#include <rte_ethdev.h>
+#include <rte_lcore.h>
+#include <rte_log.h>
+#include <rte_mbuf.h>
+#include <rte_memory.h>
+#include <rte_mempool.h>
+#include <rte_version.h>
+
+/* inlane_core::Packet. */
+struct inlane_packet {
+	uint64_t address;
+	uint32_t length;
+	uint32_t port;
+	uint64_t cookie;
+};
+
+/* inlane_core::packet::Note, kept in the mbuf's private area. */
+struct inlane_note {
+	uint64_t time_ns;
+	uint32_t wire_length;
+	uint32_t interface;
+};
+
+/* Bytes of private area: one cache line, so that packet data begins on one. */
+#define INLANE_PRIVATE_BYTES 64
+
+/* Who has an mbuf, in its `port` field. Devices leave RTE_MBUF_PORT_INVALID in buffers they wait to fill. */
+#define INLANE_MARK_HELD 0x7fff
+#define INLANE_MARK_SENT 0x8000
+
+/* Macros that bindgen cannot read. */
+static const uint64_t INLANE_RSS_FLOWS = RTE_ETH_RSS_IP | RTE_ETH_RSS_TCP | RTE_ETH_RSS_UDP;
+static const uint64_t INLANE_RX_SCATTER = RTE_ETH_RX_OFFLOAD_SCATTER;
+static const uint64_t INLANE_TX_MULTI_SEGS = RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
+
+uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes);
+uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
+			 uint64_t *bytes, uint64_t *errors);
+size_t inlane_pool_bytes(unsigned int count, unsigned int room);
+struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, unsigned int cache, unsigned int room,
+				       int socket, void *memory, size_t length, size_t page);
+unsigned int inlane_pool_take(struct rte_mempool *pool, struct inlane_packet *packets, unsigned int count);
+void inlane_pool_give(const struct inlane_packet *packets, unsigned int count);
+struct inlane_note *inlane_note_of(uint64_t cookie);
+uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length);
+int inlane_append_segment(struct rte_mempool *pool, uint64_t cookie, uint32_t head_length, const uint8_t *bytes,
+			  uint32_t length);
+unsigned int inlane_drain(uint16_t port, uint16_t queue);
+void inlane_flush_cache(struct rte_mempool *pool, unsigned int lcore);
+unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receives_into);
+int inlane_link_is_up(const struct rte_eth_link *link);
+unsigned int inlane_lcore(void);
+int inlane_errno(void);
+int inlane_log_route(void);
+
+#endif

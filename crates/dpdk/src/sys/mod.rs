@@ -1,0 +1,50 @@
+//! DPDK's C interface: bindings made from the installed headers, and `inline.c` for what DPDK has as inline functions.
+//!
+//! Nothing outside this crate uses it. mbufs, mempools and devices are opaque here; C reads and writes their fields.
+
+#[expect(
+    non_camel_case_types,
+    non_snake_case,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    reason = "generated from DPDK's headers"
+)]
+#[allow(
+    dead_code,
+    non_upper_case_globals,
+    unsafe_op_in_unsafe_fn,
+    reason = "some constants are of one DPDK release only"
+)]
+mod bindings {
+    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+}
+pub(crate) use bindings::*;
+
+use inlane_core::packet::{Note, Packet};
+
+// C handles packets and notes by these layouts.
+const _: () = {
+    assert!(
+        size_of::<Packet>() == size_of::<inlane_packet>()
+            && align_of::<Packet>() == align_of::<inlane_packet>()
+    );
+    assert!(std::mem::offset_of!(Packet, address) == std::mem::offset_of!(inlane_packet, address));
+    assert!(std::mem::offset_of!(Packet, length) == std::mem::offset_of!(inlane_packet, length));
+    assert!(std::mem::offset_of!(Packet, port) == std::mem::offset_of!(inlane_packet, port));
+    assert!(std::mem::offset_of!(Packet, cookie) == std::mem::offset_of!(inlane_packet, cookie));
+    assert!(size_of::<Note>() == size_of::<inlane_note>() && align_of::<Note>() == align_of::<inlane_note>());
+    assert!(size_of::<Note>() <= INLANE_PRIVATE_BYTES as usize);
+};
+
+/// DPDK's text for an error number, negative or not.
+pub(crate) fn error_text(code: i32) -> String {
+    // SAFETY: rte_strerror returns a string in memory of the calling thread or a constant.
+    let text = unsafe { std::ffi::CStr::from_ptr(rte_strerror(code.abs())) };
+    text.to_string_lossy().into_owned()
+}
+
+/// The error that DPDK's last failing call of this thread left.
+pub(crate) fn last_error() -> i32 {
+    // SAFETY: reads a thread-local integer.
+    unsafe { inlane_errno() }
+}

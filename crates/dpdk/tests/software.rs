@@ -1,0 +1,181 @@
+//! Ports without hardware or privileges: null and ring.
+
+use inlane_core::packet::{Packet, Pool};
+use inlane_core::port::{Port, Rx, Tx};
+use inlane_core::region::Region;
+use inlane_dpdk::{Error, MbufPool, open};
+use std::sync::Arc;
+
+/// Opens `spec` with one queue each way.
+fn one_queue(spec: &str, pool: &Arc<MbufPool>) -> (Box<dyn Port>, Box<dyn Rx>, Box<dyn Tx>) {
+    let mut port = open(spec).unwrap();
+    let pool: Arc<dyn Pool> = pool.clone();
+    port.configure(std::slice::from_ref(&pool), 1).unwrap();
+    let rx = port.take_rx(0).unwrap();
+    let tx = port.take_tx(0, pool).unwrap();
+    port.start().unwrap();
+    (port, rx, tx)
+}
+
+#[test]
+fn null_makes_and_swallows() {
+    let pool = MbufPool::new(2048, 2048).unwrap();
+    let (mut port, mut rx, mut tx) = one_queue("null:1024", &pool);
+    let mut packets = [Packet::EMPTY; 32];
+    for _ in 0..1000 {
+        assert_eq!(rx.receive(&mut packets).unwrap(), 32);
+        assert!(packets.iter().all(|packet| packet.length == 1024));
+        assert_eq!(tx.send(&packets).unwrap(), 32);
+    }
+    assert_eq!((rx.counters().packets, rx.counters().bytes), (32_000, 32_000 * 1024));
+    assert_eq!(tx.counters(), rx.counters());
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+    assert!(rx.exhausted());
+    assert_eq!(rx.receive(&mut packets).unwrap(), 0, "a stopped port gives nothing");
+    assert!(tx.send(&packets[..1]).is_err(), "and takes nothing");
+}
+
+#[test]
+fn a_full_burst_of_null_comes_from_any_pool() {
+    for pool in [
+        MbufPool::new(512, 2048).unwrap(),
+        MbufPool::over(Region::host(MbufPool::bytes(512, 2048)).unwrap(), 2048).unwrap(),
+    ] {
+        let (mut port, mut rx, _tx) = one_queue("null", &pool);
+        let mut packets = [Packet::EMPTY; 64];
+        let count = rx.receive(&mut packets).unwrap();
+        assert_eq!(count, 64);
+        for packet in &packets[..count] {
+            assert!(packet.address >= pool.region().address());
+            assert!(packet.address + 64 <= pool.region().address() + pool.region().len() as u64);
+        }
+        pool.give(&packets[..count]);
+        port.stop();
+        assert_eq!(pool.outstanding(), 0);
+    }
+}
+
+#[test]
+fn a_ring_returns_what_it_is_given() {
+    let pool = MbufPool::new(4096, 2048).unwrap();
+    let (mut port, mut rx, mut tx) = one_queue("ring:a,prime=32", &pool);
+    let mut packets = [Packet::EMPTY; 64];
+    assert_eq!(rx.receive(&mut packets).unwrap(), 32, "as primed");
+    for (i, packet) in packets[..32].iter_mut().enumerate() {
+        // What packet functions do: other bytes, a header removed in front, another length.
+        packet.address += 14;
+        packet.length = 20 + i as u32;
+        // SAFETY: held; host memory.
+        unsafe { packet.bytes_mut() }.fill(i as u8);
+    }
+    assert_eq!(tx.send(&packets[..32]).unwrap(), 32);
+    assert_eq!(rx.receive(&mut packets).unwrap(), 32);
+    for (i, packet) in packets[..32].iter().enumerate() {
+        assert_eq!(packet.length, 20 + i as u32);
+        // SAFETY: held; host memory.
+        assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
+    }
+    // Left in the ring: the port must give them back.
+    assert_eq!(tx.send(&packets[..32]).unwrap(), 32);
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn a_full_ring_leaves_the_rest_with_the_caller() {
+    let pool = MbufPool::new(4096, 256).unwrap();
+    let (mut port, _rx, mut tx) = one_queue("ring:b", &pool);
+    let mut packets = vec![Packet::EMPTY; 2000];
+    assert_eq!(pool.take(&mut packets), 2000);
+    packets.iter_mut().for_each(|packet| packet.length = 60);
+    let sent = tx.send(&packets).unwrap();
+    assert!((1000..2000).contains(&sent), "{sent}");
+    assert_eq!(tx.counters().packets, sent as u64);
+    assert_eq!(tx.counters().bytes, 60 * sent as u64);
+    pool.give(&packets[sent..]);
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn chains_go_out_whole() {
+    let pool = MbufPool::new(256, 256).unwrap();
+    let (mut port, mut rx, mut tx) = one_queue("ring:c", &pool);
+    let mut packet = [Packet::EMPTY; 1];
+    assert_eq!(pool.take(&mut packet), 1);
+    packet[0].length = 100;
+    pool.append_segment(&packet[0], &[7; 200]).unwrap();
+    packet[0].length = 90;
+    assert_eq!(tx.send(&packet).unwrap(), 1);
+    assert_eq!(tx.counters().bytes, 290);
+    let mut received = [Packet::EMPTY; 4];
+    assert_eq!(rx.receive(&mut received).unwrap(), 1);
+    let mut lengths = Vec::new();
+    pool.for_each_segment(&received[0], &mut |_, length| lengths.push(length));
+    assert_eq!(lengths, [90, 200]);
+    pool.give(&received[..1]);
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn lengths_that_leave_the_buffer_are_dropped_and_counted() {
+    let pool = MbufPool::new(256, 256).unwrap();
+    let (mut port, mut rx, mut tx) = one_queue("ring:d", &pool);
+    let mut packets = [Packet::EMPTY; 8];
+    assert_eq!(pool.take(&mut packets), 8);
+    packets.iter_mut().for_each(|packet| packet.length = 64);
+    packets[2].length = 70_000;
+    packets[5].address -= 4096;
+    packets[7].length = 257;
+    assert_eq!(tx.send(&packets).unwrap(), 8);
+    assert_eq!((tx.counters().packets, tx.counters().errors), (5, 3));
+    assert_eq!(rx.receive(&mut packets).unwrap(), 5);
+    pool.give(&packets[..5]);
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn stopping_while_another_thread_drives() {
+    let pool = MbufPool::new(4096, 2048).unwrap();
+    for _ in 0..20 {
+        let (mut port, mut rx, mut tx) = one_queue("null", &pool);
+        let give = pool.clone();
+        let thread = std::thread::spawn(move || {
+            let mut packets = [Packet::EMPTY; 32];
+            loop {
+                let count = rx.receive(&mut packets).unwrap();
+                if count == 0 && rx.exhausted() {
+                    return;
+                }
+                let sent = tx.send(&packets[..count]).unwrap_or(0);
+                give.give(&packets[sent..count]);
+            }
+        });
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        port.stop();
+        thread.join().unwrap();
+        assert_eq!(pool.outstanding(), 0);
+    }
+}
+
+#[test]
+fn order_and_limits_are_kept() {
+    let pool: Arc<dyn Pool> = MbufPool::new(256, 256).unwrap();
+    let mut port = open("null").unwrap();
+    assert!(port.take_rx(0).is_err(), "not configured");
+    assert!(port.start().is_err());
+    assert!(port.configure(&[], 0).is_err());
+    assert!(port.configure(std::slice::from_ref(&pool), 5000).is_err());
+    port.configure(std::slice::from_ref(&pool), 1).unwrap();
+    assert!(port.configure(std::slice::from_ref(&pool), 1).is_err());
+    let _rx = port.take_rx(0).unwrap();
+    assert!(port.take_rx(0).is_err(), "taken");
+    assert!(port.take_rx(1).is_err());
+    let heap: Arc<dyn Pool> = Arc::new(inlane_core::HeapPool::new(8, 256).unwrap());
+    let error = port.take_tx(0, heap).err().unwrap().to_string();
+    assert!(error.contains("MbufPool"), "{error}");
+    assert!(matches!(open("nil").err().unwrap(), Error::Spec { .. }));
+}
