@@ -1,7 +1,7 @@
 # The project's commands; each is a script in packaging/ or one cargo line. `make help` lists them.
 # DRY_RUN=1 shows what `setup` and `demo` would do without doing it.
 
-.PHONY: help setup demo test build
+.PHONY: help setup demo test build fuzz
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -18,3 +18,6 @@ build: setup ## the release binary, target/release/inlane
 test: ## install what tests need and run every check (under 30 minutes on two cores from cold)
 	@packaging/setup test
 	@packaging/test
+
+fuzz: setup ## fuzz every parser for FUZZ_SECONDS each (600), from the kept corpus; MERGE=1 keeps what is new
+	@packaging/fuzz $(or $(FUZZ_SECONDS),600)

@@ -1,0 +1,89 @@
+//! Any bytes as any header: nothing panics, no payload reaches beyond the buffer, what is written is read again.
+
+#![no_main]
+
+use inlane_wire::*;
+use libfuzzer_sys::fuzz_target;
+
+/// `part` lies within `whole`.
+fn inside(whole: &[u8], part: &[u8]) {
+    let (whole, part) = (whole.as_ptr_range(), part.as_ptr_range());
+    assert!(whole.start <= part.start && part.end <= whole.end, "a view left its buffer");
+}
+
+fn read(bytes: &[u8]) {
+    if let Ok(view) = ethernet::Frame::new(bytes) {
+        inside(bytes, view.payload());
+        assert!(view.tags().count() <= ethernet::MAX_TAGS);
+    }
+    if let Ok(view) = ipv4::Packet::new(bytes) {
+        inside(bytes, view.payload());
+        inside(bytes, view.options());
+        let _ = (view.checksum_ok(), view.is_fragment(), view.pseudo_sum());
+    }
+    if let Ok(view) = ipv6::Packet::new(bytes) {
+        inside(bytes, view.payload());
+        if let Ok(upper) = view.upper() {
+            assert!(upper.offset <= bytes.len());
+        }
+    }
+    if let Ok(view) = tcp::Segment::new(bytes) {
+        inside(bytes, view.payload());
+        inside(bytes, view.options());
+        let _ = view.checksum_ok(checksum::Sum::new());
+    }
+    if let Ok(view) = udp::Datagram::new(bytes) {
+        inside(bytes, view.payload());
+        let _ = view.checksum_ok(checksum::Sum::new());
+    }
+    if let Ok(view) = icmp::Message::new(bytes) {
+        inside(bytes, view.payload());
+    }
+    if let Ok(view) = ecpri::Message::new(bytes) {
+        inside(bytes, view.payload());
+    }
+    if let Ok(view) = oran::Message::new(bytes) {
+        for (_, samples) in view.sections(bytes.len() % 64, bytes[0] as u16) {
+            inside(bytes, samples);
+        }
+    }
+    if let Ok(view) = roce::Base::new(bytes) {
+        inside(bytes, view.payload());
+    }
+    let _ = (
+        arp::Packet::new(bytes).is_ok(),
+        nvme_tcp::Pdu::new(bytes).is_ok(),
+        nvme_tcp::Data::new(bytes).is_ok(),
+    );
+    if let Ok(Some(layers)) = Layers::of(bytes) {
+        assert!(
+            layers.network <= layers.transport
+                && layers.transport <= bytes.len()
+                && layers.end <= bytes.len()
+        );
+    }
+    if let Ok(Some(tuple)) = FiveTuple::of(bytes) {
+        assert_eq!(tuple.reversed().reversed(), tuple);
+    }
+}
+
+fn write(bytes: &mut [u8]) {
+    let before = bytes.to_vec();
+    if let Ok(mut frame) = ethernet::Frame::new(&mut *bytes) {
+        frame.swap_addresses();
+        frame.swap_addresses();
+    }
+    assert_eq!(bytes, before, "swapped twice is as before");
+    if let Ok(mut packet) = ipv4::Packet::new(&mut *bytes) {
+        packet.fill_checksum();
+        assert!(packet.checksum_ok());
+        if packet.decrement_ttl() {
+            assert!(packet.checksum_ok(), "the incremental checksum is the whole one");
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    read(bytes);
+    write(&mut bytes.to_vec());
+});
