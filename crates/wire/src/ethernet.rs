@@ -14,7 +14,7 @@ pub const HEADER: usize = 14;
 /// Bytes of one tag.
 pub const TAG: usize = 4;
 /// Most tags that [`Frame::payload_offset`] follows.
-pub const MAX_TAGS: usize = 4;
+pub const MAX_TAGS: usize = 2;
 
 /// EtherType of IPv4.
 pub const IPV4: u16 = 0x0800;

@@ -3,6 +3,8 @@
 //! | port | what it is |
 //! | --- | --- |
 //! | `gen:SIZE` | [`generate::Generator`]: packets of known flows, by a schedule |
+//! | `check` | [`check::Checker`]: verifies that they arrive as the packet function has to make them |
 
+pub mod check;
 pub mod generate;
 pub mod spec;

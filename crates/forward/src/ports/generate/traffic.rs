@@ -105,7 +105,7 @@ impl Traffic {
     }
 
     /// Bytes in front of the payload.
-    fn headers(&self, kind: Kind) -> usize {
+    pub fn headers(&self, kind: Kind) -> usize {
         let network = if kind.v6 { ipv6::HEADER } else { ipv4::HEADER };
         let transport = if kind.tcp { tcp::HEADER } else { udp::HEADER };
         self.network() + network + transport

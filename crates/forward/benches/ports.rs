@@ -1,0 +1,61 @@
+//! How fast the generator and the checker are, one core each: `cargo bench -p inlane-forward --bench ports`.
+
+use inlane_core::clock::Clock;
+use inlane_core::{HeapPool, Packet, Pool, Port};
+use inlane_forward::ports::check::{Checker, reference};
+use inlane_forward::ports::generate::Generator;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const BURST: usize = 32;
+const BATCH: usize = 1024;
+
+fn main() {
+    println!("{:34} {:>10} {:>10}", "traffic", "gen Mpps", "check Mpps");
+    for text in [
+        "gen:64",
+        "gen:64,flows=1",
+        "gen:64,flows=65536",
+        "gen:128,v4,v6,udp,tcp",
+        "gen:imix",
+        "gen:1024",
+        "gen:1514",
+        "gen:9000",
+    ] {
+        let (generated, checked) = measure(text);
+        println!("{text:34} {generated:10.1} {checked:10.1}");
+    }
+}
+
+/// Generates and checks batches in turn for a second, each timed apart; packets a microsecond.
+fn measure(text: &str) -> (f64, f64) {
+    let clock = Clock::new();
+    let mut generator = Generator::open(text, &clock).expect("a right text");
+    let reference = reference::find("io").expect("a reference");
+    let mut checker = Checker::open("check", &clock, Some(&generator), reference).expect("a source");
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(BATCH, 9216).expect("memory"));
+    generator.configure(std::slice::from_ref(&pool), 0).expect("one queue");
+    checker.configure(&[], 1).expect("one queue");
+    let mut rx = generator.take_rx(0).expect("queue 0");
+    let mut tx = checker.take_tx(0, pool.clone()).expect("queue 0");
+    let mut packets = [Packet::EMPTY; BATCH];
+    let (mut generating, mut checking) = (Duration::ZERO, Duration::ZERO);
+    let mut count = 0usize;
+    while generating + checking < Duration::from_secs(1) {
+        let start = Instant::now();
+        for burst in packets.chunks_mut(BURST) {
+            count += rx.receive(burst).expect("a generator never fails");
+        }
+        let middle = Instant::now();
+        for burst in packets.chunks(BURST) {
+            tx.send(burst).expect("a checker never fails");
+        }
+        generating += middle - start;
+        checking += middle.elapsed();
+    }
+    drop(tx);
+    let verification = checker.verification().expect("it verifies");
+    assert!(verification.passed(), "{text}: {verification:?}");
+    let rate = |time: Duration| count as f64 / time.as_secs_f64() / 1e6;
+    (rate(generating), rate(checking))
+}
