@@ -1,0 +1,249 @@
+//! Runs in a virtual machine with devices that QEMU emulates, and checks what `inlane-pci` does with them: what it
+//! refuses, what it stores and loads through BARs, DMA through the IOMMU, interrupts.
+//!
+//! ```sh
+//! pci-check memory ADDR HELD FREE     # three ivshmem-plain: under vfio-pci, held by a kernel driver, without a driver
+//! pci-check held ADDR                 # any device that a kernel driver holds
+//! pci-check dma ADDR                  # QEMU's educational device under vfio-pci
+//! pci-check doorbell ADDR ROUNDS      # ivshmem-doorbell under vfio-pci, once in each of two virtual machines
+//! ```
+
+use anyhow::{Context, bail, ensure};
+use inlane_core::Region;
+use inlane_pci::vfio::{self, InterruptKind};
+use inlane_pci::{Address, Bar, BarSpec, Error, Permission, Sysfs, Width};
+use std::time::{Duration, Instant};
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let address = |n: usize| -> anyhow::Result<Address> {
+        Ok(arguments.get(n).context("an address is missing")?.parse::<Address>()?)
+    };
+    match arguments.first().map(String::as_str) {
+        Some("memory") => memory(address(1)?, address(2)?, address(3)?),
+        Some("held") => held(address(1)?),
+        Some("dma") => dma(address(1)?),
+        Some("doorbell") => doorbell(address(1)?, arguments.get(2).context("how many rounds?")?.parse()?),
+        _ => bail!("give memory, held, dma or doorbell"),
+    }
+}
+
+fn all() -> Permission {
+    Permission::default().read().write()
+}
+
+/// Opening must fail, with an error that the pattern takes.
+macro_rules! refused {
+    ($why:literal, $open:expr, $pattern:pat) => {
+        match $open {
+            Err(error @ $pattern) => println!("refused {}: {error}", $why),
+            Err(other) => bail!("{}: refused, but with {other:?}", $why),
+            Ok(_) => bail!("{}: not refused", $why),
+        }
+    };
+}
+
+const RANGE: std::ops::Range<u64> = 0x4000..0xc000;
+
+fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
+    let sysfs = Sysfs::system();
+    let open = |spec: &str, permission: Permission| Bar::open(&sysfs, &spec.parse()?, &permission);
+
+    refused!(
+        "without a flag",
+        open(&format!("pci:{ours}/bar2"), Permission::default()),
+        Error::NotPermitted { .. }
+    );
+    refused!("without a range", open(&format!("pci:{ours}/bar2"), all()), Error::NotPermitted { .. });
+    refused!("beyond the BAR", open(&format!("pci:{ours}/bar2@1M+1"), all()), Error::TooSmall { .. });
+    refused!(
+        "write-combining under VFIO",
+        open(&format!("pci:{ours}/bar2@0+4K:wc"), all()),
+        Error::Unsupported { .. }
+    );
+    refused!("another BAR", open(&format!("pci:{ours}/bar5@0+4K"), all()), Error::NoBar { .. });
+    let spec = format!("pci:{held}/bar2@0+4K");
+    refused!("under a kernel driver", open(&spec, all()), Error::Held { .. });
+    refused!("under a kernel driver, listed", open(&spec, all().device(held)), Error::Held { .. });
+    let spec = format!("pci:{free}/bar2@0+4K");
+    refused!("without a driver", open(&spec, all()), Error::NotAllowed { .. });
+
+    let bar = Bar::open(&sysfs, &BarSpec::new(ours, 2, RANGE), &all())?;
+    for width in Width::ALL.into_iter().filter(|width| width.is_available()) {
+        check_bytes(&bar, width)?;
+    }
+    // What the host finds afterwards: a pattern in the range, zeroes around it.
+    bar.store(0, &pattern(bar.len(), 0), Width::B8)?;
+    bar.delivered()?;
+    let reader = open(&format!("pci:{ours}/bar2"), Permission::default().read())?;
+    refused!("a store through a reader", reader.store(0, &[1], Width::B1), Error::NotPermitted { .. });
+    let mut back = vec![0; bar.len()];
+    reader.load(RANGE.start as usize, &mut back, Width::B4)?;
+    ensure!(back == pattern(bar.len(), 0), "another mapping sees other bytes");
+
+    // The driverless one: it may have to be switched on first, which the error says.
+    if let Err(error @ Error::NotReady { .. }) = open(&spec, all().device(free)) {
+        println!("not ready: {error}");
+        std::fs::write(sysfs.device(free).join("enable"), "1")?;
+    }
+    for suffix in ["", ":wc"] {
+        let bar = open(&format!("{spec}{suffix}"), all().device(free))?;
+        check_bytes(&bar, Width::B4)?;
+        check_bytes(&bar, Width::widest())?;
+        println!("{}: stored, streamed and loaded", bar.name());
+    }
+    println!("memory: ok");
+    Ok(())
+}
+
+fn held(address: Address) -> anyhow::Result<()> {
+    let sysfs = Sysfs::system();
+    let spec = BarSpec::new(address, 0, 0..0x1000);
+    for permission in [Permission::default().read(), all(), all().device(address)] {
+        refused!("under a kernel driver", Bar::open(&sysfs, &spec, &permission), Error::Held { .. });
+    }
+    refused!("under VFIO", vfio::Device::open(&sysfs, address), Error::Held { .. });
+    Ok(())
+}
+
+fn pattern(length: usize, seed: usize) -> Vec<u8> {
+    (0..length).map(|n| ((n + seed).wrapping_mul(0x9e37_79b1) >> 13) as u8 | 1).collect()
+}
+
+fn check_bytes(bar: &Bar, width: Width) -> anyhow::Result<()> {
+    let mut back = vec![0; bar.len()];
+    for (n, stream) in [false, true].into_iter().enumerate() {
+        let data = pattern(bar.len(), n + width.bytes());
+        if stream {
+            bar.stream(0, &data, width)?
+        } else {
+            bar.store(0, &data, width)?
+        }
+        bar.issued();
+        bar.delivered()?;
+        bar.load(0, &mut back, width)?;
+        ensure!(back == data, "{}: width {width}, streamed {stream}: other bytes came back", bar.name());
+    }
+    // Unaligned ends.
+    bar.store(3, b"unaligned", width)?;
+    bar.load(3, &mut back[..9], width)?;
+    ensure!(&back[..9] == b"unaligned");
+    Ok(())
+}
+
+/// Registers of QEMU's educational device (docs/specs/edu): DMA between memory and its own 4 KiB at 0x40000.
+mod edu {
+    pub const IDENTIFICATION: usize = 0x00;
+    pub const LIVENESS: usize = 0x04;
+    pub const INTERRUPT_STATUS: usize = 0x24;
+    pub const ACKNOWLEDGE: usize = 0x64;
+    pub const SOURCE: usize = 0x80;
+    pub const DESTINATION: usize = 0x88;
+    pub const COUNT: usize = 0x90;
+    pub const COMMAND: usize = 0x98;
+    pub const BUFFER: u64 = 0x40000;
+    pub const START: u64 = 1;
+    pub const TO_MEMORY: u64 = 2;
+    pub const RAISE: u64 = 4;
+}
+
+fn dma(address: Address) -> anyhow::Result<()> {
+    const IOVA: u64 = 0x10_0000;
+    const BYTES: usize = 1024;
+    let device = vfio::Device::open(&Sysfs::system(), address)?;
+    let bar = Bar::of_device(&device, &BarSpec::new(address, 0, 0..0x1000), &all())?;
+    ensure!(bar.read_u32(edu::IDENTIFICATION)? & 0xff == 0xed, "not the educational device");
+    bar.write_u32(edu::LIVENESS, 0x1234_5678)?;
+    ensure!(bar.read_u32(edu::LIVENESS)? == !0x1234_5678);
+
+    let interrupts = device.interrupts(InterruptKind::Msi, 1)?;
+    refused!(
+        "more vectors than there are",
+        device.interrupts(InterruptKind::Msi, 99),
+        Error::Unsupported { .. }
+    );
+    let memory = Region::host(8192)?;
+    let mapping = device.map_dma(&memory, IOVA)?;
+    refused!("the same address twice", device.map_dma(&memory, IOVA), Error::Os { .. });
+    refused!("half a page", device.map_dma(&memory.slice(0, 100)?, 0), Error::Unsupported { .. });
+    let write = |bytes: &[u8]| {
+        // SAFETY: our memory, two pages; the device is idle.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), bytes.len()) }
+    };
+    let second_page = || {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(memory.as_ptr().add(4096), BYTES).to_vec() }
+    };
+    let transfer = |source: u64, destination: u64, command: u64| -> anyhow::Result<Duration> {
+        bar.write_u64(edu::SOURCE, source)?;
+        bar.write_u64(edu::DESTINATION, destination)?;
+        bar.write_u64(edu::COUNT, BYTES as u64)?;
+        let start = Instant::now();
+        bar.write_u64(edu::COMMAND, edu::START | edu::RAISE | command)?;
+        ensure!(interrupts.wait(Duration::from_secs(20))? == [(0, 1)], "no interrupt, or several");
+        bar.write_u32(edu::ACKNOWLEDGE, bar.read_u32(edu::INTERRUPT_STATUS)?)?;
+        Ok(start.elapsed())
+    };
+    let data = pattern(BYTES, 7);
+    write(&data);
+    transfer(IOVA, edu::BUFFER, 0)?;
+    ensure!(second_page() == [0; BYTES]);
+    let took = transfer(edu::BUFFER, IOVA + 4096, edu::TO_MEMORY)?;
+    ensure!(second_page() == data, "DMA brought other bytes");
+    println!("dma: {BYTES} bytes there and back, interrupt after {took:?}");
+
+    // Unmapped, the device must not reach the memory any more.
+    drop(mapping);
+    write(&pattern(8192, 9));
+    let before = second_page();
+    transfer(edu::BUFFER, IOVA + 4096, edu::TO_MEMORY)?;
+    ensure!(second_page() == before, "the device wrote to memory that was taken from it");
+    println!("dma: ok");
+    Ok(())
+}
+
+/// Registers of BAR 0 of ivshmem (docs/specs/ivshmem-spec).
+const IV_POSITION: usize = 8;
+const DOORBELL: usize = 12;
+
+/// Two machines ring each other in turn; each has a word of the shared memory where it says how far it is.
+fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
+    const LIMIT: Duration = Duration::from_secs(60);
+    const VECTOR: u32 = 1;
+    let device = vfio::Device::open(&Sysfs::system(), address)?;
+    let registers = Bar::of_device(&device, &BarSpec::new(address, 0, 0..0x100), &all())?;
+    let shared = Bar::of_device(&device, &BarSpec::new(address, 2, 0..0x1000), &all())?;
+    let me = registers.read_u32(IV_POSITION)?;
+    ensure!(me < 2, "this machine is number {me}, and there should be two");
+    let peer = 1 - me;
+    let word = |of: u32| of as usize * 64;
+    let interrupts = device.interrupts(InterruptKind::MsiX, 2)?;
+
+    // Ring only once both can hear.
+    const READY: u32 = 0x5eed;
+    shared.write_u32(word(me), READY)?;
+    let start = Instant::now();
+    while shared.read_u32(word(peer))? < READY {
+        ensure!(start.elapsed() < LIMIT, "peer {peer} never came");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let start = Instant::now();
+    for round in 1..=rounds {
+        if me == 0 {
+            shared.write_u32(word(me), READY + round)?;
+            registers.write_u32(DOORBELL, peer << 16 | VECTOR)?;
+        }
+        let raised = interrupts.wait(LIMIT)?;
+        ensure!(raised == [(VECTOR as usize, 1)], "round {round}: {raised:?} was raised");
+        let seen = shared.read_u32(word(peer))?;
+        ensure!(seen == READY + round, "round {round}: the peer's word is {seen}");
+        if me == 1 {
+            shared.write_u32(word(me), READY + round)?;
+            registers.write_u32(DOORBELL, peer << 16 | VECTOR)?;
+        }
+    }
+    println!("doorbell: machine {me}, {rounds} rounds of {:?}, ok", start.elapsed() / rounds.max(1));
+    // Stay until the other has heard the last one.
+    std::thread::sleep(Duration::from_millis(500));
+    Ok(())
+}

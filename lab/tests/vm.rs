@@ -1,0 +1,112 @@
+//! Boots virtual machines and runs `pci-check` in them; about ten seconds each. Skipped where QEMU or a kernel is missing.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// `lab/vm/run.py` with these options; the command follows.
+fn machine(options: &[&str]) -> Command {
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("vm/run.py"));
+    command.args(options).args(["--timeout", "150", "--", env!("CARGO_BIN_EXE_pci-check")]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// What the guest printed; `None` when virtual machines cannot be had here, which is said.
+fn outcome(test: &str, output: Output) -> Option<String> {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(3) {
+        eprintln!("SKIPPED {test}: {errors}");
+        return None;
+    }
+    assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
+    Some(text)
+}
+
+#[test]
+fn bars_are_written_under_the_rule_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let memory = directory.path().join("memory");
+    let shared = format!("1M:{}", memory.display());
+    let options = [
+        "--iommu",
+        "--ivshmem",
+        &shared,
+        "--ivshmem",
+        "1M",
+        "--ivshmem",
+        "1M",
+        "--vfio",
+        "0000:00:01.0",
+        "--bind",
+        "pci-stub=0000:00:02.0",
+    ];
+    let devices = ["memory", "0000:00:01.0", "0000:00:02.0", "0000:00:03.0"];
+    let output = machine(&options).args(devices).output().unwrap();
+    let Some(text) = outcome("bars_are_written_under_the_rule_only", output) else { return };
+    assert!(text.contains("memory: ok"), "{text}");
+    assert!(text.contains("held by the kernel's driver pci-stub"), "{text}");
+    // The guest wrote 0x4000..0xc000 of it through the BAR, no byte of it zero, and nothing else.
+    let bytes = fs::read(memory).unwrap();
+    assert_eq!(bytes.len(), 1 << 20);
+    let written: Vec<usize> = (0..bytes.len()).filter(|&n| bytes[n] != 0).collect();
+    assert_eq!((written.first(), written.last(), written.len()), (Some(&0x4000), Some(&0xbfff), 0x8000));
+}
+
+#[test]
+fn a_drive_in_use_is_left_alone() {
+    let options = ["--nvme", "16M", "--module", "nvme"];
+    let output = machine(&options).args(["held", "0000:00:01.0"]).output().unwrap();
+    let Some(text) = outcome("a_drive_in_use_is_left_alone", output) else { return };
+    assert!(text.contains("held by the kernel's driver nvme"), "{text}");
+}
+
+#[test]
+fn dma_and_interrupts_go_through_the_iommu() {
+    let output = machine(&["--iommu", "--device", "edu,addr=05.0", "--vfio", "0000:00:05.0"])
+        .args(["dma", "0000:00:05.0"])
+        .output()
+        .unwrap();
+    let Some(text) = outcome("dma_and_interrupts_go_through_the_iommu", output) else { return };
+    assert!(text.contains("dma: ok"), "{text}");
+}
+
+/// Ended with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn two_machines_ring_each_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("ivshmem");
+    let server = Command::new(env!("CARGO_BIN_EXE_ivshmem-server"))
+        .args(["--memory", "1M", "--vectors", "2"])
+        .arg(&socket)
+        .stderr(Stdio::null())
+        .spawn();
+    let _server = Server(server.unwrap());
+    let start = Instant::now();
+    while !socket.exists() {
+        assert!(start.elapsed() < Duration::from_secs(10), "the ivshmem server does not listen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let doorbell = format!("{}:2", socket.display());
+    let machines = ["first", "second"].map(|name| {
+        machine(&["--iommu", "--name", name, "--doorbell", &doorbell, "--vfio", "0000:00:01.0"])
+            .args(["doorbell", "0000:00:01.0", "200"])
+            .spawn()
+            .unwrap()
+    });
+    let texts =
+        machines.map(|child| outcome("two_machines_ring_each_other", child.wait_with_output().unwrap()));
+    let texts: Vec<String> = texts.into_iter().flatten().collect();
+    assert!(texts.iter().all(|text| text.contains("200 rounds")), "{texts:?}");
+}
