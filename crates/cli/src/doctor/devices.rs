@@ -2,10 +2,15 @@
 
 use super::Machine;
 use super::check::{Check, Name};
+use inlane_core::units;
+use inlane_pci::{Sysfs, Topology};
 
 const PCI: &str = "/sys/bus/pci/devices";
 /// PCI's number for NVIDIA.
 const NVIDIA: &str = "0x10de";
+/// PCI's base classes.
+const DISPLAY: u32 = 0x03;
+const BRIDGE: u32 = 0x06;
 
 /// The functions on the PCI bus that are a display or 3D controller of NVIDIA's.
 fn nvidia_gpus(machine: &Machine) -> Vec<String> {
@@ -122,43 +127,38 @@ pub fn vfio(machine: &Machine) -> Check {
 pub fn pcie_links(machine: &Machine) -> Check {
     let matters = "half the lanes or an older speed is half the bandwidth, whatever else is tuned";
     let check = |evidence: String| Check::ok(Name::PcieLinks, matters, evidence);
-    let (mut whole, mut narrow, mut idle) = (0, Vec::new(), Vec::new());
-    for device in machine.files.list(PCI) {
-        let text = |name: &str| machine.files.text(&format!("{PCI}/{device}/{name}")).unwrap_or_default();
-        let width = |name: &str| text(name).parse::<u32>().ok().filter(|lanes| (1..=32).contains(lanes));
-        let (Some(lanes), Some(most)) = (width("current_link_width"), width("max_link_width")) else {
-            continue;
-        };
-        let (now, best) = (speed(&text("current_link_speed")), speed(&text("max_link_speed")));
-        let (Some(now), Some(best)) = (now, best) else { continue };
-        let line = format!("{device} ({}) x{lanes} of x{most}, {now} of {best} GT/s", text("class"));
-        if lanes < most {
-            narrow.push(line);
-        } else if now < best {
-            // A GPU lowers its speed, never its width, while it is idle.
-            let gpu = text("vendor") == NVIDIA;
-            if gpu { idle.push(line) } else { narrow.push(line) }
+    let topology = Topology::read(&Sysfs::at(machine.files.root().join("sys")));
+    // A bridge's link says what its slot holds, which the device there says itself.
+    let ends = topology.devices().filter(|device| device.class >> 16 != BRIDGE);
+    let (mut whole, mut short, mut idle) = (0, Vec::new(), Vec::new());
+    for device in ends {
+        let Some(link) = device.link else { continue };
+        let name = device.names.first().map(|name| format!(" ({name})")).unwrap_or_default();
+        let narrowest = topology.narrowest(device.address);
+        let (payload, best) = (256, link.max.bits_per_second());
+        if let Some(shortfall) = topology.shortfall(device) {
+            let line = format!("{}{name}: {shortfall}", device.address);
+            // GPUs lower their speed, never their width, while they are idle.
+            let sleeps = device.class >> 16 == DISPLAY && !shortfall.narrow();
+            if sleeps { idle.push(line) } else { short.push(line) }
+        } else if let Some((above, rate)) = narrowest.filter(|(_, rate)| rate.bits_per_second() < best) {
+            let ceiling = units::bytes_per_second(rate.payload_bytes_per_second(payload));
+            short.push(format!(
+                "{}{name}: {} behind {rate} of {} ({ceiling})",
+                device.address, link.current, above.address
+            ));
         } else {
             whole += 1;
         }
     }
-    if !narrow.is_empty() {
-        return check(format!("below the device's best: {}", narrow.join("; "))).degraded(
-            "move the card to a slot with those lanes and that speed, and look for bifurcation or a speed limit in the firmware",
+    if !short.is_empty() {
+        return check(format!("below the device's best: {}", short.join("; "))).degraded(
+            "move the card to a slot with those lanes and that speed; look for bifurcation or a speed limit in the firmware",
         );
     }
     match (whole, idle.is_empty()) {
         (0, true) => check("no device shows a link (usual in a virtual machine)".into()),
         (_, true) => check(format!("{whole} links, each at its device's best")),
-        (_, false) => check(format!(
-            "{whole} links at their device's best; slower while idle, as GPUs are: {}",
-            idle.join("; ")
-        )),
+        (_, false) => check(format!("{whole} links at their device's best; idle: {}", idle.join("; "))),
     }
-}
-
-/// `16.0 GT/s PCIe` as 16.0; unknown or senseless speeds as none.
-fn speed(text: &str) -> Option<f64> {
-    let speed = text.split_whitespace().next()?.parse::<f64>().ok()?;
-    (speed.is_finite() && speed > 0.0).then_some(speed)
 }

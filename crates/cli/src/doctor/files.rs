@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// No file of interest is longer; `/proc/cpuinfo` of hundreds of cores is, but its first processor says enough.
 const MOST: u64 = 256 * 1024;
@@ -17,6 +17,11 @@ impl Files {
     /// Reads below `root`: `/` for this machine.
     pub fn under(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
+    }
+
+    /// The root.
+    pub fn root(&self) -> &Path {
+        &self.root
     }
 
     fn at(&self, path: &str) -> PathBuf {

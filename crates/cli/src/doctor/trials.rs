@@ -16,8 +16,8 @@ pub struct Trials {
     pub memfd: Result<(), Errno>,
     /// `/dev/kvm`, opened.
     pub kvm: Result<(), Errno>,
-    /// DPDK's release, where this program has it built in.
-    pub dpdk: Option<String>,
+    /// DPDK's release: its drivers are part of this program.
+    pub dpdk: String,
     /// This program's own file.
     pub program: PathBuf,
     /// Where programs lie (`PATH`).
@@ -37,7 +37,7 @@ impl Trials {
             tun: open("/dev/net/tun"),
             memfd: rustix::fs::memfd_create("inlane-doctor", rustix::fs::MemfdFlags::CLOEXEC).map(drop),
             kvm: open("/dev/kvm"),
-            dpdk: None,
+            dpdk: inlane_dpdk::eal::version(),
             program: std::env::current_exe().unwrap_or_else(|_| "inlane".into()),
             programs: std::env::var_os("PATH")
                 .map(|paths| std::env::split_paths(&paths).collect())
