@@ -58,7 +58,7 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
         let name = name(source);
         writeln!(
             text,
-            "    Built {{ symbol: {name:?}, source: include_str!({path:?}), any: &raw const inlane_function_{name}_v1, \
+            "    Built {{ symbol: {name:?}, file: \"{name}.cu\", source: include_str!({path:?}), any: &raw const inlane_function_{name}_v1, \
              avx2: &raw const inlane_function_{name}_{} }},",
             variants.last().expect("at least one")
         )

@@ -3,18 +3,16 @@
 use crate::abi::{Entry, Info};
 use crate::builtins::{self, Builtin};
 use crate::instance::Instance;
+use crate::own::{self, Own};
 use crate::report::Report;
 use crate::{Error, Result};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A packet function with its settings, ready to be instantiated by an executor. Clones share the code.
 #[derive(Clone)]
 pub struct Function {
     name: String,
-    about: String,
-    symbol: String,
-    file: String,
-    source: Arc<str>,
     settings: Settings,
     code: Code,
 }
@@ -30,14 +28,20 @@ struct Settings {
 #[derive(Clone)]
 enum Code {
     Builtin(&'static Builtin),
+    Own(Arc<Own>),
 }
 
 impl Function {
-    /// The function that a command line names: `NAME[:SETTINGS]` for a built-in one.
+    /// The function that a command line names: `NAME[:SETTINGS]` for a built-in one, `FILE.cu[:NAME[:N,N...]]` for the
+    /// user's own.
     ///
     /// # Errors
-    /// [`Error::Unknown`] for another name, [`Error::Settings`] for settings that it cannot read.
+    /// [`Error::Unknown`] for another name, [`Error::Settings`] for settings that it cannot read, [`Error::File`] for a
+    /// file that cannot be read or has no such function.
     pub fn parse(text: &str) -> Result<Self> {
+        if let Some((path, name, parameters)) = own::split(text) {
+            return Self::from_file(Path::new(path), name, parameters);
+        }
         let (name, settings) = match text.split_once(':') {
             Some((name, settings)) => (name, settings),
             None => (text, ""),
@@ -53,12 +57,27 @@ impl Function {
         })?;
         Ok(Self {
             name: builtin.name.into(),
-            about: builtin.about.into(),
-            symbol: builtin.built().symbol.into(),
-            file: format!("{}.cu", builtin.built().symbol),
-            source: builtin.built().source.into(),
             settings: Settings { text: settings.into(), image },
             code: Code::Builtin(builtin),
+        })
+    }
+
+    /// The user's own function `name` of a source file; its name may be empty when the file has one only. `parameters` are
+    /// whole numbers (`4789,0x10`) that its state begins with. Nothing is compiled yet.
+    ///
+    /// # Errors
+    /// [`Error::File`] for a file that cannot be read or has no such function, [`Error::Settings`] for wrong parameters.
+    pub fn from_file(path: &Path, name: &str, parameters: &str) -> Result<Self> {
+        let own = Own::read(path, name)?;
+        let image = own::parameters(parameters).map_err(|why| Error::Settings {
+            name: own.symbol.clone(),
+            settings: parameters.into(),
+            why,
+        })?;
+        Ok(Self {
+            name: own.symbol.clone(),
+            settings: Settings { text: parameters.into(), image },
+            code: Code::Own(own.into()),
         })
     }
 
@@ -69,28 +88,41 @@ impl Function {
 
     /// What it does, in a line.
     pub fn about(&self) -> &str {
-        &self.about
+        match &self.code {
+            Code::Builtin(builtin) => builtin.about,
+            Code::Own(_) => "the user's own",
+        }
     }
 
     /// Its name in the source: `inlane_info_SYMBOL` in a module, `inlane_registered_SYMBOL` as a type.
     pub fn symbol(&self) -> &str {
-        &self.symbol
+        match &self.code {
+            Code::Builtin(builtin) => builtin.built().symbol,
+            Code::Own(own) => &own.symbol,
+        }
     }
 
     /// Its source, to be compiled with [`crate::HEADERS`].
     pub fn source(&self) -> &str {
-        &self.source
+        match &self.code {
+            Code::Builtin(builtin) => builtin.built().source,
+            Code::Own(own) => &own.source,
+        }
     }
 
     /// What compilers should call its source in their messages.
     pub fn file(&self) -> &str {
-        &self.file
+        match &self.code {
+            Code::Builtin(builtin) => builtin.built().file,
+            Code::Own(own) => &own.file,
+        }
     }
 
-    /// What the host must know of it.
+    /// What the host must know of it. A user's own is compiled for the CPU to learn it; for a GPU alone, read it from the
+    /// module instead ([`Function::gpu_source`]).
     ///
     /// # Errors
-    /// None for built-in functions.
+    /// None for built-in functions; else [`Error::Compile`] with the compiler's messages, or [`Error::Environment`].
     pub fn info(&self) -> Result<Info> {
         // SAFETY: entries are constants.
         Ok(unsafe { (*self.entry()?).info })
@@ -99,6 +131,7 @@ impl Function {
     fn entry(&self) -> Result<*const Entry> {
         match &self.code {
             Code::Builtin(builtin) => Ok(builtin.entry()),
+            Code::Own(own) => own.entry(),
         }
     }
 
@@ -108,16 +141,18 @@ impl Function {
     /// [`Error::Settings`] when the function has no place for what was set.
     pub fn initial_state(&self, info: &Info) -> Result<Vec<u8>> {
         let image = &self.settings.image;
-        if image.len() as u64 > info.state_bytes {
-            return Err(Error::Settings {
-                name: self.name.clone(),
-                settings: self.settings.text.clone(),
-                why: format!(
-                    "{} bytes of settings do not fit its state of {} bytes",
-                    image.len(),
-                    info.state_bytes
-                ),
-            });
+        let wrong =
+            |why| Error::Settings { name: self.name.clone(), settings: self.settings.text.clone(), why };
+        match &self.code {
+            Code::Builtin(_) if image.len() as u64 > info.state_bytes => {
+                Err(wrong(format!("they do not fit its state of {} bytes", info.state_bytes)))?
+            }
+            Code::Own(_) if image.len() > info.parameters as usize * 8 => Err(wrong(format!(
+                "it has {} parameters; say how many with 'static constexpr uint32_t parameters = N', and make the struct's \
+                 first members so many uint64_t",
+                info.parameters
+            )))?,
+            _ => {}
         }
         Ok(image.clone())
     }
@@ -126,13 +161,14 @@ impl Function {
     pub fn report(&self, state: &[u8]) -> Report {
         match &self.code {
             Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),
+            Code::Own(_) => Report::default(),
         }
     }
 
     /// One pipeline's use of it on the CPU.
     ///
     /// # Errors
-    /// [`Error::Core`] when there is no memory for its state.
+    /// [`Error::Core`] when there is no memory for its state; for a user's own as for [`Function::info`].
     pub fn instance(&self) -> Result<Instance> {
         Instance::new(self.clone(), self.entry()?)
     }
@@ -140,6 +176,9 @@ impl Function {
 
 impl std::fmt::Debug for Function {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Function").field("name", &self.name).field("file", &self.file).finish_non_exhaustive()
+        f.debug_struct("Function")
+            .field("name", &self.name)
+            .field("file", &self.file())
+            .finish_non_exhaustive()
     }
 }

@@ -18,7 +18,6 @@ impl Function {
     /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_OUTCOMES`, the same to all threads; see `inlane_run.h` for
     /// the barriers around it. The module's global `inlane_info_SYMBOL` is an [`Info`](crate::Info).
     pub fn gpu_source(&self) -> String {
-        let file = self.file().replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ");
         format!(
             r#"#include <inlane.h>
 #line 1 "{file}"
@@ -32,8 +31,14 @@ static __device__ __forceinline__ void inlane_run_tick(const inlane_context &con
     inlane::run_tick<inlane_registered_{symbol}>(context);
 }}
 "#,
+            file = escaped(self.file()),
             source = self.source(),
             symbol = self.symbol(),
         )
     }
+}
+
+/// A file's name inside a string literal of C++.
+pub(crate) fn escaped(file: &str) -> String {
+    file.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ")
 }

@@ -15,6 +15,7 @@ mod function;
 mod gpu;
 mod headers;
 mod instance;
+mod own;
 pub mod report;
 
 pub use abi::{Info, Kind};

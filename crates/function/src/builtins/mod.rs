@@ -13,6 +13,8 @@ use crate::report::Report;
 pub(crate) struct Built {
     /// Its struct in the source.
     pub symbol: &'static str,
+    /// Its file's name.
+    pub file: &'static str,
     pub source: &'static str,
     any: *const Entry,
     avx2: *const Entry,
