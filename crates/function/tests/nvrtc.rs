@@ -35,20 +35,17 @@ fn every_function_compiles_for_gpus() {
     if !compiler_is_here("every_function_compiles_for_gpus") {
         return;
     }
-    for builtin in builtins() {
-        let function = Function::parse(builtin.example).expect(builtin.example);
+    let examples = ["truncate.cu", "vxlan.cu", "sizes.cu"]
+        .map(|name| format!("{}/../../examples/functions/{name}", env!("CARGO_MANIFEST_DIR")));
+    for text in builtins().iter().map(|builtin| builtin.example).chain(examples.iter().map(String::as_str)) {
+        let function = Function::parse(text).expect(text);
         for arch in ARCHITECTURES {
             let source = function.gpu_source() + KERNELS;
             let program = Program { name: function.file(), source: &source, headers: &HEADERS, options: &[] };
-            let compiled =
-                compile(&program, arch).unwrap_or_else(|error| panic!("{}: {error}", builtin.name));
-            assert_eq!(compiled.log(), "", "{} for {arch}: warnings", builtin.name);
+            let compiled = compile(&program, arch).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(compiled.log(), "", "{text} for {arch}: warnings");
             for symbol in ["item", "tick", &format!("inlane_info_{}", function.symbol())] {
-                assert!(
-                    contains(compiled.machine_code(), symbol),
-                    "{}: no {symbol} for {arch}",
-                    builtin.name
-                );
+                assert!(contains(compiled.machine_code(), symbol), "{text}: no {symbol} for {arch}");
             }
         }
     }

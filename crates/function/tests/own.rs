@@ -1,0 +1,200 @@
+//! Users' own functions: the examples, on the CPU against references; mistakes, and what is said of them.
+
+mod stand;
+
+use inlane_function::{Error, Function};
+use stand::{Fate, run};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// Environment variables belong to the whole process: tests that set them take turns.
+static ENVIRONMENT: Mutex<()> = Mutex::new(());
+
+fn with_cache<T>(what: impl FnOnce(&Path) -> T) -> T {
+    let _turn = ENVIRONMENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let cache = tempfile::tempdir().expect("a temporary directory");
+    // SAFETY: nobody else in this process reads or writes the environment meanwhile: all tests here hold the lock.
+    unsafe { std::env::set_var("INLANE_CACHE", cache.path()) };
+    what(cache.path())
+}
+
+fn example(name: &str) -> String {
+    format!("{}/../../examples/functions/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn file(folder: &Path, text: &str) -> PathBuf {
+    let path = folder.join("mine.cu");
+    std::fs::write(&path, text).expect("written");
+    path
+}
+
+fn words(state: &[u8]) -> Vec<u64> {
+    state.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().expect("eight"))).collect()
+}
+
+#[test]
+fn truncate_cuts() {
+    with_cache(|_| {
+        let function = Function::parse(&example("truncate.cu:truncate:96")).expect("it is there");
+        let mut instance = function.instance().expect("it compiles");
+        let frames: Vec<Vec<u8>> = (0..200).map(|length| vec![length as u8; length]).collect();
+        let fates = run(&mut instance, &frames);
+        for (frame, fate) in frames.iter().zip(fates) {
+            assert_eq!(fate, Fate::Forward(frame[..frame.len().min(96)].to_vec()));
+        }
+        assert_eq!(words(instance.state()), [96, (97..200).map(|length| length - 96).sum()]);
+    });
+}
+
+#[test]
+fn vxlan_goes_by_network() {
+    with_cache(|_| {
+        let function =
+            Function::parse(&example("vxlan.cu:only-network:0x2a")).expect("hyphens stand for underscores");
+        let mut instance = function.instance().expect("it compiles");
+        let frame = |network: u8, flags: u8, port: u16| {
+            let mut frame = vec![0u8; 60];
+            frame[12] = 8;
+            frame[14] = 0x45;
+            frame[23] = 17;
+            frame[36..38].copy_from_slice(&port.to_be_bytes());
+            frame[42] = flags;
+            frame[48] = network;
+            frame
+        };
+        let frames =
+            [frame(42, 8, 4789), frame(43, 8, 4789), frame(42, 0, 4789), frame(42, 8, 53), vec![0; 20]];
+        let expected = [
+            Fate::Forward(frames[0].clone()),
+            Fate::Port(1, frames[1].clone()),
+            Fate::Drop,
+            Fate::Drop,
+            Fate::Drop,
+        ];
+        assert_eq!(run(&mut instance, &frames), expected);
+    });
+}
+
+#[test]
+fn sizes_are_counted() {
+    with_cache(|_| {
+        let mut instance =
+            Function::parse(&example("sizes.cu")).expect("one function").instance().expect("it compiles");
+        let frames: Vec<Vec<u8>> = [0, 63, 64, 127, 128, 9000].map(|length| vec![0; length]).into();
+        assert_eq!(
+            run(&mut instance, &frames),
+            frames.iter().cloned().map(Fate::Forward).collect::<Vec<_>>()
+        );
+        let steps = words(instance.state());
+        assert_eq!((&steps[..3], steps[31]), (&[2, 2, 1][..], 1));
+    });
+}
+
+#[test]
+fn packets_may_grow_into_their_room() {
+    with_cache(|folder| {
+        let text = "#include <inlane.h>\nstruct grow { uint64_t refused; INLANE inlane::verdict packet(inlane::packet &p) {\n\
+                    if (!p.resize(p.length() + 4)) refused++; return inlane::forward; } };\nINLANE_FUNCTION(grow)\n";
+        let function = Function::from_file(&file(folder, text), "grow", "").expect("it is there");
+        let mut instance = function.instance().expect("it compiles");
+        let mut bytes = [0u8; 64];
+        let packet =
+            inlane_core::Packet { address: bytes.as_mut_ptr() as u64, length: 60, port: 0, cookie: 0 };
+        let mut outcomes = [Default::default()];
+        // SAFETY: the packet is on this stack, with the room said.
+        unsafe {
+            assert_eq!(
+                instance.run_packets(&[packet], &mut outcomes, 0),
+                inlane_core::ring::layout::UNCHANGED
+            );
+            instance.set_room(64);
+            assert_eq!(
+                instance.run_packets(&[packet], &mut outcomes, 0),
+                inlane_core::ring::layout::OUTCOMES
+            );
+        }
+        assert_eq!((outcomes[0].length, words(instance.state())[0]), (64, 1));
+    });
+}
+
+#[test]
+fn a_second_run_takes_what_the_first_compiled() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    with_cache(|cache| {
+        let text = "#include <inlane.h>\nstruct mine { INLANE inlane::verdict packet(inlane::packet &) { return inlane::drop; } };\n\
+                    INLANE_FUNCTION(mine)\n";
+        let path = file(cache, text);
+        let load = || {
+            let mut instance =
+                Function::from_file(&path, "mine", "").expect("there").instance().expect("it compiles");
+            assert_eq!(run(&mut instance, &[vec![1, 2, 3]]), [Fate::Drop]);
+        };
+        let stored = || -> Vec<(PathBuf, u64)> {
+            let folder = cache.join("functions");
+            assert_eq!(std::fs::metadata(&folder).expect("made").mode() & 0o777, 0o700);
+            let entries = std::fs::read_dir(folder).expect("made").map(|entry| entry.expect("listed").path());
+            entries.map(|path| (path.clone(), std::fs::metadata(&path).expect("there").ino())).collect()
+        };
+        load();
+        let first = stored();
+        assert_eq!(first.len(), 1, "one object, nothing left over: {first:?}");
+        load();
+        assert_eq!(stored(), first, "not compiled again");
+        // What was cut off, or could have been changed by others, is not run.
+        let object = &first[0].0;
+        let bytes = std::fs::read(object).expect("readable");
+        std::fs::write(object, &bytes[..bytes.len() - 1]).expect("writable");
+        load();
+        assert_eq!(std::fs::read(object).expect("readable"), bytes, "made again");
+        std::fs::set_permissions(object, std::fs::Permissions::from_mode(0o777)).expect("ours");
+        let before = stored();
+        load();
+        assert_ne!(stored(), before, "made again");
+        std::fs::set_permissions(cache.join("functions"), std::fs::Permissions::from_mode(0o777))
+            .expect("ours");
+        load();
+    });
+}
+
+#[test]
+fn mistakes_are_named() {
+    with_cache(|folder| {
+        let refused = |name: &str, parameters: &str, text: &str| {
+            let made = Function::from_file(&file(folder, text), name, parameters);
+            made.and_then(|function| function.instance()).err().expect("it is wrong")
+        };
+        let good = "#include <inlane.h>\nstruct a { INLANE inlane::verdict packet(inlane::packet &) { return 0; } };\n";
+        let both = format!("{good}INLANE_FUNCTION(a)\nstruct b : a {{}};\nINLANE_FUNCTION(b)\n");
+        let message = |error: Error| {
+            assert_eq!(error.class(), inlane_core::error::Class::Usage);
+            error.to_string()
+        };
+        assert!(message(refused("a", "", good)).contains("INLANE_FUNCTION(name"));
+        assert!(message(refused("c", "", &both)).contains("no function 'c', but a, b"));
+        assert!(message(refused("", "", &both)).contains("several functions (a, b)"));
+        assert!(message(refused("a", "x", &both)).contains("'x' is no number"));
+        assert!(message(refused("a", "1", &both)).contains("static constexpr uint32_t parameters"));
+        let broken = "#include <inlane.h>\n\nstruct a { INLANE inlane::verdict packet(inlane::packet &p) {\n\
+                      return p.size(); } };\nINLANE_FUNCTION(a)\n";
+        let text = message(refused("a", "", broken));
+        assert!(text.contains("mine.cu:4:") && text.contains("size"), "points at the user's line: {text}");
+        let neither = "#include <inlane.h>\nstruct a { uint64_t x; };\nINLANE_FUNCTION(a)\n";
+        assert!(message(refused("a", "", neither)).contains("the function needs"));
+        let missing = Function::parse("/nowhere/x.cu:y").expect_err("no such file");
+        assert!(missing.to_string().contains("/nowhere/x.cu"));
+    });
+}
+
+#[test]
+fn a_missing_compiler_is_an_environment() {
+    with_cache(|_| {
+        // SAFETY: as in `with_cache`.
+        unsafe { std::env::set_var("CXX", "/nowhere/c++") };
+        let function = Function::parse(&example("sizes.cu")).expect("nothing is compiled yet");
+        let error = function.instance().err().expect("no compiler");
+        // SAFETY: as in `with_cache`.
+        unsafe { std::env::remove_var("CXX") };
+        assert_eq!(error.class(), inlane_core::error::Class::Environment);
+        assert!(error.to_string().contains("apt-get install g++"), "{error}");
+    });
+}
