@@ -1,0 +1,156 @@
+//! The handshake with one peer: sizes and epochs through scratchpads, announced by a doorbell, until both sides agree.
+//!
+//! [`protocol`] says what is exchanged; this module carries it over a bridge, with time: rows are written and rung again
+//! until the peer answers, so that a scratchpad lost before the peer was up, or a doorbell lost at any time, costs time only.
+
+pub mod protocol;
+#[cfg(test)]
+mod tests;
+
+use crate::device::Ntb;
+use crate::error::{Error, Result};
+use crate::fault::Faults;
+use inlane_core::region::Region;
+use protocol::{Connection, Handshake, Progress, ROW, VERSION};
+use std::time::{Duration, Instant};
+
+/// The doorbell that says that a row was written.
+pub const DOORBELL: u64 = 1 << 33;
+const PAGE: u64 = 4096;
+/// After this long without an answer, the row is written again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// How one side goes into the handshake.
+pub struct Offer<'a> {
+    /// The memory to give the peer a window on.
+    pub inbound: &'a Region,
+    /// This side's epoch; another one for each attempt.
+    pub epoch: u32,
+    /// How long to try.
+    pub timeout: Duration,
+}
+
+/// An epoch that no other life of this port has, in all likelihood.
+pub fn fresh_epoch() -> u32 {
+    let mut bytes = [0u8; 4];
+    // SAFETY: writes at most 4 bytes to a local.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), 4, 0) };
+    let random = if got == 4 { u32::from_ne_bytes(bytes) } else { 0 };
+    let time =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.subsec_nanos());
+    (random ^ time.rotate_left(16) ^ std::process::id()).max(1)
+}
+
+fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
+    std::array::from_fn(|index| ntb.scratchpad_read(peer * ROW as u32 + index as u32))
+}
+
+fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
+    let row = ntb.port() * ROW as u32;
+    // The check goes first to a value that is wrong, so that a row half written is never taken for a whole one.
+    ntb.peer_scratchpad_write(peer, row + ROW as u32 - 1, !words[ROW - 1])?;
+    for (index, word) in words.iter().enumerate() {
+        ntb.peer_scratchpad_write(peer, row + index as u32, *word)?;
+    }
+    ntb.peer_doorbell_set(peer, DOORBELL)
+}
+
+/// Shakes hands with `peer`; ends connected, or with an error when the time is up.
+///
+/// # Errors
+/// [`Error::Window`] when a memory does not fit the other side's window, [`Error::Version`], [`Error::Handshake`] when the
+/// peer does not answer in time or answers with garbage, errors of the bridge.
+pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> Result<Connection> {
+    let capabilities = ntb.capabilities();
+    if capabilities.scratchpads < ntb.ports() * ROW as u32 {
+        return Err(Error::Handshake {
+            peer,
+            why: format!(
+                "{} scratchpads for {} ports; 8 a port are needed, and message registers are not supported yet",
+                capabilities.scratchpads,
+                ntb.ports()
+            ),
+        });
+    }
+    let pages = |bytes: u64| u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
+    let mut side = Handshake::new(
+        offer.epoch,
+        pages(capabilities.window.size_max_bytes),
+        pages(offer.inbound.len() as u64),
+        false,
+    );
+    faults.step("hello");
+    let start = Instant::now();
+    let mut written: Option<Instant> = None;
+    let mut pause = Duration::from_micros(2);
+    loop {
+        ntb.doorbell_clear(DOORBELL);
+        let progress = side.look(&read_row(ntb, peer));
+        if let Some(row) = side.peer().filter(|row| row.version == VERSION && row.seen == offer.epoch) {
+            check_sizes(peer, &side.row(), &row)?;
+            if !side.row().ready {
+                ntb.set_translation(peer, 0, offer.inbound)?;
+                side.set_ready();
+                written = None;
+                faults.step("ready");
+            }
+        }
+        match progress {
+            Progress::Connected(connection) => {
+                // The peer needs this row to be connected too.
+                write_row(ntb, peer, &side.row().encode())?;
+                faults.step("connected");
+                return Ok(connection);
+            }
+            Progress::OtherVersion(theirs) => {
+                write_row(ntb, peer, &side.row().encode())?;
+                return Err(Error::Version { peer, ours: VERSION, theirs });
+            }
+            Progress::Write => written = None,
+            Progress::Wait => {}
+        }
+        if written.is_none_or(|at| at.elapsed() > AGAIN) {
+            write_row(ntb, peer, &side.row().encode())?;
+            written = Some(Instant::now());
+        }
+        if start.elapsed() > offer.timeout {
+            return Err(Error::Handshake { peer, why: silence(ntb, peer, &side, offer) });
+        }
+        // Set-up is no fast path: sleeping a little beats burning the core that the peer may need.
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_micros(500));
+    }
+}
+
+fn check_sizes(peer: u32, own: &protocol::Row, row: &protocol::Row) -> Result<()> {
+    let refuse = |why: String| Err(Error::Window { peer, why });
+    if own.inbound_pages > row.limit_pages {
+        return refuse(format!(
+            "too small: the peer's window takes {} pages of 4 KiB, this side's memory has {}; give a smaller --heap",
+            row.limit_pages, own.inbound_pages
+        ));
+    }
+    if row.inbound_pages > own.limit_pages {
+        return refuse(format!(
+            "too small: this side's window takes {} pages of 4 KiB, the peer's memory has {}; give it a smaller --heap",
+            own.limit_pages, row.inbound_pages
+        ));
+    }
+    Ok(())
+}
+
+fn silence(ntb: &dyn Ntb, peer: u32, side: &Handshake, offer: &Offer<'_>) -> String {
+    let seconds = offer.timeout.as_secs_f64();
+    let link = if ntb.link(peer).up { "the link is up" } else { "the link is down" };
+    match side.peer() {
+        None if read_row(ntb, peer).iter().all(|word| *word == 0) => {
+            format!("no answer in {seconds} s, {link}; is the peer's program running?")
+        }
+        None => format!("only garbage in its scratchpads for {seconds} s, {link}; is the peer inlane?"),
+        Some(row) if row.seen != offer.epoch => format!(
+            "it speaks to another epoch ({:#x}, not {:#x}) since {seconds} s, {link}; it may be stale: restart the peer",
+            row.seen, offer.epoch
+        ),
+        Some(_) => format!("it did not set its translation in {seconds} s, {link}"),
+    }
+}

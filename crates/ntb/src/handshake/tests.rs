@@ -1,0 +1,159 @@
+//! The handshake under arbitrary rows, arbitrary interleavings, and loom.
+
+use super::protocol::*;
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn rows_survive(version: u16, epoch in 1u32.., seen: u32, limit_pages: u32, inbound_pages: u32, ready: bool) {
+        let row = Row { version, epoch, seen, limit_pages, inbound_pages, ready };
+        prop_assert_eq!(Row::decode(&row.encode()), Some(row));
+    }
+
+    #[test]
+    fn torn_rows_are_no_rows(a in 1u32.., b in 1u32.., seen: u32, cut in 1usize..7) {
+        prop_assume!(a != b);
+        let row = |epoch| Row { version: VERSION, epoch, seen, limit_pages: 4, inbound_pages: 4, ready: true };
+        let (old, new) = (row(a).encode(), row(b).encode());
+        let mut words = old;
+        words[..cut].copy_from_slice(&new[..cut]);
+        let decoded = Row::decode(&words);
+        prop_assert!(decoded.is_none_or(|r| r == row(a) || r == row(b)), "{:?}", decoded);
+    }
+
+    #[test]
+    fn garbage_never_connects(rows in prop::collection::vec(any::<[u32; ROW]>(), 0..50)) {
+        let mut side = Handshake::new(7, 1, 1, true);
+        for words in rows {
+            prop_assert!(!matches!(side.look(&words), Progress::Connected(_)));
+        }
+    }
+
+    // Two sides, rows that travel late, lives that end: when both are connected to a living epoch, they agree.
+    #[test]
+    fn sides_agree(steps in prop::collection::vec(0u8..6, 0..60)) {
+        let mut epochs = 1u32;
+        let mut fresh = || { epochs += 1; Handshake::new(epochs, 16, 16, true) };
+        let mut sides = [fresh(), fresh()];
+        let mut rows = [[0u32; ROW]; 2]; // rows[i]: what side i reads
+        let mut connected = [None, None];
+        for step in steps {
+            let me = (step & 1) as usize;
+            match step >> 1 {
+                0 => rows[1 - me] = sides[me].row().encode(),
+                1 => if let Progress::Connected(connection) = sides[me].look(&rows[me]) {
+                    connected[me] = Some(connection);
+                },
+                _ => { sides[me] = fresh(); connected[me] = None; }
+            }
+            if let [Some(a), Some(b)] = connected
+                && a.theirs == b.ours && b.theirs == a.ours {
+                prop_assert_eq!(a.tag(), b.tag());
+            }
+            for me in 0..2 {
+                if let Some(connection) = connected[me] {
+                    prop_assert_eq!(connection.ours, sides[me].row().epoch);
+                }
+            }
+        }
+        // Left alone, they connect.
+        for _ in 0..3 {
+            for me in 0..2 {
+                rows[1 - me] = sides[me].row().encode();
+                if let Progress::Connected(connection) = sides[1 - me].look(&rows[1 - me]) {
+                    connected[1 - me] = Some(connection);
+                }
+            }
+        }
+        let [Some(a), Some(b)] = connected else { panic!("not connected") };
+        prop_assert_eq!((a.ours, a.theirs, a.tag()), (b.theirs, b.ours, b.tag()));
+    }
+}
+
+#[test]
+fn another_version_is_told_only_by_a_living_peer() {
+    let mut side = Handshake::new(9, 1, 1, true);
+    let stale = Row { version: 2, epoch: 5, seen: 3, ..Row::default() };
+    assert_eq!(side.look(&stale.encode()), Progress::Write, "left by another life");
+    let living = Row { seen: 9, ..stale };
+    assert_eq!(side.look(&living.encode()), Progress::OtherVersion(2));
+}
+
+/// Rows as atomics: every interleaving of two sides that write and look, one of which starts again half-way.
+#[test]
+fn loom_agreement() {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32, Ordering};
+
+    // The registers that matter here; the check is computed over them all.
+    struct Registers([[AtomicU32; 3]; 2]);
+
+    fn write(registers: &Registers, to: usize, row: &Row) {
+        let words = row.encode();
+        for (register, index) in registers.0[to].iter().zip([1usize, 2, 7]) {
+            register.store(words[index], Ordering::Release);
+        }
+    }
+
+    fn read(registers: &Registers, me: usize, like: &Row) -> [u32; ROW] {
+        let mut words = like.encode();
+        for (register, index) in registers.0[me].iter().zip([1usize, 2, 7]) {
+            words[index] = register.load(Ordering::Acquire);
+        }
+        words
+    }
+
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let registers = Arc::new(Registers(Default::default()));
+        // An old life of the other side left its row.
+        write(&registers, 0, &Handshake::new(30, 1, 1, true).row());
+        let theirs = registers.clone();
+        let other = loom::thread::spawn(move || {
+            let mut side = Handshake::new(40, 1, 1, true);
+            write(&theirs, 0, &side.row());
+            let mut connected = None;
+            for _ in 0..2 {
+                match side.look(&read(
+                    &theirs,
+                    1,
+                    &Row {
+                        version: VERSION,
+                        limit_pages: 1,
+                        inbound_pages: 1,
+                        ready: true,
+                        ..Row::default()
+                    },
+                )) {
+                    Progress::Connected(connection) => connected = Some(connection),
+                    Progress::Write => write(&theirs, 0, &side.row()),
+                    _ => {}
+                }
+            }
+            connected
+        });
+        let mut side = Handshake::new(10, 1, 1, true);
+        write(&registers, 1, &side.row());
+        let mut connected = None;
+        for _ in 0..2 {
+            match side.look(&read(
+                &registers,
+                0,
+                &Row { version: VERSION, limit_pages: 1, inbound_pages: 1, ready: true, ..Row::default() },
+            )) {
+                Progress::Connected(connection) => connected = Some(connection),
+                Progress::Write => write(&registers, 1, &side.row()),
+                _ => {}
+            }
+        }
+        let other = other.join().unwrap();
+        if let Some(connection) = connected {
+            assert_eq!(connection.ours, 10);
+            assert_eq!(connection.theirs, 40, "the old life never answered");
+        }
+        if let (Some(a), Some(b)) = (connected, other) {
+            assert_eq!((a.ours, a.theirs, a.tag()), (b.theirs, b.ours, b.tag()));
+        }
+    });
+}

@@ -1,0 +1,178 @@
+//! Records of more than one word, guarded by sequence words at both ends.
+//!
+//! Only aligned accesses of 8 bytes do not tear, so a record is written tail and contents first, then (behind a fence) its
+//! head; it is taken when both ends carry the sequence expected, and its words are loaded exactly once. A reader that finds
+//! the head new and the tail old has met a writer without manners, or stores that crossed a fence: it takes nothing.
+//!
+//! ```text
+//! word 0      1 .. 6      7
+//! head        contents    tail        64 bytes, one cache line, one write-combining buffer
+//! ```
+
+use crate::bell::Word;
+
+/// Words of contents.
+pub const CONTENTS: usize = 6;
+/// Bytes of a record.
+pub const BYTES: usize = 64;
+
+/// A record's words, wherever they lie.
+pub trait Words {
+    /// Their type.
+    type Word: Word;
+    /// Word `index` of 8.
+    fn word(&self, index: usize) -> &Self::Word;
+}
+
+/// Takes the record of sequence `sequence`, if it is there. `None` for an older, a torn or a mad one.
+#[inline]
+pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
+    if words.word(0).load() != sequence {
+        return None;
+    }
+    let contents = std::array::from_fn(|index| words.word(index + 1).load());
+    (words.word(CONTENTS + 1).load() == sequence).then_some(contents)
+}
+
+/// Where a record is written: stores that leave in any order until `fence`.
+pub trait Sink {
+    /// Stores word `index` of 8.
+    fn store(&mut self, index: usize, value: u64);
+    /// Orders what was stored before what will be.
+    fn fence(&mut self);
+}
+
+/// Writes a record of sequence `sequence`.
+#[inline]
+pub fn write(sink: &mut impl Sink, sequence: u64, contents: &[u64; CONTENTS]) {
+    for (index, word) in contents.iter().enumerate() {
+        sink.store(index + 1, *word);
+    }
+    sink.store(CONTENTS + 1, sequence);
+    sink.fence();
+    sink.store(0, sequence);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use loom::sync::atomic::{AtomicU64, Ordering};
+    use proptest::prelude::*;
+    use std::cell::Cell;
+
+    #[derive(Default)]
+    struct PlainWord(Cell<u64>);
+    struct Plain([PlainWord; 8]);
+
+    impl Word for PlainWord {
+        fn load(&self) -> u64 {
+            self.0.get()
+        }
+        fn store(&self, value: u64) {
+            self.0.set(value)
+        }
+    }
+
+    impl Words for Plain {
+        type Word = PlainWord;
+        fn word(&self, index: usize) -> &PlainWord {
+            &self.0[index]
+        }
+    }
+
+    /// Collects stores between fences.
+    #[derive(Default)]
+    struct Posted(Vec<Vec<(usize, u64)>>);
+
+    impl Sink for Posted {
+        fn store(&mut self, index: usize, value: u64) {
+            if self.0.is_empty() {
+                self.fence();
+            }
+            self.0.last_mut().unwrap().push((index, value));
+        }
+        fn fence(&mut self) {
+            self.0.push(Vec::new());
+        }
+    }
+
+    proptest! {
+        // Stores between fences in any order, the reader looking after each one: it gets the whole record or nothing.
+        #[test]
+        fn whole_or_nothing(old: [u64; CONTENTS], new: [u64; CONTENTS], shuffle: [u64; 8], sequence in 2u64..) {
+            let record = Plain(Default::default());
+            let mut posted = Posted::default();
+            write(&mut posted, sequence - 1, &old);
+            for (index, value) in posted.0.concat() {
+                record.0[index].store(value);
+            }
+            prop_assert_eq!(take(&record, sequence - 1), Some(old));
+            let mut posted = Posted::default();
+            write(&mut posted, sequence, &new);
+            for mut epoch in posted.0 {
+                epoch.sort_by_key(|(index, _)| shuffle[*index]);
+                for (index, value) in epoch {
+                    record.0[index].store(value);
+                    let seen = take(&record, sequence);
+                    prop_assert!(seen.is_none() || seen == Some(new));
+                }
+            }
+            prop_assert_eq!(take(&record, sequence), Some(new));
+        }
+
+        #[test]
+        fn garbage_is_taken_only_with_both_ends(words: [u64; 8], sequence: u64) {
+            let record = Plain(words.map(|word| PlainWord(Cell::new(word))));
+            prop_assert_eq!(take(&record, sequence).is_some(), words[0] == sequence && words[7] == sequence);
+        }
+    }
+
+    #[derive(Default)]
+    struct LoomWord(AtomicU64);
+    struct Shared([LoomWord; 8]);
+
+    impl Word for LoomWord {
+        fn load(&self) -> u64 {
+            self.0.load(Ordering::Acquire)
+        }
+        fn store(&self, value: u64) {
+            self.0.store(value, Ordering::Release)
+        }
+    }
+
+    impl Words for Shared {
+        type Word = LoomWord;
+        fn word(&self, index: usize) -> &LoomWord {
+            &self.0[index]
+        }
+    }
+
+    struct Direct<'a>(&'a Shared);
+
+    impl Sink for Direct<'_> {
+        fn store(&mut self, index: usize, value: u64) {
+            // Weaker than x86: only the fence orders.
+            self.0.0[index].0.store(value, Ordering::Relaxed);
+        }
+        fn fence(&mut self) {
+            loom::sync::atomic::fence(Ordering::Release);
+        }
+    }
+
+    #[test]
+    fn loom_reader_against_writer() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(2);
+        builder.check(|| {
+            let shared = loom::sync::Arc::new(Shared(Default::default()));
+            let theirs = shared.clone();
+            let writer =
+                loom::thread::spawn(move || write(&mut Direct(&theirs), 1, &[11, 12, 13, 14, 15, 16]));
+            if let Some(contents) = take(&*shared, 1) {
+                assert_eq!(contents, [11, 12, 13, 14, 15, 16]);
+            }
+            writer.join().unwrap();
+            assert_eq!(take(&*shared, 1), Some([11, 12, 13, 14, 15, 16]));
+        });
+    }
+}

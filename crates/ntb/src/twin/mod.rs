@@ -1,0 +1,367 @@
+//! The twin: ports in processes of one machine, joined by shared memory and eventfds.
+//!
+//! Windows are mappings of the peer's memory, translations are offsets in it, doorbells are bits in shared registers with an
+//! eventfd for each vector. Coherent and ordered by itself; [`crate::fault`] takes that away. What it does not have: a
+//! translation that is cleared still leads there for windows mapped before.
+
+mod fabric;
+mod pass;
+mod registers;
+#[cfg(test)]
+mod tests;
+
+pub use fabric::{Hub, Seen};
+pub use registers::MAX_PORTS;
+
+use crate::device::{Capabilities, Event, Link, Ntb, Ordering as Promise, WindowLimits};
+use crate::error::{Error, Result};
+use crate::fault::{Faults, Random, Wire};
+use crate::window::Window;
+use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts, SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED};
+use inlane_core::region::{Place, Region};
+use registers::{PortRegisters, SCRATCHPADS, VECTORS};
+use rustix::net::{RecvFlags, SendFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// One port of a twin fabric.
+pub struct Twin {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    port: u32,
+    capabilities: Capabilities,
+    parts: Arc<Parts>,
+    inbound: Region,
+    wires: Vec<Option<Arc<Wire>>>,
+    socket: OwnedFd,
+}
+
+impl Twin {
+    /// Attaches to the fabric at the other end of `socket` (from [`Hub::admit`]). The link stays down until
+    /// [`Ntb::link_enable`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when something else than a hub is there, [`Error::Os`].
+    pub fn attach(socket: OwnedFd, faults: &Faults) -> Result<Self> {
+        faults.step("attach");
+        let mut hello = [0u8; HELLO_BYTES];
+        let (_, length) = rustix::net::recv(&socket, &mut hello, RecvFlags::empty())
+            .map_err(|error| Error::os("the fabric's socket", error))?;
+        let u32_at = |at: usize| u32::from_ne_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
+        let u64_at = |at: usize| (u32_at(at) as u64) | (u32_at(at + 4) as u64) << 32;
+        let (port, ports, window_bytes) = (u32_at(8), u32_at(12), u64_at(16));
+        if length != HELLO_BYTES
+            || u64_at(0) != MAGIC
+            || !(1..=MAX_PORTS).contains(&ports)
+            || port >= ports
+            || !(1..=1 << 40).contains(&window_bytes)
+        {
+            return Err(Error::invalid(
+                "the fabric's socket",
+                "no hub of this version answers there; start the program by `inlane ntb run`",
+            ));
+        }
+        let count = 1 + ports as usize * (1 + EVENTS);
+        let mut fds = pass::receive_descriptors(socket.as_fd(), count)?.into_iter();
+        let registers_fd =
+            fds.next().ok_or_else(|| Error::invalid("the fabric's socket", "no registers came"))?;
+        let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
+        let register_bytes = ports as usize * size_of::<PortRegisters>();
+        pass::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
+        for memory in &memories {
+            pass::check_sealed(memory.as_fd(), window_bytes)?;
+        }
+        let registers = pass::map(registers_fd.as_fd(), 0, register_bytes, Place::Host)?;
+        let inbound = pass::map(memories[port as usize].as_fd(), 0, window_bytes as usize, Place::Host)?;
+        let parts =
+            Arc::new(Parts { ports, window_bytes, registers, registers_fd, memories, events: fds.collect() });
+        let wires = (0..ports)
+            .map(|peer| {
+                (peer != port && !faults.wire_is_clean())
+                    .then(|| Arc::new(Wire::new(faults.clone(), (port * MAX_PORTS + peer) as u64)))
+            })
+            .collect();
+        let inner =
+            Arc::new(Inner { port, capabilities: capabilities(window_bytes), parts, inbound, wires, socket });
+        inner.registers().set_link(false);
+        inner.registers().mask.0.store(0, Ordering::Release);
+        let life = inner.registers().life.0.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        inner.say(SAYS_ATTACHED, life);
+        if !faults.flap.is_zero() {
+            flap(Arc::downgrade(&inner), faults.clone());
+        }
+        Ok(Self { inner })
+    }
+
+    /// Tells the hub that this port is done in good order.
+    pub fn finished(&self) {
+        self.inner.say(SAYS_FINISHED, 0);
+    }
+
+    /// Asks the hub to end all processes of the fabric with `status`.
+    pub fn exit_all(&self, status: i32) {
+        self.inner.say(SAYS_EXIT, status as u32);
+    }
+}
+
+fn capabilities(window_bytes: u64) -> Capabilities {
+    Capabilities {
+        name: "twin",
+        is_twin: true,
+        windows: 1,
+        window: WindowLimits { address_align: 4096, size_align: 4096, size_max_bytes: window_bytes },
+        doorbells: u64::MAX,
+        vectors: VECTORS,
+        scratchpads: SCRATCHPADS,
+        doorbells_unsafe: false,
+        scratchpads_unsafe: false,
+        ordering: Promise::Coherent,
+    }
+}
+
+/// Takes the link down and up again, every now and then, until the port is gone.
+fn flap(port: Weak<Inner>, faults: Faults) {
+    let mut random = Random::new(faults.seed ^ 0xF1A9);
+    std::thread::spawn(move || {
+        loop {
+            let pause = faults.flap.as_nanos() as u64;
+            std::thread::sleep(Duration::from_nanos(pause / 2 + random.next() % pause));
+            let Some(inner) = port.upgrade() else { return };
+            if inner.registers().link.0.load(Ordering::Acquire) & 1 == 1 {
+                inner.set_link(false);
+                std::thread::sleep(Duration::from_millis(2));
+                inner.set_link(true);
+            }
+        }
+    });
+}
+
+impl Inner {
+    fn registers(&self) -> &PortRegisters {
+        self.parts.port(self.port)
+    }
+
+    fn say(&self, what: u32, value: u32) {
+        let mut message = [0u8; 8];
+        message[..4].copy_from_slice(&what.to_ne_bytes());
+        message[4..].copy_from_slice(&value.to_ne_bytes());
+        // A hub that is gone has nobody left to tell.
+        let _ = rustix::net::send(&self.socket, &message, SendFlags::NOSIGNAL);
+    }
+
+    fn set_link(&self, up: bool) {
+        if self.registers().set_link(up) {
+            if !up {
+                self.wires.iter().flatten().for_each(|wire| wire.lose_all());
+            }
+            self.parts.signal_links();
+        }
+    }
+
+    fn check(&self, peer: u32) -> Result<()> {
+        match peer < self.parts.ports {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                format!("port {peer}"),
+                format!("the fabric has ports 0 to {}", self.parts.ports - 1),
+            )),
+        }
+    }
+}
+
+fn ring(parts: &Parts, peer: u32, bits: u64) {
+    let registers = parts.port(peer);
+    let before = registers.doorbell.0.fetch_or(bits, Ordering::SeqCst);
+    // Only an edge from 0 to 1 interrupts: doorbells coalesce.
+    let rings = bits & !before & !registers.mask.0.load(Ordering::SeqCst);
+    for vector in 0..VECTORS {
+        if rings & vector_bits(vector) != 0 {
+            parts.signal(peer, vector as usize);
+        }
+    }
+}
+
+fn vector_bits(vector: u32) -> u64 {
+    if vector < VECTORS { 0xFFFF_FFFFu64 << (32 * vector) } else { 0 }
+}
+
+impl Ntb for Twin {
+    fn capabilities(&self) -> &Capabilities {
+        &self.inner.capabilities
+    }
+
+    fn port(&self) -> u32 {
+        self.inner.port
+    }
+
+    fn ports(&self) -> u32 {
+        self.inner.parts.ports
+    }
+
+    fn link_enable(&self, up: bool) {
+        self.inner.set_link(up);
+    }
+
+    #[inline]
+    fn link(&self, peer: u32) -> Link {
+        if peer >= self.inner.parts.ports {
+            return Link { up: false, generation: 0 };
+        }
+        let ours = self.inner.registers().link.0.load(Ordering::Acquire);
+        let theirs = self.inner.parts.port(peer).link.0.load(Ordering::Acquire);
+        Link { up: ours & theirs & 1 == 1, generation: (ours as u64) << 32 | theirs as u64 }
+    }
+
+    fn inbound(&self) -> &Region {
+        &self.inner.inbound
+    }
+
+    fn set_translation(&self, peer: u32, window: u32, memory: &Region) -> Result<()> {
+        let inbound = &self.inner.inbound;
+        let refuse = |why: String| Err(Error::Window { peer, why });
+        let limits = self.inner.capabilities.window;
+        if window != 0 || peer >= self.inner.parts.ports {
+            return refuse(format!("window {window} does not exist; the twin has window 0 onto each port"));
+        }
+        let inside = memory.address() >= inbound.address()
+            && memory.address() + memory.len() as u64 <= inbound.address() + inbound.len() as u64;
+        if !inside {
+            return refuse(format!("{memory:?} is not part of this port's inbound memory"));
+        }
+        let offset = memory.address() - inbound.address();
+        if !offset.is_multiple_of(limits.address_align)
+            || !(memory.len() as u64).is_multiple_of(limits.size_align)
+        {
+            return refuse(format!(
+                "translation to offset {offset:#x}, {:#x} bytes: both must be multiples of {:#x}",
+                memory.len(),
+                limits.address_align
+            ));
+        }
+        let translation = &self.inner.registers().translations[peer as usize];
+        translation.offset.store(offset, Ordering::Release);
+        translation.bytes.store(memory.len() as u64, Ordering::Release);
+        Ok(())
+    }
+
+    fn clear_translation(&self, peer: u32, _window: u32) {
+        if peer < self.inner.parts.ports {
+            self.inner.registers().translations[peer as usize].bytes.store(0, Ordering::Release);
+        }
+    }
+
+    fn peer_window(&self, peer: u32, window: u32) -> Result<Window> {
+        let refuse = |why: String| Err(Error::Window { peer, why });
+        if window != 0 || self.inner.check(peer).is_err() {
+            return refuse(format!("window {window} does not exist; the twin has window 0 onto each port"));
+        }
+        let translation = &self.inner.parts.port(peer).translations[self.inner.port as usize];
+        // Loaded once: what is checked is what is mapped.
+        let bytes = translation.bytes.load(Ordering::Acquire);
+        let offset = translation.offset.load(Ordering::Acquire);
+        if bytes == 0 {
+            return refuse("the peer has set no translation yet".into());
+        }
+        let end = offset.checked_add(bytes);
+        if !offset.is_multiple_of(4096)
+            || !bytes.is_multiple_of(4096)
+            || end.is_none_or(|end| end > self.inner.parts.window_bytes)
+        {
+            return refuse(format!(
+                "the peer's translation (offset {offset:#x}, {bytes:#x} bytes) is misaligned or outside its memory of {:#x} bytes",
+                self.inner.parts.window_bytes
+            ));
+        }
+        let memory = &self.inner.parts.memories[peer as usize];
+        let region = pass::map(memory.as_fd(), offset, bytes as usize, Place::Window { peer })?;
+        Ok(Window::new(peer, region, Promise::Coherent, self.inner.wires[peer as usize].clone()))
+    }
+
+    fn doorbell_read(&self) -> u64 {
+        self.inner.registers().doorbell.0.load(Ordering::SeqCst)
+    }
+
+    fn doorbell_clear(&self, bits: u64) {
+        self.inner.registers().doorbell.0.fetch_and(!bits, Ordering::SeqCst);
+    }
+
+    fn doorbell_mask(&self) -> u64 {
+        self.inner.registers().mask.0.load(Ordering::SeqCst)
+    }
+
+    fn doorbell_mask_set(&self, bits: u64) {
+        self.inner.registers().mask.0.fetch_or(bits, Ordering::SeqCst);
+    }
+
+    fn doorbell_mask_clear(&self, bits: u64) {
+        self.inner.registers().mask.0.fetch_and(!bits, Ordering::SeqCst);
+    }
+
+    fn vector_bits(&self, vector: u32) -> u64 {
+        vector_bits(vector)
+    }
+
+    fn peer_doorbell_set(&self, peer: u32, bits: u64) -> Result<()> {
+        self.inner.check(peer)?;
+        match &self.inner.wires[peer as usize] {
+            None => ring(&self.inner.parts, peer, bits),
+            Some(wire) => {
+                let parts = self.inner.parts.clone();
+                wire.doorbell(move || ring(&parts, peer, bits));
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&self, event: Event) -> Result<BorrowedFd<'_>> {
+        let index = match event {
+            Event::Doorbell(vector) if vector < VECTORS => vector as usize,
+            Event::Link => VECTORS as usize,
+            Event::Doorbell(vector) => {
+                return Err(Error::invalid(
+                    format!("doorbell vector {vector}"),
+                    format!("the twin has vectors 0 to {}", VECTORS - 1),
+                ));
+            }
+        };
+        Ok(self.inner.parts.events[self.inner.port as usize * EVENTS + index].as_fd())
+    }
+
+    fn scratchpad_read(&self, index: u32) -> u32 {
+        self.inner.registers().scratchpads.get(index as usize).map_or(0, |pad| pad.load(Ordering::Acquire))
+    }
+
+    fn scratchpad_write(&self, index: u32, value: u32) {
+        if let Some(pad) = self.inner.registers().scratchpads.get(index as usize) {
+            pad.store(value, Ordering::Release);
+        }
+    }
+
+    fn peer_scratchpad_write(&self, peer: u32, index: u32, value: u32) -> Result<()> {
+        self.inner.check(peer)?;
+        if index >= SCRATCHPADS {
+            return Err(Error::invalid(format!("scratchpad {index}"), format!("there are {SCRATCHPADS}")));
+        }
+        let write = move |parts: &Parts| {
+            parts.port(peer).scratchpads[index as usize].store(value, Ordering::Release);
+        };
+        match &self.inner.wires[peer as usize] {
+            None => write(&self.inner.parts),
+            Some(wire) => {
+                let parts = self.inner.parts.clone();
+                wire.register(move || write(&parts));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Twin {
+    fn drop(&mut self) {
+        self.inner.set_link(false);
+    }
+}

@@ -1,0 +1,138 @@
+//! Descriptors over a unix socket (SCM_RIGHTS), and the shared memory they stand for.
+
+use crate::error::{Error, Result};
+use inlane_core::region::{Place, Region};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Descriptors in one message; the kernel takes at most 253.
+const BATCH: usize = 64;
+
+/// Shared memory of `bytes` that nobody can shrink or grow any more, so that no peer can make an access fault.
+///
+/// # Errors
+/// [`Error::Os`].
+pub(crate) fn sealed_memory(name: &str, bytes: u64) -> Result<OwnedFd> {
+    let os = |error| Error::os(format!("shared memory '{name}' of {bytes} bytes"), error);
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(os)?;
+    rustix::fs::ftruncate(&fd, bytes).map_err(os)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(os)?;
+    Ok(fd)
+}
+
+/// Refuses shared memory that another process could shrink under us, or that is shorter than it should be.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(crate) fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> Result<()> {
+    let refuse = |why: &str| Err(Error::invalid("shared memory received from the fabric", why));
+    match rustix::fs::fcntl_get_seals(fd) {
+        Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::SEAL) => {}
+        _ => return refuse("it is not sealed against shrinking; is the other side inlane?"),
+    }
+    match rustix::fs::fstat(fd) {
+        Ok(stat) if stat.st_size as u64 >= bytes => Ok(()),
+        _ => refuse("it is shorter than announced"),
+    }
+}
+
+struct Mapping {
+    address: usize,
+    bytes: usize,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, unmapped once; regions that lead here hold this value.
+        let _ = unsafe { rustix::mm::munmap(self.address as *mut _, self.bytes) };
+    }
+}
+
+/// Maps `bytes` of `fd` from `offset`, a multiple of the page size.
+///
+/// # Errors
+/// [`Error::Os`].
+pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, place: Place) -> Result<Region> {
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let address = unsafe {
+        rustix::mm::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::SHARED,
+            fd,
+            offset,
+        )
+    }
+    .map_err(|error| Error::os(format!("mapping {bytes} bytes of {place}"), error))?;
+    // Fewer page-table misses where the system allows large pages for shared memory; no harm where it does not.
+    // SAFETY: advice on the mapping just made.
+    let _ = unsafe { rustix::mm::madvise(address, bytes, rustix::mm::Advice::LinuxHugepage) };
+    let address = address as usize;
+    // SAFETY: the mapping lives in the keeper.
+    Ok(unsafe { Region::from_raw(address as u64, bytes, place, Arc::new(Mapping { address, bytes })) })
+}
+
+/// Sends `fds`, in batches that each carry one byte.
+///
+/// # Errors
+/// [`Error::Os`].
+pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> Result<()> {
+    for batch in fds.chunks(BATCH) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(batch));
+        rustix::net::sendmsg(
+            socket,
+            &[IoSlice::new(&[batch.len() as u8])],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        )
+        .map_err(|error| Error::os("handing descriptors to a port's process", error))?;
+    }
+    Ok(())
+}
+
+/// Receives `count` descriptors as [`send_descriptors`] sent them.
+///
+/// # Errors
+/// [`Error::Os`]; [`Error::Invalid`] when fewer come than were announced.
+pub(crate) fn receive_descriptors(socket: BorrowedFd<'_>, count: usize) -> Result<Vec<OwnedFd>> {
+    let mut all = Vec::with_capacity(count);
+    while all.len() < count {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0u8];
+        let got = rustix::net::recvmsg(
+            socket.as_fd(),
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .map_err(|error| Error::os("receiving the fabric's descriptors", error))?;
+        let before = all.len();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                all.extend(fds);
+            }
+        }
+        if got.bytes == 0 || all.len() == before || all.len() - before != byte[0] as usize {
+            return Err(Error::invalid(
+                "the fabric's socket",
+                "it closed, or sent something else than the descriptors announced; start the program by `inlane ntb run`",
+            ));
+        }
+    }
+    if all.len() > count {
+        return Err(Error::invalid("the fabric's socket", "more descriptors came than were announced"));
+    }
+    Ok(all)
+}

@@ -1,0 +1,198 @@
+//! A mapped memory window: where stores leave for a peer.
+//!
+//! Every access is checked against the window's length, so nothing that a peer says can lead outside. Stores are *issued*
+//! when [`Window::store`] returns and *delivered* when a later [`Window::flush`] has returned.
+
+use crate::device::Ordering;
+use crate::error::{Error, Result};
+use crate::fault::Wire;
+use crate::store;
+use inlane_core::region::Region;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering as Memory, fence};
+
+/// A window onto a peer's inbound memory. Any thread may use it.
+pub struct Window {
+    peer: u32,
+    region: Region,
+    base: *mut u8,
+    length: usize,
+    ordering: Ordering,
+    wire: Option<Arc<Wire>>,
+}
+
+// SAFETY: the memory is shared with another process anyway; all accesses are bounds-checked raw copies or atomics, and
+// what they mean between threads is the business of the protocol above.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    /// A window over `region`, which is mapped memory; `wire` is where injected faults happen.
+    pub fn new(peer: u32, region: Region, ordering: Ordering, wire: Option<Arc<Wire>>) -> Self {
+        if let Some(wire) = &wire {
+            wire.keep(region.clone());
+        }
+        let (base, length) = (region.as_ptr(), region.len());
+        Self { peer, region, base, length, ordering, wire }
+    }
+
+    /// The port on the other side.
+    pub fn peer(&self) -> u32 {
+        self.peer
+    }
+
+    /// The mapped memory, for movers.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// True for a window of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// What stores through it promise.
+    pub fn ordering(&self) -> Ordering {
+        self.ordering
+    }
+
+    /// Where offset 0 is mapped when the CPU may use it as plain coherent memory, else `None`.
+    pub fn coherent_base(&self) -> Option<*mut u8> {
+        (self.ordering == Ordering::Coherent && self.wire.is_none()).then_some(self.base)
+    }
+
+    #[cold]
+    fn outside(&self, offset: usize, length: usize) -> Error {
+        Error::Window {
+            peer: self.peer,
+            why: format!("{length} bytes at offset {offset:#x} end outside its {:#x} bytes", self.length),
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, offset: usize, length: usize) -> Result<*mut u8> {
+        match offset.checked_add(length) {
+            // SAFETY: offset is at most the length of the mapping.
+            Some(end) if end <= self.length => Ok(unsafe { self.base.add(offset) }),
+            _ => Err(self.outside(offset, length)),
+        }
+    }
+
+    /// Stores bytes at `offset`; they are issued when it returns and the source may be reused.
+    ///
+    /// # Errors
+    /// [`Error::Window`] when that is not inside.
+    pub fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        // SAFETY: a slice is readable for its length.
+        unsafe { self.store_from(offset, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// As [`Window::store`], from memory that others may be writing meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Window`] when that is not inside.
+    ///
+    /// # Safety
+    /// `source` is readable for `length` bytes and does not overlap the window's mapping of the destination.
+    #[inline(always)]
+    pub unsafe fn store_from(&self, offset: usize, source: *const u8, length: usize) -> Result<()> {
+        let to = self.at(offset, length)?;
+        // SAFETY: `at` checked the destination, the caller promises the source.
+        unsafe {
+            match (&self.wire, self.ordering) {
+                (None, Ordering::Coherent) => store::copy(to, source, length),
+                (None, Ordering::Posted) => store::store_device(to, source, length),
+                (Some(wire), _) => wire.store(to, source, length),
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores one aligned word, which does not tear.
+    ///
+    /// # Errors
+    /// [`Error::Window`] when it is not inside or not aligned.
+    #[inline(always)]
+    pub fn store_word(&self, offset: usize, value: u64) -> Result<()> {
+        let to = self.at(offset, 8)?;
+        if !(to as usize).is_multiple_of(8) {
+            return Err(self.outside(offset, 8));
+        }
+        match &self.wire {
+            // SAFETY: inside the mapping and aligned (checked above); others access it as an atomic too.
+            None => unsafe { AtomicU64::from_ptr(to.cast()).store(value, Memory::Release) },
+            // SAFETY: as above; the source is a local.
+            Some(wire) => unsafe { wire.store(to, value.to_ne_bytes().as_ptr(), 8) },
+        }
+        Ok(())
+    }
+
+    /// Reads through the window: a round trip to the peer's memory on real hardware.
+    ///
+    /// # Errors
+    /// [`Error::Window`] when that is not inside.
+    ///
+    /// # Safety
+    /// `destination` is writable for `length` bytes and does not overlap the window's mapping of the source.
+    pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
+        let from = self.at(offset, length)?;
+        if let Some(wire) = &self.wire {
+            // A read does not pass the posted writes before it.
+            wire.drain();
+        }
+        // SAFETY: `at` checked the source, the caller promises the destination.
+        unsafe {
+            match self.ordering {
+                Ordering::Coherent => store::copy(destination, from, length),
+                Ordering::Posted => store::load_device(destination, from, length),
+            }
+        }
+        Ok(())
+    }
+
+    /// Orders the stores before it, through this and all other windows, before those after it.
+    #[inline(always)]
+    pub fn fence(&self) {
+        match (&self.wire, self.ordering) {
+            // Large copies may have used non-temporal stores: only the instruction orders those.
+            (None, _) => store::store_fence(),
+            (Some(wire), _) => wire.fence(),
+        }
+    }
+
+    /// Orders earlier *word* stores before later ones: free where the memory itself keeps them in order.
+    #[inline(always)]
+    pub fn fence_words(&self) {
+        match (&self.wire, self.ordering) {
+            (None, Ordering::Coherent) => fence(Memory::Release),
+            _ => self.fence(),
+        }
+    }
+
+    /// Waits until the stores before it are in the peer's memory: a read-back through the window where they are posted.
+    pub fn flush(&self) {
+        fence(Memory::SeqCst);
+        store::store_fence();
+        if let Some(wire) = &self.wire {
+            wire.fence();
+            wire.drain();
+        }
+        if self.ordering == Ordering::Posted && self.length >= 4 {
+            // SAFETY: the first 4 bytes are inside, and mappings are aligned to a page.
+            unsafe { self.base.cast::<u32>().read_volatile() };
+        }
+        fence(Memory::SeqCst);
+    }
+}
+
+impl std::fmt::Debug for Window {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "window of {} bytes towards port {}", self.length, self.peer)
+    }
+}
