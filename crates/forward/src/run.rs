@@ -10,7 +10,7 @@ use inlane_core::port::Counters;
 use inlane_core::result::{Flow, PacketResult, Path, Stages, Verification};
 use inlane_core::stats::LatencyHistogram;
 use inlane_core::{Pool, Port};
-use inlane_function::Function;
+use inlane_function::{Function, Instance, Report};
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -46,9 +46,10 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     config.check()?;
     let function = Function::parse(&config.function)?;
     let (names, directions) = directions(&config.route);
-    let mut ports = open::ports(&names, config)?;
+    let clock = Clock::new();
+    let mut ports = open::ports(&names, config, &clock)?;
     let touched = ports.iter().any(|port| port.info().touches_payload);
-    let pools = open::pools(&ports, config, directions.len())?;
+    let pools = open::pools(&names, config, directions.len())?;
     if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().place().is_cpu_memory())
         && (touched || config.function != "io")
     {
@@ -62,7 +63,6 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     for port in &mut ports {
         port.start()?;
     }
-    let clock = Clock::new();
     let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
     let cores = config.cores_for(config.threads() * pipelines.len());
     let started = Instant::now();
@@ -257,7 +257,7 @@ fn outcome(
         memory: None,
         pcie_bytes: None,
         limit: None,
-        function: None,
+        function: report(&functions),
     };
     let hop = |index: usize| ports[index].info().path.clone();
     let hops = directions
@@ -285,6 +285,15 @@ fn outcome(
             .min_by(f64::total_cmp),
         errors: sum.errors,
     }
+}
+
+/// What the functions say of their state, all pipelines together; `None` when they say nothing.
+fn report(functions: &[Instance]) -> Option<serde_json::Value> {
+    let mut all = Report::default();
+    for function in functions {
+        all.merge(function.report());
+    }
+    if all == Report::default() { None } else { serde_json::to_value(all).ok() }
 }
 
 fn stages(histograms: &StageHistograms) -> Stages {

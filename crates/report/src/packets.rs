@@ -120,8 +120,17 @@ fn single(rows: &mut Rows, result: &PacketResult) {
     rows.row_if("pcie", result.pcie_bytes.map(|bytes| format!("{bytes} bytes")));
     rows.row_if("limit", result.limit.clone());
     if let Some(function) = &result.function {
-        rows.row("function", function.to_string());
+        for (name, value) in counters(function) {
+            rows.row(&name, value);
+        }
     }
+}
+
+/// A function's counters (`{"counters": [{"name": ..., "value": ...}]}`); its tables are in the JSON alone.
+fn counters(function: &serde_json::Value) -> Vec<(String, String)> {
+    let list = function["counters"].as_array().map(Vec::as_slice).unwrap_or(&[]);
+    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    list.iter().map(|counter| (text(&counter["name"]), text(&counter["value"]))).collect()
 }
 
 fn several(results: &[PacketResult]) -> String {
