@@ -35,6 +35,9 @@ pub enum Error {
     /// From the packet function's side.
     #[error(transparent)]
     Function(#[from] inlane_function::Error),
+    /// From DPDK.
+    #[error(transparent)]
+    Dpdk(#[from] inlane_dpdk::Error),
     /// Buffers did not come back to their pool.
     #[error("{buffers} packet buffers did not come back to their pool; this is a defect, please report it")]
     Leaked {
@@ -54,6 +57,7 @@ impl Error {
             Error::Config { .. } => Class::Usage,
             Error::Panicked { .. } | Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
             Error::Function(error) => error.class(),
+            Error::Dpdk(error) => error.class(),
         }
     }
 

@@ -38,7 +38,8 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Vec<Box
             }
             kind if DPDK.contains(&kind) => inlane_dpdk::open(name)?,
             kind => {
-                let why = format!("no port of kind '{kind}'; there are gen, check, pcap, {}", DPDK.join(", "));
+                let why =
+                    format!("no port of kind '{kind}'; there are gen, check, pcap, {}", DPDK.join(", "));
                 return Err(Error::port_usage(name, why).into());
             }
         });
