@@ -3,15 +3,10 @@
 use crate::device::Gpu;
 use crate::error::{Error, Result};
 use crate::stream::{Event, EventKind, Stream};
-use inlane_core::completion::Expectation;
-use inlane_core::mover::{Mover, Ticket};
+use inlane_core::mover::{Flight, Mover, Ticket};
 use inlane_core::{Completion, Place, Region};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Longest wait for a copy: a device that takes longer is lost.
-const LOST_AFTER: Duration = Duration::from_secs(30);
 
 /// Copies by a GPU's DMA engines: one stream, an event a copy.
 ///
@@ -22,17 +17,13 @@ const LOST_AFTER: Duration = Duration::from_secs(30);
 /// The driver decides which engine runs a stream's copies; two movers, one for each direction, use two engines.
 pub struct CopyEngine {
     stream: Stream,
-    submitted: u64,
-    done: u64,
+    flight: Flight,
     pending: VecDeque<Pending>,
     free: Vec<Event>,
-    expectation: Expectation,
 }
 
 struct Pending {
     event: Event,
-    bytes: u64,
-    start: Instant,
     // Memory that a queued copy touches must not be freed, whatever the caller does.
     _regions: [Region; 2],
 }
@@ -43,14 +34,7 @@ impl CopyEngine {
     /// # Errors
     /// When the driver refuses a stream.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Ok(Self {
-            stream: gpu.stream()?,
-            submitted: 0,
-            done: 0,
-            pending: VecDeque::new(),
-            free: Vec::new(),
-            expectation: Expectation::default(),
-        })
+        Ok(Self { stream: gpu.stream()?, flight: Flight::new(), pending: VecDeque::new(), free: Vec::new() })
     }
 
     /// Its stream, to order other work with its copies.
@@ -66,72 +50,34 @@ impl CopyEngine {
         self.stream.wait_for(event)
     }
 
-    fn retire(&mut self) -> Result<()> {
-        while let Some(oldest) = self.pending.front() {
-            if !oldest.event.is_passed()? {
-                break;
+    /// Gives back what copies up to the one known to be done held.
+    fn retire(&mut self) {
+        while self.pending.len() > self.flight.in_flight() {
+            if let Some(Pending { event, .. }) = self.pending.pop_front() {
+                self.free.push(event);
             }
-            self.retire_oldest();
-        }
-        Ok(())
-    }
-
-    fn retire_oldest(&mut self) {
-        if let Some(Pending { event, .. }) = self.pending.pop_front() {
-            self.free.push(event);
-            self.done += 1;
         }
     }
 
-    fn wait_inner(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
-        if ticket.0 > self.submitted {
-            return Err(Error::invalid(
-                format!("waiting for copy {} of {}", ticket.0, self.submitted),
-                "it was not submitted yet",
-            ));
-        }
-        if ticket.0 <= self.done {
-            return Ok(());
-        }
-        let index = (ticket.0 - self.done - 1) as usize;
-        let Pending { event, bytes, start, .. } = &self.pending[index];
+    fn wait_inner(&mut self, ticket: Ticket, completion: Completion) -> inlane_core::Result<()> {
+        self.flight.check(ticket)?;
+        let first = self.flight.done();
+        let Some(index) = (ticket.0 - 1).checked_sub(first.0) else { return Ok(()) };
+        let event = &self.pending[index as usize].event;
+        // Copies of a stream end in order: the event of the last one tells of all.
+        let poll = || Ok(if event.is_passed()? { ticket } else { first });
+        let device = || format!("gpu:{} copy engine", self.stream.gpu().index());
         match completion {
-            Completion::Interrupt => event.synchronize()?,
-            Completion::Poll => poll(event, *start)?,
-            Completion::Adaptive => {
-                let asked = self.expectation.sleep(*bytes).saturating_sub(start.elapsed());
-                if !asked.is_zero() {
-                    let before = Instant::now();
-                    std::thread::sleep(asked);
-                    self.expectation.learn_overshoot(before.elapsed().saturating_sub(asked));
-                }
-                poll(event, *start)?;
-                self.expectation.learn(*bytes, start.elapsed().as_nanos() as u64);
+            Completion::Interrupt => {
+                event.synchronize()?;
+                self.flight.complete(ticket, false);
             }
+            Completion::Poll => self.flight.wait_polling(&device, ticket, poll)?,
+            Completion::Adaptive => self.flight.wait_adaptive(&device, ticket, poll)?,
         }
-        while self.done < ticket.0 {
-            self.retire_oldest();
-        }
+        self.retire();
         Ok(())
     }
-}
-
-fn poll(event: &Event, start: Instant) -> Result<()> {
-    let mut rounds = 0u32;
-    while !event.is_passed()? {
-        std::hint::spin_loop();
-        rounds = rounds.wrapping_add(1);
-        if rounds.is_multiple_of(1 << 16) && start.elapsed() > LOST_AFTER {
-            return Err(Error::invalid(
-                "a copy by a copy engine",
-                format!(
-                    "not done after {} s: the device is lost; see 'dmesg | grep NVRM'",
-                    LOST_AFTER.as_secs()
-                ),
-            ));
-        }
-    }
-    Ok(())
 }
 
 impl Mover for CopyEngine {
@@ -158,32 +104,32 @@ impl Mover for CopyEngine {
             )
             .into());
         }
-        self.retire()?;
         let event = match self.free.pop() {
             Some(event) => event,
             None => Event::new(self.stream.gpu(), EventKind::Completion)?,
         };
-        let start = Instant::now();
         // SAFETY: the regions are kept in `pending` until the copy has run; that nobody touches them is the trait's contract.
         unsafe { self.stream.copy(source, destination)? };
         self.stream.record(&event)?;
-        self.submitted += 1;
-        self.pending.push_back(Pending {
-            event,
-            bytes: source.len() as u64,
-            start,
-            _regions: [source.clone(), destination.clone()],
-        });
-        Ok(Ticket(self.submitted))
+        self.pending.push_back(Pending { event, _regions: [source.clone(), destination.clone()] });
+        Ok(self.flight.submit(source.len()))
     }
 
     fn done(&mut self) -> inlane_core::Result<Ticket> {
-        self.retire()?;
-        Ok(Ticket(self.done))
+        let mut done = self.flight.done();
+        for pending in &self.pending {
+            if !pending.event.is_passed()? {
+                break;
+            }
+            done.0 += 1;
+        }
+        self.flight.complete(done, false);
+        self.retire();
+        Ok(done)
     }
 
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> inlane_core::Result<()> {
-        Ok(self.wait_inner(ticket, completion)?)
+        self.wait_inner(ticket, completion)
     }
 }
 

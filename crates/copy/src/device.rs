@@ -1,0 +1,276 @@
+//! Endpoints, opened: memory to copy from and to, filled, poisoned and checked where it lies.
+
+use crate::endpoint::Endpoint;
+use crate::gpu::GpuMemory;
+use crate::pattern;
+use inlane_core::mover::{Access, CpuMover, Mover};
+use inlane_core::{Error, Region, Result};
+use inlane_cuda::{Gpu, PinnedKind};
+use inlane_twin::{Accelerator, Costs};
+use std::fmt;
+use std::sync::Arc;
+
+/// What destinations hold before a transfer; no pattern repeats it.
+pub const POISON: u8 = 0xDB;
+
+/// An endpoint, opened.
+pub struct Device {
+    endpoint: Endpoint,
+    kind: Kind,
+}
+
+pub(crate) enum Kind {
+    /// Host memory, pinned by a GPU where one takes part.
+    Host(Option<Arc<Gpu>>),
+    Gpu(Box<GpuMemory>),
+    Twin(Accelerator),
+    /// A BAR's whole region, and whether it may be read.
+    Bar {
+        region: Region,
+        reads: bool,
+    },
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.endpoint)
+    }
+}
+
+/// How endpoints are opened.
+#[derive(Clone, Debug, Default)]
+pub struct BarAccess {
+    /// BARs may be read: their devices do not act upon it.
+    pub reads: bool,
+    /// BARs of devices bound to no driver may be written, when their address is here. Devices bound to vfio-pci need no
+    /// entry.
+    pub allowed: Vec<String>,
+    /// The range of the BAR that may be touched: offset and length; all of it when `None`.
+    pub range: Option<(usize, usize)>,
+}
+
+/// Opens endpoints of one operation together: host memory is pinned when a GPU is among them.
+///
+/// # Errors
+/// [`Error::Device`] for one that does not exist, or that may not be used; nothing stays open then.
+pub fn open(endpoints: &[Endpoint], bars: &BarAccess) -> Result<Vec<Arc<Device>>> {
+    let mut opened: Vec<Arc<Device>> = Vec::new();
+    // GPUs first: the host's memory is pinned through one of them.
+    let mut order: Vec<&Endpoint> = endpoints.iter().collect();
+    order.sort_by_key(|endpoint| !matches!(endpoint, Endpoint::Gpu(_)));
+    for endpoint in order {
+        if opened.iter().any(|device| device.endpoint == *endpoint) {
+            continue;
+        }
+        let kind = match endpoint {
+            Endpoint::Host => Kind::Host(opened.iter().find_map(|device| device.gpu().cloned())),
+            Endpoint::Gpu(index) => Kind::Gpu(Box::new(GpuMemory::open(*index)?)),
+            Endpoint::Twin(index) => Kind::Twin(Accelerator::new(*index, Costs::published(*index))),
+            Endpoint::Bar { device, bar, write_combining } => {
+                let region = crate::bar::open(device, *bar, *write_combining, bars)?;
+                Kind::Bar { region, reads: bars.reads }
+            }
+        };
+        opened.push(Arc::new(Device { endpoint: endpoint.clone(), kind }));
+    }
+    let find = |endpoint: &Endpoint| opened.iter().find(|device| device.endpoint == *endpoint).cloned();
+    Ok(endpoints.iter().filter_map(find).collect())
+}
+
+impl Device {
+    /// A twin with costs of its own, for tests and models.
+    pub fn twin(accelerator: Accelerator) -> Arc<Self> {
+        Arc::new(Self { endpoint: Endpoint::Twin(accelerator.index()), kind: Kind::Twin(accelerator) })
+    }
+
+    /// As it was written.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.kind
+    }
+
+    /// The GPU, when it is one.
+    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
+        match &self.kind {
+            Kind::Gpu(memory) => Some(memory.gpu()),
+            Kind::Host(gpu) => gpu.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// What it is, for results.
+    pub fn describe(&self) -> String {
+        match &self.kind {
+            Kind::Host(None) => "host memory".into(),
+            Kind::Host(Some(gpu)) => format!("host memory, pinned by gpu:{}", gpu.index()),
+            Kind::Gpu(memory) => {
+                let info = memory.gpu().info();
+                let link = match &info.link {
+                    Some(link) => format!(", PCIe {} GT/s x{}", link.gigatransfers, link.width),
+                    None => String::new(),
+                };
+                format!("{} {} at {}{link}", self.endpoint, info.name, info.pci_address)
+            }
+            Kind::Twin(twin) => format!("{} a model of the {}", self.endpoint, twin.costs().name),
+            Kind::Bar { region, .. } => format!("{} {} bytes", self.endpoint, region.len()),
+        }
+    }
+
+    /// Bytes that one region of it can have at most.
+    pub fn capacity(&self) -> usize {
+        match &self.kind {
+            Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),
+            Kind::Gpu(memory) => memory.gpu().memory().map_or(0, |(free, _)| free as usize),
+            Kind::Twin(twin) => twin.costs().memory,
+            Kind::Bar { region, .. } => region.len(),
+        }
+    }
+
+    /// Memory of it. Copies to and from it need no more than this.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] or [`Error::Device`] when there is not so much; [`Error::Invalid`] for no bytes.
+    pub fn allocate(&self, bytes: usize) -> Result<Region> {
+        match &self.kind {
+            Kind::Host(gpu) => {
+                let available = available_memory();
+                if bytes as u64 > available {
+                    return Err(Error::Memory {
+                        bytes,
+                        what: "host memory".into(),
+                        why: format!("{available} bytes are available; ask for smaller sizes"),
+                    });
+                }
+                match gpu {
+                    Some(gpu) => Ok(gpu.pinned(bytes, PinnedKind::Cached)?),
+                    None => Region::host(bytes),
+                }
+            }
+            Kind::Gpu(memory) => Ok(memory.gpu().allocate(bytes)?),
+            Kind::Twin(twin) => twin.allocate(bytes),
+            Kind::Bar { region, .. } => region.slice(0, bytes).map_err(|_| Error::Memory {
+                bytes,
+                what: self.endpoint.to_string(),
+                why: format!(
+                    "the BAR, or the range of it that may be touched, has {} bytes; ask for smaller sizes",
+                    region.len()
+                ),
+            }),
+        }
+    }
+
+    /// The bytes at it can be looked at, so what arrives there can be verified.
+    pub fn is_verifiable(&self) -> bool {
+        !matches!(self.kind, Kind::Bar { reads: false, .. })
+    }
+
+    /// Puts the pattern of `seed` into a region of it.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn fill(&self, region: &Region, seed: u64) -> Result<()> {
+        match &self.kind {
+            Kind::Gpu(memory) => memory.fill(region, seed),
+            Kind::Bar { .. } => self.put(region, |bytes| pattern::fill(bytes, seed)),
+            _ => {
+                // SAFETY: the caller of this crate's measurements gives regions that nothing is in flight for.
+                pattern::fill(unsafe { pattern::bytes_of(region) }, seed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Overwrites a region of it, so that what is found there later came later.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn poison(&self, region: &Region) -> Result<()> {
+        match &self.kind {
+            Kind::Gpu(memory) => memory.poison(region, POISON),
+            Kind::Bar { .. } => self.put(region, |bytes| bytes.fill(POISON)),
+            _ => {
+                // SAFETY: as in `fill`.
+                unsafe { pattern::bytes_of(region) }.fill(POISON);
+                Ok(())
+            }
+        }
+    }
+
+    /// How many bytes of a region of it differ from the pattern of `seed`.
+    ///
+    /// # Errors
+    /// When the device fails, or may not be read.
+    pub fn count_wrong(&self, region: &Region, seed: u64) -> Result<u64> {
+        match &self.kind {
+            Kind::Gpu(memory) => memory.count_wrong(region, seed),
+            Kind::Bar { reads, .. } => {
+                let host = Region::host(region.len())?;
+                CpuMover::new(Access::Bytes4)?.reading_bars(*reads).submit(region, &host)?;
+                // SAFETY: a fresh region of this function's own.
+                Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
+            }
+            // SAFETY: as in `fill`.
+            _ => Ok(pattern::count_wrong(unsafe { pattern::bytes_of(region) }, seed)),
+        }
+    }
+
+    /// Writes a BAR from a host buffer.
+    fn put(&self, region: &Region, make: impl FnOnce(&mut [u8])) -> Result<()> {
+        let host = Region::host(region.len())?;
+        // SAFETY: a fresh region of this function's own.
+        make(unsafe { pattern::bytes_of(&host) });
+        CpuMover::new(Access::Bytes4)?.submit(&host, region).map(drop)
+    }
+}
+
+/// What the kernel says can be had without swapping; all there can be where it says nothing.
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kilobytes.map_or(u64::MAX, |kilobytes| kilobytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(text: &str) -> Result<Arc<Device>> {
+        Ok(open(&[text.parse().unwrap()], &BarAccess::default())?.remove(0))
+    }
+
+    #[test]
+    fn memory_is_filled_poisoned_and_checked() {
+        for text in ["host", "twin:0"] {
+            let device = one(text).unwrap();
+            let region = device.allocate(10_001).unwrap();
+            device.fill(&region, 5).unwrap();
+            assert_eq!(device.count_wrong(&region, 5).unwrap(), 0);
+            device.poison(&region).unwrap();
+            assert!(device.count_wrong(&region, 5).unwrap() > 9_000);
+        }
+    }
+
+    #[test]
+    fn too_much_is_refused_with_what_there_is() {
+        for text in ["host", "twin:0"] {
+            let device = one(text).unwrap();
+            let error = device.allocate(1 << 50).unwrap_err();
+            assert_eq!(error.class(), inlane_core::error::Class::Environment);
+            assert!(error.to_string().contains("ask for"), "{error}");
+            assert!(device.allocate(0).is_err());
+        }
+    }
+
+    #[test]
+    fn devices_that_are_not_there_say_so() {
+        if inlane_cuda::device_count().is_err() {
+            let error = one("gpu:0").unwrap_err();
+            assert_eq!(error.class(), inlane_core::error::Class::Environment, "{error}");
+        }
+        assert!(one("pci:ffff:ff:1f.7/bar0").is_err());
+    }
+}

@@ -1,0 +1,56 @@
+// Copies by the threads of a block, and the words that GPUs and CPU hand to each other. Included by every kernel of
+// this crate.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// One writer a word; release and acquire at system scope; no read-modify-write on host memory.
+__device__ inline u64 load_acquire(const u64* word) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+__device__ inline void store_release(u64* word, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
+}
+
+__device__ inline u64 now_ns() {
+    u64 time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+}
+
+// Loads that do not stay in the first-level cache: data is read once, and host memory changes under it.
+__device__ inline uint4 load16(const uint4* from) {
+    uint4 value;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from)
+                 : "memory");
+    return value;
+}
+
+// `thread` of `threads` takes every threads-th 16 bytes, four loads in flight. Addresses that are no multiples of 16
+// on both sides are copied byte by byte: right, and slow.
+__device__ inline void copy_span(char* to, const char* from, u64 bytes, u64 thread, u64 threads) {
+    u64 words = ((u64)to | (u64)from) % 16 == 0 ? bytes / 16 : 0;
+    uint4* wide_to = (uint4*)to;
+    const uint4* wide_from = (const uint4*)from;
+    u64 i = thread;
+    for (; i + 3 * threads < words; i += 4 * threads) {
+        uint4 a = load16(wide_from + i);
+        uint4 b = load16(wide_from + i + threads);
+        uint4 c = load16(wide_from + i + 2 * threads);
+        uint4 d = load16(wide_from + i + 3 * threads);
+        wide_to[i] = a;
+        wide_to[i + threads] = b;
+        wide_to[i + 2 * threads] = c;
+        wide_to[i + 3 * threads] = d;
+    }
+    for (; i < words; i += threads) wide_to[i] = load16(wide_from + i);
+    for (u64 byte = words * 16 + thread; byte < bytes; byte += threads) {
+        to[byte] = ((const volatile char*)from)[byte];
+    }
+}

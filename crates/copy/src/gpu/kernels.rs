@@ -1,0 +1,67 @@
+//! The kernels of this crate, compiled for the GPU that is there and loaded before anything runs on it.
+
+use inlane_core::Result;
+use inlane_cuda::{Function, Gpu, Module, Program, compile};
+use std::sync::Arc;
+
+const HEADERS: &[(&str, &str)] = &[("copy.cuh", include_str!("copy.cuh"))];
+
+/// All kernels on one GPU.
+#[derive(Clone)]
+pub struct Kernels {
+    /// Fills memory with the pattern of a seed.
+    pub fill: Function,
+    /// Counts bytes that differ from it.
+    pub check: Function,
+    /// One copy by the SMs.
+    pub copy: Function,
+    /// The side of staging that writes to the host.
+    pub push: Function,
+    /// The side that reads from it.
+    pub pull: Function,
+}
+
+impl Kernels {
+    /// Compiles (or finds in the cache) and loads them.
+    ///
+    /// # Errors
+    /// When the run-time compiler is missing, or the driver refuses.
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = |name, source| {
+            let program = Program { name, source, headers: HEADERS, options: &[] };
+            Module::load(gpu, &compile(&program, &gpu.info().arch())?)
+        };
+        let memory = module("memory.cu", include_str!("memory.cu"))?;
+        let staging = module("staging.cu", include_str!("staging.cu"))?;
+        Ok(Self {
+            fill: memory.function("fill")?,
+            check: memory.function("check")?,
+            copy: memory.function("copy")?,
+            push: staging.function("push")?,
+            pull: staging.function("pull")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_compile_for_every_recent_architecture() {
+        if let Err(missing) = inlane_cuda::compiler_version() {
+            eprintln!("SKIPPED they_compile_for_every_recent_architecture: {missing}");
+            return;
+        }
+        for (name, source) in
+            [("memory.cu", include_str!("memory.cu")), ("staging.cu", include_str!("staging.cu"))]
+        {
+            for arch in ["sm_80", "sm_90", "sm_100"] {
+                let program = Program { name, source, headers: HEADERS, options: &[] };
+                if let Err(error) = compile(&program, arch) {
+                    panic!("{name} {arch}: {error}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! A GPU as an endpoint: its memory, filled and checked by kernels.
+
+use super::kernels::Kernels;
+use inlane_core::{Region, Result};
+use inlane_cuda::{Arguments, Function, Gpu, Launch, PinnedKind, Stream};
+use std::sync::Arc;
+
+/// A GPU with this crate's kernels loaded.
+pub struct GpuMemory {
+    gpu: Arc<Gpu>,
+    kernels: Kernels,
+    stream: Stream,
+    /// A counter on the GPU, and where it is read back to.
+    wrong: (Region, Region),
+}
+
+impl GpuMemory {
+    /// Opens `gpu:index`, and loads the kernels.
+    ///
+    /// # Errors
+    /// When there is no such GPU, no run-time compiler, or the driver refuses.
+    pub fn open(index: u32) -> Result<Self> {
+        let gpu = Gpu::open(index)?;
+        let kernels = Kernels::load(&gpu)?;
+        let wrong = (gpu.allocate(8)?, gpu.pinned(8, PinnedKind::Cached)?);
+        Ok(Self { stream: gpu.stream()?, kernels, wrong, gpu })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    pub(crate) fn kernels(&self) -> &Kernels {
+        &self.kernels
+    }
+
+    fn run(&self, kernel: &Function, arguments: [u64; 4], count: usize) -> Result<()> {
+        let shape = Launch { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
+        // SAFETY: the callers give the kernels' parameters, and wait for the stream before they return.
+        unsafe {
+            match count {
+                3 => kernel.launch(
+                    &self.stream,
+                    shape,
+                    Arguments([arguments[0], arguments[1], arguments[2]]),
+                )?,
+                _ => kernel.launch(&self.stream, shape, Arguments(arguments))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a region of this GPU with the pattern of `seed`.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn fill(&self, region: &Region, seed: u64) -> Result<()> {
+        self.run(&self.kernels.fill, [region.address(), region.len() as u64, seed, 0], 3)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Fills a region with one byte.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn poison(&self, region: &Region, byte: u8) -> Result<()> {
+        // SAFETY: waited for before this returns.
+        unsafe { self.stream.fill(region, byte)? };
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// How many bytes of a region differ from the pattern.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn count_wrong(&self, region: &Region, seed: u64) -> Result<u64> {
+        let (counter, answer) = &self.wrong;
+        // SAFETY: all is waited for below.
+        unsafe { self.stream.fill(counter, 0)? };
+        let arguments = [region.address(), region.len() as u64, seed, counter.address()];
+        self.run(&self.kernels.check, arguments, 4)?;
+        // SAFETY: as above.
+        unsafe { self.stream.copy(counter, answer)? };
+        self.stream.synchronize()?;
+        // SAFETY: 8 aligned bytes of pinned memory, written before the stream was idle.
+        Ok(unsafe { answer.as_ptr().cast::<u64>().read_volatile() })
+    }
+}

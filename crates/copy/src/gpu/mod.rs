@@ -1,0 +1,10 @@
+//! What this crate does on GPUs: kernels, movers by SMs, staging through the host by copy engines and by SMs.
+
+pub(crate) mod kernels;
+mod memory;
+mod pending;
+pub(crate) mod sm_copy;
+pub mod staged;
+pub mod staged_sm;
+
+pub use memory::GpuMemory;

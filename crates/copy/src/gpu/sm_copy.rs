@@ -1,0 +1,72 @@
+//! A GPU's SMs as a mover: one kernel a copy, between its memory and pinned host memory.
+
+use super::kernels::Kernels;
+use super::pending::{Pending, drain};
+use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::{Completion, Place, Region, Result};
+use inlane_cuda::{Arguments, Function, Gpu, Launch, Stream};
+use std::sync::Arc;
+
+/// Pushes to and pulls from pinned memory.
+pub struct SmCopy {
+    stream: Stream,
+    kernel: Function,
+    blocks: u32,
+    pending: Pending,
+}
+
+impl SmCopy {
+    /// A mover on `gpu` that takes at most `blocks` blocks of 1024 threads.
+    ///
+    /// # Errors
+    /// When the driver refuses a stream.
+    pub fn new(gpu: &Arc<Gpu>, kernels: &Kernels, blocks: u32) -> Result<Self> {
+        Ok(Self {
+            stream: gpu.stream()?,
+            kernel: kernels.copy.clone(),
+            blocks: blocks.max(1),
+            pending: Pending::new(gpu),
+        })
+    }
+}
+
+impl Mover for SmCopy {
+    fn name(&self) -> String {
+        format!("gpu:{} SMs ({} blocks)", self.stream.gpu().index(), self.blocks)
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        let mine = Place::Gpu(self.stream.gpu().index());
+        let reachable = |region: &Region| *region.place() == mine || *region.place() == Place::Pinned;
+        reachable(source) && reachable(destination)
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        check_pair(source, destination)?;
+        if !self.reaches(source, destination) {
+            return Err(out_of_reach(self, source, destination));
+        }
+        // A block moves 64 KiB a turn; more blocks than turns would idle.
+        let blocks = (source.len().div_ceil(64 << 10) as u32).clamp(1, self.blocks);
+        let shape = Launch { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
+        let arguments = Arguments([destination.address(), source.address(), source.len() as u64]);
+        // SAFETY: the kernel's parameters are destination, source and length; the regions are kept until it has run.
+        unsafe { self.kernel.launch(&self.stream, shape, arguments)? };
+        self.pending.push(&self.stream, [source.clone(), destination.clone()])
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        self.pending.done()
+    }
+
+    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+        let index = self.stream.gpu().index();
+        self.pending.wait(&|| format!("gpu:{index} SMs"), ticket, completion)
+    }
+}
+
+impl Drop for SmCopy {
+    fn drop(&mut self) {
+        drain(&[&self.stream]);
+    }
+}

@@ -1,0 +1,400 @@
+//! Staging by SMs: the host's side of `staging.cu`, which says how the two GPUs hand chunks over.
+//!
+//! ```text
+//!  one span of pinned memory:  | control 256 | commands DEPTH * 64 | lanes * 256 | ring: lanes * slots * slot bytes |
+//! ```
+//!
+//! Resident, both kernels run until they are told to leave, and hold `lanes` blocks of each GPU meanwhile: allocating,
+//! freeing and loading on these GPUs waits for them. Otherwise the two are launched for each transfer.
+
+use super::kernels::Kernels;
+use super::pending::drain;
+use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::{Completion, Error, Place, Region, Result};
+use inlane_cuda::{
+    Arguments, Event, EventKind, Function, Gpu, Launch, MemoryOperation, PinnedKind, Stream, WaitUntil,
+};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What can be tuned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Tuning {
+    /// Blocks each side, each with a ring of its own.
+    pub lanes: u32,
+    /// Threads a block.
+    pub threads: u32,
+    /// Bytes of the largest chunk.
+    pub chunk: usize,
+    /// Chunks in a lane's ring.
+    pub slots: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { lanes: 32, threads: 512, chunk: 32 << 10, slots: 4 }
+    }
+}
+
+/// Commands in flight at most; a power of two.
+const DEPTH: u64 = 64;
+const CONTROL_BYTES: usize = 256;
+const COMMAND_BYTES: usize = 64;
+const LANE_BYTES: usize = 256;
+/// A command's length that means: leave.
+const LEAVE: u64 = u64::MAX;
+/// How long a resident kernel waits for a command before it gives up: the host parks it long before.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long after a command the host has resident kernels leave, when the next one comes.
+const PARK_AFTER: Duration = Duration::from_secs(20);
+/// How long a side waits for a chunk of the other before it gives up.
+const STUCK: Duration = Duration::from_secs(5);
+
+/// A mover from one GPU's memory to another's, by the SMs of both.
+pub struct StagedSm {
+    from: Arc<Gpu>,
+    to: Arc<Gpu>,
+    push: (Function, Stream),
+    pull: (Function, Stream),
+    /// Where an interrupt is waited for.
+    notice: (Stream, Event),
+    memory: Region,
+    finished: Region,
+    tuning: Tuning,
+    resident: bool,
+    running: bool,
+    broken: bool,
+    sequence: u64,
+    newest: Instant,
+    flight: Flight,
+    entries: VecDeque<(u64, [Region; 2])>,
+}
+
+impl StagedSm {
+    /// Allocates the ring and its streams. `resident` keeps the kernels running between transfers.
+    ///
+    /// # Errors
+    /// When there is not enough memory to pin, the blocks do not all fit on a GPU, or the driver refuses.
+    pub fn new(
+        from: (&Arc<Gpu>, &Kernels),
+        to: (&Arc<Gpu>, &Kernels),
+        tuning: Tuning,
+        resident: bool,
+    ) -> Result<Self> {
+        for (gpu, kernel) in [(from.0, &from.1.push), (to.0, &to.1.pull)] {
+            let fit = kernel.resident_blocks(tuning.threads, 0)?;
+            if tuning.lanes == 0
+                || tuning.lanes > fit
+                || !tuning.chunk.is_multiple_of(16)
+                || tuning.slots == 0
+            {
+                return Err(Error::device_usage(
+                    format!("gpu:{}", gpu.index()),
+                    format!(
+                        "{tuning:?}: it holds 1 to {fit} lanes of {} threads; chunks are multiples of 16",
+                        tuning.threads
+                    ),
+                ));
+            }
+        }
+        let ring = tuning.lanes as usize * tuning.slots * tuning.chunk;
+        let bytes =
+            CONTROL_BYTES + DEPTH as usize * COMMAND_BYTES + tuning.lanes as usize * LANE_BYTES + ring;
+        Ok(Self {
+            push: (from.1.push.clone(), from.0.stream()?),
+            pull: (to.1.pull.clone(), to.0.stream()?),
+            notice: (to.0.stream()?, Event::new(to.0, EventKind::Completion)?),
+            memory: from.0.pinned(bytes, PinnedKind::Cached)?,
+            finished: to.0.allocate(DEPTH as usize * 4)?,
+            from: from.0.clone(),
+            to: to.0.clone(),
+            tuning,
+            resident,
+            running: false,
+            broken: false,
+            sequence: 0,
+            newest: Instant::now(),
+            flight: Flight::new(),
+            entries: VecDeque::with_capacity(DEPTH as usize),
+        })
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: inside the pinned span, aligned; every access by the CPU is atomic, and the GPUs' are ordered by their
+        // releases and acquires.
+        unsafe { &*self.memory.as_ptr().add(offset).cast::<AtomicU64>() }
+    }
+
+    fn done_word(&self) -> &AtomicU64 {
+        self.word(0)
+    }
+
+    fn failed_word(&self) -> &AtomicU64 {
+        self.word(128)
+    }
+
+    fn commands(&self) -> usize {
+        CONTROL_BYTES
+    }
+
+    fn lanes(&self) -> usize {
+        self.commands() + DEPTH as usize * COMMAND_BYTES
+    }
+
+    fn ring(&self) -> usize {
+        self.lanes() + self.tuning.lanes as usize * LANE_BYTES
+    }
+
+    /// The newest ticket that is done.
+    fn look(&self) -> Result<Ticket> {
+        self.look_from(self.flight.done())
+    }
+
+    /// The newest ticket that is done, where the oldest entry is that after `first`.
+    fn look_from(&self, first: Ticket) -> Result<Ticket> {
+        let done = self.done_word().load(Ordering::Acquire);
+        match self.failed_word().load(Ordering::Relaxed) {
+            0 => {}
+            why => {
+                let what = if why == 1 { "no command" } else { "no chunk from the other GPU" };
+                return Err(Error::device_failed(
+                    self.short_name(),
+                    format!(
+                        "a kernel gave up: {what} came in time; transfers in flight count as not moved; open it again"
+                    ),
+                ));
+            }
+        }
+        let ended = self.entries.iter().take_while(|(sequence, _)| *sequence <= done).count();
+        Ok(Ticket(first.0 + ended as u64))
+    }
+
+    fn short_name(&self) -> String {
+        format!("staging by SMs from gpu:{} to gpu:{}", self.from.index(), self.to.index())
+    }
+
+    fn retire(&mut self) {
+        while self.entries.len() > self.flight.in_flight() {
+            self.entries.pop_front();
+        }
+    }
+
+    /// Launches both kernels, for `count` commands from `first`.
+    fn launch(&mut self, first: u64, count: u64) -> Result<()> {
+        let base = self.memory.address();
+        let at = |offset: usize| base + offset as u64;
+        let arguments = Arguments([
+            base,
+            at(self.commands()),
+            DEPTH,
+            at(self.lanes()),
+            at(self.ring()),
+            self.tuning.slots as u64,
+            self.tuning.chunk as u64,
+            self.finished.address(),
+            first,
+            count,
+            IDLE.as_nanos() as u64,
+            STUCK.as_nanos() as u64,
+        ]);
+        let shape = Launch {
+            blocks: self.tuning.lanes,
+            threads: self.tuning.threads,
+            shared_bytes: 0,
+            cooperative: false,
+        };
+        for (kernel, stream) in [&self.pull, &self.push] {
+            // SAFETY: these are the kernels' parameters; all memory lives until the streams are drained, in drop.
+            unsafe { kernel.launch(stream, shape, arguments)? };
+        }
+        Ok(())
+    }
+
+    /// Writes a command's line. Each value goes before its number: a GPU that sees the number sees the value, for it reads
+    /// both at once.
+    fn publish(&mut self, fields: [u64; 4]) -> Result<()> {
+        self.sequence += 1;
+        let sequence = self.sequence;
+        self.make_room(sequence)?;
+        let line = self.commands() + (sequence % DEPTH) as usize * COMMAND_BYTES;
+        for (index, value) in fields.into_iter().enumerate() {
+            self.word(line + index * 16).store(value, Ordering::Relaxed);
+            self.word(line + index * 16 + 8).store(sequence, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Waits until the line that `sequence` will overwrite was read by every lane of both sides.
+    fn make_room(&mut self, sequence: u64) -> Result<()> {
+        let Some(old) = sequence.checked_sub(DEPTH).filter(|old| *old > 0) else { return Ok(()) };
+        let began = Instant::now();
+        let lanes = self.lanes();
+        for lane in 0..self.tuning.lanes as usize {
+            while self.word(lanes + lane * LANE_BYTES + 8).load(Ordering::Acquire) < old {
+                self.look()?;
+                if began.elapsed() > STUCK {
+                    return Err(self.flight.lost(&self.short_name()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn chunk_for(&self, bytes: usize) -> usize {
+        chunk_for(bytes, &self.tuning)
+    }
+
+    /// Has resident kernels leave, once all commands are done.
+    fn park(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.running) {
+            return Ok(());
+        }
+        self.publish([0, 0, LEAVE, 0])?;
+        self.push.1.synchronize()?;
+        self.pull.1.synchronize()?;
+        Ok(())
+    }
+
+    fn wait_interrupt(&mut self, ticket: Ticket) -> Result<()> {
+        self.flight.check(ticket)?;
+        let Some(index) = ticket.0.checked_sub(self.flight.done().0 + 1) else { return Ok(()) };
+        let sequence = self.entries[index as usize].0;
+        let wait = MemoryOperation::Wait {
+            address: self.memory.address(),
+            value: sequence as u32,
+            until: WaitUntil::Reached,
+        };
+        let (stream, event) = &self.notice;
+        // SAFETY: the word is pinned memory that lives as long as the stream; the kernels write it when the command ends,
+        // or move it ahead when they give up.
+        unsafe { stream.memory_operations(&[wait])? };
+        stream.record(event)?;
+        event.synchronize()?;
+        let seen = self.look()?;
+        self.flight.complete(seen, false);
+        Ok(())
+    }
+}
+
+/// Chunks such that every lane has work, and large transfers four turns of it, so that pushing and pulling overlap.
+fn chunk_for(bytes: usize, tuning: &Tuning) -> usize {
+    let lanes = tuning.lanes as usize;
+    let turns = if bytes >= lanes * 16384 { 4 } else { 1 };
+    bytes.div_ceil(lanes * turns).next_multiple_of(512).clamp(1024.min(tuning.chunk), tuning.chunk)
+}
+
+impl Mover for StagedSm {
+    fn name(&self) -> String {
+        let Tuning { lanes, threads, chunk, slots } = self.tuning;
+        format!(
+            "gpu:{} SMs -> {lanes} rings of {slots} pinned chunks of up to {} -> gpu:{} SMs ({lanes} blocks of {threads} \
+             threads each, {})",
+            self.from.index(),
+            inlane_core::units::bytes(chunk as u64),
+            self.to.index(),
+            if self.resident { "resident" } else { "launched for each transfer" },
+        )
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        *source.place() == Place::Gpu(self.from.index())
+            && *destination.place() == Place::Gpu(self.to.index())
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        check_pair(source, destination)?;
+        if !self.reaches(source, destination) {
+            return Err(out_of_reach(self, source, destination));
+        }
+        if self.broken {
+            return Err(Error::device_failed(self.short_name(), "failed before; open it again"));
+        }
+        if self.resident && self.newest.elapsed() > PARK_AFTER {
+            self.park()?;
+        }
+        if self.flight.in_flight() as u64 >= DEPTH - 2 {
+            let oldest = Ticket(self.flight.done().0 + 1);
+            self.wait(oldest, Completion::Poll)?;
+        }
+        let chunk = self.chunk_for(source.len()) as u64;
+        let fields = [source.address(), destination.address(), source.len() as u64, chunk];
+        if !self.resident {
+            self.launch(self.sequence + 1, 1)?;
+        } else if !self.running {
+            self.launch(self.sequence + 1, 1 << 62)?;
+            self.running = true;
+        }
+        // Kept before the command can be seen: the kernels may run from then on.
+        self.entries.push_back((self.sequence + 1, [source.clone(), destination.clone()]));
+        let ticket = self.flight.submit(source.len());
+        self.publish(fields)?;
+        self.newest = Instant::now();
+        Ok(ticket)
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        let done = self.look().inspect_err(|_| self.broken = true)?;
+        self.flight.complete(done, false);
+        self.retire();
+        Ok(done)
+    }
+
+    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+        let mut flight = std::mem::take(&mut self.flight);
+        let first = flight.done();
+        // The entries stay until `retire`, so they are counted from where the flight stood.
+        let outcome = {
+            let this = &*self;
+            let name = || this.short_name();
+            let poll = || this.look_from(first);
+            match completion {
+                Completion::Interrupt => Ok(()),
+                Completion::Poll => flight.wait_polling(&name, ticket, poll),
+                Completion::Adaptive => flight.wait_adaptive(&name, ticket, poll),
+            }
+        };
+        self.flight = flight;
+        let outcome = match completion {
+            Completion::Interrupt => self.wait_interrupt(ticket),
+            _ => outcome,
+        };
+        self.broken |= outcome.is_err();
+        self.retire();
+        outcome
+    }
+}
+
+impl Drop for StagedSm {
+    fn drop(&mut self) {
+        if self.from.is_abandoned() || self.to.is_abandoned() {
+            return;
+        }
+        if let Err(error) = self.park() {
+            tracing::warn!("resident kernels were not told to leave, and end by themselves: {error}");
+        }
+        // The kernels' waits are bounded, so this ends; a wait for an interrupt is let go.
+        drain(&[&self.push.1, &self.pull.1]);
+        self.done_word().store(self.sequence + (1 << 30), Ordering::Release);
+        drain(&[&self.notice.0]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_fit_their_slots_and_cover_the_lanes() {
+        let tuning = Tuning::default();
+        for bytes in [1, 4096, 64 << 10, 1 << 20, 16 << 20, 1 << 30] {
+            let chunk = chunk_for(bytes, &tuning);
+            assert!(chunk <= tuning.chunk && chunk.is_multiple_of(16), "{bytes}: {chunk}");
+        }
+        assert_eq!(chunk_for(64 << 10, &tuning), 2048, "each lane has a chunk");
+        assert_eq!(chunk_for(1 << 20, &tuning), 8192, "each lane has four");
+        assert_eq!(chunk_for(1 << 30, &tuning), tuning.chunk);
+        assert_eq!(chunk_for(100, &Tuning { chunk: 512, ..tuning }), 512);
+    }
+}

@@ -1,0 +1,85 @@
+//! The published hybrid path: DMA out of one device into a host buffer, CPU copy into another, DMA into the other device,
+//! one after the other.
+
+use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::{Completion, Error, Region, Result};
+
+/// Two DMA legs with a CPU copy between them. Synchronous.
+pub struct Hybrid {
+    out: Box<dyn Mover>,
+    cpu: CpuMover,
+    into: Box<dyn Mover>,
+    buffers: [Region; 2],
+    completion: Completion,
+    submitted: u64,
+}
+
+impl Hybrid {
+    /// From two movers and the two host buffers between them, which bound what moves in one go. The DMA legs' ends are
+    /// learnt by `completion`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the buffers differ in length.
+    pub fn new(
+        out: Box<dyn Mover>,
+        into: Box<dyn Mover>,
+        buffers: [Region; 2],
+        completion: Completion,
+    ) -> Result<Self> {
+        if buffers[0].len() != buffers[1].len() {
+            return Err(Error::invalid("the host buffers of a hybrid path", "give two of the same length"));
+        }
+        Ok(Self { out, cpu: CpuMover::widest(), into, buffers, completion, submitted: 0 })
+    }
+
+    fn piece(&mut self, source: &Region, destination: &Region) -> Result<()> {
+        let [first, second] =
+            [self.buffers[0].slice(0, source.len())?, self.buffers[1].slice(0, source.len())?];
+        let ticket = self.out.submit(source, &first)?;
+        self.out.wait(ticket, self.completion)?;
+        self.cpu.submit(&first, &second)?;
+        let ticket = self.into.submit(&second, destination)?;
+        self.into.wait(ticket, self.completion)
+    }
+}
+
+impl Mover for Hybrid {
+    fn name(&self) -> String {
+        format!("{} -> {} -> {}", self.out.name(), self.cpu.name(), self.into.name())
+    }
+
+    fn is_twin(&self) -> bool {
+        self.out.is_twin() || self.into.is_twin()
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        self.out.reaches(source, &self.buffers[0]) && self.into.reaches(&self.buffers[1], destination)
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        check_pair(source, destination)?;
+        if !self.reaches(source, destination) {
+            return Err(out_of_reach(self, source, destination));
+        }
+        let step = self.buffers[0].len();
+        let mut offset = 0;
+        while offset < source.len() {
+            let length = step.min(source.len() - offset);
+            self.piece(&source.slice(offset, length)?, &destination.slice(offset, length)?)?;
+            offset += length;
+        }
+        self.submitted += 1;
+        Ok(Ticket(self.submitted))
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        Ok(Ticket(self.submitted))
+    }
+
+    fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
+        if ticket.0 > self.submitted {
+            return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this mover"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+use super::*;
+use crate::device::{BarAccess, open};
+use crate::path::Path;
+use crate::route::{Choice, Options, Route, open_path};
+use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
+
+/// A twin that is fast enough for tests.
+fn twin(index: u32) -> Arc<Device> {
+    let costs = Costs {
+        name: "test".into(),
+        link: 4e9,
+        dma: DmaCosts {
+            to_device: 2e9,
+            from_device: 2e9,
+            per_transfer: Duration::from_micros(5),
+            interrupt: Duration::from_micros(5),
+        },
+        bar: BarCosts { write: 200e6, read: 400e6 },
+        memory: 64 << 20,
+    };
+    Device::twin(Accelerator::new(index, costs))
+}
+
+fn quick() -> Plan {
+    Plan { repeats: 2, time: Duration::from_millis(3), warm_up: Duration::from_millis(1), ..Plan::default() }
+}
+
+#[test]
+fn every_path_between_twins_delivers_what_was_sent() {
+    let (from, to) = (twin(0), twin(1));
+    let options = Options { largest: 1 << 20, ..Options::default() };
+    let mut buffers = Buffers::new(&from, &to, 1 << 20, 2 << 20).unwrap();
+    for path in Path::candidates(from.endpoint(), to.endpoint()) {
+        let mut mover = open_path(path, &from, &to, &options).unwrap();
+        assert!(mover.is_twin(), "{path}");
+        for size in [1, 4099, 256 << 10] {
+            for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+                let plan = Plan { completion, ..quick() };
+                let measured = latency(&mut *mover, &mut buffers, size, &plan).unwrap();
+                assert!(measured.verified_bytes >= size as u64, "{path} {size} {completion}");
+                assert!(measured.latency_ns.unwrap().median > 0.0);
+            }
+        }
+        let measured = stream(&mut *mover, &mut buffers, 64 << 10, &quick()).unwrap();
+        assert!(measured.verified_bytes > 0 && measured.bytes_per_second.median > 0.0, "{path}");
+    }
+}
+
+#[test]
+fn both_directions_run_at_once() {
+    let (from, to) = (twin(0), twin(1));
+    let options = Options { largest: 256 << 10, ..Options::default() };
+    let mut forth = open_path(Path::Staged, &from, &to, &options).unwrap();
+    let mut back = open_path(Path::Staged, &to, &from, &options).unwrap();
+    let mut forth_buffers = Buffers::new(&from, &to, 256 << 10, 1 << 20).unwrap();
+    let mut back_buffers = Buffers::new(&to, &from, 256 << 10, 1 << 20).unwrap();
+    let measured =
+        both([&mut *forth, &mut *back], [&mut forth_buffers, &mut back_buffers], 256 << 10, &quick())
+            .unwrap();
+    assert!(measured.iter().all(|direction| direction.verified_bytes > 0));
+}
+
+#[test]
+fn a_flipped_bit_fails_the_run() {
+    let (host, device) = {
+        let mut devices = open(&["host".parse().unwrap()], &BarAccess::default()).unwrap();
+        (devices.remove(0), twin(0))
+    };
+    let crate::device::Kind::Twin(accelerator) = device.kind() else { unreachable!() };
+    let mut engine = accelerator.dma(true).unwrap();
+    let mut buffers = Buffers::new(&host, &device, 64 << 10, 64 << 10).unwrap();
+    latency(&mut engine, &mut buffers, 64 << 10, &quick()).unwrap();
+    engine.faults().flip_bytes(u64::MAX);
+    let error = latency(&mut engine, &mut buffers, 64 << 10, &quick()).unwrap_err();
+    assert!(error.to_string().contains("1 of 65536 bytes"), "{error}");
+    assert_eq!(error.class(), inlane_core::error::Class::Failed);
+}
+
+#[test]
+fn a_device_lost_in_mid_copy_ends_both_directions() {
+    let (from, to) = (twin(0), twin(1));
+    let legs = |lost: bool| {
+        let (crate::device::Kind::Twin(a), crate::device::Kind::Twin(b)) = (from.kind(), to.kind()) else {
+            unreachable!()
+        };
+        let out = a.dma(false).unwrap();
+        if lost {
+            out.faults().lose_after(100_000);
+        }
+        let ring = Region::host(1 << 20).unwrap();
+        crate::staged::Staged::new(Box::new(out), Box::new(b.dma(true).unwrap()), &ring, 8, Completion::Poll)
+            .unwrap()
+    };
+    let (mut forth, mut back) = (legs(true), legs(false));
+    let mut forth_buffers = Buffers::new(&from, &to, 64 << 10, 1 << 20).unwrap();
+    let mut back_buffers = Buffers::new(&from, &to, 64 << 10, 1 << 20).unwrap();
+    let error = both([&mut forth, &mut back], [&mut forth_buffers, &mut back_buffers], 64 << 10, &quick())
+        .unwrap_err();
+    assert!(error.to_string().contains("was lost"), "{error}");
+}
+
+#[test]
+fn auto_takes_what_costs_least_and_says_why() {
+    let (from, to) = (twin(0), twin(1));
+    let options = Options { largest: 4 << 20, ..Options::default() };
+    let mut route = Route::open(&from, &to, Choice::Auto, &options, None).unwrap();
+    let path = route.path_for(4 << 20);
+    assert_eq!(path, Path::Staged, "two legs at once beat one after the other, and 200 MB/s stores");
+    let explained = route.explain(4 << 20);
+    assert!(explained.reason.contains("least calibrated time"), "{explained:?}");
+    assert!(explained.not_taken.iter().any(|other| other.path == "bar"), "{explained:?}");
+    assert!(route.predicted_ns(4 << 20).unwrap() > 1e6);
+    // A stream of mixed sizes: paths change, the order of ends does not.
+    let (source, destination) = (from.allocate(4 << 20).unwrap(), to.allocate(4 << 20).unwrap());
+    from.fill(&source, 9).unwrap();
+    let mut last = Ticket(0);
+    for size in [64, 4 << 20, 4096, 1 << 20, 64] {
+        let ticket =
+            route.submit(&source.slice(0, size).unwrap(), &destination.slice(0, size).unwrap()).unwrap();
+        assert!(ticket > last);
+        last = ticket;
+    }
+    route.finish().unwrap();
+    assert_eq!(route.done().unwrap(), last);
+    assert_eq!(to.count_wrong(&destination, 9).unwrap(), 0);
+    assert!(route.wait(Ticket(99), Completion::Poll).is_err());
+}
+
+#[test]
+fn a_path_that_cannot_be_had_is_replaced_aloud_or_an_error() {
+    let (from, to) = (twin(0), twin(1));
+    let options = Options { largest: 64 << 10, ..Options::default() };
+    let error = Route::open(&from, &to, Choice::Require(Path::P2p), &options, None).err().unwrap();
+    assert!(error.to_string().contains("path p2p from twin:0 to twin:1: needs two GPUs"), "{error}");
+    let route = Route::open(&from, &to, Choice::Prefer(Path::P2p), &options, None).unwrap();
+    assert!(route.fallback().unwrap().contains("p2p was asked for"));
+    assert!(route.explain(4096).reason.contains("instead"), "{:?}", route.explain(4096));
+}

@@ -1,0 +1,59 @@
+//! The bytes that transfers are checked with: every 8 differ from every other, so bytes that are missing, stale or in the
+//! wrong place are found.
+
+use inlane_core::Region;
+
+/// Word `index` of the pattern of `seed`; `memory.cu` has the same.
+pub fn word(index: u64, seed: u64) -> u64 {
+    let word = index.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    word ^ (word >> 29)
+}
+
+/// The pattern's next `bytes.len()` bytes, from word 0.
+pub fn fill(bytes: &mut [u8], seed: u64) {
+    for (index, chunk) in bytes.chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&word(index as u64, seed).to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// How many of the bytes differ from the pattern.
+pub fn count_wrong(bytes: &[u8], seed: u64) -> u64 {
+    let mut wrong = 0;
+    for (index, chunk) in bytes.chunks(8).enumerate() {
+        let expected = word(index as u64, seed).to_le_bytes();
+        if chunk != &expected[..chunk.len()] {
+            wrong += chunk.iter().zip(expected).filter(|(byte, expected)| **byte != *expected).count() as u64;
+        }
+    }
+    wrong
+}
+
+/// The bytes of memory that the CPU maps.
+///
+/// # Safety
+/// Nobody else touches the region while the slice lives.
+#[allow(clippy::mut_from_ref, reason = "a region is a handle of memory, not its owner")]
+pub(crate) unsafe fn bytes_of(region: &Region) -> &mut [u8] {
+    debug_assert!(region.place().is_cpu_memory());
+    // SAFETY: mapped for its length while the region lives; the caller has it alone.
+    unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_every_changed_byte_and_every_misplaced_word() {
+        let mut bytes = vec![0; 4099];
+        fill(&mut bytes, 7);
+        assert_eq!(count_wrong(&bytes, 7), 0);
+        assert!(count_wrong(&bytes, 8) > 4000);
+        bytes[4098] ^= 1;
+        assert_eq!(count_wrong(&bytes, 7), 1);
+        bytes[4098] ^= 1;
+        let (low, high) = bytes.split_at_mut(8);
+        low.swap_with_slice(&mut high[..8]);
+        assert!(count_wrong(&bytes, 7) > 8);
+    }
+}

@@ -1,0 +1,374 @@
+//! Opening the paths between two devices, and choosing among them for every transfer.
+
+use crate::cost::Costs;
+use crate::device::{Device, Kind};
+use crate::gpu::sm_copy::SmCopy;
+use crate::gpu::{staged as engines, staged_sm as sms};
+use crate::hybrid::Hybrid;
+use crate::path::Path;
+use crate::staged::Staged;
+use inlane_core::mover::{Access, CpuMover, Mover, Ticket};
+use inlane_core::result::{NotTaken, Path as Explanation};
+use inlane_core::{Completion, Error, Region, Result, units};
+use inlane_cuda::{CopyEngine, PinnedKind, enable_peer_access};
+use inlane_twin::BarMover;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How paths are opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The largest transfer there will be: bounds the hybrid path's buffers.
+    pub largest: usize,
+    /// How the CPU loads and stores; chosen by the kind of memory when `None`.
+    pub access: Option<Access>,
+    /// How legs within a path are awaited, where the CPU hands chunks on.
+    pub legs: Completion,
+    /// Staging by copy engines.
+    pub engines: engines::Tuning,
+    /// Staging by SMs.
+    pub sms: sms::Tuning,
+    /// Keep staging kernels running between transfers: the least latency, and SMs held meanwhile.
+    pub resident: bool,
+    /// Blocks of a copy by SMs.
+    pub blocks: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            largest: 256 << 20,
+            access: None,
+            legs: Completion::Poll,
+            engines: engines::Tuning::default(),
+            sms: sms::Tuning::default(),
+            resident: false,
+            blocks: 16,
+        }
+    }
+}
+
+/// Which path to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The one that takes the least time for the size, by calibrated cost.
+    #[default]
+    Auto,
+    /// This one; the best other where it cannot be had, said aloud.
+    Prefer(Path),
+    /// This one, or an error.
+    Require(Path),
+}
+
+/// Peer access cannot be taken back within a process, and CUDA's own copy then uses it.
+static PEER_ACCESS: AtomicBool = AtomicBool::new(false);
+
+/// Opens one path.
+///
+/// # Errors
+/// [`Error::Device`] that says why it cannot be had.
+pub fn open_path(
+    path: Path,
+    from: &Arc<Device>,
+    to: &Arc<Device>,
+    options: &Options,
+) -> Result<Box<dyn Mover>> {
+    if !Path::candidates(from.endpoint(), to.endpoint()).contains(&path) {
+        return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
+    }
+    Ok(match (path, from.kind(), to.kind()) {
+        (Path::Bar, Kind::Twin(source), Kind::Twin(destination)) => {
+            Box::new(BarMover::new(Some(source), Some(destination))?)
+        }
+        (Path::Bar, Kind::Twin(source), _) => Box::new(BarMover::new(Some(source), None)?),
+        (Path::Bar, _, Kind::Twin(destination)) => Box::new(BarMover::new(None, Some(destination))?),
+        (Path::Bar, ..) => Box::new(cpu(from, to, options)?),
+        (Path::Dma, Kind::Twin(twin), _) => Box::new(twin.dma(false)?),
+        (Path::Dma, _, Kind::Twin(twin)) => Box::new(twin.dma(true)?),
+        (Path::Dma, Kind::Gpu(gpu), _) | (Path::Dma, _, Kind::Gpu(gpu)) => {
+            Box::new(CopyEngine::new(gpu.gpu())?)
+        }
+        (Path::Sm, Kind::Gpu(gpu), _) | (Path::Sm, _, Kind::Gpu(gpu)) => {
+            Box::new(SmCopy::new(gpu.gpu(), gpu.kernels(), options.blocks)?)
+        }
+        (Path::P2p, Kind::Gpu(source), Kind::Gpu(destination)) => {
+            enable_peer_access(source.gpu(), destination.gpu())?;
+            PEER_ACCESS.store(true, Ordering::Relaxed);
+            Box::new(CopyEngine::new(source.gpu())?)
+        }
+        (Path::Cuda, Kind::Gpu(source), Kind::Gpu(_)) => {
+            if PEER_ACCESS.load(Ordering::Relaxed) {
+                let why = "peer access is on in this process, and CUDA would use it; measure it in a process of its own";
+                return Err(unavailable(path, from, to, why));
+            }
+            Box::new(CopyEngine::new(source.gpu())?)
+        }
+        (Path::Staged, Kind::Gpu(source), Kind::Gpu(destination)) => {
+            Box::new(engines::Staged::new(source.gpu(), destination.gpu(), options.engines)?)
+        }
+        (Path::StagedSm, Kind::Gpu(source), Kind::Gpu(destination)) => Box::new(sms::StagedSm::new(
+            (source.gpu(), source.kernels()),
+            (destination.gpu(), destination.kernels()),
+            options.sms,
+            options.resident,
+        )?),
+        (Path::Staged, ..) => {
+            let ring = host_buffer(from, to, 8 << 20)?;
+            Box::new(Staged::new(
+                leg(from, true, options)?,
+                leg(to, false, options)?,
+                &ring,
+                8,
+                options.legs,
+            )?)
+        }
+        (Path::Hybrid, ..) => {
+            let bytes = options.largest.clamp(4096, 256 << 20);
+            let buffers = [host_buffer(from, to, bytes)?, host_buffer(from, to, bytes)?];
+            Box::new(Hybrid::new(leg(from, true, options)?, leg(to, false, options)?, buffers, options.legs)?)
+        }
+        _ => return Err(unavailable(path, from, to, "not between these two")),
+    })
+}
+
+fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
+    Error::device_usage(format!("path {path} from {} to {}", from.endpoint(), to.endpoint()), why)
+}
+
+/// The CPU as a mover between two devices, with the access that suits them unless one was asked for.
+fn cpu(from: &Device, to: &Device, options: &Options) -> Result<CpuMover> {
+    let mut reads = true;
+    let mut suits = Access::widest();
+    for device in [from, to] {
+        if let Kind::Bar { region, reads: allowed } = device.kind() {
+            reads &= *allowed;
+            let combining = matches!(region.place(), inlane_core::Place::Bar { write_combining: true, .. });
+            // Uncached: the widest access that devices take without exception of the known ones.
+            suits = if combining { Access::widest() } else { Access::Bytes8 };
+        }
+    }
+    Ok(CpuMover::new(options.access.unwrap_or(suits))?.reading_bars(reads))
+}
+
+/// What moves between a device and host memory: out of the device, or into it.
+pub(crate) fn leg(device: &Arc<Device>, out: bool, options: &Options) -> Result<Box<dyn Mover>> {
+    Ok(match device.kind() {
+        Kind::Gpu(gpu) => Box::new(CopyEngine::new(gpu.gpu())?),
+        Kind::Twin(twin) => Box::new(twin.dma(!out)?),
+        Kind::Bar { .. } | Kind::Host(_) => Box::new(cpu(device, device, options)?),
+    })
+}
+
+/// Host memory that both devices reach.
+pub(crate) fn host_buffer(from: &Device, to: &Device, bytes: usize) -> Result<Region> {
+    match from.gpu().or(to.gpu()) {
+        Some(gpu) => Ok(gpu.pinned(bytes, PinnedKind::Cached)?),
+        None => Region::host(bytes),
+    }
+}
+
+/// A way between two devices: one path, or for each size the one that costs least.
+///
+/// A route is a [`Mover`]: submit transfers and wait for them, or [`Route::copy`] one and be done.
+pub struct Route {
+    from: Arc<Device>,
+    to: Arc<Device>,
+    movers: Vec<(Path, Box<dyn Mover>)>,
+    costs: Option<Costs>,
+    refused: BTreeMap<Path, String>,
+    fallback: Option<String>,
+    current: usize,
+    submitted: u64,
+    /// Added to the current mover's tickets to give the route's.
+    offset: u64,
+    newest: Ticket,
+}
+
+impl Route {
+    /// Opens a route. [`Choice::Auto`] calibrates the paths of this pair, unless `costs` has them.
+    ///
+    /// # Errors
+    /// When no path can be opened, or the one required cannot.
+    pub fn open(
+        from: &Arc<Device>,
+        to: &Arc<Device>,
+        choice: Choice,
+        options: &Options,
+        costs: Option<Costs>,
+    ) -> Result<Self> {
+        let mut route = Self {
+            from: from.clone(),
+            to: to.clone(),
+            movers: Vec::new(),
+            costs: None,
+            refused: BTreeMap::new(),
+            fallback: None,
+            current: 0,
+            submitted: 0,
+            offset: 0,
+            newest: Ticket(0),
+        };
+        if let Choice::Prefer(path) | Choice::Require(path) = choice {
+            match open_path(path, from, to, options) {
+                Ok(mover) => {
+                    route.movers.push((path, mover));
+                    route.costs = costs;
+                    return Ok(route);
+                }
+                Err(error) if matches!(choice, Choice::Require(_)) => return Err(error),
+                Err(error) => {
+                    route.fallback = Some(format!("{path} was asked for, but: {error}"));
+                    route.refused.insert(path, error.to_string());
+                }
+            }
+        }
+        let costs = match costs {
+            Some(costs) => costs,
+            None => Costs::calibrate(from, to, options)?,
+        };
+        route.refused.extend(costs.refused.clone());
+        // All that may win some size are opened now: once kernels are resident, opening would wait for them.
+        for path in costs.winners() {
+            match open_path(path, from, to, options) {
+                Ok(mover) => route.movers.push((path, mover)),
+                Err(error) => {
+                    route.refused.insert(path, error.to_string());
+                }
+            }
+        }
+        route.costs = Some(costs);
+        if route.movers.is_empty() {
+            let why: Vec<_> = route.refused.iter().map(|(path, why)| format!("{path}: {why}")).collect();
+            return Err(Error::device_environment(
+                format!("{} to {}", from.endpoint(), to.endpoint()),
+                format!("no path can be opened: {}", why.join("; ")),
+            ));
+        }
+        Ok(route)
+    }
+
+    /// The path that a transfer of `bytes` takes.
+    pub fn path_for(&self, bytes: u64) -> Path {
+        self.movers[self.pick(bytes)].0
+    }
+
+    /// Why it is not the path that was asked for, where it is not.
+    pub fn fallback(&self) -> Option<&str> {
+        self.fallback.as_deref()
+    }
+
+    /// What the costs say a transfer of `bytes` takes, in nanoseconds.
+    pub fn predicted_ns(&self, bytes: u64) -> Option<f64> {
+        self.costs.as_ref()?.predict(self.path_for(bytes), bytes)
+    }
+
+    /// The chain for `bytes`, why it was taken, and what was not, and why.
+    pub fn explain(&self, bytes: u64) -> Explanation {
+        let index = self.pick(bytes);
+        let (path, mover) = &self.movers[index];
+        let mut not_taken: Vec<NotTaken> = self
+            .refused
+            .iter()
+            .map(|(path, why)| NotTaken { path: path.to_string(), why: why.clone() })
+            .collect();
+        let size = units::bytes(bytes);
+        let time = |path: Path| self.costs.as_ref().and_then(|costs| costs.time(path, bytes));
+        let reason = match (time(*path), self.movers.len()) {
+            (Some(time), _) if self.fallback.is_none() => {
+                for other in
+                    self.costs.iter().flat_map(|costs| costs.paths.keys()).filter(|other| *other != path)
+                {
+                    let other_time = self.costs.as_ref().and_then(|costs| costs.time(*other, bytes));
+                    let why = format!(
+                        "{} for {size} by calibration, against {}",
+                        units::nanoseconds(other_time.unwrap_or(f64::NAN)),
+                        units::nanoseconds(time)
+                    );
+                    not_taken.push(NotTaken { path: other.to_string(), why });
+                }
+                format!("{path}: least calibrated time for {size}, {}", units::nanoseconds(time))
+            }
+            (_, _) => match &self.fallback {
+                Some(fallback) => format!("{path} instead: {fallback}"),
+                None => format!("{path}: asked for"),
+            },
+        };
+        let hops = mover.name().split(" -> ").map(String::from).collect();
+        Explanation { hops, reason, not_taken }
+    }
+
+    /// Copies, and waits until it is done (adaptively: long copies are slept through).
+    ///
+    /// # Errors
+    /// As [`Mover::submit`] and [`Mover::wait`].
+    pub fn copy(&mut self, source: &Region, destination: &Region) -> Result<()> {
+        let ticket = self.submit(source, destination)?;
+        self.wait(ticket, Completion::Adaptive)
+    }
+
+    /// Waits for everything submitted.
+    ///
+    /// # Errors
+    /// As [`Mover::wait`].
+    pub fn finish(&mut self) -> Result<()> {
+        self.wait(self.newest, Completion::Adaptive)
+    }
+
+    fn pick(&self, bytes: u64) -> usize {
+        let cost = |path: Path| {
+            self.costs.as_ref().and_then(|costs| costs.time(path, bytes)).unwrap_or(f64::INFINITY)
+        };
+        let best =
+            (0..self.movers.len()).min_by(|a, b| cost(self.movers[*a].0).total_cmp(&cost(self.movers[*b].0)));
+        best.expect("a route has a mover")
+    }
+}
+
+impl Mover for Route {
+    fn name(&self) -> String {
+        self.movers[self.current].1.name()
+    }
+
+    fn is_twin(&self) -> bool {
+        self.movers.iter().any(|(_, mover)| mover.is_twin())
+            || self.from.endpoint().is_twin()
+            || self.to.endpoint().is_twin()
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        self.movers.iter().all(|(_, mover)| mover.reaches(source, destination))
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        let index = self.pick(source.len() as u64);
+        if index != self.current {
+            // Copies end in order, and two movers know nothing of each other.
+            self.finish()?;
+            self.current = index;
+            let done = self.movers[index].1.done()?;
+            self.offset = self.submitted - done.0;
+        }
+        let ticket = self.movers[index].1.submit(source, destination)?;
+        self.submitted += 1;
+        self.newest = Ticket(self.submitted);
+        debug_assert_eq!(ticket.0 + self.offset, self.submitted);
+        Ok(self.newest)
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        let done = self.movers[self.current].1.done()?;
+        Ok(Ticket(done.0 + self.offset))
+    }
+
+    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+        if ticket > self.newest {
+            return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this route"));
+        }
+        match ticket.0.checked_sub(self.offset) {
+            // Of an earlier mover, which was waited for when it was left.
+            None | Some(0) => Ok(()),
+            Some(own) => self.movers[self.current].1.wait(Ticket(own), completion),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Staging between any two movers, with the CPU in the loop: chunks go out into a ring of host memory and in from it,
+//! both at once.
+//!
+//! ```text
+//!  out:   0 1 2 3 4 ...        sent    - emptied <= slots
+//!  in:      0 1 2 3 ...        fed     <= filled
+//! ```
+
+use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::{Completion, Error, Region, Result};
+use std::collections::VecDeque;
+
+/// A pipeline of two movers through a ring. Synchronous.
+pub struct Staged {
+    out: Box<dyn Mover>,
+    into: Box<dyn Mover>,
+    ring: Vec<Region>,
+    completion: Completion,
+    submitted: u64,
+}
+
+impl Staged {
+    /// Through `ring`, cut into `slots` chunks. When both movers have nothing to hand on, `completion` says how the
+    /// next end is awaited.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the ring does not hold so many chunks of at least a byte.
+    pub fn new(
+        out: Box<dyn Mover>,
+        into: Box<dyn Mover>,
+        ring: &Region,
+        slots: usize,
+        completion: Completion,
+    ) -> Result<Self> {
+        let chunk = ring.len() / slots.max(1);
+        if chunk == 0 || slots < 2 {
+            return Err(Error::invalid(
+                format!("a staging ring of {slots} chunks in {ring:?}"),
+                "give two chunks or more",
+            ));
+        }
+        let ring = (0..slots).map(|slot| ring.slice(slot * chunk, chunk)).collect::<Result<_>>()?;
+        Ok(Self { out, into, ring, completion, submitted: 0 })
+    }
+
+    fn run(&mut self, source: &Region, destination: &Region) -> Result<()> {
+        let chunk = self.ring[0].len();
+        let count = source.len().div_ceil(chunk);
+        let span = |index: usize| (index * chunk, chunk.min(source.len() - index * chunk));
+        let (mut filling, mut emptying) = (VecDeque::new(), VecDeque::new());
+        let (mut sent, mut emptied) = (0, 0);
+        while emptied < count {
+            let mut progress = false;
+            while sent < count && sent - emptied < self.ring.len() {
+                let (offset, length) = span(sent);
+                let slot = self.ring[sent % self.ring.len()].slice(0, length)?;
+                filling.push_back((sent, self.out.submit(&source.slice(offset, length)?, &slot)?));
+                sent += 1;
+                progress = true;
+            }
+            let filled = self.out.done()?;
+            while let Some((index, _)) = filling.front().filter(|(_, ticket)| *ticket <= filled).copied() {
+                filling.pop_front();
+                let (offset, length) = span(index);
+                let slot = self.ring[index % self.ring.len()].slice(0, length)?;
+                emptying.push_back(self.into.submit(&slot, &destination.slice(offset, length)?)?);
+                progress = true;
+            }
+            let ended = self.into.done()?;
+            while emptying.front().is_some_and(|ticket| *ticket <= ended) {
+                emptying.pop_front();
+                emptied += 1;
+                progress = true;
+            }
+            if !progress {
+                // Whichever ends first lets something else go on; the fill is what the pipeline starves for.
+                match (filling.front(), emptying.front()) {
+                    (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
+                    (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,
+                    (None, None) => unreachable!("every chunk is sent, being filled, or being emptied"),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Mover for Staged {
+    fn name(&self) -> String {
+        format!(
+            "{} -> {} host chunks of {} -> {}",
+            self.out.name(),
+            self.ring.len(),
+            inlane_core::units::bytes(self.ring[0].len() as u64),
+            self.into.name()
+        )
+    }
+
+    fn is_twin(&self) -> bool {
+        self.out.is_twin() || self.into.is_twin()
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        self.out.reaches(source, &self.ring[0]) && self.into.reaches(&self.ring[0], destination)
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        check_pair(source, destination)?;
+        if !self.reaches(source, destination) {
+            return Err(out_of_reach(self, source, destination));
+        }
+        self.run(source, destination)?;
+        self.submitted += 1;
+        Ok(Ticket(self.submitted))
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        Ok(Ticket(self.submitted))
+    }
+
+    fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
+        if ticket.0 > self.submitted {
+            return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this mover"));
+        }
+        Ok(())
+    }
+}
