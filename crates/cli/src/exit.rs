@@ -22,7 +22,8 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         }
         let core = || cause.downcast_ref::<Error>().map(Error::class);
         let forward = || cause.downcast_ref::<inlane_forward::Error>().map(inlane_forward::Error::class);
-        core().or_else(forward)
+        let pci = || cause.downcast_ref::<inlane_pci::Error>().map(inlane_pci::Error::class);
+        core().or_else(forward).or_else(pci)
     });
     ExitCode::from(match class {
         Some(Class::Usage) => 2,

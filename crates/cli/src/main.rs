@@ -6,6 +6,7 @@ mod forward;
 mod manual;
 mod settings;
 mod signal;
+mod topo;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
@@ -27,6 +28,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Args),
+    Topo(topo::Args),
     Completion(manual::CompletionArgs),
     Man(manual::ManArgs),
     Forward(Box<forward::Forward>),
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse_from(arguments);
     let outcome: anyhow::Result<()> = match cli.command {
         Command::Doctor(args) => doctor::run(&args),
+        Command::Topo(args) => topo::run(&args),
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
         Command::Forward(forward) => forward.run(),

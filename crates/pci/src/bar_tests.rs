@@ -33,7 +33,7 @@ fn streams_and_registers() {
     let fake = Fake::new();
     fake.memory_device(ADDRESS);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2@64K+64K:wc"), &all()).unwrap();
-    let data: Vec<u8> = (0..65536u32).map(|n| (n * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..65536u32).map(|n| ((n * 7) >> 3) as u8).collect();
     for width in Width::ALL.into_iter().filter(|width| width.is_available()) {
         bar.stream(0, &vec![0xee; 65536], Width::B8).unwrap();
         bar.stream(0, &data, width).unwrap();

@@ -1,4 +1,4 @@
-//! PCI devices: which there are and how they are linked ([`topology`]), their BARs as memory ([`Bar`]), and VFIO's
+//! PCI devices: which there are and how they are linked ([`topology`], [`numa`]), their BARs as memory ([`Bar`]), and VFIO's
 //! DMA and interrupts ([`vfio`]).
 //!
 //! A BAR is not ordinary memory. What this crate holds to:
@@ -29,6 +29,8 @@ pub mod error;
 mod fake;
 pub mod link;
 mod mapping;
+pub mod names;
+pub mod numa;
 pub mod rule;
 pub mod spec;
 pub mod sysfs;
@@ -39,6 +41,7 @@ pub use access::Width;
 pub use address::Address;
 pub use bar::Bar;
 pub use error::{Error, Result};
+pub use names::Names;
 pub use rule::Permission;
 pub use spec::BarSpec;
 pub use sysfs::Sysfs;

@@ -46,7 +46,12 @@ impl Sysfs {
         self.root.join("bus/pci/devices")
     }
 
-    /// The directory of one.
+    /// The directory of the memory nodes.
+    pub(crate) fn system_nodes(&self) -> PathBuf {
+        self.root.join("devices/system/node")
+    }
+
+    /// The directory of one device.
     pub fn device(&self, address: Address) -> PathBuf {
         self.devices().join(address.to_string())
     }

@@ -184,6 +184,20 @@ impl Topology {
         self.devices().filter(move |device| device.parent == Some(bridge))
     }
 
+    /// All with their depth, each bridge before what is below it.
+    pub fn walk(&self) -> Vec<(usize, &Device)> {
+        let mut walked = Vec::new();
+        let mut ahead: Vec<(usize, &Device)> = self.roots().map(|root| (0, root)).collect();
+        ahead.reverse();
+        while let Some((depth, device)) = ahead.pop() {
+            walked.push((depth, device));
+            let start = ahead.len();
+            ahead.extend(self.children(device.address).map(|child| (depth + 1, child)));
+            ahead[start..].reverse();
+        }
+        walked
+    }
+
     /// The bridges from a device up to its root, nearest first.
     pub fn path(&self, address: Address) -> Vec<&Device> {
         let above = |device: &&Device| device.parent.and_then(|parent| self.get(parent));
@@ -192,8 +206,12 @@ impl Topology {
         path.take(self.devices.len()).collect()
     }
 
-    /// Where a device's link runs below what the device can do.
+    /// Where a device's link runs below what the device can do. Not for bridges: a port may well be wider than the card
+    /// in it, and the card's own link says so if it matters.
     pub fn shortfall(&self, device: &Device) -> Option<Shortfall> {
+        if device.kind == Kind::Bridge {
+            return None;
+        }
         let slot =
             device.parent.and_then(|parent| self.get(parent)).and_then(|slot| slot.link).map(|link| link.max);
         Shortfall::of(device.link?, slot)

@@ -38,6 +38,8 @@ fn a_tree_with_a_narrow_link() {
     let topology = Topology::read(&fake.sysfs());
     assert_eq!(topology.roots().map(|d| d.address).collect::<Vec<_>>(), [root, nic]);
     assert_eq!(topology.children(root).map(|d| d.address).collect::<Vec<_>>(), [card]);
+    let walk: Vec<_> = topology.walk().into_iter().map(|(depth, device)| (depth, device.address)).collect();
+    assert_eq!(walk, [(0, root), (1, card), (0, nic)]);
     let gpu = topology.get(card).unwrap();
     assert_eq!((gpu.kind, gpu.numa_node, gpu.vendor), (Kind::Gpu, Some(1), 0x10de));
     assert_eq!(topology.shortfall(gpu).unwrap().to_string(), "x8 of x16 (the slot has x8)");

@@ -1,0 +1,287 @@
+//! `inlane topo`: the PCI devices and memory nodes of this machine, how they hang together, and which links run below
+//! what their devices can do.
+
+use inlane_core::result::{Host, SCHEMA_VERSION};
+use inlane_core::units;
+use inlane_pci::link::Shortfall;
+use inlane_pci::numa::{self, Node};
+use inlane_pci::topology::Kind;
+use inlane_pci::{Device, Names, Sysfs, Topology};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+/// The payload of a packet that ceilings are given for: what most machines set.
+const PAYLOAD_BYTES: u32 = 256;
+
+const EXAMPLES: &str = "\
+Examples:
+  inlane topo                                   GPUs, NICs, NVMe drives and the bridges above them
+  inlane topo --all --bars                      every function, and its BARs
+  inlane topo --json - | jq '.devices[] | select(.shortfall)'
+
+The ceiling is the payload that the slowest link up to the root carries in one direction, in packets of 256 bytes.
+A '!' marks a link below what its device can do; what that means is said below the table.";
+
+/// Shows the machine's PCI devices, links and memory nodes
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Every function, not only GPUs, NICs, NVMe drives and what is above them
+    #[arg(long)]
+    all: bool,
+    /// The BARs of each device shown
+    #[arg(long)]
+    bars: bool,
+    /// Write the result (every function) as JSON to FILE, or to stdout for `-`
+    #[arg(long, value_name = "FILE")]
+    json: Option<String>,
+}
+
+/// The document that `--json` writes.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Report {
+    /// Version of the document's shape.
+    schema_version: u32,
+    /// Where.
+    host: Host,
+    /// Memory nodes.
+    nodes: Vec<Node>,
+    /// Every PCI function, each bridge before what is below it.
+    devices: Vec<Entry>,
+}
+
+/// A function, and what follows from where it is.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Entry {
+    #[serde(flatten)]
+    device: Device,
+    /// From the list of PCI names, where one is installed.
+    name: Option<String>,
+    /// How many bridges are above it.
+    depth: usize,
+    /// What the slowest link up to the root carries in one direction.
+    ceiling_payload_bytes_per_second: Option<f64>,
+    /// Where its link runs below what the device can do.
+    shortfall: Option<Shortfall>,
+}
+
+impl Entry {
+    /// One of those that data moves to or from.
+    fn is_endpoint(&self) -> bool {
+        matches!(self.device.kind, Kind::Gpu | Kind::Nic | Kind::Nvme)
+    }
+}
+
+/// Reads the topology, prints it.
+///
+/// # Errors
+/// When the result cannot be written.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let report = read(&Sysfs::system(), &Names::system());
+    if let Some(target) = &args.json {
+        inlane_report::json(target, &report)?;
+    }
+    if args.json.as_deref() == Some("-") { Ok(()) } else { crate::print(|out| show(out, &report, args)) }
+}
+
+fn read(sysfs: &Sysfs, names: &Names) -> Report {
+    let topology = Topology::read(sysfs);
+    let entry = |(depth, device): (usize, &Device)| {
+        let narrowest = topology.narrowest(device.address);
+        Entry {
+            name: names.name(device.vendor, device.device),
+            depth,
+            ceiling_payload_bytes_per_second: narrowest
+                .map(|(_, rate)| rate.payload_bytes_per_second(PAYLOAD_BYTES)),
+            shortfall: topology.shortfall(device),
+            device: device.clone(),
+        }
+    };
+    Report {
+        schema_version: SCHEMA_VERSION,
+        host: Host::this(),
+        nodes: numa::nodes(sysfs),
+        devices: topology.walk().into_iter().map(entry).collect(),
+    }
+}
+
+const HEADER: [&str; 8] = ["device", "what", "link", "ceiling", "node", "group", "driver", "name"];
+
+fn show(out: &mut dyn Write, report: &Report, args: &Args) -> io::Result<()> {
+    for node in &report.nodes {
+        let memory = node.memory_bytes.map_or("memory unknown".into(), units::bytes);
+        let cpus = if node.cpus.is_empty() { "no CPUs".into() } else { format!("CPUs {}", node.cpus) };
+        writeln!(out, "NUMA node {}: {cpus}, {memory}", node.node)?;
+    }
+    let shown = shown(report, args.all);
+    if !shown.is_empty() {
+        let rows: Vec<[String; 8]> = shown.iter().map(|entry| row(entry)).collect();
+        let width = |n: usize| {
+            rows.iter().map(|row| row[n].chars().count()).chain([HEADER[n].len()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..HEADER.len()).map(width).collect();
+        let line = |cells: &[String]| {
+            let cells: Vec<String> =
+                cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            cells.join("  ").trim_end().to_string()
+        };
+        writeln!(out, "\n{}", line(&HEADER.map(String::from)))?;
+        for (entry, row) in shown.iter().zip(&rows) {
+            writeln!(out, "{}", line(row))?;
+            for bar in entry.device.bars.iter().filter(|_| args.bars) {
+                let kind = if bar.memory { "memory" } else { "I/O ports" };
+                let prefetchable = if bar.prefetchable { ", prefetchable" } else { "" };
+                let indent = entry.depth * 2 + 2;
+                writeln!(
+                    out,
+                    "{:indent$}bar{}  {} of {kind}{prefetchable}",
+                    "",
+                    bar.index,
+                    units::bytes(bar.size_bytes)
+                )?;
+            }
+        }
+    }
+    let short: Vec<_> =
+        report.devices.iter().filter_map(|entry| Some((entry, entry.shortfall.as_ref()?))).collect();
+    if !short.is_empty() {
+        writeln!(out)?;
+    }
+    for (entry, shortfall) in short {
+        writeln!(out, "! {} {}: {shortfall}", entry.device.address, what(&entry.device))?;
+    }
+    match report.devices.len() - shown.len() {
+        0 if shown.is_empty() => writeln!(out, "\nno PCI devices"),
+        0 => Ok(()),
+        hidden => writeln!(out, "\n{hidden} other PCI functions (--all shows them)"),
+    }
+}
+
+/// All, or the endpoints and the bridges above them.
+fn shown(report: &Report, all: bool) -> Vec<&Entry> {
+    let endpoints = report.devices.iter().filter(|entry| all || entry.is_endpoint());
+    let mut wanted: BTreeSet<_> = endpoints.map(|entry| entry.device.address).collect();
+    loop {
+        let parents: Vec<_> = report
+            .devices
+            .iter()
+            .filter(|entry| wanted.contains(&entry.device.address))
+            .filter_map(|entry| entry.device.parent)
+            .collect();
+        let before = wanted.len();
+        wanted.extend(parents);
+        if wanted.len() == before {
+            break;
+        }
+    }
+    report.devices.iter().filter(|entry| wanted.contains(&entry.device.address)).collect()
+}
+
+fn row(entry: &Entry) -> [String; 8] {
+    let device = &entry.device;
+    let number = |number: Option<u32>| number.map_or("-".into(), |n| n.to_string());
+    let mark = if entry.shortfall.is_some() { " !" } else { "" };
+    let identifiers = format!("{:04x}:{:04x}", device.vendor, device.device);
+    let mut name = entry.name.clone().unwrap_or(identifiers);
+    if !device.names.is_empty() {
+        name = format!("{} ({name})", device.names.join(" "));
+    }
+    [
+        format!("{:indent$}{}", "", device.address, indent = entry.depth * 2),
+        what(device),
+        device.link.map_or("-".into(), |link| format!("{}{mark}", link.current)),
+        entry.ceiling_payload_bytes_per_second.map_or("-".into(), units::bytes_per_second),
+        number(device.numa_node),
+        number(device.iommu_group),
+        device.driver.clone().unwrap_or("-".into()),
+        name,
+    ]
+}
+
+fn what(device: &Device) -> String {
+    match device.kind {
+        Kind::Gpu => "GPU".into(),
+        Kind::Nic => "NIC".into(),
+        Kind::Nvme => "NVMe".into(),
+        Kind::Bridge => "bridge".into(),
+        Kind::Other => format!("class {:04x}", device.class >> 8),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    /// A port with a GPU that got half its lanes, and an audio device.
+    fn machine() -> (tempfile::TempDir, Sysfs) {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
+        let device = |path: &str, class: &str, lanes: &str, most: &str| {
+            let home = root.join("devices/pci0000:00").join(path);
+            fs::create_dir_all(&home).unwrap();
+            symlink(&home, root.join("bus/pci/devices").join(home.file_name().unwrap())).unwrap();
+            for (name, text) in [
+                ("class", class),
+                ("vendor", "0x10de"),
+                ("device", "0x2330"),
+                ("numa_node", "0"),
+                ("current_link_speed", "16.0 GT/s PCIe"),
+                ("max_link_speed", "16.0 GT/s PCIe"),
+                ("current_link_width", lanes),
+                ("max_link_width", most),
+                ("resource", "0x1000 0x1fff 0x200\n"),
+            ] {
+                fs::write(home.join(name), text).unwrap();
+            }
+        };
+        device("0000:00:01.0", "0x060400", "8", "16");
+        device("0000:00:01.0/0000:01:00.0", "0x030200", "8", "16");
+        device("0000:00:1b.0", "0x040300", "0", "0");
+        fs::create_dir_all(root.join("devices/system/node/node0")).unwrap();
+        fs::write(root.join("devices/system/node/node0/cpulist"), "0-7\n").unwrap();
+        let sysfs = Sysfs::at(root);
+        (directory, sysfs)
+    }
+
+    fn text(report: &Report, all: bool) -> String {
+        let mut out = Vec::new();
+        show(&mut out, report, &Args { all, bars: true, json: None }).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_tree_and_what_is_wrong_with_it() {
+        let (_directory, sysfs) = machine();
+        let report = read(&sysfs, &Names::default());
+        let text = text(&report, false);
+        assert!(text.contains("NUMA node 0: CPUs 0-7, memory unknown"), "{text}");
+        assert!(text.contains("\n  0000:01:00.0  GPU     Gen4 x8 !  14.40 GB/s"), "{text}");
+        assert!(text.contains("! 0000:01:00.0 GPU: x8 of x16 (both ends have x16"), "{text}");
+        assert!(text.contains("bar0  4 KiB of memory"), "{text}");
+        assert!(text.contains("1 other PCI functions"), "{text}");
+        assert!(!text.contains("0000:00:1b.0"), "{text}");
+    }
+
+    #[test]
+    fn everything_and_json() {
+        let (_directory, sysfs) = machine();
+        let report = read(&sysfs, &Names::default());
+        assert!(text(&report, true).contains("0000:00:1b.0    class 0403"), "{}", text(&report, true));
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["devices"][1]["address"], "0000:01:00.0");
+        assert_eq!(json["devices"][1]["kind"], "gpu");
+        assert_eq!(json["devices"][1]["shortfall"]["current"]["lanes"], 8);
+        assert!(json["devices"][2]["link"].is_null());
+    }
+
+    #[test]
+    fn no_pci() {
+        let report = read(&Sysfs::at("/nonexistent"), &Names::default());
+        assert!(text(&report, false).contains("no PCI devices"));
+    }
+}
