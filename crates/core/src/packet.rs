@@ -105,6 +105,9 @@ pub struct HeapPool {
     headroom: usize,
     count: usize,
     free: Mutex<Vec<u32>>,
+    // Who gives back and who takes are different threads as a rule: each has a list of its own, so that they meet only when the
+    // takers' list is empty.
+    returned: Mutex<Vec<u32>>,
     notes: Box<[UnsafeCell<Note>]>,
 }
 
@@ -112,6 +115,8 @@ pub struct HeapPool {
 unsafe impl Sync for HeapPool {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for HeapPool {}
+
+const UNPOISONED: &str = "nothing panics while a free list is held";
 
 /// Bytes kept free in front of packet data, as DPDK keeps them: room to prepend headers.
 pub const HEADROOM: usize = 128;
@@ -158,6 +163,7 @@ impl HeapPool {
             headroom: HEADROOM,
             count,
             free: Mutex::new((0..count as u32).rev().collect()),
+            returned: Mutex::new(Vec::with_capacity(count)),
             notes: (0..count).map(|_| UnsafeCell::new(Note::default())).collect(),
             region,
         })
@@ -170,7 +176,10 @@ impl HeapPool {
 
 impl Pool for HeapPool {
     fn take(&self, packets: &mut [Packet]) -> usize {
-        let mut free = self.free.lock().expect("no panic while the free list is held");
+        let mut free = self.free.lock().expect(UNPOISONED);
+        if free.len() < packets.len() {
+            free.append(&mut self.returned.lock().expect(UNPOISONED));
+        }
         let count = packets.len().min(free.len());
         for packet in &mut packets[..count] {
             let index = free.pop().expect("counted above");
@@ -181,9 +190,9 @@ impl Pool for HeapPool {
     }
 
     fn give(&self, packets: &[Packet]) {
-        let mut free = self.free.lock().expect("no panic while the free list is held");
-        free.extend(packets.iter().map(|packet| packet.cookie as u32));
-        assert!(free.len() <= self.count, "a packet was given back twice");
+        let mut returned = self.returned.lock().expect(UNPOISONED);
+        returned.extend(packets.iter().map(|packet| packet.cookie as u32));
+        assert!(returned.len() <= self.count, "a packet was given back twice");
     }
 
     fn room(&self) -> usize {
@@ -195,7 +204,8 @@ impl Pool for HeapPool {
     }
 
     fn outstanding(&self) -> usize {
-        self.count - self.free.lock().expect("no panic while the free list is held").len()
+        let free = self.free.lock().expect(UNPOISONED);
+        self.count - free.len() - self.returned.lock().expect(UNPOISONED).len()
     }
 
     fn region(&self) -> &Region {

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::ports::check::{Checker, reference};
 use crate::ports::generate::Generator;
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool, Port};
@@ -26,16 +27,25 @@ pub fn is_shared(name: &str) -> bool {
 /// # Errors
 /// When one of them cannot be opened, or is of no kind that there is.
 pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Vec<Box<dyn Port>>> {
+    let mut generators = Vec::new();
+    for name in names.iter().filter(|name| kind(name) == "gen") {
+        let mut generator = Generator::open(name, clock)?;
+        if config.rate.is_some() {
+            generator.set_rate(config.rate);
+        }
+        generators.push(generator);
+    }
+    // A checker knows from the generator of this run what has to come.
+    let mut checkers = Vec::new();
+    for name in names.iter().filter(|name| kind(name) == "check") {
+        checkers.push(Checker::open(name, clock, generators.first(), reference::find(&config.function)?)?);
+    }
+    let (mut generators, mut checkers) = (generators.into_iter(), checkers.into_iter());
     let mut ports: Vec<Box<dyn Port>> = Vec::new();
     for name in names {
         ports.push(match kind(name) {
-            "gen" => {
-                let mut generator = Generator::open(name, clock)?;
-                if config.rate.is_some() {
-                    generator.set_rate(config.rate);
-                }
-                Box::new(generator)
-            }
+            "gen" => Box::new(generators.next().expect("opened above")),
+            "check" => Box::new(checkers.next().expect("opened above")),
             kind if DPDK.contains(&kind) => inlane_dpdk::open(name)?,
             kind => {
                 let why =
