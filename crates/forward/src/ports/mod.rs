@@ -4,7 +4,9 @@
 //! | --- | --- |
 //! | `gen:SIZE` | [`generate::Generator`]: packets of known flows, by a schedule |
 //! | `check` | [`check::Checker`]: verifies that they arrive as the packet function has to make them |
+//! | `pcap:FILE` | [`pcap::Source`], [`pcap::Sink`]: captures, read and written |
 
 pub mod check;
 pub mod generate;
+pub mod pcap;
 pub mod spec;

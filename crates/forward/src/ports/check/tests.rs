@@ -46,6 +46,7 @@ impl Bench {
     }
 }
 
+#[expect(clippy::mut_from_ref, reason = "the bytes are behind the address, not in the value")]
 fn bytes(packet: &Packet) -> &mut [u8] {
     // SAFETY: the test holds the packet, in host memory.
     unsafe { packet.bytes_mut() }

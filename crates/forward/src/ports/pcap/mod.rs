@@ -1,0 +1,516 @@
+//! `pcap:FILE`: captures as ports. Received from, a [`Source`] plays a capture; sent to, a [`Sink`] writes one.
+//!
+//! Timestamps and the lengths of packets that were cut travel with each packet as its [`Note`], so that what a source
+//! played and a sink wrote is the same capture again, whatever stood between them. A source is read once from front to
+//! back, so that it may be a pipe (`pcap:-`); a file is looked through beforehand, for its longest packet and its
+//! resolution.
+
+pub mod reader;
+pub mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use super::generate::cpu_memory;
+use inlane_core::clock::Clock;
+use inlane_core::packet::Note;
+use inlane_core::port::Counters;
+use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
+use reader::{Reader, Resolution};
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+use writer::Writer;
+
+/// How fast a capture is played.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pace {
+    /// As fast as it is asked for.
+    #[default]
+    Full,
+    /// As its timestamps say.
+    Original,
+}
+
+/// How a capture is played.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Playback {
+    /// How fast.
+    pub pace: Pace,
+    /// Again from the front when it ends, without end; timestamps go on.
+    pub repeat: bool,
+}
+
+/// What was seen of a capture when it was looked through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Whole packets.
+    pub packets: u64,
+    /// Bytes of the longest.
+    pub longest: usize,
+    /// The finest resolution of its timestamps.
+    pub resolution: Resolution,
+}
+
+fn info(text: &str, path: String, max_queues: u16) -> PortInfo {
+    PortInfo {
+        name: text.into(),
+        path,
+        touches_payload: true,
+        max_queues,
+        spreads_flows: false,
+        link_bits_per_second: None,
+        twin: false,
+    }
+}
+
+fn path_of(text: &str) -> Result<&str> {
+    match text.split_once(':') {
+        Some((_, path)) if !path.is_empty() => Ok(path),
+        _ => Err(Error::port_usage(text, "name the file: pcap:FILE, or pcap:- for standard input or output")),
+    }
+}
+
+/// A capture to receive from.
+pub struct Source {
+    info: PortInfo,
+    /// The file, where it is one that can be read again.
+    file: Option<File>,
+    summary: Option<Summary>,
+    reader: Option<Reader>,
+    playback: Playback,
+    queue: Option<Queue>,
+}
+
+impl Source {
+    /// Opens `pcap:FILE`; `-` is standard input.
+    ///
+    /// # Errors
+    /// When there is no such file or it is no capture of Ethernet.
+    pub fn open(text: &str, playback: Playback) -> Result<Self> {
+        let path = path_of(text)?;
+        if path == "-" {
+            if playback.repeat {
+                return Err(Error::port_usage(text, "standard input cannot be repeated: give a file"));
+            }
+            let reader = Reader::new(text, Box::new(std::io::stdin()))?;
+            return Ok(Self::new(text, None, None, reader, playback));
+        }
+        let unreadable =
+            |error| Error::port_environment(text, format!("{path} cannot be read: {error}; name a capture"));
+        let file = File::open(path).map_err(unreadable)?;
+        let kind = file.metadata().map_err(unreadable)?;
+        if kind.is_dir() {
+            return Err(Error::port_usage(text, "it is a directory: name a capture in it"));
+        }
+        if !kind.is_file() {
+            // A named pipe, say.
+            if playback.repeat {
+                return Err(Error::port_usage(text, "what is no plain file cannot be repeated"));
+            }
+            let reader = Reader::new(text, Box::new(file))?;
+            return Ok(Self::new(text, None, None, reader, playback));
+        }
+        let summary = Self::look_through(text, &file)?;
+        let reader = rewound(text, &file)?;
+        Ok(Self::new(text, Some(file), Some(summary), reader, playback))
+    }
+
+    fn new(
+        text: &str,
+        file: Option<File>,
+        summary: Option<Summary>,
+        reader: Reader,
+        playback: Playback,
+    ) -> Self {
+        let info = info(text, "capture file".into(), 1);
+        Self { info, file, summary, reader: Some(reader), playback, queue: None }
+    }
+
+    fn look_through(text: &str, file: &File) -> Result<Summary> {
+        let mut reader = rewound(text, file)?;
+        let mut longest = 0;
+        // Damage is reported when the packets before it have been played.
+        while let Ok(Some(record)) = reader.peek() {
+            longest = longest.max(record.length());
+            reader.consume();
+        }
+        Ok(Summary { packets: reader.packets(), longest, resolution: reader.resolution() })
+    }
+
+    /// What was seen when it was looked through; `None` for a pipe. Buffers must hold [`Summary::longest`].
+    pub fn summary(&self) -> Option<Summary> {
+        self.summary
+    }
+
+    /// The resolution of its timestamps: of a pipe, nanoseconds, unless it is classic and says otherwise.
+    pub fn resolution(&self) -> Resolution {
+        match (&self.summary, &self.reader) {
+            (Some(summary), _) => summary.resolution,
+            (None, Some(reader)) if reader.offset() > 0 => reader.resolution(),
+            _ => Resolution::Nano,
+        }
+    }
+
+    fn is(&self, path: &str) -> bool {
+        let same = |a: std::fs::Metadata, b: std::fs::Metadata| a.dev() == b.dev() && a.ino() == b.ino();
+        let (Some(file), Ok(other)) = (&self.file, std::fs::metadata(path)) else { return false };
+        file.metadata().is_ok_and(|own| same(own, other))
+    }
+}
+
+/// A reader of `file` from its front.
+fn rewound(text: &str, file: &File) -> Result<Reader> {
+    let mut again = file
+        .try_clone()
+        .map_err(|source| Error::Os { what: format!("opening {text} a second time"), source })?;
+    again
+        .seek(SeekFrom::Start(0))
+        .map_err(|source| Error::Os { what: format!("rewinding {text}"), source })?;
+    Reader::new(text, Box::new(again))
+}
+
+impl Port for Source {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> Result<()> {
+        if tx_queues > 0 {
+            let why = "a capture is either read or written: name another file to send to";
+            return Err(Error::port_usage(&self.info.name, why));
+        }
+        let [pool] = pools else {
+            return Err(Error::port_usage(&self.info.name, "a capture has one queue: use one pipeline"));
+        };
+        cpu_memory(&self.info.name, pool)?;
+        if let Some(summary) = self.summary.filter(|summary| summary.longest > pool.room()) {
+            return Err(Error::port_usage(&self.info.name, too_long(summary.longest, pool.room())));
+        }
+        let Some(reader) = self.reader.take() else {
+            return Err(Error::port_usage(&self.info.name, "it is in use already"));
+        };
+        self.queue = Some(Queue {
+            name: self.info.name.clone(),
+            reader,
+            again: if self.playback.repeat { self.file.take() } else { None },
+            pace: self.playback.pace,
+            pool: pool.clone(),
+            clock: Clock::new(),
+            started: None,
+            shift_ns: 0,
+            last_ns: 0,
+            failed: None,
+            ended: false,
+            counters: Counters::default(),
+        });
+        Ok(())
+    }
+
+    fn take_rx(&mut self, _queue: u16) -> Result<Box<dyn Rx>> {
+        match self.queue.take() {
+            Some(queue) => Ok(Box::new(queue)),
+            None => Err(Error::port_usage(&self.info.name, "its one receive queue is taken")),
+        }
+    }
+
+    fn take_tx(&mut self, _queue: u16, _pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
+        Err(Error::port_usage(&self.info.name, "this capture is read: name another file to send to"))
+    }
+}
+
+fn too_long(length: usize, room: usize) -> String {
+    format!("a packet of {length} bytes does not fit into buffers of {room}: give --room {length} or more")
+}
+
+/// The queue of a source.
+struct Queue {
+    name: String,
+    reader: Reader,
+    /// To begin again with.
+    again: Option<File>,
+    pace: Pace,
+    pool: Arc<dyn Pool>,
+    clock: Clock,
+    /// The clock's time and the capture's when the first packet was played.
+    started: Option<(u64, u64)>,
+    /// What repeats add to timestamps.
+    shift_ns: u64,
+    last_ns: u64,
+    /// An error found behind packets that had to be handed out first.
+    failed: Option<Error>,
+    ended: bool,
+    counters: Counters,
+}
+
+impl Queue {
+    /// The next record, if one is due at `now_ns`.
+    fn next(&mut self, now_ns: u64) -> Result<Option<(reader::Record, u64)>> {
+        loop {
+            if let Some(record) = self.reader.peek()? {
+                let time_ns = record.time_ns.saturating_add(self.shift_ns);
+                if self.pace == Pace::Original {
+                    let (clock, capture) = *self.started.get_or_insert((now_ns, time_ns));
+                    if time_ns.saturating_sub(capture) > now_ns - clock {
+                        return Ok(None);
+                    }
+                }
+                return Ok(Some((record, time_ns)));
+            }
+            match &self.again {
+                Some(file) if self.reader.packets() > 0 => {
+                    self.reader = rewound(&self.name, file)?;
+                    let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
+                    // The first of the next lap comes a microsecond behind the last of this.
+                    self.shift_ns = (self.last_ns + 1000).saturating_sub(first);
+                }
+                _ => {
+                    self.ended = true;
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    fn fill(&mut self, packet: &mut Packet, record: &reader::Record, time_ns: u64) -> Result<()> {
+        let length = record.length();
+        if length > self.pool.room() {
+            let at = format!("at offset {} ", self.reader.offset());
+            return Err(Error::port_usage(&self.name, at + &too_long(length, self.pool.room())));
+        }
+        packet.length = length as u32;
+        // SAFETY: just taken from the pool, in memory that the CPU maps (checked at set-up), and it has room for so many.
+        unsafe { packet.bytes_mut() }.copy_from_slice(self.reader.data(record));
+        let note = Note { time_ns, wire_length: record.wire_length, interface: record.interface };
+        self.pool.set_note(packet, note);
+        self.last_ns = time_ns;
+        self.counters.bytes += length as u64;
+        self.reader.consume();
+        Ok(())
+    }
+}
+
+impl Rx for Queue {
+    fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
+        if let Some(error) = self.failed.take() {
+            self.ended = true;
+            return Err(error);
+        }
+        if self.ended {
+            return Ok(0);
+        }
+        let now_ns = self.clock.now_ns();
+        // Nothing due, nothing taken from the pool.
+        if self.pace == Pace::Original && self.next(now_ns)?.is_none() {
+            return Ok(0);
+        }
+        let taken = self.pool.take(packets);
+        let mut given = 0;
+        while given < taken {
+            let next = match self.next(now_ns) {
+                Ok(Some((record, time_ns))) => self.fill(&mut packets[given], &record, time_ns),
+                Ok(None) => break,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = next {
+                self.failed = Some(error);
+                break;
+            }
+            given += 1;
+        }
+        self.pool.give(&packets[given..taken]);
+        self.counters.packets += given as u64;
+        match self.failed.take() {
+            // What was received is handed out; the error comes with the next call.
+            Some(error) if given == 0 => {
+                self.ended = true;
+                Err(error)
+            }
+            failed => {
+                self.failed = failed;
+                Ok(given)
+            }
+        }
+    }
+
+    fn exhausted(&self) -> bool {
+        self.ended && self.failed.is_none()
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+/// What a sink writes as a packet's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stamps {
+    /// What its source noted.
+    Noted,
+    /// When it was sent.
+    Sent,
+}
+
+/// A capture to send to. Queues share it, a burst at a time.
+pub struct Sink {
+    info: PortInfo,
+    writer: Arc<Mutex<Writer>>,
+    stamps: Stamps,
+    queues: Vec<bool>,
+}
+
+impl Sink {
+    /// Creates `pcap:FILE` (`-` is standard output). What comes from `source` keeps its timestamps, and their resolution;
+    /// what comes from elsewhere is stamped when it is sent.
+    ///
+    /// # Errors
+    /// When it cannot be created, or is the file of `source`.
+    pub fn create(text: &str, source: Option<&Source>) -> Result<Self> {
+        let path = path_of(text)?;
+        if source.is_some_and(|source| source.is(path)) {
+            return Err(Error::port_usage(text, "it is the capture that is read: name another file"));
+        }
+        let resolution = source.map_or(Resolution::Nano, Source::resolution);
+        Ok(Self {
+            info: info(text, "capture file".into(), u16::MAX),
+            writer: Arc::new(Mutex::new(Writer::create(text, path, resolution)?)),
+            stamps: if source.is_some() { Stamps::Noted } else { Stamps::Sent },
+            queues: Vec::new(),
+        })
+    }
+}
+
+impl Port for Sink {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> Result<()> {
+        if !pools.is_empty() {
+            let why = "this capture is written: name another file to receive from";
+            return Err(Error::port_usage(&self.info.name, why));
+        }
+        self.queues = vec![true; tx_queues as usize];
+        Ok(())
+    }
+
+    fn take_rx(&mut self, _queue: u16) -> Result<Box<dyn Rx>> {
+        Err(Error::port_usage(&self.info.name, "this capture is written: name another file to receive from"))
+    }
+
+    fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
+        cpu_memory(&self.info.name, &pool)?;
+        match self.queues.get_mut(queue as usize) {
+            Some(free) if *free => *free = false,
+            _ => {
+                let why = format!("there is no send queue {queue}, or it is taken");
+                return Err(Error::port_usage(&self.info.name, why));
+            }
+        }
+        Ok(Box::new(SinkQueue {
+            name: self.info.name.clone(),
+            tap: Tap::new(self.writer.clone(), self.stamps, pool.clone()),
+            pool,
+            counters: Counters::default(),
+        }))
+    }
+}
+
+/// Writes packets to a capture that several may share, and leaves them to their holder.
+pub(super) struct Tap {
+    writer: Arc<Mutex<Writer>>,
+    stamps: Stamps,
+    pool: Arc<dyn Pool>,
+}
+
+impl Tap {
+    pub(super) fn new(writer: Arc<Mutex<Writer>>, stamps: Stamps, pool: Arc<dyn Pool>) -> Self {
+        Self { writer, stamps, pool }
+    }
+
+    /// Writes the front of `packets`: returns how many, and the error that came behind them.
+    pub(super) fn write(&self, packets: &[Packet]) -> (usize, Result<()>) {
+        let Ok(mut writer) = self.writer.lock() else {
+            return (0, Err(Error::port_failed("capture", "another queue of it panicked")));
+        };
+        let sent_ns = match self.stamps {
+            Stamps::Noted => 0,
+            Stamps::Sent => {
+                SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+            }
+        };
+        for (index, packet) in packets.iter().enumerate() {
+            let note = match self.stamps {
+                Stamps::Noted => self.pool.note(packet),
+                Stamps::Sent => Note { time_ns: sent_ns, ..Note::default() },
+            };
+            let mut length = 0;
+            self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize);
+            let outcome = writer.reserve(length).and_then(|()| {
+                writer.record(note, length, |buffer| {
+                    self.pool.for_each_segment(packet, &mut |address, bytes| {
+                        // SAFETY: a segment of a packet that the caller holds, in memory that the CPU maps (checked at
+                        // set-up).
+                        buffer.extend_from_slice(unsafe {
+                            std::slice::from_raw_parts(address as *const u8, bytes as usize)
+                        });
+                    });
+                })
+            });
+            if let Err(error) = outcome {
+                return (index, Err(error));
+            }
+        }
+        (packets.len(), Ok(()))
+    }
+
+    pub(super) fn flush(&self) -> Result<()> {
+        self.writer.lock().map_or(Ok(()), |mut writer| writer.flush())
+    }
+
+    pub(super) fn lost_packets(&self) -> u64 {
+        self.writer.lock().map_or(0, |writer| writer.lost_packets())
+    }
+}
+
+/// A send queue of a sink.
+struct SinkQueue {
+    name: String,
+    tap: Tap,
+    pool: Arc<dyn Pool>,
+    counters: Counters,
+}
+
+impl Tx for SinkQueue {
+    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+        let (written, outcome) = self.tap.write(packets);
+        for packet in &packets[..written] {
+            self.pool.for_each_segment(packet, &mut |_, bytes| self.counters.bytes += bytes as u64);
+        }
+        self.counters.packets += written as u64;
+        self.pool.give(&packets[..written]);
+        match outcome {
+            // Those before the error are taken; it comes again with the next call.
+            Err(_) if written > 0 => Ok(written),
+            outcome => outcome.map(|()| written),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.tap.flush()
+    }
+
+    fn counters(&self) -> Counters {
+        Counters { errors: self.tap.lost_packets(), ..self.counters }
+    }
+}
+
+impl Drop for SinkQueue {
+    fn drop(&mut self) {
+        if let Err(error) = self.tap.flush() {
+            tracing::error!("{}: {error}", self.name);
+        }
+    }
+}

@@ -1,0 +1,406 @@
+use super::*;
+use inlane_core::HeapPool;
+use proptest::prelude::*;
+use reader::Record;
+use std::path::Path;
+
+/// What a capture says of one packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    time_ns: u64,
+    wire_length: u32,
+    interface: u32,
+    bytes: Vec<u8>,
+}
+
+fn entry(time_ns: u64, bytes: &[u8]) -> Entry {
+    Entry { time_ns, wire_length: 0, interface: 0, bytes: bytes.into() }
+}
+
+fn read(bytes: &[u8]) -> Result<(Vec<Entry>, Resolution), (Vec<Entry>, String)> {
+    let mut entries = Vec::new();
+    let mut run = || {
+        let mut reader = Reader::new("pcap:test", Box::new(std::io::Cursor::new(bytes.to_vec())))?;
+        while let Some(record) = reader.peek()? {
+            let bytes = reader.data(&record).to_vec();
+            let Record { time_ns, wire_length, interface, .. } = record;
+            entries.push(Entry { time_ns, wire_length, interface, bytes });
+            reader.consume();
+        }
+        Ok::<_, Error>(reader.resolution())
+    };
+    match run() {
+        Ok(resolution) => Ok((entries, resolution)),
+        Err(error) => Err((entries, error.to_string())),
+    }
+}
+
+/// A classic capture, written here byte by byte.
+fn classic(magic: u32, big: bool, link: u32, entries: &[Entry]) -> Vec<u8> {
+    let word = |value: u32| if big { value.to_be_bytes() } else { value.to_le_bytes() };
+    let nano = magic == 0xa1b2_3c4d;
+    let mut bytes = word(magic).to_vec();
+    bytes.extend(if big { [0, 2, 0, 4] } else { [2, 0, 4, 0] });
+    bytes.extend([0; 8]);
+    bytes.extend(word(65535));
+    bytes.extend(word(link));
+    for entry in entries {
+        let unit = if nano { 1 } else { 1000 };
+        bytes.extend(word((entry.time_ns / 1_000_000_000) as u32));
+        bytes.extend(word((entry.time_ns % 1_000_000_000 / unit) as u32));
+        bytes.extend(word(entry.bytes.len() as u32));
+        bytes.extend(word(if entry.wire_length > 0 { entry.wire_length } else { entry.bytes.len() as u32 }));
+        if magic == 0xa1b2_cd34 {
+            bytes.extend([0; 8]);
+        }
+        bytes.extend(&entry.bytes);
+    }
+    bytes
+}
+
+/// A pcapng capture in the making.
+struct Ng {
+    big: bool,
+    bytes: Vec<u8>,
+}
+
+impl Ng {
+    fn new(big: bool) -> Self {
+        let mut ng = Self { big, bytes: Vec::new() };
+        ng.section(big);
+        ng
+    }
+
+    fn section(&mut self, big: bool) {
+        self.big = big;
+        let body = [self.word(0x1a2b_3c4d).to_vec(), vec![0, 0, 0, 0], vec![0xff; 8]].concat();
+        let version = if big { [0, 1, 0, 0] } else { [1, 0, 0, 0] };
+        self.block(0x0a0d_0d0a, &[&body[..4], &version, &body[8..]].concat());
+    }
+
+    fn word(&self, value: u32) -> [u8; 4] {
+        if self.big { value.to_be_bytes() } else { value.to_le_bytes() }
+    }
+
+    fn half(&self, value: u16) -> [u8; 2] {
+        if self.big { value.to_be_bytes() } else { value.to_le_bytes() }
+    }
+
+    fn block(&mut self, kind: u32, body: &[u8]) {
+        let mut padded = body.to_vec();
+        padded.resize(body.len().next_multiple_of(4), 0);
+        let length = self.word(padded.len() as u32 + 12);
+        let kind = self.word(kind);
+        self.bytes.extend([&kind[..], &length, &padded, &length].concat());
+    }
+
+    fn interface(&mut self, link: u16, snap: u32, resolution: Option<u8>, offset: Option<i64>) {
+        let mut body = [&self.half(link)[..], &[0, 0], &self.word(snap)].concat();
+        if let Some(resolution) = resolution {
+            body.extend([&self.half(9)[..], &self.half(1), &[resolution, 0, 0, 0]].concat());
+        }
+        if let Some(offset) = offset {
+            let value = if self.big { offset.to_be_bytes() } else { offset.to_le_bytes() };
+            body.extend([&self.half(14)[..], &self.half(8), &value].concat());
+        }
+        body.extend([0; 4]);
+        self.block(1, &body);
+    }
+
+    fn packet(&mut self, interface: u32, units: u64, original: u32, bytes: &[u8]) {
+        let words = [interface, (units >> 32) as u32, units as u32, bytes.len() as u32, original];
+        let mut body: Vec<u8> = words.iter().flat_map(|&value| self.word(value)).collect();
+        body.extend(bytes);
+        body.resize(body.len().next_multiple_of(4), 0);
+        // A comment, as dissectors leave them.
+        body.extend([&self.half(1)[..], &self.half(2), b"hi\0\0", &[0; 4]].concat());
+        self.block(6, &body);
+    }
+}
+
+const SECOND: u64 = 1_700_000_000_000_000_000;
+
+#[test]
+fn classic_in_either_order_and_unit() {
+    let mut cut = entry(SECOND + 5000, &[7; 20]);
+    cut.wire_length = 1500;
+    let entries = vec![entry(SECOND, b"first"), cut, entry(SECOND + 7000, b"")];
+    for big in [false, true] {
+        let micro = classic(0xa1b2_c3d4, big, 1, &entries);
+        assert_eq!(read(&micro), Ok((entries.clone(), Resolution::Micro)));
+        let mut fine = entries.clone();
+        fine[0].time_ns += 1;
+        let nano = classic(0xa1b2_3c4d, big, 1, &fine);
+        assert_eq!(read(&nano), Ok((fine, Resolution::Nano)));
+    }
+    assert_eq!(read(&classic(0xa1b2_cd34, false, 1, &entries)), Ok((entries, Resolution::Micro)));
+    assert_eq!(read(&classic(0xa1b2_c3d4, false, 1, &[])), Ok((vec![], Resolution::Micro)));
+}
+
+#[test]
+fn pcapng_with_sections_interfaces_and_resolutions() {
+    let mut ng = Ng::new(false);
+    ng.interface(1, 0, None, None);
+    ng.interface(1, 0, Some(9), Some(10));
+    ng.packet(0, SECOND / 1000, 5, b"micro");
+    ng.packet(1, SECOND + 1, 100, b"nano!");
+    ng.block(0x0bad, b"unknown blocks are skipped");
+    ng.section(true);
+    ng.interface(1, 3, Some(0x80 | 10), Some(-1));
+    ng.packet(0, (SECOND / 1_000_000_000) << 10 | 512, 2, b"be");
+    let simple = [&ng.word(4)[..], b"abc\0"].concat();
+    ng.block(3, &simple);
+    let expected = vec![
+        entry(SECOND, b"micro"),
+        Entry { time_ns: SECOND + 10_000_000_001, wire_length: 100, interface: 1, bytes: b"nano!".into() },
+        Entry { interface: 2, ..entry(SECOND - 500_000_000, b"be") },
+        Entry { time_ns: 0, wire_length: 4, interface: 2, bytes: b"abc".into() },
+    ];
+    assert_eq!(read(&ng.bytes), Ok((expected, Resolution::Nano)));
+}
+
+#[test]
+fn resolutions_that_microseconds_hold() {
+    for (resolution, expected) in [
+        (None, Resolution::Micro),
+        (Some(6), Resolution::Micro),
+        (Some(3), Resolution::Micro),
+        (Some(7), Resolution::Nano),
+        (Some(0x80 | 20), Resolution::Nano),
+        (Some(0xff), Resolution::Nano),
+        (Some(0x7f), Resolution::Nano),
+    ] {
+        let mut ng = Ng::new(false);
+        ng.interface(1, 0, resolution, None);
+        ng.packet(0, u64::MAX, 1, b"x");
+        assert_eq!(read(&ng.bytes).unwrap().1, expected, "{resolution:?}");
+    }
+}
+
+#[test]
+fn foreign_and_damaged_files_are_named() {
+    let error = |bytes: &[u8]| read(bytes).unwrap_err().1;
+    assert!(error(b"").contains("is empty"));
+    assert!(error(b"GIF").contains("fewer than four"));
+    assert!(error(b"GIF89a, certainly no capture").contains("no capture"));
+    assert!(error(&classic(0xa1b2_c3d4, false, 113, &[])).contains("link type 113"));
+    let whole = classic(0xa1b2_c3d4, false, 1, &[entry(SECOND, &[1; 60]), entry(SECOND, &[2; 60])]);
+    let (before, cut) = read(&whole[..whole.len() - 1]).unwrap_err();
+    assert_eq!(before.len(), 1);
+    assert!(cut.contains("cut short") && cut.contains("offset 100") && cut.contains("1 packets"), "{cut}");
+    let mut huge = whole.clone();
+    huge[24 + 8..24 + 12].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(error(&huge).contains("damaged at offset 24"));
+
+    let mut ng = Ng::new(false);
+    ng.packet(0, 0, 1, b"x");
+    assert!(error(&ng.bytes).contains("interface 0, which is not described"));
+    let mut ng = Ng::new(false);
+    ng.interface(1, 0, None, None);
+    ng.block(2, &[0; 40]);
+    assert!(error(&ng.bytes).contains("editcap"));
+    let mut ng = Ng::new(false);
+    ng.interface(105, 0, None, None);
+    assert!(error(&ng.bytes).contains("link type 105"));
+    let mut ng = Ng::new(false);
+    ng.bytes[8] = 0;
+    assert!(error(&ng.bytes).contains("byte order"));
+}
+
+fn source(path: &Path, playback: Playback, room: usize) -> (Source, Arc<dyn Pool>, Box<dyn Rx>) {
+    let mut source = Source::open(&format!("pcap:{}", path.display()), playback).unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, room).unwrap());
+    source.configure(std::slice::from_ref(&pool), 0).unwrap();
+    let rx = source.take_rx(0).unwrap();
+    (source, pool, rx)
+}
+
+/// Copies a capture through ports as a pipeline does.
+fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
+    let (source, pool, mut rx) = source(from, Playback::default(), 9216);
+    let mut sink = Sink::create(&format!("pcap:{}", to.display()), Some(&source)).unwrap();
+    sink.configure(&[], 1).unwrap();
+    let mut tx = sink.take_tx(0, pool.clone()).unwrap();
+    let mut packets = [Packet::EMPTY; 32];
+    let outcome = loop {
+        match rx.receive(&mut packets) {
+            Ok(0) if rx.exhausted() => break Ok(()),
+            Ok(count) => assert_eq!(tx.send(&packets[..count]).unwrap(), count),
+            Err(error) => break Err(error),
+        }
+    };
+    tx.flush().unwrap();
+    assert_eq!(pool.outstanding(), 0);
+    assert_eq!(rx.counters(), tx.counters());
+    (tx.counters().packets, outcome)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_copy_is_exact(
+        list in proptest::collection::vec((0..u32::MAX as u64, 0..1_000_000_000u64, proptest::collection::vec(any::<u8>(), 0..300), 0u32..3), 0..100),
+        big: bool, nano: bool,
+    ) {
+        let unit = if nano { 1 } else { 1000 };
+        let entries: Vec<Entry> = list.into_iter().map(|(seconds, fraction, bytes, cut)| Entry {
+            time_ns: seconds * 1_000_000_000 + fraction / unit * unit,
+            wire_length: if cut > 0 { bytes.len() as u32 + cut } else { 0 },
+            interface: 0,
+            bytes,
+        }).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("in"), folder.path().join("out"));
+        let magic = if nano { 0xa1b2_3c4d } else { 0xa1b2_c3d4 };
+        std::fs::write(&from, classic(magic, big, 1, &entries)).unwrap();
+        let (packets, outcome) = copy(&from, &to);
+        outcome.unwrap();
+        prop_assert_eq!(packets, entries.len() as u64);
+        // Byte for byte, but for the snap length of the header.
+        let (mut expected, written) = (classic(magic, false, 1, &entries), std::fs::read(&to).unwrap());
+        expected[16..20].copy_from_slice(&262_144u32.to_le_bytes());
+        prop_assert_eq!(written, expected);
+    }
+
+    #[test]
+    fn any_end_and_any_flip_is_survived(cut in 0usize..600, at in 0usize..600, flip in 1u8.., ng: bool) {
+        let entries = [entry(SECOND, &[1; 60]), entry(SECOND, &[2; 99]), entry(SECOND, b"")];
+        let mut bytes = classic(0xa1b2_c3d4, false, 1, &entries);
+        if ng {
+            let mut made = Ng::new(true);
+            made.interface(1, 0, Some(9), Some(3));
+            entries.iter().for_each(|entry| made.packet(0, entry.time_ns, 200, &entry.bytes));
+            bytes = made.bytes;
+        }
+        bytes.truncate(cut);
+        let _ = read(&bytes);
+        if let Some(byte) = bytes.get_mut(at) {
+            *byte ^= flip;
+        }
+        let _ = read(&bytes);
+    }
+}
+
+#[test]
+fn a_capture_cut_short_gives_its_whole_packets_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("in"), folder.path().join("out"));
+    let entries = vec![entry(SECOND, &[1; 60]); 40];
+    let mut bytes = classic(0xa1b2_c3d4, false, 1, &entries);
+    bytes.pop();
+    std::fs::write(&from, bytes).unwrap();
+    let (packets, outcome) = copy(&from, &to);
+    assert_eq!(packets, 39);
+    assert!(outcome.unwrap_err().to_string().contains("cut short"));
+    assert_eq!(read(&std::fs::read(&to).unwrap()).unwrap().0.len(), 39);
+}
+
+#[test]
+fn pcapng_is_looked_through_for_its_resolution() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("in"), folder.path().join("out"));
+    let mut ng = Ng::new(false);
+    ng.interface(1, 0, None, None);
+    ng.packet(0, SECOND / 1000, 5, b"micro");
+    ng.interface(1, 0, Some(9), None);
+    ng.packet(1, SECOND + 1, 4, b"nano");
+    std::fs::write(&from, ng.bytes).unwrap();
+    copy(&from, &to).1.unwrap();
+    let expected = vec![entry(SECOND, b"micro"), entry(SECOND + 1, b"nano")];
+    assert_eq!(read(&std::fs::read(&to).unwrap()), Ok((expected, Resolution::Nano)));
+}
+
+#[test]
+fn a_full_disk_is_an_error_from_the_start() {
+    let error = Sink::create("pcap:/dev/full", None).err().unwrap().to_string();
+    assert!(error.contains("after 0 packets") && error.contains("free some space"), "{error}");
+}
+
+#[test]
+fn a_disk_that_fills_up_costs_what_is_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let mut writer = Writer::create("pcap:out", path.to_str().unwrap(), Resolution::Nano).unwrap();
+    let note = Note { time_ns: SECOND, ..Note::default() };
+    for _ in 0..10 {
+        writer.record(note, 100, |buffer| buffer.extend([5; 100])).unwrap();
+    }
+    writer.flush().unwrap();
+    writer.fail_with(150);
+    for _ in 0..4 {
+        writer.record(note, 100, |buffer| buffer.extend([6; 100])).unwrap();
+    }
+    let error = writer.flush().unwrap_err().to_string();
+    assert!(error.contains("after 11 packets"), "{error}");
+    assert!(writer.reserve(1).unwrap_err().to_string().contains("free some space"), "from then on");
+    assert_eq!(writer.lost_packets(), 3);
+    drop(writer);
+    assert_eq!(read(&std::fs::read(&path).unwrap()).unwrap().0.len(), 11, "cut behind the last whole one");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in");
+    std::fs::write(&path, classic(0xa1b2_c3d4, false, 1, &[entry(SECOND, &[1; 3000])])).unwrap();
+    let text = format!("pcap:{}", path.display());
+    let open = |text: &str| Source::open(text, Playback::default());
+    assert!(open("pcap:").err().unwrap().to_string().contains("name the file"));
+    assert!(open("pcap:/nowhere/x").err().unwrap().to_string().contains("cannot be read"));
+    assert!(open("pcap:/").err().unwrap().to_string().contains("directory"));
+    let mut source = open(&text).unwrap();
+    assert_eq!(source.summary(), Some(Summary { packets: 1, longest: 3000, resolution: Resolution::Micro }));
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 2048).unwrap());
+    let pools = std::slice::from_ref(&pool);
+    assert!(source.configure(pools, 0).unwrap_err().to_string().contains("--room 3000"));
+    assert!(source.configure(pools, 1).is_err() && source.configure(&[], 0).is_err());
+    assert!(
+        Sink::create(&text, Some(&source)).err().unwrap().to_string().contains("the capture that is read")
+    );
+    assert!(Sink::create("pcap:/nowhere/x", None).err().unwrap().to_string().contains("cannot be created"));
+}
+
+#[test]
+fn original_pace_and_repeats() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in");
+    let entries: Vec<_> = (0..3).map(|i| entry(SECOND + i * 20_000_000, &[i as u8; 60])).collect();
+    std::fs::write(&path, classic(0xa1b2_c3d4, false, 1, &entries)).unwrap();
+    let (_, pool, mut rx) = source(&path, Playback { pace: Pace::Original, repeat: true }, 2048);
+    let mut packets = [Packet::EMPTY; 8];
+    let start = std::time::Instant::now();
+    let (mut times, mut arrivals) = (Vec::new(), Vec::new());
+    while times.len() < 7 {
+        let count = rx.receive(&mut packets).unwrap();
+        for packet in &packets[..count] {
+            times.push(pool.note(packet).time_ns - SECOND);
+            arrivals.push(start.elapsed());
+        }
+        pool.give(&packets[..count]);
+    }
+    assert_eq!(times, [0, 20_000_000, 40_000_000, 40_001_000, 60_001_000, 80_001_000, 80_002_000]);
+    for (time, arrival) in times.iter().zip(&arrivals) {
+        assert!(arrival.as_nanos() as u64 >= *time, "{time} came at {arrival:?}");
+    }
+    assert!(!rx.exhausted());
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn what_no_source_noted_is_stamped_when_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let mut sink = Sink::create(&format!("pcap:{}", path.display()), None).unwrap();
+    sink.configure(&[], 1).unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 2048).unwrap());
+    let mut tx = sink.take_tx(0, pool.clone()).unwrap();
+    let mut packets = [Packet::EMPTY; 1];
+    pool.take(&mut packets);
+    packets[0].length = 60;
+    pool.set_note(&packets[0], Note { time_ns: 1, wire_length: 9, interface: 3 });
+    tx.send(&packets).unwrap();
+    drop(tx);
+    let (entries, _) = read(&std::fs::read(&path).unwrap()).unwrap();
+    assert!(entries[0].time_ns > SECOND && entries[0].wire_length == 0);
+}
