@@ -2,8 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
 
 /// `lab/vm/run.py` with these options; the command follows.
 fn machine(options: &[&str]) -> Command {
@@ -73,40 +72,24 @@ fn dma_and_interrupts_go_through_the_iommu() {
     assert!(text.contains("dma: ok"), "{text}");
 }
 
-/// Ended with the test.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn two_machines_ring_each_other() {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("ivshmem");
-    let server = Command::new(env!("CARGO_BIN_EXE_ivshmem-server"))
-        .args(["--memory", "1M", "--vectors", "2"])
-        .arg(&socket)
-        .stderr(Stdio::null())
-        .spawn();
-    let _server = Server(server.unwrap());
-    let start = Instant::now();
-    while !socket.exists() {
-        assert!(start.elapsed() < Duration::from_secs(10), "the ivshmem server does not listen");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let doorbell = format!("{}:2", socket.display());
-    let machines = ["first", "second"].map(|name| {
-        machine(&["--iommu", "--name", name, "--doorbell", &doorbell, "--vfio", "0000:00:01.0"])
-            .args(["doorbell", "0000:00:01.0", "200"])
-            .spawn()
-            .unwrap()
-    });
-    let texts =
-        machines.map(|child| outcome("two_machines_ring_each_other", child.wait_with_output().unwrap()));
-    let texts: Vec<String> = texts.into_iter().flatten().collect();
-    assert!(texts.iter().all(|text| text.contains("200 rounds")), "{texts:?}");
+    let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ntb-two-vms.sh"))
+        .env("IVSHMEM_SERVER", env!("CARGO_BIN_EXE_ivshmem-server"))
+        .args([
+            "--memory",
+            "1M",
+            "--vectors",
+            "2",
+            env!("CARGO_BIN_EXE_pci-check"),
+            "doorbell",
+            "0000:00:01.0",
+            "200",
+        ])
+        .output()
+        .unwrap();
+    let second = String::from_utf8_lossy(&output.stderr).into_owned();
+    let Some(first) = outcome("two_machines_ring_each_other", output) else { return };
+    assert!(first.contains("machine 0, 200 rounds"), "{first}");
+    assert!(second.contains("machine 1, 200 rounds"), "{second}");
 }
