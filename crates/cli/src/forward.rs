@@ -7,6 +7,7 @@ use inlane_core::units;
 use inlane_forward::config::{Config, Method, Route};
 use inlane_forward::control::{Control, Reading};
 use inlane_forward::pipeline::{Drive, Overload};
+use inlane_forward::ports::pcap::{Pace, Playback};
 use inlane_forward::{measure, run, verify};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -80,6 +81,12 @@ pub struct Forward {
     /// Offer packets at this rate (10G, 1.5Mpps); what is late by more than a queue is missed, and counted
     #[arg(long, value_parser = units::parse_rate)]
     rate: Option<units::Rate>,
+    /// How fast a capture is played: as fast as it goes, or as its timestamps say
+    #[arg(long, value_enum, default_value_t = PlayPace::Full)]
+    pace: PlayPace,
+    /// Play a capture again and again
+    #[arg(long = "loop")]
+    repeat: bool,
     /// Search for the highest rate without loss (RFC 2544), each trial as long as --duration
     #[arg(long, conflicts_with_all = ["rate", "load"])]
     zero_loss: bool,
@@ -125,6 +132,14 @@ pub struct Forward {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum PlayPace {
+    /// As fast as it goes
+    Full,
+    /// As its timestamps say
+    Original,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum OnOverload {
     /// Wait; the port in front fills and counts what it misses
     Wait,
@@ -147,6 +162,11 @@ impl Forward {
         config.workers = self.workers;
         config.pipelines = self.pipelines;
         config.rate = self.rate;
+        let pace = match self.pace {
+            PlayPace::Full => Pace::Full,
+            PlayPace::Original => Pace::Original,
+        };
+        config.playback = Playback { pace, repeat: self.repeat };
         config.buffers = self.buffers;
         config.room = self.room as usize;
         config.capture = self.capture.clone();
@@ -186,7 +206,7 @@ impl Forward {
             Some(list) => Some(cores(list)?),
         };
         // A source that never ends needs an end, unless somebody will press Ctrl-C.
-        let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || rx.contains("loop"));
+        let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.repeat);
         config.duration = match self.duration {
             Some(duration) => Some(duration),
             None if endless && !everything && config.drive.packets == u64::MAX => {

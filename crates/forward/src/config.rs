@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::pipeline::Drive;
+use crate::ports::pcap::Playback;
 use inlane_core::units::Rate;
 use std::fmt;
 use std::path::PathBuf;
@@ -70,6 +71,8 @@ pub struct Config {
     pub drive: Drive,
     /// Offer no more than this; packets that fall due while the pipeline is behind are missed, and counted.
     pub rate: Option<Rate>,
+    /// How a capture is played.
+    pub playback: Playback,
     /// End after this long.
     pub duration: Option<Duration>,
     /// Cores to bind threads to; `None` to choose among those allowed, empty to bind none.
@@ -95,6 +98,7 @@ impl Config {
             pipelines: 1,
             drive: Drive::default(),
             rate: None,
+            playback: Playback::default(),
             duration: None,
             cores: None,
             buffers: 4096,

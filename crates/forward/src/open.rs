@@ -1,9 +1,10 @@
 //! From ports as users write them to open ports, and the pools that fill them.
 
-use crate::config::Config;
+use crate::config::{Config, Route};
 use crate::error::Result;
 use crate::ports::check::{Checker, reference};
 use crate::ports::generate::Generator;
+use crate::ports::pcap::{Sink, Source};
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool, Port};
 use inlane_dpdk::MbufPool;
@@ -22,51 +23,84 @@ pub fn is_shared(name: &str) -> bool {
     DPDK.contains(&kind(name))
 }
 
-/// Opens every port.
+/// What was opened.
+pub struct Opened {
+    /// The ports, as named.
+    pub ports: Vec<Box<dyn Port>>,
+    /// Bytes that buffers must hold at least.
+    pub room: usize,
+}
+
+/// Opens every port. What is received from is opened first: a checker and a capture that is written learn from it.
 ///
 /// # Errors
 /// When one of them cannot be opened, or is of no kind that there is.
-pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Vec<Box<dyn Port>>> {
-    let mut generators = Vec::new();
-    for name in names.iter().filter(|name| kind(name) == "gen") {
-        let mut generator = Generator::open(name, clock)?;
-        if config.rate.is_some() {
-            generator.set_rate(config.rate);
+pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened> {
+    let received = match &config.route {
+        Route::OneWay { rx, .. } => Some(rx),
+        Route::Between(..) => None,
+    };
+    let (mut generator, mut source) = (None, None);
+    let mut room = config.room;
+    match received.map(|name| (name, kind(name))) {
+        Some((name, "gen")) => {
+            let mut opened = Generator::open(name, clock)?;
+            if config.rate.is_some() {
+                opened.set_rate(config.rate);
+            }
+            room = room.max(opened.traffic().longest());
+            generator = Some(opened);
         }
-        generators.push(generator);
+        Some((name, "pcap")) => {
+            let opened = Source::open(name, config.playback)?;
+            room = room.max(opened.summary().map_or(0, |summary| summary.longest));
+            source = Some(opened);
+        }
+        _ => {}
     }
-    // A checker knows from the generator of this run what has to come.
-    let mut checkers = Vec::new();
-    for name in names.iter().filter(|name| kind(name) == "check") {
-        checkers.push(Checker::open(name, clock, generators.first(), reference::find(&config.function)?)?);
-    }
-    let (mut generators, mut checkers) = (generators.into_iter(), checkers.into_iter());
-    let mut ports: Vec<Box<dyn Port>> = Vec::new();
-    for name in names {
+    let mut ports: Vec<Option<Box<dyn Port>>> = Vec::new();
+    let mut receiver = None;
+    for (index, name) in names.iter().enumerate() {
+        let is_receiver = receiver.is_none() && Some(name) == received;
         ports.push(match kind(name) {
-            "gen" => Box::new(generators.next().expect("opened above")),
-            "check" => Box::new(checkers.next().expect("opened above")),
-            kind if DPDK.contains(&kind) => inlane_dpdk::open(name)?,
+            "gen" | "pcap" if is_receiver => {
+                receiver = Some(index);
+                None
+            }
+            "pcap" => Some(Box::new(Sink::create(name, source.as_ref())?)),
+            "check" => {
+                let reference = reference::find(&config.function)?;
+                Some(Box::new(Checker::open(name, clock, generator.as_ref(), reference)?))
+            }
+            "gen" => return Err(Error::port_usage(name, "a generator only receives: write it behind --rx").into()),
+            kind if DPDK.contains(&kind) => Some(inlane_dpdk::open(name)?),
             kind => {
-                let why =
-                    format!("no port of kind '{kind}'; there are gen, check, pcap, {}", DPDK.join(", "));
+                let why = format!("no port of kind '{kind}'; there are gen, check, pcap, {}", DPDK.join(", "));
                 return Err(Error::port_usage(name, why).into());
             }
         });
     }
-    Ok(ports)
+    let opened = generator.map(|port| Box::new(port) as Box<dyn Port>);
+    let mut opened = opened.or(source.map(|port| Box::new(port) as Box<dyn Port>));
+    let ports = ports.into_iter().map(|port| port.or_else(|| opened.take()));
+    Ok(Opened { ports: ports.collect::<Option<_>>().expect("all but the receiver are open, and it is too"), room })
 }
 
 /// A pool for each pipeline of each direction: of mbufs as soon as one port is DPDK's, which can send nothing else.
 ///
 /// # Errors
 /// When there is no memory for them.
-pub fn pools(names: &[String], config: &Config, directions: usize) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
+pub fn pools(
+    names: &[String],
+    config: &Config,
+    room: usize,
+    directions: usize,
+) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
     let mbufs = names.iter().any(|name| DPDK.contains(&kind(name)));
     let one = || -> Result<Arc<dyn Pool>> {
         Ok(match mbufs {
-            true => MbufPool::new(config.buffers, config.room)?,
-            false => Arc::new(HeapPool::new(config.buffers, config.room)?),
+            true => MbufPool::new(config.buffers, room)?,
+            false => Arc::new(HeapPool::new(config.buffers, room)?),
         })
     };
     (0..directions).map(|_| (0..config.pipelines).map(|_| one()).collect()).collect()

@@ -47,9 +47,9 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     let function = Function::parse(&config.function)?;
     let (names, directions) = directions(&config.route);
     let clock = Clock::new();
-    let mut ports = open::ports(&names, config, &clock)?;
+    let open::Opened { mut ports, room } = open::ports(&names, config, &clock)?;
     let touched = ports.iter().any(|port| port.info().touches_payload);
-    let pools = open::pools(&names, config, directions.len())?;
+    let pools = open::pools(&names, config, room, directions.len())?;
     if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().place().is_cpu_memory())
         && (touched || config.function != "io")
     {
