@@ -206,7 +206,8 @@ impl Forward {
             Some(list) => Some(cores(list)?),
         };
         // A source that never ends needs an end, unless somebody will press Ctrl-C.
-        let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.repeat);
+        let endless =
+            matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.repeat);
         config.duration = match self.duration {
             Some(duration) => Some(duration),
             None if endless && !everything && config.drive.packets == u64::MAX => {

@@ -72,10 +72,13 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
                 let reference = reference::find(&config.function)?;
                 Some(Box::new(Checker::open(name, clock, generator.as_ref(), reference)?))
             }
-            "gen" => return Err(Error::port_usage(name, "a generator only receives: write it behind --rx").into()),
+            "gen" => {
+                return Err(Error::port_usage(name, "a generator only receives: write it behind --rx").into());
+            }
             kind if DPDK.contains(&kind) => Some(inlane_dpdk::open(name)?),
             kind => {
-                let why = format!("no port of kind '{kind}'; there are gen, check, pcap, {}", DPDK.join(", "));
+                let why =
+                    format!("no port of kind '{kind}'; there are gen, check, pcap, {}", DPDK.join(", "));
                 return Err(Error::port_usage(name, why).into());
             }
         });
@@ -83,7 +86,10 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
     let opened = generator.map(|port| Box::new(port) as Box<dyn Port>);
     let mut opened = opened.or(source.map(|port| Box::new(port) as Box<dyn Port>));
     let ports = ports.into_iter().map(|port| port.or_else(|| opened.take()));
-    Ok(Opened { ports: ports.collect::<Option<_>>().expect("all but the receiver are open, and it is too"), room })
+    Ok(Opened {
+        ports: ports.collect::<Option<_>>().expect("all but the receiver are open, and it is too"),
+        room,
+    })
 }
 
 /// A pool for each pipeline of each direction: of mbufs as soon as one port is DPDK's, which can send nothing else.

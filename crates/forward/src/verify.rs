@@ -30,7 +30,7 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
     };
     while let Some(record) = read.peek()? {
         let mut expected = read.data(&record).to_vec();
-        let (note, fate) = (record.note, reference.apply(&mut expected));
+        let fate = reference.apply(&mut expected);
         read.consume();
         found.checked += 1;
         if fate != Fate::Forwarded {
@@ -38,8 +38,8 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
         }
         match written.peek()? {
             None => found.lost += 1,
-            Some(record) => {
-                let same = written.data(&record) == expected && record.note.time_ns == note.time_ns;
+            Some(found_record) => {
+                let same = written.data(&found_record) == expected && found_record.time_ns == record.time_ns;
                 found.altered += !same as u64;
                 written.consume();
             }
