@@ -9,6 +9,8 @@ pub mod error;
 pub mod fault;
 pub mod handshake;
 pub mod record;
+pub mod shmem;
 pub mod store;
+pub mod transport;
 pub mod twin;
 pub mod window;

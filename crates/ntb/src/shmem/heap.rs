@@ -1,0 +1,115 @@
+//! The symmetric heap's bookkeeping: first fit over offsets, in private memory, so that no peer can damage it.
+//!
+//! Every PE makes the same calls in the same order, so the same offsets come out everywhere without a word exchanged.
+
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+
+/// Allocations are multiples of this, so that objects of different PEs' writers do not share cache lines by accident.
+const GRANULE: usize = 64;
+
+/// Spans of a heap of a given size.
+#[derive(Debug)]
+pub struct Heap {
+    size: usize,
+    free: BTreeMap<usize, usize>,
+    used: BTreeMap<usize, usize>,
+}
+
+impl Heap {
+    /// An empty heap of `size` bytes.
+    pub fn new(size: usize) -> Self {
+        let size = size / GRANULE * GRANULE;
+        let free = if size > 0 { BTreeMap::from([(0, size)]) } else { BTreeMap::new() };
+        Self { size, free, used: BTreeMap::new() }
+    }
+
+    /// The offset of `bytes` (at least one granule is taken) aligned to `align`, a power of two.
+    ///
+    /// # Errors
+    /// [`Error::Heap`] without room, [`Error::Invalid`] for an alignment that is none.
+    pub fn allocate(&mut self, bytes: usize, align: usize) -> Result<usize> {
+        if !align.is_power_of_two() {
+            return Err(Error::invalid(format!("alignment {align}"), "give a power of two"));
+        }
+        let full = || Error::Heap { bytes, size: self.size };
+        let align = align.max(GRANULE);
+        let wanted = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or_else(full)?;
+        let fit = self.free.iter().find_map(|(&start, &length)| {
+            let aligned = start.checked_next_multiple_of(align)?;
+            (aligned - start <= length && length - (aligned - start) >= wanted)
+                .then_some((start, length, aligned))
+        });
+        let (start, length, aligned) = fit.ok_or_else(full)?;
+        self.free.remove(&start);
+        if aligned > start {
+            self.free.insert(start, aligned - start);
+        }
+        if start + length > aligned + wanted {
+            self.free.insert(aligned + wanted, start + length - aligned - wanted);
+        }
+        self.used.insert(aligned, wanted);
+        Ok(aligned)
+    }
+
+    /// Bytes of the allocation at `offset`, if there is one.
+    pub fn allocated(&self, offset: usize) -> Option<usize> {
+        self.used.get(&offset).copied()
+    }
+
+    /// Gives an allocation back; false when there is none at `offset`.
+    pub fn release(&mut self, offset: usize) -> bool {
+        let Some(mut length) = self.used.remove(&offset) else { return false };
+        let mut start = offset;
+        if let Some(next) = self.free.remove(&(offset + length)) {
+            length += next;
+        }
+        if let Some((&before, &span)) = self.free.range(..offset).next_back()
+            && before + span == offset
+        {
+            self.free.remove(&before);
+            (start, length) = (before, length + span);
+        }
+        self.free.insert(start, length);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn spans_never_overlap(steps in prop::collection::vec((0usize..5000, 0u32..13, any::<bool>()), 0..200)) {
+            let mut heap = Heap::new(64 << 10);
+            let mut live: Vec<(usize, usize)> = Vec::new();
+            for (bytes, align, release) in steps {
+                if release && !live.is_empty() {
+                    let (offset, _) = live.swap_remove(bytes % live.len());
+                    prop_assert!(heap.release(offset));
+                    prop_assert!(!heap.release(offset));
+                } else if let Ok(offset) = heap.allocate(bytes, 1 << align) {
+                    prop_assert_eq!(offset % (1 << align), 0);
+                    prop_assert!(offset + bytes <= 64 << 10);
+                    prop_assert!(live.iter().all(|(o, b)| offset + bytes.max(1) <= *o || o + b.max(&1) <= offset));
+                    live.push((offset, bytes));
+                }
+            }
+            for (offset, _) in live {
+                prop_assert!(heap.release(offset));
+            }
+            prop_assert_eq!(heap.allocate(64 << 10, 1).ok(), Some(0), "all of it is one span again");
+        }
+    }
+
+    #[test]
+    fn senseless_allocations_are_refused() {
+        let mut heap = Heap::new(4096);
+        assert!(heap.allocate(usize::MAX, 1).is_err());
+        assert!(heap.allocate(1, 3).is_err());
+        assert!(heap.allocate(4097, 1).is_err());
+        assert!(Heap::new(0).allocate(1, 1).is_err());
+    }
+}

@@ -1,0 +1,186 @@
+//! The library between threads that each are a PE of one twin fabric, with and without faults.
+
+use super::*;
+use crate::device::Ntb;
+use crate::fault::Faults;
+use crate::transport::layout::Layout;
+use crate::transport::windows::{Settings, Windows};
+use crate::twin::{Hub, Twin};
+use inlane_core::completion::Completion;
+use std::sync::Arc;
+use std::time::Duration;
+
+type Pe = World<Windows>;
+
+pub(crate) fn run(
+    pes: u32,
+    faults: &str,
+    completion: Completion,
+    push_from: Option<usize>,
+    body: impl Fn(&Pe) + Sync,
+) {
+    let heap = 8 << 20;
+    let bytes = Layout::overhead(pes) + Pe::symmetric_bytes(pes, 0, heap);
+    let hub = Hub::new(pes, bytes as u64).unwrap();
+    let faults: Faults = faults.parse().unwrap();
+    std::thread::scope(|scope| {
+        for pe in 0..pes {
+            let socket = hub.admit(pe).unwrap();
+            let (body, faults) = (&body, faults.clone());
+            scope.spawn(move || {
+                let ntb: Arc<dyn Ntb> = Arc::new(Twin::attach(socket, &faults).unwrap());
+                let settings = Settings { completion, push_from, yields: true, ..Settings::default() };
+                let windows = Windows::connect(ntb, bytes, settings).unwrap();
+                let world = World::new(windows, 0, 0).unwrap();
+                world.barrier_all().unwrap();
+                body(&world);
+                world.barrier_all().unwrap();
+                // Links go down with the first that leaves: nobody does before all have passed the barrier's last word.
+                std::thread::sleep(Duration::from_millis(20));
+            });
+        }
+    });
+}
+
+fn everything(world: &Pe) {
+    let (me, pes) = (world.me(), world.pes());
+    let (right, left) = ((me + 1) % pes, (me + pes - 1) % pes);
+    let data = world.array::<u32>(5000).unwrap();
+    let flag = world.array::<u64>(4).unwrap();
+    let mine: Vec<u32> = (0..5000).map(|i| me * 100_000 + i).collect();
+    world.put_signal(data, 0, &mine, (flag, 0, Signal::Set, 7), right).unwrap();
+    world.wait_until(flag, 0, Compare::Eq, 7).unwrap();
+    for index in [0, 1, 2499, 4999] {
+        assert_eq!(world.load(data, index).unwrap(), left * 100_000 + index as u32);
+    }
+    world.barrier_all().unwrap();
+    let mut back = vec![0u32; 5000];
+    world.get(data, 0, &mut back, right).unwrap();
+    assert_eq!(back, mine);
+    for round in 0..10 {
+        let before = world.fetch(Operation::Add, flag, 1, 1, 0, 0).unwrap();
+        assert!(before < 10 * pes as u64, "{round}");
+        world.put_signal(data, 0, &mine[..1], (flag, 2, Signal::Add, 2), right).unwrap();
+    }
+    world.wait_until(flag, 2, Compare::Ge, 20).unwrap();
+    world.barrier_all().unwrap();
+    assert_eq!(world.fetch(Operation::Fetch, flag, 1, 0, 0, 0).unwrap(), 10 * pes as u64);
+    let won = world.fetch(Operation::CompareSwap, flag, 3, me as u64 + 1, 0, 0).unwrap() == 0;
+    let wins = world.array::<u64>(1).unwrap();
+    // SAFETY: own memory that nobody else touches before the sum.
+    unsafe { wins.as_ptr().write_volatile(won as u64) };
+    world.barrier_all().unwrap();
+    let total = world.array::<u64>(1).unwrap();
+    world.sum(world.all(), total, wins).unwrap();
+    assert_eq!(world.load(total, 0).unwrap(), 1, "one of them won");
+
+    let values = world.array::<u32>(20_000).unwrap();
+    for index in 0..20_000 {
+        // SAFETY: own memory, inside the array.
+        unsafe { values.as_ptr().add(index).write_volatile(me + index as u32) };
+    }
+    world.barrier_all().unwrap();
+    let sums = world.array::<u32>(20_000).unwrap();
+    world.sum(world.all(), sums, values).unwrap();
+    for index in [0usize, 8191, 8192, 19_999] {
+        assert_eq!(world.load(sums, index).unwrap(), pes * index as u32 + pes * (pes - 1) / 2);
+    }
+    let gathered = world.array::<u32>(pes as usize * 64).unwrap();
+    let own = vec![me; me as usize + 1];
+    // SAFETY: `own` has that many bytes.
+    unsafe {
+        world.collect(world.all(), gathered.as_ptr() as usize, own.as_ptr().cast(), own.len() * 4).unwrap()
+    };
+    let expected: Vec<u32> = (0..pes).flat_map(|pe| vec![pe; pe as usize + 1]).collect();
+    for (index, value) in expected.iter().enumerate() {
+        assert_eq!(world.load(gathered, index).unwrap(), *value);
+    }
+    world.barrier_all().unwrap();
+    let blocks: Vec<u32> = (0..pes).map(|to| me * 1000 + to).collect();
+    // SAFETY: a block of 4 bytes for each PE.
+    unsafe { world.all_to_all(world.all(), gathered.as_ptr() as usize, blocks.as_ptr().cast(), 4).unwrap() };
+    for from in 0..pes {
+        assert_eq!(world.load(gathered, from as usize).unwrap(), from * 1000 + me);
+    }
+    world.barrier_all().unwrap();
+    for root in 0..pes {
+        let word = [root * 77 + 1; 16];
+        // SAFETY: 64 bytes at the root and elsewhere.
+        unsafe {
+            world.broadcast(world.all(), root, gathered.as_ptr() as usize, word.as_ptr().cast(), 64).unwrap()
+        };
+        if me != root {
+            assert_eq!(world.load(gathered, 15).unwrap(), root * 77 + 1);
+        }
+        world.barrier_all().unwrap();
+    }
+    world.release(data.as_ptr().cast()).unwrap();
+    assert!(world.release(data.as_ptr().cast()).is_err());
+}
+
+#[test]
+fn everything_works_for_any_number_of_pes() {
+    for pes in [1, 2, 3, 5] {
+        run(pes, "", Completion::Adaptive, None, everything);
+    }
+}
+
+#[test]
+fn everything_works_however_waited_for() {
+    for completion in [Completion::Poll, Completion::Interrupt] {
+        run(2, "", completion, Some(1), everything);
+    }
+}
+
+#[test]
+fn everything_works_over_a_bad_wire() {
+    for seed in 1..4 {
+        let faults =
+            format!("delay=30us,reorder,torn,lose=0.3,duplicate=0.3,early=0.3,stale=0.2,seed={seed}");
+        run(2, &faults, Completion::Adaptive, Some(64), everything);
+    }
+    run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", Completion::Interrupt, None, everything);
+}
+
+#[test]
+fn threads_share_a_pe() {
+    run(2, "", Completion::Adaptive, None, |world| {
+        let counts = world.array::<u64>(4).unwrap();
+        let peer = 1 - world.me();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        world.fetch(Operation::Add, counts, thread, 1, 0, peer).unwrap();
+                        world.fetch(Operation::Add, counts, 0, 1 << 32, 0, peer).unwrap();
+                    }
+                });
+            }
+        });
+        world.barrier_all().unwrap();
+        for thread in 1..4 {
+            assert_eq!(world.load(counts, thread).unwrap(), 200);
+        }
+        assert_eq!(world.load(counts, 0).unwrap(), 200 + (800 << 32));
+    });
+}
+
+#[test]
+fn what_is_not_symmetric_is_refused() {
+    run(2, "", Completion::Poll, None, |world| {
+        let array = world.array::<u8>(64).unwrap();
+        let local = [0u8; 8];
+        // SAFETY: the sources are readable; the destinations are what is refused.
+        unsafe {
+            let at = array.as_ptr() as usize;
+            assert!(world.put_bytes(local.as_ptr() as usize, local.as_ptr(), 8, 1).is_err());
+            assert!(world.put_bytes(at, local.as_ptr(), usize::MAX, 1).is_err());
+            assert!(world.put_bytes(at, local.as_ptr(), 8, 2).is_err());
+            assert!(world.put_bytes(0, local.as_ptr(), 0, 1).is_ok(), "nothing may go anywhere");
+        }
+        assert!(world.atomic(Operation::Add, array.as_ptr() as usize + 3, 8, 1, 0, 1).is_err(), "misaligned");
+        assert!(world.sync(Set { start: 0, stride: 1, size: 9 }).is_err());
+        assert!(world.sync(Set { start: 1 - world.me(), stride: 1, size: 1 }).is_err(), "not a member");
+        assert!(world.allocate(1 << 40, 8).is_err());
+    });
+}

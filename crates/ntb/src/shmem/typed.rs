@@ -1,0 +1,194 @@
+//! The Rust face: symmetric arrays of plain elements instead of addresses.
+
+use super::{Compare, Set, Signal, World};
+use crate::error::{Error, Result};
+use crate::transport::{Operation, Transport};
+use std::marker::PhantomData;
+
+/// Plain numbers: any bits are a value, none are padding.
+///
+/// # Safety
+/// Implemented only for such types.
+pub unsafe trait Element: Copy + PartialOrd + Send + Sync + 'static {}
+
+macro_rules! elements {
+    ($($type:ty)*) => {
+        $(
+            // SAFETY: a plain number.
+            unsafe impl Element for $type {}
+        )*
+    };
+}
+elements!(u8 i8 u16 i16 u32 i32 u64 i64 usize isize f32 f64);
+
+/// An array that every PE has, at the same place of its symmetric heap.
+#[derive(Debug)]
+pub struct Symmetric<E: Element> {
+    address: usize,
+    length: usize,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Clone for Symmetric<E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Element> Copy for Symmetric<E> {}
+
+impl<E: Element> Symmetric<E> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// True for an array of nothing.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The own PE's copy.
+    pub fn as_ptr(&self) -> *mut E {
+        self.address as *mut E
+    }
+
+    fn at(&self, index: usize, count: usize) -> Result<usize> {
+        match index.checked_add(count) {
+            Some(end) if end <= self.length => Ok(self.address + index * size_of::<E>()),
+            _ => Err(Error::invalid(
+                format!("{count} elements from {index}"),
+                format!("the symmetric array has {}", self.length),
+            )),
+        }
+    }
+}
+
+impl<T: Transport> World<T> {
+    /// A symmetric array of zeros; a collective of all PEs.
+    ///
+    /// # Errors
+    /// As for [`World::allocate`].
+    pub fn array<E: Element>(&self, length: usize) -> Result<Symmetric<E>> {
+        let bytes = length.saturating_mul(size_of::<E>());
+        let address = self.allocate(bytes, 128)?;
+        // SAFETY: just allocated with that many bytes; zeroed before anyone is told of it by the barrier below.
+        unsafe { std::ptr::write_bytes(address, 0, bytes) };
+        self.barrier_all()?;
+        Ok(Symmetric { address: address as usize, length, element: PhantomData })
+    }
+
+    /// Puts elements to index `index` of `pe`'s copy.
+    ///
+    /// # Errors
+    /// As for [`World::put_bytes`].
+    pub fn put<E: Element>(&self, array: Symmetric<E>, index: usize, source: &[E], pe: u32) -> Result<()> {
+        let at = array.at(index, source.len())?;
+        // SAFETY: a slice of plain elements.
+        unsafe { self.put_bytes(at, source.as_ptr().cast(), size_of_val(source), pe) }
+    }
+
+    /// Gets elements from index `index` of `pe`'s copy.
+    ///
+    /// # Errors
+    /// As for [`World::get_bytes`].
+    pub fn get<E: Element>(&self, array: Symmetric<E>, index: usize, into: &mut [E], pe: u32) -> Result<()> {
+        let at = array.at(index, into.len())?;
+        // SAFETY: a slice of plain elements, of which any bits are values.
+        unsafe { self.get_bytes(into.as_mut_ptr().cast(), at, size_of_val(into), pe) }
+    }
+
+    /// Puts, then signals: who sees `signal` change sees the elements.
+    ///
+    /// # Errors
+    /// As for [`World::put_signal_bytes`].
+    pub fn put_signal<E: Element>(
+        &self,
+        array: Symmetric<E>,
+        index: usize,
+        source: &[E],
+        signal: (Symmetric<u64>, usize, Signal, u64),
+        pe: u32,
+    ) -> Result<()> {
+        let at = array.at(index, source.len())?;
+        let (words, word, how, value) = signal;
+        let word = words.at(word, 1)?;
+        // SAFETY: a slice of plain elements.
+        unsafe {
+            self.put_signal_bytes(at, source.as_ptr().cast(), size_of_val(source), (word, how, value), pe)
+        }
+    }
+
+    /// The own copy's element at `index`, as it is now.
+    ///
+    /// # Errors
+    /// For an index outside.
+    pub fn load<E: Element>(&self, array: Symmetric<E>, index: usize) -> Result<E> {
+        let at = array.at(index, 1)?;
+        // SAFETY: inside the array, aligned by its allocation.
+        Ok(unsafe { (at as *const E).read_volatile() })
+    }
+
+    /// Waits until the own copy's element at `index` compares so with `value`; gives the element.
+    ///
+    /// # Errors
+    /// As for [`World::wait`].
+    pub fn wait_until<E: Element>(
+        &self,
+        array: Symmetric<E>,
+        index: usize,
+        how: Compare,
+        value: E,
+    ) -> Result<E> {
+        let at = array.at(index, 1)? as *const E;
+        let mut seen = value;
+        self.wait(|| {
+            // SAFETY: inside the array, aligned by its allocation.
+            seen = unsafe { at.read_volatile() };
+            std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+            how.holds(seen, value)
+        })?;
+        Ok(seen)
+    }
+
+    /// An atomic on element `index` of `pe`'s copy, carried out there; gives the value before.
+    ///
+    /// # Errors
+    /// As for [`World::atomic`].
+    pub fn fetch(
+        &self,
+        operation: Operation,
+        array: Symmetric<u64>,
+        index: usize,
+        operand: u64,
+        comparand: u64,
+        pe: u32,
+    ) -> Result<u64> {
+        self.atomic(operation, array.at(index, 1)?, 8, operand, comparand, pe)
+    }
+
+    /// Sums of all PEs' arrays, element by element, into all PEs' `into`.
+    ///
+    /// # Errors
+    /// As for [`World::reduce`].
+    pub fn sum<E: Element + std::ops::Add<Output = E>>(
+        &self,
+        set: Set,
+        into: Symmetric<E>,
+        from: Symmetric<E>,
+    ) -> Result<()> {
+        let count = into.len().min(from.len());
+        let add = |sum: *mut u8, other: *const u8, count: usize| {
+            let (sum, other) = (sum.cast::<E>(), other.cast::<E>());
+            for index in 0..count {
+                // SAFETY: both lead to `count` elements.
+                unsafe {
+                    let value = sum.add(index).read_unaligned() + other.add(index).read_unaligned();
+                    sum.add(index).write_unaligned(value);
+                }
+            }
+        };
+        // SAFETY: both arrays have `count` elements.
+        unsafe { self.reduce(set, into.address, from.as_ptr().cast(), (count, size_of::<E>()), &add) }
+    }
+}

@@ -1,0 +1,198 @@
+//! The owner's side of requests: whoever waits in the library serves, and a thread that sleeps on the doorbell serves when
+//! nobody does.
+//!
+//! Requests are a peer's words: each is loaded once, and its offsets and lengths are checked before anything is touched.
+
+use super::layout::{LANDING, REPLY};
+use super::requests::{DONE, REFUSED, sequence};
+use super::windows::{REQUEST, REQUEST_VECTOR, Shared};
+use super::{Atomic, Operation};
+use crate::bell::Word;
+use crate::device::Event;
+use crate::record::{self, CONTENTS};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{MutexGuard, PoisonError, TryLockError};
+
+const ATOMIC: u64 = 0;
+const PUSH: u64 = 1;
+
+/// An atomic as a record's contents.
+pub(super) fn encode_atomic(atomic: &Atomic) -> [u64; CONTENTS] {
+    let operation = match atomic.operation {
+        Operation::Fetch => 0u64,
+        Operation::Swap => 1,
+        Operation::CompareSwap => 2,
+        Operation::Add => 3,
+        Operation::And => 4,
+        Operation::Or => 5,
+        Operation::Xor => 6,
+    };
+    let head = ATOMIC | operation << 8 | (atomic.width as u64) << 16;
+    [head, atomic.offset as u64, atomic.operand, atomic.comparand, 0, 0]
+}
+
+/// A request to push `length` bytes at symmetric `offset` to `landing` (an offset in the asker's inbound memory).
+pub(super) fn encode_push(offset: usize, length: usize, landing: usize) -> [u64; CONTENTS] {
+    [PUSH, offset as u64, 0, 0, length as u64, landing as u64]
+}
+
+fn decode_atomic(contents: &[u64; CONTENTS]) -> Option<Atomic> {
+    let operation = match contents[0] >> 8 & 0xFF {
+        0 => Operation::Fetch,
+        1 => Operation::Swap,
+        2 => Operation::CompareSwap,
+        3 => Operation::Add,
+        4 => Operation::And,
+        5 => Operation::Or,
+        6 => Operation::Xor,
+        _ => return None,
+    };
+    let width = (contents[0] >> 16) as usize;
+    let offset = usize::try_from(contents[1]).ok()?;
+    Some(Atomic { operation, offset, width, operand: contents[2], comparand: contents[3] })
+}
+
+struct RecordAt<'a>(&'a Shared, usize);
+
+impl record::Words for RecordAt<'_> {
+    type Word = AtomicU64;
+    #[inline(always)]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        self.0.word(self.1 + index * 8)
+    }
+}
+
+/// Which request of each peer comes next.
+pub(super) type Expected = Vec<u64>;
+
+impl Shared {
+    /// Carries out what peers ask. Without `insist`, leaves it to the thread that is at it already.
+    pub(super) fn serve(&self, insist: bool) {
+        let mut expected: MutexGuard<'_, Expected> = match self.expected.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) if insist => {
+                self.expected.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+            Err(TryLockError::WouldBlock) => return,
+        };
+        for pe in 0..self.pes {
+            let tag = self.peers[pe as usize].tag.load(Ordering::Acquire);
+            // Bounded: a mad peer that posts faster than this serves does not keep others waiting.
+            for _ in 0..super::layout::SLOTS {
+                let number = expected[pe as usize];
+                let record = RecordAt(self, self.layout.request(pe, number));
+                let Some(contents) = record::take(&record, sequence(tag, number)) else { break };
+                expected[pe as usize] += 1;
+                let answer = self.carry_out(pe, &contents);
+                self.reply(pe, number, tag, answer);
+            }
+        }
+    }
+
+    fn carry_out(&self, pe: u32, contents: &[u64; CONTENTS]) -> Option<u64> {
+        match contents[0] & 0xFF {
+            ATOMIC => self.apply(&decode_atomic(contents)?),
+            PUSH => self.push(pe, contents),
+            _ => None,
+        }
+    }
+
+    /// Applies an atomic to own symmetric memory; `None` when it is none of it.
+    pub(super) fn apply(&self, atomic: &Atomic) -> Option<u64> {
+        let Atomic { operation, offset, width, operand, comparand } = *atomic;
+        let end = offset.checked_add(width)?;
+        if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) || end > self.layout.symmetric_bytes() {
+            return None;
+        }
+        let address = self.base.wrapping_add(self.layout.symmetric() + offset);
+        use Ordering::{AcqRel, Acquire, SeqCst};
+        macro_rules! apply {
+            ($atomic:ty, $word:ty) => {{
+                // SAFETY: inside symmetric memory and aligned, both checked above; whoever shares the word uses atomics.
+                let word = unsafe { <$atomic>::from_ptr(address.cast()) };
+                let operand = operand as $word;
+                (match operation {
+                    Operation::Fetch => word.load(Acquire),
+                    Operation::Swap => word.swap(operand, AcqRel),
+                    Operation::CompareSwap => {
+                        word.compare_exchange(comparand as $word, operand, SeqCst, Acquire).unwrap_or_else(|now| now)
+                    }
+                    Operation::Add => word.fetch_add(operand, AcqRel),
+                    Operation::And => word.fetch_and(operand, AcqRel),
+                    Operation::Or => word.fetch_or(operand, AcqRel),
+                    Operation::Xor => word.fetch_xor(operand, AcqRel),
+                }) as u64
+            }};
+        }
+        Some(if width == 4 { apply!(AtomicU32, u32) } else { apply!(AtomicU64, u64) })
+    }
+
+    fn push(&self, pe: u32, contents: &[u64; CONTENTS]) -> Option<u64> {
+        let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
+        let landing = usize::try_from(contents[5]).ok()?;
+        let end = offset.checked_add(length)?;
+        // The asker's landing or its symmetric memory, never the words that other peers keep there.
+        if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
+            return None;
+        }
+        let source = self.base.wrapping_add(self.layout.symmetric() + offset);
+        let window = &self.peers[pe as usize].window;
+        // SAFETY: the source is inside own memory; the window checks the destination, which is another process's.
+        unsafe { window.store_from(landing, source, length) }.ok()?;
+        window.fence();
+        Some(0)
+    }
+
+    fn reply(&self, pe: u32, number: u64, tag: u32, answer: Option<u64>) {
+        self.faults.step("reply");
+        let peer = &self.peers[pe as usize];
+        let at = self.layout.reply(self.me, number);
+        let status = if answer.is_some() { DONE } else { REFUSED };
+        // The layout lies inside the window, whose size was checked when it was mapped.
+        let _ = peer.window.store_word(at, status);
+        let _ = peer.window.store_word(at + 8, answer.unwrap_or(0));
+        peer.window.fence_words();
+        let _ = peer.window.store_word(at + REPLY - 8, sequence(tag, number));
+        self.stored(pe, peer);
+    }
+
+    /// The service thread's loop: asleep until a request rings.
+    pub(super) fn service(&self) {
+        let (Ok(doorbell), Ok(link)) =
+            (self.ntb.event(Event::Doorbell(REQUEST_VECTOR)), self.ntb.event(Event::Link))
+        else {
+            return;
+        };
+        while !self.stop.load(Ordering::Acquire) {
+            let mut fds = [PollFd::new(&doorbell, PollFlags::IN), PollFd::new(&link, PollFlags::IN)];
+            if poll(&mut fds, None).is_err() {
+                continue;
+            }
+            for event in [doorbell, link] {
+                let _ = rustix::io::read(event, &mut [0u8; 8]);
+            }
+            // Cleared before the scan: what arrives during it rings again.
+            self.ntb.doorbell_clear(REQUEST);
+            self.serve(true);
+        }
+    }
+
+    /// A word of own inbound memory.
+    #[inline(always)]
+    pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.layout.bytes());
+        // SAFETY: offsets come from the layout, inside the memory and aligned to 8; peers write it, so only as an atomic.
+        unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
+    }
+
+    /// To be called after a store to `pe`: rings when it naps.
+    #[inline(always)]
+    pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer) {
+        let nap = self.word(self.layout.nap(pe));
+        if Word::load(nap) != peer.rung.load(Ordering::Relaxed) {
+            self.ring(pe, peer, nap);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Waiting: by polling, asleep until a doorbell, or adaptively, chosen for each wait.
+
+use super::windows::{Shared, WAKE, WAKE_VECTOR};
+use crate::bell::{BACKSTOP, GRACE, Napper};
+use crate::device::Event;
+use crate::error::{Error, Result};
+use inlane_core::completion::{Completion, Expectation};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Whose loss ends a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// That of one peer.
+    Peer(u32),
+    /// That of any peer.
+    Any,
+}
+
+/// How to wait, and for what size of operation (0: not known).
+#[derive(Clone, Copy, Debug)]
+pub struct Manner {
+    /// Poll, sleep, or both.
+    pub completion: Completion,
+    /// Bytes of the operation awaited, for adaptive waits to expect its time by.
+    pub bytes: u64,
+    /// Gives up after this long.
+    pub timeout: Option<Duration>,
+    /// What is awaited, for the message.
+    pub what: &'static str,
+}
+
+/// What the waits of one PE share.
+#[derive(Default)]
+pub(super) struct Waits {
+    napper: Mutex<Napper>,
+    expectation: Mutex<Expectation>,
+    /// Held by the one thread that sleeps on the doorbell; others sleep on `woken`.
+    doorkeeper: Mutex<()>,
+    others: Mutex<()>,
+    woken: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Looks between two readings of the clock.
+const LOOKS: u32 = 64;
+/// How long an adaptive wait of unknown length polls before it sleeps: about what a sleep and a wake-up cost twice over.
+const POLL_FOR: Duration = Duration::from_micros(50);
+
+impl Shared {
+    /// Waits until `done`.
+    pub(super) fn wait_for(
+        &self,
+        manner: Manner,
+        watch: Watch,
+        mut done: impl FnMut() -> bool,
+    ) -> Result<()> {
+        // Most waits are over at the first looks: no clock, no bookkeeping.
+        for _ in 0..LOOKS {
+            if done() {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        let start = Instant::now();
+        let adaptive = manner.completion == Completion::Adaptive && manner.bytes > 0;
+        if adaptive {
+            let sleep = lock(&self.waits.expectation).sleep(manner.bytes);
+            if !sleep.is_zero() {
+                std::thread::sleep(sleep);
+                let late = start.elapsed().saturating_sub(sleep);
+                lock(&self.waits.expectation).learn_overshoot(late);
+            }
+        }
+        let mut backstop = BACKSTOP.0;
+        let outcome = loop {
+            if (0..LOOKS).any(|_| {
+                std::hint::spin_loop();
+                done()
+            }) {
+                break Ok(());
+            }
+            self.serve(false);
+            if let Err(error) = self.check(watch) {
+                // What arrived before the link went down counts.
+                break if done() { Ok(()) } else { Err(error) };
+            }
+            let waited = start.elapsed();
+            if manner.timeout.is_some_and(|timeout| waited > timeout) {
+                let peer = if let Watch::Peer(peer) = watch { peer } else { self.me };
+                break Err(Error::Timeout { peer, what: manner.what, seconds: waited.as_secs() });
+            }
+            match manner.completion {
+                Completion::Poll if self.yields => std::thread::yield_now(),
+                Completion::Poll => {}
+                Completion::Adaptive if !self.yields && waited < POLL_FOR => {}
+                Completion::Adaptive | Completion::Interrupt => {
+                    self.nap(backstop, &mut done);
+                    backstop = (backstop * 2).min(BACKSTOP.1);
+                }
+            }
+        };
+        if adaptive && outcome.is_ok() {
+            lock(&self.waits.expectation).learn(manner.bytes, start.elapsed().as_nanos() as u64);
+        }
+        outcome
+    }
+
+    /// Sleeps until a peer rings, or for `backstop`. See [`crate::bell`].
+    fn nap(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
+        self.faults.step("sleep");
+        self.ntb.doorbell_clear(WAKE);
+        // Announced under the lock: peers must see the numbers of all threads in order.
+        {
+            let mut napper = lock(&self.waits.napper);
+            let number = napper.announce();
+            for (pe, peer) in self.peers.iter().enumerate().filter(|(pe, _)| *pe as u32 != self.me) {
+                // Inside the window: its size was checked when it was mapped.
+                let _ = peer.window.store_word(self.layout.nap(self.me), number);
+                debug_assert!(pe < self.pes as usize);
+            }
+        }
+        fence(Ordering::SeqCst);
+        crate::store::store_fence();
+        let announced = Instant::now();
+        while announced.elapsed() < GRACE {
+            if done() {
+                return;
+            }
+        }
+        // A request that came meanwhile has rung the service thread, if nobody else.
+        match self.waits.doorkeeper.try_lock() {
+            Ok(_keeper) => {
+                if let Ok(event) = self.ntb.event(Event::Doorbell(WAKE_VECTOR)) {
+                    let time = Timespec { tv_sec: 0, tv_nsec: backstop.subsec_nanos() as _ };
+                    let mut fds = [PollFd::new(&event, PollFlags::IN)];
+                    if matches!(poll(&mut fds, Some(&time)), Ok(1)) {
+                        let _ = rustix::io::read(event, &mut [0u8; 8]);
+                    }
+                }
+                self.waits.woken.notify_all();
+            }
+            Err(_) => {
+                let guard = lock(&self.waits.others);
+                drop(self.waits.woken.wait_timeout(guard, BACKSTOP.0));
+            }
+        }
+    }
+}

@@ -1,0 +1,550 @@
+//! The transport over memory windows: a window onto each peer, requests to the owner, doorbells for those who sleep.
+
+use super::layout::{LANDING, Layout, MAGIC};
+use super::requests::Requests;
+use super::service::{Expected, encode_atomic, encode_push};
+use super::wait::{Manner, Waits, Watch};
+use super::{Atomic, Transport};
+use crate::bell::Ringer;
+use crate::device::{Ntb, Ordering as Promise};
+use crate::error::{Error, Lost, Result};
+use crate::fault::Faults;
+use crate::handshake::{self, Offer};
+use crate::store::store_fence;
+use crate::window::Window;
+use inlane_core::completion::Completion;
+use inlane_core::mover::{Mover, Ticket};
+use inlane_core::region::{Place, Region};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The doorbell bit for requests, and its vector.
+pub(super) const REQUEST: u64 = 1;
+pub(super) const REQUEST_VECTOR: u32 = 0;
+/// The doorbell bit for sleepers, and its vector.
+pub(super) const WAKE: u64 = 1 << 32;
+pub(super) const WAKE_VECTOR: u32 = 1;
+
+/// How the transport behaves.
+pub struct Settings {
+    /// How waits end.
+    pub completion: Completion,
+    /// Limit of a handshake.
+    pub connect_timeout: Duration,
+    /// Limit of a request's answer while the link is up; waits for other PEs to get somewhere have none.
+    pub request_timeout: Duration,
+    /// More PEs than processors: let others run while polling.
+    pub yields: bool,
+    /// Gets of this many bytes and more ask the owner to push; `None`: as measured for this kind of window.
+    pub push_from: Option<usize>,
+    /// Copies bulk, and from how many bytes on.
+    pub mover: Option<(Box<dyn Mover>, usize)>,
+    /// Where the process is to die, for tests.
+    pub faults: Faults,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            completion: Completion::Adaptive,
+            connect_timeout: Duration::from_secs(20),
+            request_timeout: Duration::from_secs(60),
+            yields: false,
+            push_from: None,
+            mover: None,
+            faults: Faults::default(),
+        }
+    }
+}
+
+pub(super) struct Peer {
+    pub window: Window,
+    pub tag: AtomicU32,
+    generation: AtomicU64,
+    ringer: Mutex<Ringer>,
+    /// The nap rung for last, for a look without the lock.
+    pub rung: AtomicU64,
+    issued: AtomicU64,
+    delivered: AtomicU64,
+    pub unanswered: AtomicU64,
+    pub refused: AtomicBool,
+    pub requests: Requests,
+    notified: AtomicU32,
+    taken: AtomicU32,
+}
+
+/// What the threads of one PE share.
+pub(super) struct Shared {
+    pub ntb: Arc<dyn Ntb>,
+    pub me: u32,
+    pub pes: u32,
+    pub layout: Layout,
+    pub base: *mut u8,
+    pub peers: Vec<Peer>,
+    pub waits: Waits,
+    pub expected: Mutex<Expected>,
+    pub yields: bool,
+    pub faults: Faults,
+    pub stop: AtomicBool,
+    completion: Completion,
+    request_timeout: Duration,
+    push_from: usize,
+    /// No wire, no posted window: what has left the store buffer is delivered.
+    coherent: bool,
+    mover: Option<Mutex<Box<dyn Mover>>>,
+    mover_from: usize,
+    /// Copies that were submitted and not awaited.
+    pending: AtomicU64,
+    landing: Mutex<()>,
+    _inbound: Region,
+}
+
+// SAFETY: `base` leads to the inbound memory, which `_inbound` keeps and every process shares; words in it are accessed as
+// atomics, bulk by raw copies whose order is the users' business, as for any one-sided access.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// See the module.
+pub struct Windows {
+    shared: Arc<Shared>,
+    service: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Windows {
+    /// Connects to all peers of `ntb`, offering the first `bytes` of its inbound memory.
+    ///
+    /// # Errors
+    /// Those of the handshake with any of them, and [`Error::Invalid`] for memory too small.
+    pub fn connect(ntb: Arc<dyn Ntb>, bytes: usize, settings: Settings) -> Result<Self> {
+        let (me, pes) = (ntb.port(), ntb.ports());
+        let layout = Layout::new(pes, bytes)?;
+        let inbound = ntb.inbound().slice(0, bytes)?;
+        let base = inbound.as_ptr();
+        for (index, word) in [MAGIC, pes as u64, layout.symmetric_bytes() as u64].iter().enumerate() {
+            // SAFETY: the header's words, inside the memory; nobody reads them before the handshake.
+            unsafe { base.cast::<u64>().add(index).write_volatile(*word) };
+        }
+        ntb.link_enable(true);
+        let epoch = handshake::fresh_epoch();
+        let peers = (0..pes)
+            .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings))
+            .collect::<Result<Vec<_>>>()?;
+        let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
+        // On coherent windows a load is as cheap as the owner's; on posted ones it is a round trip for each 8 bytes.
+        let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
+        let (mover, mover_from) = match settings.mover {
+            Some((mover, from)) => (Some(Mutex::new(mover)), from),
+            None => (None, usize::MAX),
+        };
+        let shared = Arc::new(Shared {
+            me,
+            pes,
+            layout,
+            base,
+            peers,
+            waits: Waits::default(),
+            expected: Mutex::new(vec![1; pes as usize]),
+            yields: settings.yields,
+            faults: settings.faults,
+            stop: AtomicBool::new(false),
+            completion: settings.completion,
+            request_timeout: settings.request_timeout,
+            push_from,
+            coherent,
+            mover,
+            mover_from,
+            pending: AtomicU64::new(0),
+            landing: Mutex::new(()),
+            _inbound: inbound,
+            ntb,
+        });
+        let theirs = shared.clone();
+        let service = std::thread::Builder::new()
+            .name("ntb-service".into())
+            .spawn(move || theirs.service())
+            .map_err(|error| Error::os("the service thread", error))?;
+        Ok(Self { shared, service: Some(service) })
+    }
+
+    /// Shakes hands with `pe` again after its link was lost, and tells what was. Both sides must do so. Requests and
+    /// notifications of the old connection are void; what symmetric memory holds is not touched.
+    ///
+    /// # Errors
+    /// Those of the handshake; then the connection stays lost.
+    pub fn reconnect(&self, pe: u32, timeout: Duration) -> Result<Lost> {
+        let shared = &*self.shared;
+        let peer = shared.peer(pe)?;
+        let lost = peer.lost();
+        // Nobody posts or serves meanwhile.
+        let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut expected = shared.expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let inbound = shared.ntb.inbound().slice(0, shared.layout.bytes())?;
+        let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
+        let generation = shared.ntb.link(pe).generation;
+        let connection = handshake::connect(&*shared.ntb, pe, &offer, &shared.faults)?;
+        *next = 1;
+        expected[pe as usize] = 1;
+        peer.requests.slots.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
+        for counter in [&peer.issued, &peer.delivered, &peer.unanswered] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        peer.refused.store(false, Ordering::Relaxed);
+        peer.notified.store(0, Ordering::Relaxed);
+        peer.taken.store(0, Ordering::Relaxed);
+        peer.tag.store(connection.tag(), Ordering::Release);
+        peer.generation.store(generation, Ordering::Release);
+        Ok(lost)
+    }
+
+    /// The bridge below.
+    pub fn ntb(&self) -> &Arc<dyn Ntb> {
+        &self.shared.ntb
+    }
+
+    /// The window onto `pe`; symmetric memory begins at [`Layout::symmetric`].
+    ///
+    /// # Errors
+    /// For a PE that does not exist.
+    pub fn window(&self, pe: u32) -> Result<&Window> {
+        Ok(&self.shared.peer(pe)?.window)
+    }
+
+    /// How inbound memory is laid out.
+    pub fn layout(&self) -> &Layout {
+        &self.shared.layout
+    }
+
+    /// Waits until `done` in a manner of the caller's choice; ends when `watch` is lost.
+    ///
+    /// # Errors
+    /// [`Error::LinkLost`], [`Error::Timeout`].
+    pub fn wait_in(&self, manner: Manner, watch: Watch, done: impl FnMut() -> bool) -> Result<()> {
+        self.shared.wait_for(manner, watch, done)
+    }
+}
+
+fn connect_peer(
+    ntb: &dyn Ntb,
+    pe: u32,
+    epoch: u32,
+    inbound: &Region,
+    layout: &Layout,
+    settings: &Settings,
+) -> Result<Peer> {
+    let generation = ntb.link(pe).generation;
+    let (window, tag, generation) = if pe == ntb.port() {
+        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, generation)
+    } else {
+        let offer = Offer { inbound, epoch, timeout: settings.connect_timeout };
+        let connection = handshake::connect(ntb, pe, &offer, &settings.faults)?;
+        let window = ntb.peer_window(pe, 0)?;
+        check_window(pe, &window, layout)?;
+        // The link may have come up during the handshake; from here on, every change counts.
+        (window, connection.tag(), ntb.link(pe).generation)
+    };
+    Ok(Peer {
+        window,
+        tag: AtomicU32::new(tag),
+        generation: AtomicU64::new(generation),
+        ringer: Mutex::default(),
+        rung: AtomicU64::new(0),
+        issued: AtomicU64::new(0),
+        delivered: AtomicU64::new(0),
+        unanswered: AtomicU64::new(0),
+        refused: AtomicBool::new(false),
+        requests: Requests::default(),
+        notified: AtomicU32::new(0),
+        taken: AtomicU32::new(0),
+    })
+}
+
+/// The peer's header must describe the same layout as ours, or offsets would not mean the same.
+fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<()> {
+    let mut header = [0u64; 3];
+    // SAFETY: a local of 24 bytes.
+    unsafe { window.load_into(header.as_mut_ptr().cast(), 0, 24)? };
+    if window.len() != layout.bytes() || header[0] != MAGIC || header[2] != layout.symmetric_bytes() as u64 {
+        return Err(Error::Window {
+            peer: pe,
+            why: format!(
+                "it shows {} bytes with {} of symmetric memory, this side has {} and {}; give all processes the same program and --heap",
+                window.len(),
+                header[2],
+                layout.bytes(),
+                layout.symmetric_bytes()
+            ),
+        });
+    }
+    Ok(())
+}
+
+impl Peer {
+    fn lost(&self) -> Lost {
+        Lost {
+            issued_bytes: self.issued.load(Ordering::Relaxed),
+            delivered_bytes: self.delivered.load(Ordering::Relaxed),
+            unanswered: self.unanswered.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Shared {
+    #[inline(always)]
+    pub(super) fn peer(&self, pe: u32) -> Result<&Peer> {
+        match self.peers.get(pe as usize) {
+            Some(peer) => Ok(peer),
+            None => Err(no_such_pe(pe, self.pes)),
+        }
+    }
+
+    /// Fails when the link to whom `watch` names is not the one that was connected.
+    pub(super) fn check(&self, watch: Watch) -> Result<()> {
+        let peers = match watch {
+            Watch::Peer(pe) => pe..pe + 1,
+            Watch::Any => 0..self.pes,
+        };
+        for pe in peers.filter(|pe| *pe != self.me) {
+            let peer = &self.peers[pe as usize];
+            let link = self.ntb.link(pe);
+            if !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
+                return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn manner(&self, what: &'static str) -> Manner {
+        Manner { completion: self.completion, bytes: 0, timeout: Some(self.request_timeout), what }
+    }
+
+    #[cold]
+    pub(super) fn ring(&self, pe: u32, peer: &Peer, nap: &AtomicU64) {
+        let mut ringer = peer.ringer.lock().unwrap_or_else(PoisonError::into_inner);
+        if ringer.must_ring(nap) {
+            peer.rung.store(nap.load(Ordering::Relaxed), Ordering::Relaxed);
+            peer.window.fence();
+            // The peer exists; a doorbell that is lost costs the sleeper its backstop.
+            let _ = self.ntb.peer_doorbell_set(pe, WAKE);
+        }
+    }
+
+    #[inline(always)]
+    fn symmetric_offset(&self, offset: usize) -> usize {
+        // An overflow leads outside the window, which refuses it.
+        offset.saturating_add(self.layout.symmetric())
+    }
+
+    #[inline(always)]
+    fn count(&self, peer: &Peer, length: usize) {
+        // Plain, not a read-modify-write: threads that race lose counts, so what is reported as delivered is never too much.
+        peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
+    }
+
+    fn submit(
+        &self,
+        mover: &Mutex<Box<dyn Mover>>,
+        peer: &Peer,
+        at: usize,
+        source: *const u8,
+        length: usize,
+    ) -> Result<Ticket> {
+        let destination = peer.window.region().slice(at, length)?;
+        // SAFETY: the caller of put promises the bytes until the copy is done, which put or quiet awaits.
+        let source = unsafe { Region::from_raw(source as u64, length, Place::Host, Arc::new(())) };
+        let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
+        let ticket = mover.submit(&source, &destination)?;
+        self.pending.store(ticket.0, Ordering::Release);
+        Ok(ticket)
+    }
+
+    fn finish(&self) -> Result<()> {
+        let pending = self.pending.load(Ordering::Acquire);
+        if let (Some(mover), true) = (&self.mover, pending > 0) {
+            let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
+            mover.wait(Ticket(pending), self.completion)?;
+            // Others may have submitted more since; their ticket is larger.
+            let _ = self.pending.compare_exchange(pending, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn no_such_pe(pe: u32, pes: u32) -> Error {
+    Error::invalid(format!("processing element {pe}"), format!("there are 0 to {}", pes - 1))
+}
+
+impl Transport for Windows {
+    fn me(&self) -> u32 {
+        self.shared.me
+    }
+
+    fn pes(&self) -> u32 {
+        self.shared.pes
+    }
+
+    fn symmetric(&self) -> (*mut u8, usize) {
+        let layout = &self.shared.layout;
+        (self.shared.base.wrapping_add(layout.symmetric()), layout.symmetric_bytes())
+    }
+
+    fn direct(&self, pe: u32) -> Option<*mut u8> {
+        let base = self.shared.peers.get(pe as usize)?.window.coherent_base()?;
+        Some(base.wrapping_add(self.shared.layout.symmetric()))
+    }
+
+    #[inline]
+    unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+        let shared = &*self.shared;
+        let peer = shared.peer(pe)?;
+        let at = shared.symmetric_offset(offset);
+        match &shared.mover {
+            Some(mover) if length >= shared.mover_from => {
+                let ticket = shared.submit(mover, peer, at, source, length)?;
+                let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
+                mover.wait(ticket, shared.completion)?;
+            }
+            // SAFETY: the caller's promise; the window checks the destination.
+            _ => unsafe { peer.window.store_from(at, source, length)? },
+        }
+        shared.count(peer, length);
+        shared.stored(pe, peer);
+        Ok(())
+    }
+
+    unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
+        let shared = &*self.shared;
+        match &shared.mover {
+            Some(mover) if length >= shared.mover_from => {
+                let peer = shared.peer(pe)?;
+                shared.submit(mover, peer, shared.symmetric_offset(offset), source, length)?;
+                shared.count(peer, length);
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.put(pe, offset, source, length) },
+        }
+    }
+
+    unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
+        let shared = &*self.shared;
+        let peer = shared.peer(pe)?;
+        if length < shared.push_from || pe == shared.me {
+            shared.check(Watch::Peer(pe))?;
+            // SAFETY: the caller's promise; the window checks the source.
+            return unsafe { peer.window.load_into(destination, shared.symmetric_offset(offset), length) };
+        }
+        let _landing = shared.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = shared.layout.landing();
+        let mut done = 0;
+        while done < length {
+            let piece = (length - done).min(LANDING);
+            let contents = encode_push(offset.saturating_add(done), piece, at);
+            shared.request(pe, &contents, "a get")?;
+            // SAFETY: the landing holds `piece` bytes, written by the owner before its reply; `done + piece <= length`.
+            unsafe { std::ptr::copy_nonoverlapping(shared.base.add(at), destination.add(done), piece) };
+            done += piece;
+        }
+        Ok(())
+    }
+
+    fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
+        let shared = &*self.shared;
+        shared.peer(pe)?;
+        if pe == shared.me {
+            return shared.apply(&atomic).ok_or(Error::Refused { peer: pe, what: "an atomic" });
+        }
+        shared.request(pe, &encode_atomic(&atomic), "an atomic")
+    }
+
+    fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
+        let shared = &*self.shared;
+        shared.peer(pe)?;
+        if pe == shared.me {
+            return self.atomic(pe, atomic).map(|_| ());
+        }
+        shared.request_later(pe, &encode_atomic(&atomic))
+    }
+
+    fn fence(&self) -> Result<()> {
+        self.shared.finish()?;
+        if self.shared.coherent {
+            store_fence();
+        } else {
+            self.shared.peers.iter().for_each(|peer| peer.window.fence());
+        }
+        Ok(())
+    }
+
+    fn quiet(&self) -> Result<()> {
+        let shared = &*self.shared;
+        shared.finish()?;
+        fence(Ordering::SeqCst);
+        store_fence();
+        shared.faults.step("quiet");
+        for (pe, peer) in shared.peers.iter().enumerate() {
+            let issued = peer.issued.load(Ordering::Relaxed);
+            let open = issued != peer.delivered.load(Ordering::Relaxed);
+            shared.collect(pe as u32, peer)?;
+            if open || !shared.coherent {
+                peer.window.flush();
+                if open {
+                    shared.check(Watch::Peer(pe as u32))?;
+                    peer.delivered.store(issued, Ordering::Relaxed);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn notify(&self, pe: u32) -> Result<()> {
+        let shared = &*self.shared;
+        let peer = shared.peer(pe)?;
+        shared.faults.step("notify");
+        let count = peer.notified.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let tag = peer.tag.load(Ordering::Acquire) as u64;
+        peer.window.fence();
+        peer.window.store_word(shared.layout.notifications(shared.me), tag << 32 | count as u64)?;
+        shared.stored(pe, peer);
+        Ok(())
+    }
+
+    fn take_notification(&self, pe: u32) -> Result<()> {
+        let shared = &*self.shared;
+        let peer = shared.peer(pe)?;
+        let expected = peer.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let tag = peer.tag.load(Ordering::Acquire);
+        let word = shared.word(shared.layout.notifications(pe));
+        let manner =
+            Manner { completion: shared.completion, bytes: 0, timeout: None, what: "a notification" };
+        shared.wait_for(manner, Watch::Peer(pe), || {
+            let value = word.load(Ordering::Acquire);
+            (value >> 32) as u32 == tag && (value as u32).wrapping_sub(expected) as i32 >= 0
+        })
+    }
+
+    fn wait(&self, done: &mut dyn FnMut() -> bool) -> Result<()> {
+        let manner =
+            Manner { completion: self.shared.completion, bytes: 0, timeout: None, what: "a condition" };
+        self.shared.wait_for(manner, Watch::Any, done)
+    }
+
+    fn progress(&self) {
+        self.shared.serve(false);
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        // Rings at this side, so that the service thread looks.
+        let _ = self.shared.ntb.peer_doorbell_set(self.shared.me, REQUEST);
+        self.shared.ntb.doorbell_clear(REQUEST);
+        let _ = self.shared.ntb.peer_doorbell_set(self.shared.me, REQUEST);
+        if let Some(service) = self.service.take() {
+            let _ = service.join();
+        }
+    }
+}
