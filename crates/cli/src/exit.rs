@@ -14,7 +14,7 @@ Exit status: 0 done; 1 ran but failed (verification, threshold); 2 usage or conf
 pub struct NotReady(pub String);
 
 /// Prints the error on stderr and gives its exit status.
-pub fn report(error: &anyhow::Error) -> ExitCode {
+pub fn report(error: &anyhow::Error) -> u8 {
     eprintln!("inlane: {error:#}");
     let class = error.chain().find_map(|cause| {
         if cause.is::<NotReady>() {
@@ -25,9 +25,19 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
         let pci = || cause.downcast_ref::<inlane_pci::Error>().map(inlane_pci::Error::class);
         core().or_else(forward).or_else(pci)
     });
-    ExitCode::from(match class {
+    match class {
         Some(Class::Usage) => 2,
         Some(Class::Environment) => 3,
         Some(Class::Failed) | None => 1,
-    })
+    }
+}
+
+/// Ends `main`; or the process at once, when a GPU was given up: exit handlers of the CUDA library would wait for a kernel
+/// that never ends, and the system ends it with the process. What had to be written was flushed by who wrote it.
+pub fn with(status: u8) -> ExitCode {
+    if inlane_cuda::any_abandoned() {
+        // SAFETY: ends the process without running anything of it.
+        unsafe { libc::_exit(status.into()) };
+    }
+    ExitCode::from(status)
 }

@@ -4,8 +4,9 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use inlane_core::result::{Document, PacketResult, Verification};
 use inlane_core::units;
-use inlane_forward::config::{Config, Method, Route};
+use inlane_forward::config::{Config, Method, On, Route};
 use inlane_forward::control::{Control, Reading};
+use inlane_forward::gpu::{self, Memory};
 use inlane_forward::pipeline::{Drive, Overload};
 use inlane_forward::ports::pcap::{Pace, Playback};
 use inlane_forward::{measure, run, verify};
@@ -60,7 +61,12 @@ pub struct Forward {
     /// List the built-in packet functions and exit
     #[arg(long)]
     list_functions: bool,
-    /// How control flows: single or split
+    /// What runs the packet function: cpu, or gpu:0 for the first GPU
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    on: On,
+    #[command(flatten)]
+    gpu: OnGpu,
+    /// How control flows: single or split; on a GPU also persistent, stream or graph
     #[arg(long, default_value = "single")]
     method: Method,
     /// With split: threads that only process, beside the one that receives and the one that sends
@@ -131,6 +137,56 @@ pub struct Forward {
     json: Option<String>,
 }
 
+/// How a GPU is used.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "On a GPU")]
+struct OnGpu {
+    /// Where packets are: pinned (host memory, worked on in place), gpu (pulled into GPU memory, changes written back), gpu-pool
+    /// (buffers in GPU memory, for ports that never touch payload)
+    #[arg(long, default_value = "pinned", value_name = "WHERE")]
+    memory: Memory,
+    /// Pull only so many bytes of each packet into GPU memory; the rest of the payload stays in the host's
+    #[arg(long, value_name = "BYTES")]
+    split: Option<u32>,
+    /// Blocks of a persistent kernel; 0 chooses
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    blocks: u32,
+    /// Threads a block; 0 chooses
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    threads: u32,
+    /// Streams that kernels are launched or posted in; 0 chooses
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    streams: u32,
+    /// Items of a graph; 0 chooses
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    graph_items: u32,
+    /// Chains of a graph that run beside each other; 0 chooses
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    graph_branches: u32,
+    /// Pause of a persistent kernel's blocks between two looks at the ring
+    #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
+    pause: Duration,
+    /// An item that the GPU does not finish in this time is stuck: the run ends with an error
+    #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
+    watchdog: Duration,
+}
+
+impl OnGpu {
+    fn settings(&self, method: Method) -> gpu::Settings {
+        gpu::Settings {
+            method,
+            memory: self.split.map_or(self.memory, Memory::Split),
+            blocks: self.blocks,
+            threads: self.threads,
+            streams: self.streams,
+            graph_items: self.graph_items,
+            graph_branches: self.graph_branches,
+            pause: self.pause,
+            watchdog: self.watchdog,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PlayPace {
     /// As fast as it goes
@@ -158,7 +214,9 @@ impl Forward {
         };
         let mut config = Config::new(route);
         config.function = self.function.clone();
+        config.on = self.on;
         config.method = self.method;
+        config.gpu = self.gpu.settings(self.method);
         config.workers = self.workers;
         config.pipelines = self.pipelines;
         config.rate = self.rate;
@@ -263,8 +321,9 @@ impl Forward {
         let baseline = if self.no_baseline { None } else { measure::baseline(config, control) };
         let outcome = run::run(config, control, watch)?;
         let mut document = Document::new("forward", outcome.path);
+        document.devices = outcome.devices;
         document.twin = outcome.twin;
-        document.ceiling = measure::ceiling(config, outcome.link_bits_per_second);
+        document.ceiling = measure::ceiling(config, outcome.link_bits_per_second, &outcome.result);
         document.baseline = baseline;
         document.verification = outcome.verification;
         if document.verification.is_none() && !control.stopping() {

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         .collect();
     let arguments = match settings::expand(&Cli::command(), std::env::args_os().collect(), &environment) {
         Ok(arguments) => arguments,
-        Err(error) => return exit::report(&error.into()),
+        Err(error) => return exit::with(exit::report(&error.into())),
     };
     let cli = Cli::parse_from(arguments);
     let outcome: anyhow::Result<()> = match cli.command {
@@ -51,10 +51,10 @@ fn main() -> ExitCode {
         Command::Man(args) => manual::man(&args),
         Command::Forward(forward) => forward.run(),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+    exit::with(match outcome {
+        Ok(()) => 0,
         Err(error) => exit::report(&error),
-    }
+    })
 }
 
 /// Writes to stdout. A reader that has seen enough (`| head`) is no error.

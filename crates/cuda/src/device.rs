@@ -176,6 +176,13 @@ fn link(address: &str) -> Option<Link> {
     })
 }
 
+static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
+
+/// A GPU of this process was given up ([`Gpu::abandon`]): end it by `_exit`, for exit handlers would wait for the GPU.
+pub fn any_abandoned() -> bool {
+    ANY_ABANDONED.load(Ordering::Relaxed)
+}
+
 /// A GPU, opened: everything else in this crate hangs on one.
 ///
 /// All of a process share the device's primary context, so other CUDA libraries in it see the same memory.
@@ -252,6 +259,7 @@ impl Gpu {
     /// C library's exit handlers (`_exit`).
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
+        ANY_ABANDONED.store(true, Ordering::Relaxed);
     }
 
     /// [`Gpu::abandon`] was called.

@@ -3,7 +3,7 @@
 use crate::device::Gpu;
 use crate::driver::call;
 use crate::error::Result;
-use crate::kernel::{Arguments, Function, Launch};
+use crate::kernel::{Function, KernelArguments, Launch};
 use crate::stream::{MemoryOperation, Stream};
 use cudarc::driver::sys;
 use std::sync::Arc;
@@ -44,10 +44,10 @@ impl Graph {
         after: &[Node],
         function: &Function,
         shape: Launch,
-        mut arguments: Arguments<N>,
+        arguments: impl KernelArguments<N>,
     ) -> Result<Node> {
         self.gpu.enter()?;
-        let mut pointers = arguments.pointers();
+        let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
         let parameters = sys::CUDA_KERNEL_NODE_PARAMS {
             func: function.raw(),
             gridDimX: shape.blocks,

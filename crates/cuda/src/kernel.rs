@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::nvrtc::Compiled;
 use crate::stream::Stream;
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
+use inlane_core::{Place, Region};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
@@ -59,11 +60,11 @@ impl Module {
         Ok(Function { module: self.clone(), raw, name: name.into() })
     }
 
-    /// Address and bytes of the global variable called `name` (declared `extern "C"`).
+    /// The global variable called `name` (declared `extern "C"`).
     ///
     /// # Errors
     /// When there is none of that name.
-    pub fn global(&self, name: &str) -> Result<(u64, usize)> {
+    pub fn global(self: &Arc<Self>, name: &str) -> Result<Region> {
         let c_name = c_string(name)?;
         self.gpu.enter()?;
         let (mut address, mut bytes) = (0, 0);
@@ -74,7 +75,8 @@ impl Module {
                 cuModuleGetGlobal_v2(&mut address, &mut bytes, self.raw, c_name.as_ptr())
             )?
         };
-        Ok((address, bytes))
+        // SAFETY: the variable lives as long as the module, which the region keeps.
+        Ok(unsafe { Region::from_raw(address, bytes, Place::Gpu(self.gpu.index()), self.clone()) })
     }
 }
 
@@ -117,14 +119,32 @@ pub struct Launch {
     pub cooperative: bool,
 }
 
-/// The values of a kernel's parameters, each of at most 8 bytes.
+/// What a kernel is launched with: [`Arguments`], or an array of what [`argument`] gives. The driver copies the values while
+/// it is launched.
+pub trait KernelArguments<const N: usize> {
+    /// Where each parameter's value is.
+    fn pointers(&self) -> [*const c_void; N];
+}
+
+/// Parameters of at most 8 bytes each: numbers and addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments<const N: usize>(pub [u64; N]);
 
-impl<const N: usize> Arguments<N> {
-    pub(crate) fn pointers(&mut self) -> [*mut c_void; N] {
+impl<const N: usize> KernelArguments<N> for Arguments<N> {
+    fn pointers(&self) -> [*const c_void; N] {
         // A parameter of 4 bytes is the low half of its value: both sides are little-endian.
-        self.0.each_mut().map(|value| (value as *mut u64).cast())
+        self.0.each_ref().map(argument)
+    }
+}
+
+/// The address of a parameter's value: of a number, or of a `repr(C)` struct that the kernel takes by value.
+pub fn argument<T: Copy>(value: &T) -> *const c_void {
+    std::ptr::from_ref(value).cast()
+}
+
+impl<const N: usize> KernelArguments<N> for [*const c_void; N] {
+    fn pointers(&self) -> [*const c_void; N] {
+        *self
     }
 }
 
@@ -196,7 +216,8 @@ impl Function {
     /// Queues a launch.
     ///
     /// # Safety
-    /// The arguments are those that the kernel declares, and what they point to stays valid until it has run.
+    /// The arguments are those that the kernel declares, and what their values point to stays valid
+    /// until it has run.
     ///
     /// # Errors
     /// When the driver refuses the shape, or an earlier kernel failed.
@@ -204,11 +225,11 @@ impl Function {
         &self,
         stream: &Stream,
         shape: Launch,
-        mut arguments: Arguments<N>,
+        arguments: impl KernelArguments<N>,
     ) -> Result<()> {
         let gpu = &self.module.gpu;
         gpu.enter()?;
-        let mut pointers = arguments.pointers();
+        let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
         // SAFETY: the driver copies the arguments before it returns; the caller vouches for what they mean.
         unsafe {
             if shape.cooperative {

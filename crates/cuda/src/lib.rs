@@ -28,10 +28,10 @@ mod stream;
 mod tests;
 
 pub use copy::CopyEngine;
-pub use device::{DeviceInfo, Gpu, GpuDirect, Link, device_count, devices, driver_version};
+pub use device::{DeviceInfo, Gpu, GpuDirect, Link, any_abandoned, device_count, devices, driver_version};
 pub use error::{Error, Result};
 pub use graph::{Graph, GraphExec, Node};
-pub use kernel::{Arguments, Function, Launch, Module};
+pub use kernel::{Arguments, Function, KernelArguments, Launch, Module, argument};
 pub use memory::PinnedKind;
 pub use nvrtc::{Compiled, Program, compile, compiler_version};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};

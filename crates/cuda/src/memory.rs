@@ -128,6 +128,52 @@ impl Gpu {
         Ok(unsafe { Region::from_raw(memory.address(), memory.len(), Place::Pinned, Arc::new(keeper)) })
     }
 
+    /// Copies a region of this GPU's memory to the host, and waits. For set-up and reports.
+    ///
+    /// # Errors
+    /// When it is not this GPU's, or the driver refuses.
+    pub fn read(self: &Arc<Self>, region: &Region) -> Result<Vec<u8>> {
+        self.must_own(region)?;
+        let mut bytes = vec![0u8; region.len()];
+        let stream = self.stream()?;
+        // SAFETY: both spans are so long and live until the copy was waited for.
+        unsafe {
+            call!(
+                self,
+                cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), region.address(), bytes.len(), stream.raw())
+            )?
+        };
+        stream.synchronize()?;
+        Ok(bytes)
+    }
+
+    /// Copies `bytes` to the beginning of a region of this GPU's memory, and waits. For set-up.
+    ///
+    /// # Errors
+    /// When it is not this GPU's, too small, or the driver refuses.
+    pub fn write(self: &Arc<Self>, region: &Region, bytes: &[u8]) -> Result<()> {
+        self.must_own(region)?;
+        if bytes.len() > region.len() {
+            return Err(Error::invalid(format!("{} bytes for {region:?}", bytes.len()), "it is smaller"));
+        }
+        let stream = self.stream()?;
+        // SAFETY: both spans are so long and live until the copy was waited for.
+        unsafe {
+            call!(
+                self,
+                cuMemcpyHtoDAsync_v2(region.address(), bytes.as_ptr().cast(), bytes.len(), stream.raw())
+            )?
+        };
+        stream.synchronize()
+    }
+
+    fn must_own(&self, region: &Region) -> Result<()> {
+        if *region.place() == Place::Gpu(self.index()) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{region:?}"), format!("it is not in the memory of {self}")))
+    }
+
     /// Regions have one address for both sides, which unified addressing gives on every 64-bit system.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;

@@ -1,6 +1,7 @@
 //! What a user can ask of a run.
 
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::pipeline::Drive;
 use crate::ports::pcap::Playback;
 use inlane_core::units::Rate;
@@ -29,8 +30,59 @@ pub enum Method {
     /// One thread receives, processes and sends.
     #[default]
     Single,
-    /// One receives, another processes and sends.
+    /// One receives, another processes and sends; on a GPU the first launches a kernel a burst, the other waits and sends.
     Split,
+    /// On a GPU: a kernel that runs for good takes items from the ring.
+    Persistent,
+    /// On a GPU: pre-posted wait-value and kernel in streams, posted again as items drain.
+    Stream,
+    /// On a GPU: graphs of the same, launched again as items drain.
+    Graph,
+}
+
+impl Method {
+    /// All of them, as a GPU has them.
+    pub const ALL: [Method; 5] =
+        [Method::Single, Method::Split, Method::Persistent, Method::Stream, Method::Graph];
+
+    /// The CPU has it, too.
+    pub fn is_cpu(&self) -> bool {
+        matches!(self, Method::Single | Method::Split)
+    }
+}
+
+/// Which executor runs the packet function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum On {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// GPU n.
+    Gpu(u32),
+}
+
+impl fmt::Display for On {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            On::Cpu => f.write_str("cpu"),
+            On::Gpu(n) => write!(f, "gpu:{n}"),
+        }
+    }
+}
+
+impl FromStr for On {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let gpu = text.strip_prefix("gpu:").and_then(|n| n.parse().ok());
+        match text {
+            "cpu" => Ok(On::Cpu),
+            "gpu" => Ok(On::Gpu(0)),
+            _ => gpu.map(On::Gpu).ok_or_else(|| {
+                Error::config(format!("--on {text}"), "write cpu, or gpu:0 for the first GPU")
+            }),
+        }
+    }
 }
 
 impl fmt::Display for Method {
@@ -38,6 +90,9 @@ impl fmt::Display for Method {
         f.write_str(match self {
             Method::Single => "single",
             Method::Split => "split",
+            Method::Persistent => "persistent",
+            Method::Stream => "stream",
+            Method::Graph => "graph",
         })
     }
 }
@@ -46,11 +101,12 @@ impl FromStr for Method {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "single" => Ok(Method::Single),
-            "split" => Ok(Method::Split),
-            _ => Err(Error::config(format!("--method {text}"), "on the CPU choose single or split")),
-        }
+        Self::ALL.into_iter().find(|method| method.to_string() == text).ok_or_else(|| {
+            Error::config(
+                format!("--method {text}"),
+                "choose single or split, or on a GPU also persistent, stream or graph",
+            )
+        })
     }
 }
 
@@ -61,8 +117,12 @@ pub struct Config {
     pub route: Route,
     /// The packet function, as on the command line.
     pub function: String,
+    /// What runs the function.
+    pub on: On,
     /// How control flows.
     pub method: Method,
+    /// How a GPU is used; its method is the one above.
+    pub gpu: gpu::Settings,
     /// Threads that process beside those that receive and send (`split` only).
     pub workers: usize,
     /// How many pipelines a direction has, each with its queue and threads.
@@ -93,7 +153,9 @@ impl Config {
         Self {
             route,
             function: "io".into(),
+            on: On::Cpu,
             method: Method::Single,
+            gpu: gpu::Settings::default(),
             workers: 0,
             pipelines: 1,
             drive: Drive::default(),
@@ -112,7 +174,7 @@ impl Config {
     pub fn threads(&self) -> usize {
         match self.method {
             Method::Single => 1,
-            Method::Split => 2 + self.workers,
+            _ => 2 + self.workers,
         }
     }
 
@@ -125,10 +187,16 @@ impl Config {
         if self.pipelines == 0 || self.pipelines > 64 {
             return Err(Error::config(format!("--pipelines {}", self.pipelines), "give 1 to 64"));
         }
-        if self.workers > 0 && self.method != Method::Split {
+        if self.on == On::Cpu && !self.method.is_cpu() {
+            return Err(Error::config(
+                format!("--method {}", self.method),
+                "the CPU has single and split; add --on gpu:0 for the others",
+            ));
+        }
+        if self.workers > 0 && (self.method != Method::Split || self.on != On::Cpu) {
             return Err(Error::config(
                 "--workers",
-                "only --method split has workers; add it or leave them out",
+                "only --method split on the CPU has workers; add it or leave them out",
             ));
         }
         if self.workers > 64 {

@@ -38,6 +38,22 @@ pub enum Error {
     /// From DPDK.
     #[error(transparent)]
     Dpdk(#[from] inlane_dpdk::Error),
+    /// From CUDA.
+    #[error(transparent)]
+    Cuda(#[from] inlane_cuda::Error),
+    /// The GPU did not finish an item.
+    #[error(
+        "packet function {function} on the GPU is stuck: item {item} was not done within {seconds} s; the GPU was given up. \
+         Does the function end for every packet? A longer limit is set with --watchdog"
+    )]
+    Stuck {
+        /// The function.
+        function: String,
+        /// Which item of the run.
+        item: u64,
+        /// How long was waited.
+        seconds: f64,
+    },
     /// Buffers did not come back to their pool.
     #[error("{buffers} packet buffers did not come back to their pool; this is a defect, please report it")]
     Leaked {
@@ -56,8 +72,10 @@ impl Error {
             Error::Core(error) => error.class(),
             Error::Config { .. } => Class::Usage,
             Error::Panicked { .. } | Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
+            Error::Stuck { .. } => Class::Failed,
             Error::Function(error) => error.class(),
             Error::Dpdk(error) => error.class(),
+            Error::Cuda(error) => error.class(),
         }
     }
 

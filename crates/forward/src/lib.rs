@@ -10,6 +10,7 @@
 pub mod config;
 pub mod control;
 mod error;
+pub mod gpu;
 pub mod measure;
 mod open;
 pub mod pipeline;

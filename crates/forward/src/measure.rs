@@ -1,8 +1,9 @@
 //! Measurements over runs: ceiling and baseline of one, the highest rate without loss, latency against load.
 
-use crate::config::{Config, Route};
+use crate::config::{Config, On, Route};
 use crate::control::{Control, Reading};
 use crate::error::{Error, Result};
+use crate::gpu::{self, Memory};
 use crate::run::{Outcome, run};
 use inlane_core::result::{Baseline, Ceiling, Document, PacketResult};
 use inlane_core::ring::layout::Outcome as Verdict;
@@ -52,7 +53,12 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
 
 /// What the resources of the path allow: the slowest link where there is one, and one core's time in the packet
 /// function alone, measured now on 64 packets that stay in its cache.
-pub fn ceiling(config: &Config, link_bits_per_second: Option<f64>) -> Option<Ceiling> {
+///
+/// On a GPU: a bare kernel that moves the same bytes of `result`'s packets, without ring, threads and ports.
+pub fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
+    if let On::Gpu(index) = config.on {
+        return gpu_ceiling(config, index, result).ok();
+    }
     let function = function_rate(config).ok()?;
     let executors = config.pipelines as f64 * config.workers.max(1) as f64;
     let each = config.drive.work.as_nanos() as f64 + 1e9 / function;
@@ -76,6 +82,33 @@ pub fn ceiling(config: &Config, link_bits_per_second: Option<f64>) -> Option<Cei
             bytes_per_second: None,
             packets_per_second: Some(core_time),
         },
+    })
+}
+
+fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Ceiling> {
+    let size = result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64).max(1) as u32;
+    let info = Function::parse(&config.function)?.info()?;
+    let (moved, what) = match config.gpu.memory {
+        Memory::Gpu => (size, "pulls whole packets into GPU memory and writes 16 B of each back"),
+        Memory::Split(bytes) => {
+            (size.min(bytes), "pulls their front into GPU memory and writes 16 B of each back")
+        }
+        _ => (
+            size.min(info.reads).max(1),
+            "reads what the function reads of them and writes 16 B of each back",
+        ),
+    };
+    let gpu = inlane_cuda::Gpu::open(index)?;
+    let found = gpu::ceilings(&gpu, size, moved, &[config.drive.burst as u32])?;
+    let pull = &found.pull[0];
+    Ok(Ceiling {
+        what: format!(
+            "a bare kernel on {} that {what}; the copy engine moves {}",
+            config.on,
+            inlane_core::units::bytes_per_second(found.copy_engine_bytes_per_second)
+        ),
+        bytes_per_second: Some(pull.packets_per_second * size as f64),
+        packets_per_second: Some(pull.packets_per_second),
     })
 }
 
@@ -158,7 +191,7 @@ pub fn against_load(
     let flat_out = trial(None)?;
     let mut document = Document::new("forward", flat_out.path);
     document.twin = flat_out.twin;
-    document.ceiling = ceiling(config, flat_out.link_bits_per_second);
+    document.ceiling = ceiling(config, flat_out.link_bits_per_second, &flat_out.result);
     let fastest = flat_out.result.tx.packets_per_second;
     let (mut low, mut high) = (0.0, fastest);
     let mut best: Option<PacketResult> = None;

@@ -2,11 +2,13 @@
 
 use crate::config::{Config, Route};
 use crate::error::Result;
+use crate::gpu::Memory;
 use crate::ports::check::{Checker, reference};
 use crate::ports::generate::Generator;
 use crate::ports::pcap::{Sink, Source};
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool, Port};
+use inlane_cuda::Gpu;
 use inlane_dpdk::MbufPool;
 use std::sync::Arc;
 
@@ -101,9 +103,21 @@ pub fn pools(
     config: &Config,
     room: usize,
     directions: usize,
+    gpu: Option<&Arc<Gpu>>,
 ) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
     let mbufs = names.iter().any(|name| DPDK.contains(&kind(name)));
     let one = || -> Result<Arc<dyn Pool>> {
+        if let Some(gpu) = gpu.filter(|_| config.gpu.memory == Memory::Pool) {
+            let bytes = match mbufs {
+                true => MbufPool::bytes(config.buffers, room),
+                false => HeapPool::bytes(config.buffers, room).unwrap_or(0),
+            };
+            let region = gpu.allocate(bytes)?;
+            return Ok(match mbufs {
+                true => MbufPool::over(region, room)?,
+                false => Arc::new(HeapPool::over(region, room)?),
+            });
+        }
         Ok(match mbufs {
             true => MbufPool::new(config.buffers, room)?,
             false => Arc::new(HeapPool::new(config.buffers, room)?),

@@ -1,8 +1,9 @@
 //! A run: opens the ports, joins them by pipelines, waits for the end, and says what became of every packet.
 
-use crate::config::{Config, Method, Route};
+use crate::config::{Config, Method, On, Route};
 use crate::control::{Control, Progress, Reading};
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::open;
 use crate::pipeline::{self, Pipeline, Shared, StageHistograms, Tally};
 use inlane_core::clock::Clock;
@@ -10,7 +11,7 @@ use inlane_core::port::Counters;
 use inlane_core::result::{Flow, PacketResult, Path, Stages, Verification};
 use inlane_core::stats::LatencyHistogram;
 use inlane_core::{Pool, Port};
-use inlane_function::{Function, Instance, Report};
+use inlane_function::{Function, Report};
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ pub struct Outcome {
     pub path: Path,
     /// What ports that check found.
     pub verification: Option<Verification>,
+    /// The devices that took part.
+    pub devices: Vec<String>,
     /// A software stand-in took part.
     pub twin: bool,
     /// The slowest link's rate, where a port has one.
@@ -49,9 +52,14 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     let clock = Clock::new();
     let open::Opened { mut ports, room } = open::ports(&names, config, &clock)?;
     let touched = ports.iter().any(|port| port.info().touches_payload);
-    let pools = open::pools(&names, config, room, directions.len())?;
+    let program = match config.on {
+        On::Cpu => None,
+        On::Gpu(index) => Some(gpu::Program::new(&inlane_cuda::Gpu::open(index)?, &function)?),
+    };
+    let pools =
+        open::pools(&names, config, room, directions.len(), program.as_ref().map(|program| program.gpu()))?;
     if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().place().is_cpu_memory())
-        && (touched || config.function != "io")
+        && (touched || (config.on == On::Cpu && config.function != "io"))
     {
         let place = pool.region().place();
         return Err(Error::config(
@@ -60,13 +68,14 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
         ));
     }
     let pipelines = join(config, &function, &mut ports, &pools, &directions)?;
+    let executors = executors(config, pipelines, program.as_ref())?;
     for port in &mut ports {
         port.start()?;
     }
-    let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
-    let cores = config.cores_for(config.threads() * pipelines.len());
+    let progress: Vec<_> = executors.iter().map(|_| Progress::default()).collect();
+    let cores = config.cores_for(config.threads() * executors.len());
     let started = Instant::now();
-    let tallies = drive(config, control, pipelines, &clock, &progress, &cores, watch, started);
+    let tallies = drive(config, control, executors, &clock, &progress, &cores, watch, started);
     let elapsed = started.elapsed();
     let mut device = Counters::default();
     for port in &mut ports {
@@ -74,7 +83,37 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
         port.stop();
     }
     let leaked = pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum();
-    Ok(outcome(config, tallies, &ports, &directions, elapsed, device, leaked))
+    let mut outcome = outcome(config, tallies, &function, &ports, &directions, elapsed, device, leaked);
+    outcome.devices.extend(program.map(|program| program.gpu().to_string()));
+    Ok(outcome)
+}
+
+/// What runs a pipeline.
+enum Executor {
+    Cpu(Pipeline),
+    Gpu(Pipeline, Box<gpu::Lane>),
+}
+
+/// Gives each pipeline its executor; on a GPU, everything is allocated and loaded here, before a kernel runs.
+fn executors(
+    config: &Config,
+    pipelines: Vec<Pipeline>,
+    program: Option<&Arc<gpu::Program>>,
+) -> Result<Vec<Executor>> {
+    let Some(program) = program else {
+        return Ok(pipelines.into_iter().map(Executor::Cpu).collect());
+    };
+    let settings = gpu::Settings { method: config.method, ..config.gpu.clone() };
+    let mut executors = Vec::new();
+    for pipeline in pipelines {
+        let lane = gpu::Lane::new(program, &settings, &config.drive, &*pipeline.pool)?;
+        executors.push(Executor::Gpu(pipeline, Box::new(lane)));
+    }
+    gpu::Lane::check_residence(executors.iter().filter_map(|executor| match executor {
+        Executor::Gpu(_, lane) => Some(&**lane),
+        Executor::Cpu(_) => None,
+    }))?;
+    Ok(executors)
 }
 
 /// The ports' names, each once where ports can be shared, and who sends to whom.
@@ -137,7 +176,8 @@ fn join(
                 next_tx[tx] += 1;
             }
             let mut instances = Vec::new();
-            for _ in 0..config.workers.max(1) {
+            let workers = if config.on == On::Cpu { config.workers.max(1) } else { 0 };
+            for _ in 0..workers {
                 let mut instance = function.instance()?;
                 instance.set_room(pool.room() as u32);
                 instances.push(instance);
@@ -152,35 +192,41 @@ fn join(
 fn drive(
     config: &Config,
     control: &Control,
-    pipelines: Vec<Pipeline>,
+    executors: Vec<Executor>,
     clock: &Clock,
     progress: &[Progress],
     cores: &[usize],
     watch: &mut dyn FnMut(Duration, Reading),
     started: Instant,
-) -> Vec<Tally> {
+) -> Vec<(Tally, Option<gpu::Report>)> {
     std::thread::scope(|scope| {
         let (finished, finishes) = mpsc::channel();
-        let count = pipelines.len();
-        for (index, pipeline) in pipelines.into_iter().enumerate() {
+        let count = executors.len();
+        for (index, executor) in executors.into_iter().enumerate() {
             let finished = finished.clone();
             let threads = config.threads();
             let cores = cores.chunks(threads).nth(index).unwrap_or(&[]);
             let shared = Shared { control, progress: &progress[index], clock, index, cores };
             scope.spawn(move || {
-                let tally = match config.method {
-                    Method::Single => pipeline::run_single(pipeline, &config.drive, &shared),
-                    Method::Split => pipeline::run_split(pipeline, &config.drive, config.workers, &shared)
-                        .unwrap_or_else(|error| Tally { errors: vec![error], ..Tally::default() }),
+                let ended = match executor {
+                    Executor::Gpu(pipeline, lane) => gpu::run(pipeline, *lane, &config.drive, &shared),
+                    Executor::Cpu(pipeline) if config.method == Method::Single => {
+                        (pipeline::run_single(pipeline, &config.drive, &shared), None)
+                    }
+                    Executor::Cpu(pipeline) => {
+                        let tally = pipeline::run_split(pipeline, &config.drive, config.workers, &shared)
+                            .unwrap_or_else(|error| Tally { errors: vec![error], ..Tally::default() });
+                        (tally, None)
+                    }
                 };
                 // One that broke ends the others, in order.
-                if !tally.errors.is_empty() {
+                if !ended.0.errors.is_empty() {
                     shared.control.stop();
                 }
-                let _ = finished.send((index, tally));
+                let _ = finished.send((index, ended));
             });
         }
-        let mut tallies: Vec<Option<Tally>> = (0..count).map(|_| None).collect();
+        let mut tallies: Vec<Option<(Tally, Option<gpu::Report>)>> = (0..count).map(|_| None).collect();
         let mut next_watch = Duration::from_secs(1);
         while tallies.iter().any(Option::is_none) {
             let elapsed = started.elapsed();
@@ -193,7 +239,7 @@ fn drive(
             }
             // Short enough to notice a signal soon.
             match finishes.recv_timeout(wait.clamp(Duration::from_micros(100), Duration::from_millis(100))) {
-                Ok((index, tally)) => tallies[index] = Some(tally),
+                Ok((index, ended)) => tallies[index] = Some(ended),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
@@ -210,9 +256,11 @@ fn drive(
     })
 }
 
+#[expect(clippy::too_many_arguments, reason = "called once, from `run`, whose parts these are")]
 fn outcome(
     config: &Config,
-    tallies: Vec<Tally>,
+    tallies: Vec<(Tally, Option<gpu::Report>)>,
+    function: &Function,
     ports: &[Box<dyn Port>],
     directions: &[Direction],
     elapsed: Duration,
@@ -220,8 +268,15 @@ fn outcome(
     leaked_buffers: u64,
 ) -> Outcome {
     let mut sum = Tally::default();
-    let mut functions = Vec::new();
-    for tally in tallies {
+    let mut said = Report::default();
+    let mut on_gpu: Option<gpu::Report> = None;
+    for (tally, report) in tallies {
+        tally.functions.iter().for_each(|instance| said.merge(instance.report()));
+        if let Some(report) = report {
+            said.merge(function.report(&report.state));
+            let pcie_bytes = on_gpu.as_ref().map_or(0, |sum| sum.pcie_bytes) + report.pcie_bytes;
+            on_gpu = Some(gpu::Report { pcie_bytes, ..report });
+        }
         sum.rx += tally.rx;
         sum.tx += tally.tx;
         sum.dropped_overload += tally.dropped_overload;
@@ -231,7 +286,6 @@ fn outcome(
         sum.cpu_ns += tally.cpu_ns;
         sum.stages.add(&tally.stages);
         sum.errors.extend(tally.errors);
-        functions.extend(tally.functions);
     }
     sum.rx.missed += device.missed;
     sum.rx.errors += device.errors;
@@ -253,11 +307,11 @@ fn outcome(
         latency: latency.as_ref().and_then(LatencyHistogram::percentiles),
         stages: config.drive.stages.then(|| stages(&sum.stages)),
         cpu_ns: sum.cpu_ns,
-        flags: None,
-        memory: None,
-        pcie_bytes: None,
+        flags: on_gpu.as_ref().map(|report| report.flags.clone()),
+        memory: on_gpu.as_ref().map(|report| report.memory.clone()),
+        pcie_bytes: on_gpu.as_ref().map(|report| report.pcie_bytes),
         limit: None,
-        function: report(&functions),
+        function: if said == Report::default() { None } else { serde_json::to_value(said).ok() },
     };
     let hop = |index: usize| ports[index].info().path.clone();
     let hops = directions
@@ -265,10 +319,12 @@ fn outcome(
         .map(|direction| {
             let to: Vec<_> = direction.tx.iter().map(|&tx| hop(tx)).collect();
             format!(
-                "{} -> {} on cpu ({}) -> {}",
+                "{} -> {} on {} ({}{}) -> {}",
                 hop(direction.rx),
                 config.function,
+                config.on,
                 config.method,
+                on_gpu.as_ref().map_or(String::new(), |report| format!(", {}", report.shape)),
                 to.join(" | ")
             )
         })
@@ -278,6 +334,7 @@ fn outcome(
         result,
         path: Path { hops, reason: String::new(), not_taken: Vec::new() },
         verification: verifications.into_iter().next(),
+        devices: Vec::new(),
         twin: ports.iter().any(|port| port.info().twin),
         link_bits_per_second: ports
             .iter()
@@ -285,15 +342,6 @@ fn outcome(
             .min_by(f64::total_cmp),
         errors: sum.errors,
     }
-}
-
-/// What the functions say of their state, all pipelines together; `None` when they say nothing.
-fn report(functions: &[Instance]) -> Option<serde_json::Value> {
-    let mut all = Report::default();
-    for function in functions {
-        all.merge(function.report());
-    }
-    if all == Report::default() { None } else { serde_json::to_value(all).ok() }
 }
 
 fn stages(histograms: &StageHistograms) -> Stages {
@@ -310,7 +358,11 @@ fn parameters(config: &Config) -> BTreeMap<String, String> {
         ("burst".to_string(), config.drive.burst.to_string()),
         ("function".into(), config.function.clone()),
         ("method".into(), config.method.to_string()),
+        ("on".into(), config.on.to_string()),
     ]);
+    if config.on != On::Cpu {
+        parameters.insert("memory".into(), config.gpu.memory.to_string());
+    }
     if config.pipelines > 1 {
         parameters.insert("pipelines".into(), config.pipelines.to_string());
     }

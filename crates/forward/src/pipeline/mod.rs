@@ -7,8 +7,8 @@
 //! ```
 
 pub mod held;
-mod inlet;
-mod outlet;
+pub(crate) mod inlet;
+pub(crate) mod outlet;
 mod single;
 mod split;
 #[cfg(test)]
@@ -152,7 +152,12 @@ pub struct StageHistograms {
 
 impl StageHistograms {
     /// Notes a burst of `count` that was received, queued, processed and sent at these raw readings.
-    fn record(&mut self, clock: &Clock, [received, queued, processed, sent]: [u64; 4], count: u64) {
+    pub(crate) fn record(
+        &mut self,
+        clock: &Clock,
+        [received, queued, processed, sent]: [u64; 4],
+        count: u64,
+    ) {
         self.queue.record(clock.between_ns(received, queued), count);
         self.process.record(clock.between_ns(queued, processed), count);
         self.send.record(clock.between_ns(processed, sent), count);
@@ -181,7 +186,7 @@ fn work(clock: &Clock, each: Duration, packets: usize) {
 }
 
 /// Binds the calling thread to the `index`th core given, if one was.
-fn pin(cores: &[usize], index: usize) {
+pub(crate) fn pin(cores: &[usize], index: usize) {
     let Some(&core) = cores.get(index) else { return };
     // SAFETY: an all-zero cpu_set_t is an empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -195,7 +200,7 @@ fn pin(cores: &[usize], index: usize) {
 }
 
 /// The text of a panic.
-fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     payload
         .downcast_ref::<&str>()
         .map(|text| text.to_string())

@@ -1,0 +1,236 @@
+//! Ceilings and baselines of GPU runs, measured in the same run: bare kernels that move the same bytes, the copy engine, a
+//! round trip with the same dependent reads, and a competing job.
+
+use crate::error::{Error, Result};
+use inlane_core::Region;
+use inlane_core::clock::Clock;
+use inlane_core::stats::{LatencyHistogram, Percentiles};
+use inlane_cuda::{
+    Event, EventKind, Function, Gpu, Launch, Module, PinnedKind, Program, Stream, argument, compile,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+pub(super) const SOURCE: &str = include_str!("kernels/bare.cu");
+
+fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
+    let program = Program { name: "bare.cu", source: SOURCE, headers: &[], options: &["-lineinfo"] };
+    Ok(Module::load(gpu, &compile(&program, &gpu.info().arch())?)?)
+}
+
+/// What one GPU and its link allow.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Ceilings {
+    /// A large copy from pinned memory by the copy engine.
+    pub copy_engine_bytes_per_second: f64,
+    /// A bare kernel that pulls packets into GPU memory and writes 16 bytes of each back, by packets an item.
+    pub pull: Vec<Pull>,
+}
+
+/// A bare kernel's rate.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Pull {
+    /// Packets an item.
+    pub burst: u32,
+    /// Bytes of each.
+    pub size: u32,
+    /// Bytes of each that were pulled.
+    pub moved: u32,
+    /// Blocks and threads of the best shape tried.
+    pub blocks: u32,
+    /// Threads a block.
+    pub threads: u32,
+    /// Bytes of packets a second.
+    pub bytes_per_second: f64,
+    /// Packets a second.
+    pub packets_per_second: f64,
+}
+
+/// Measures the ceilings for packets of `size` bytes, of which `moved` at the front are pulled, and these bursts.
+///
+/// # Errors
+/// When the GPU refuses, or memory is short.
+pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
+    const BUFFER: usize = 64 << 20;
+    let module = load(gpu)?;
+    let kernel = module.function("bare_pull")?;
+    let stream = gpu.stream()?;
+    let host = gpu.pinned(BUFFER, PinnedKind::Cached)?;
+    let device = gpu.allocate(BUFFER)?;
+    let done = gpu.pinned(BUFFER / 16, PinnedKind::Cached)?;
+    let copy = timed(gpu, &stream, 5, || {
+        for _ in 0..4 {
+            // SAFETY: both regions live until the timer has waited for the stream.
+            unsafe { stream.copy(&host, &device)? };
+        }
+        Ok(())
+    })?;
+    let mut found = Ceilings { copy_engine_bytes_per_second: 4.0 * BUFFER as f64 / copy, pull: Vec::new() };
+    // Buffers as a pool lays them out: packet, rounded up to 128, behind 128 bytes of headroom.
+    let stride = size.next_multiple_of(128) + 128;
+    for &burst in bursts {
+        let period = (BUFFER as u32 / stride / burst).min(64);
+        let mut best: Option<Pull> = None;
+        for (blocks, threads) in
+            [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
+        {
+            let items = ((1u64 << 30) / (burst as u64 * size as u64)).min(500_000);
+            let chunks = moved.div_ceil(16);
+            let shape = Launch { blocks, threads, shared_bytes: 0, cooperative: false };
+            let seconds = timed(gpu, &stream, 3, || {
+                let (from, to, word) = (host.address(), device.address(), done.address());
+                let arguments = [
+                    argument(&from),
+                    argument(&to),
+                    argument(&word),
+                    argument(&items),
+                    argument(&period),
+                    argument(&burst),
+                    argument(&chunks),
+                    argument(&stride),
+                ];
+                // SAFETY: the kernel's parameters; `period` items of `burst` strides fit the buffers, and a line of `done` each.
+                unsafe { kernel.launch(&stream, shape, arguments) }.map_err(Error::from)
+            })?;
+            let packets = items as f64 * burst as f64 / seconds;
+            if best.as_ref().is_none_or(|best| packets > best.packets_per_second) {
+                best = Some(Pull {
+                    burst,
+                    size,
+                    moved,
+                    blocks,
+                    threads,
+                    bytes_per_second: packets * size as f64,
+                    packets_per_second: packets,
+                });
+            }
+        }
+        found.pull.extend(best);
+    }
+    Ok(found)
+}
+
+/// Median seconds of what `queue` queues.
+fn timed(
+    gpu: &Arc<Gpu>,
+    stream: &Stream,
+    repeats: usize,
+    mut queue: impl FnMut() -> Result<()>,
+) -> Result<f64> {
+    let start = Event::new(gpu, EventKind::Timing)?;
+    let end = Event::new(gpu, EventKind::Timing)?;
+    let mut times = Vec::new();
+    for round in 0..=repeats {
+        stream.record(&start)?;
+        queue()?;
+        stream.record(&end)?;
+        end.synchronize()?;
+        // The first warms up.
+        if round > 0 {
+            times.push(end.since_ns(&start)? / 1e9);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
+}
+
+/// Latency of the least that one packet an item needs.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct RoundTrip {
+    /// Flag to the GPU, descriptor, packet, answer, fence, flag back.
+    pub nanoseconds: Option<Percentiles>,
+}
+
+/// Measures it over `rounds` rounds, one at a time.
+///
+/// # Errors
+/// When the GPU refuses.
+pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
+    let module = load(gpu)?;
+    let kernel = module.function("bare_round_trip")?;
+    let stream = gpu.stream()?;
+    let memory = gpu.pinned(4096, PinnedKind::Cached)?;
+    let (line, answer, packet) = (memory.slice(0, 128)?, memory.slice(512, 128)?, memory.slice(1024, 2048)?);
+    let word = |region: &Region, index: usize| {
+        // SAFETY: inside the region, aligned, accessed by the CPU as an atomic only.
+        unsafe { AtomicU64::from_ptr(region.as_ptr().cast::<u64>().add(index)) }
+    };
+    word(&line, 2).store(packet.address(), Ordering::Relaxed);
+    word(&line, 3).store(1024, Ordering::Relaxed);
+    let shape = Launch { blocks: 1, threads: 1, shared_bytes: 0, cooperative: false };
+    let (from, to) = (line.address(), answer.address());
+    // SAFETY: the kernel's parameters; the memory lives until the stream was waited for, below.
+    unsafe { kernel.launch(&stream, shape, [argument(&from), argument(&to), argument(&rounds)])? };
+    let clock = Clock::new();
+    let mut histogram = LatencyHistogram::default();
+    for round in 1..=rounds {
+        let start = clock.raw();
+        word(&line, 0).store(round, Ordering::Release);
+        let begun = Instant::now();
+        let mut looks = 0u32;
+        while word(&answer, 0).load(Ordering::Acquire) != round {
+            std::hint::spin_loop();
+            looks += 1;
+            if looks.is_multiple_of(1 << 20) && begun.elapsed() > Duration::from_secs(2) {
+                gpu.abandon();
+                return Err(Error::Stuck { function: "bare_round_trip".into(), item: round, seconds: 2.0 });
+            }
+        }
+        if round > rounds / 10 {
+            histogram.record(clock.between_ns(start, clock.raw()), 1);
+        }
+    }
+    stream.synchronize()?;
+    Ok(RoundTrip { nanoseconds: histogram.percentiles() })
+}
+
+/// A job that wants the GPU beside the executor: blocks busy with arithmetic, in slices, until it is dropped.
+pub struct Competitor {
+    gpu: Arc<Gpu>,
+    stream: Stream,
+    kernel: Function,
+    rounds: Region,
+    blocks: u32,
+}
+
+impl Competitor {
+    /// Prepares it with a block for each multiprocessor, before anything persistent runs.
+    ///
+    /// # Errors
+    /// When the GPU refuses.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let kernel = load(gpu)?.function("bare_compete")?;
+        let blocks = kernel.resident_blocks(256, 0)?;
+        Ok(Self {
+            gpu: gpu.clone(),
+            stream: gpu.stream()?,
+            kernel,
+            rounds: gpu.allocate(blocks as usize * 8)?,
+            blocks,
+        })
+    }
+
+    /// Runs for `duration` in slices of a millisecond; returns rounds of arithmetic a second over all blocks.
+    ///
+    /// # Errors
+    /// When the GPU refuses.
+    pub fn run(&self, duration: Duration) -> Result<f64> {
+        let shape = Launch { blocks: self.blocks, threads: 256, shared_bytes: 0, cooperative: false };
+        let slice = Duration::from_millis(1).as_nanos() as u64;
+        let begun = Instant::now();
+        let mut total = 0u64;
+        while begun.elapsed() < duration {
+            let rounds = self.rounds.address();
+            // SAFETY: the kernel's parameters; a word a block, alive as long as this value.
+            unsafe { self.kernel.launch(&self.stream, shape, [argument(&rounds), argument(&slice)])? };
+            self.stream.synchronize()?;
+            let counted = self.gpu.read(&self.rounds)?;
+            total += counted
+                .chunks_exact(8)
+                .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+                .sum::<u64>();
+        }
+        Ok(total as f64 / begun.elapsed().as_secs_f64())
+    }
+}

@@ -1,0 +1,139 @@
+//! What keeps the GPU supplied beside the ring, on the sending thread: nothing, or posted work.
+
+use super::lane::Lane;
+use super::posted::{GraphPoster, StreamPoster, release_waits};
+use crate::config::Method;
+use crate::error::Result;
+use inlane_cuda::{Stream, argument};
+use std::time::{Duration, Instant};
+
+/// How often a function that wants the time gets it.
+const TICK_EVERY: Duration = Duration::from_millis(1);
+
+/// The part of a method that follows what is done.
+pub(super) struct Feed<'a> {
+    lane: &'a Lane,
+    streams: &'a [Stream],
+    posting: Posting<'a>,
+    ticks: Option<(&'a Stream, Instant)>,
+}
+
+enum Posting<'a> {
+    /// Kernels are launched elsewhere.
+    None,
+    Stream(StreamPoster<'a>),
+    Graph(GraphPoster<'a>),
+}
+
+impl<'a> Feed<'a> {
+    /// Starts the method: launches the persistent kernel, posts the first lap. `side` is a stream for ticks.
+    ///
+    /// # Errors
+    /// When the GPU refuses.
+    pub(super) fn start(lane: &'a Lane, streams: &'a [Stream], side: &'a Stream) -> Result<Self> {
+        let posting = match lane.settings.method {
+            Method::Single | Method::Split => Posting::None,
+            Method::Persistent => {
+                let arguments = [argument(&lane.parameters)];
+                // SAFETY: the parameter of `inlane_persistent`; the lane outlives its streams.
+                unsafe { lane.program.persistent.launch(&streams[0], lane.shape, arguments)? };
+                Posting::None
+            }
+            Method::Stream => {
+                let mut poster = StreamPoster::new(lane, streams);
+                poster.post(0, u64::MAX)?;
+                Posting::Stream(poster)
+            }
+            Method::Graph => {
+                let mut poster = GraphPoster::new(lane, streams)?;
+                poster.post(0)?;
+                Posting::Graph(poster)
+            }
+        };
+        let ticks = (lane.program.info.ticks != 0).then(|| (side, Instant::now()));
+        Ok(Self { lane, streams, posting, ticks })
+    }
+
+    /// `freed` items are done: posts what may follow.
+    ///
+    /// # Errors
+    /// When the driver refuses, or an earlier kernel failed.
+    #[inline]
+    pub(super) fn done(&mut self, freed: u64) -> Result<()> {
+        match &mut self.posting {
+            Posting::None => Ok(()),
+            Posting::Stream(poster) => poster.post(freed, 1),
+            Posting::Graph(poster) => poster.post(freed),
+        }
+    }
+
+    /// Nothing was done: catches up, and gives the function the time.
+    ///
+    /// # Errors
+    /// As for [`Feed::done`].
+    #[inline]
+    pub(super) fn idle(&mut self, freed: u64) -> Result<()> {
+        if let Posting::Stream(poster) = &mut self.posting {
+            poster.post(freed, 4)?;
+        }
+        if let Some((stream, last)) = &mut self.ticks
+            && last.elapsed() >= TICK_EVERY
+            && stream.is_idle()?
+        {
+            *last = Instant::now();
+            let shape = inlane_cuda::Launch { blocks: 1, threads: 1, shared_bytes: 0, cooperative: false };
+            // SAFETY: the parameter of `inlane_tick`; the lane outlives its streams.
+            unsafe { self.lane.program.tick.launch(stream, shape, [argument(&self.lane.parameters)])? };
+        }
+        Ok(())
+    }
+
+    /// Ends it, once the producer is gone: `published` items were submitted. Waits until the GPU has let go of the lane,
+    /// at most as long as the watchdog waits; then gives the device up.
+    ///
+    /// # Errors
+    /// A kernel's fault, or that it did not end.
+    pub(super) fn finish(self, published: u64, clean: bool, stuck: bool) -> Result<()> {
+        let posted = match &self.posting {
+            Posting::None => published,
+            Posting::Stream(poster) => poster.posted(),
+            Posting::Graph(poster) => poster.posted(),
+        };
+        if !clean {
+            self.lane.order_exit();
+        }
+        release_waits(self.lane, published, posted);
+        if stuck {
+            self.lane.program.gpu.abandon();
+            return Ok(());
+        }
+        settle(self.lane, self.streams, published)
+    }
+}
+
+/// Waits until nothing runs on the lane's streams any more.
+pub(super) fn settle(lane: &Lane, streams: &[Stream], published: u64) -> Result<()> {
+    let begun = Instant::now();
+    for stream in streams {
+        loop {
+            match stream.is_idle() {
+                Ok(true) => break,
+                Ok(false) if begun.elapsed() > lane.settings.watchdog => {
+                    lane.program.gpu.abandon();
+                    return Err(crate::Error::Stuck {
+                        function: lane.program.function.name().into(),
+                        item: published,
+                        seconds: lane.settings.watchdog.as_secs_f64(),
+                    });
+                }
+                Ok(false) => std::thread::yield_now(),
+                Err(error) => {
+                    // A fault has ended every kernel; frees would only repeat it.
+                    lane.program.gpu.abandon();
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,281 @@
+// The device side of the GPU executors: takes items from the burst ring, runs the packet function on them, completes them.
+// Compiled behind the function's source (Function::gpu_source, which brings inlane.h and inlane_run_item) by gpu/program.rs;
+// lane.rs has the other half of the structs.
+//
+//   persistent   inlane_persistent: block b takes items b, b+n, ... until the ring ends
+//   others       inlane_items: one block an item, once the item is known to be there
+//
+// Order: one thread acquires the item's word (system scope), then a barrier, then all threads read the item. All threads'
+// writes, a barrier, then one thread releases the completed word (system scope). Nothing else orders anything.
+
+struct inlane_lane {
+    const uint8_t *submit;         // the ring's submit half
+    uint8_t *complete;             // the ring's complete half
+    const uint64_t *control;       // pinned: [0] not 0: stop at once; [8], [9] heartbeats of the host's two threads
+    uint8_t *stage;                // GPU memory that payload is pulled into; null: packets are worked on in place
+    uint8_t *shadow;               // the front of each packet as it was pulled, to see what the function changed
+    void *state;                   // the packet function's
+    uint8_t *output;
+    uint64_t output_bytes;
+    uint64_t orphan_ns;            // a host that gives no sign for so long is dead
+    uint32_t submit_stride;
+    uint32_t complete_stride;
+    uint32_t slot_shift;           // slots = 1 << slot_shift
+    uint32_t burst;
+    uint32_t room;                 // bytes a packet may grow to
+    uint32_t pull;                 // most bytes of each packet to pull
+    uint32_t stage_stride;         // bytes a packet in `stage`: a multiple of 16
+    uint32_t shadow_stride;        // bytes a packet in `shadow`: a multiple of 16; 0: the function writes nothing
+    uint32_t writes;               // most bytes at the front that the function writes
+    uint32_t pause_ns;             // between two looks at an item that is not there
+    uint32_t work_ns;              // forced work of a thread for each of its packets
+    uint32_t reserved;
+};
+
+namespace {
+
+// ---- Words shared with the host. --------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint64_t acquire(const void *word) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void release(void *word, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ uint64_t now_ns() {
+    uint64_t value;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+    return value;
+}
+
+// Sixteen bytes from the host's memory, which nothing here reads twice.
+__device__ __forceinline__ uint4 far_load(const void *from) {
+    uint4 value;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ bool same(uint4 a, uint4 b) {
+    return a.x == b.x && a.y == b.y && a.z == b.z && a.w == b.w;
+}
+
+// ---- One item. ----------------------------------------------------------------------------------------------------------
+
+struct slot {
+    const uint8_t *submit;
+    uint8_t *complete;
+    uint64_t first; // number of its first packet in `stage` and `shadow`
+    uint32_t lap;
+};
+
+__device__ __forceinline__ slot slot_of(const inlane_lane &lane, uint64_t position) {
+    uint32_t index = static_cast<uint32_t>(position) & ((1u << lane.slot_shift) - 1);
+    return {lane.submit + INLANE_RING_LINE + static_cast<uint64_t>(index) * lane.submit_stride,
+            lane.complete + static_cast<uint64_t>(index) * lane.complete_stride,
+            static_cast<uint64_t>(index) * lane.burst, static_cast<uint32_t>(position >> lane.slot_shift) + 1};
+}
+
+// Where a packet's bytes are while the function works on them, and where they came from.
+//
+//   host   ..|skew| packet bytes ...        the sixteen-byte chunks that hold it; the first begins `skew` bytes before it
+//   stage    |skew| packet bytes ...        the same chunks
+struct pulled {
+    uint8_t *host;   // first chunk
+    uint32_t skew;
+    uint32_t length; // pulled
+};
+
+__device__ __forceinline__ pulled pulled_of(const inlane_lane &lane, uint4 descriptor) {
+    uint64_t address = descriptor.x | static_cast<uint64_t>(descriptor.y) << 32;
+    return {reinterpret_cast<uint8_t *>(address & ~15ull), descriptor.x & 15u, min(descriptor.z, lane.pull)};
+}
+
+// Pulls the packets into `stage`, a warp a packet, up to eight loads in flight a thread, and points `now` there.
+__device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given, uint4 *now) {
+    constexpr uint32_t packets = 4, chunks = 2;
+    uint32_t warps = blockDim.x / 32, lane_id = threadIdx.x % 32;
+    for (uint32_t base = threadIdx.x / 32; base < count; base += warps * packets) {
+        uint32_t most = 0;
+#pragma unroll
+        for (uint32_t p = 0; p < packets; p++) {
+            uint32_t i = base + p * warps;
+            if (i < count) {
+                pulled from = pulled_of(lane, given[i]);
+                most = max(most, (from.skew + from.length + 15) / 16);
+            }
+        }
+        for (uint32_t front = 0; front < most; front += 32 * chunks) {
+            uint4 values[packets][chunks];
+#pragma unroll
+            for (uint32_t p = 0; p < packets; p++) {
+                uint32_t i = base + p * warps;
+                if (i >= count) continue;
+                pulled from = pulled_of(lane, given[i]);
+#pragma unroll
+                for (uint32_t c = 0; c < chunks; c++) {
+                    uint32_t chunk = front + c * 32 + lane_id;
+                    if (chunk * 16 < from.skew + from.length) values[p][c] = far_load(from.host + chunk * 16);
+                }
+            }
+#pragma unroll
+            for (uint32_t p = 0; p < packets; p++) {
+                uint32_t i = base + p * warps;
+                if (i >= count) continue;
+                pulled from = pulled_of(lane, given[i]);
+#pragma unroll
+                for (uint32_t c = 0; c < chunks; c++) {
+                    uint32_t chunk = front + c * 32 + lane_id;
+                    if (chunk * 16 >= from.skew + from.length) continue;
+                    *reinterpret_cast<uint4 *>(lane.stage + (at.first + i) * lane.stage_stride + chunk * 16) = values[p][c];
+                    if (chunk * 16 < lane.shadow_stride)
+                        *reinterpret_cast<uint4 *>(lane.shadow + (at.first + i) * lane.shadow_stride + chunk * 16) =
+                            values[p][c];
+                }
+            }
+        }
+    }
+    for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
+        uint64_t address =
+            reinterpret_cast<uint64_t>(lane.stage) + (at.first + i) * lane.stage_stride + (given[i].x & 15u);
+        now[i] = make_uint4(static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32), given[i].z, 0);
+    }
+}
+
+// Writes the chunks that the function changed back to where they came from. `lengths` are the packets' new ones.
+__device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given,
+                           const inlane_outcome *outcomes) {
+    uint32_t chunks = lane.shadow_stride / 16;
+    for (uint32_t work = threadIdx.x; work < count * chunks; work += blockDim.x) {
+        uint32_t i = work / chunks, chunk = work % chunks;
+        pulled from = pulled_of(lane, given[i]);
+        uint32_t length = outcomes ? outcomes[i].length : given[i].z;
+        uint32_t end = from.skew + min(length, lane.writes); // bytes of the stage up to which it may have written
+        uint32_t begin = max(chunk * 16, from.skew), stop = min(chunk * 16 + 16, end);
+        if (begin >= stop) continue;
+        const uint8_t *stage = lane.stage + (at.first + i) * lane.stage_stride;
+        uint4 value = *reinterpret_cast<const uint4 *>(stage + chunk * 16);
+        bool fresh = chunk * 16 >= from.skew + from.length; // behind what was pulled: it can only be new
+        if (!fresh && same(value, *reinterpret_cast<const uint4 *>(lane.shadow + (at.first + i) * lane.shadow_stride +
+                                                                   chunk * 16)))
+            continue;
+        if (begin == chunk * 16 && stop == chunk * 16 + 16) {
+            *reinterpret_cast<uint4 *>(from.host + chunk * 16) = value;
+        } else {
+            // The rest of the chunk is not this packet's.
+            for (uint32_t byte = begin; byte < stop; byte++) from.host[byte] = stage[byte];
+        }
+    }
+}
+
+// Works on an item whose descriptors are in shared memory already; called by all threads of a block. Afterwards a barrier is
+// needed before shared memory is used again.
+__device__ __forceinline__ void process(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
+    inlane_context call = {lane.state, lane.output, lane.output_bytes, now_ns(), lane.room, 0};
+    inlane_outcome *outcomes = reinterpret_cast<inlane_outcome *>(at.complete + INLANE_RING_ENTRIES);
+    uint32_t info;
+    if (lane.stage == nullptr) {
+        info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(given), count, outcomes, call);
+    } else {
+        uint4 *now = given + lane.burst;
+        inlane_outcome *local = reinterpret_cast<inlane_outcome *>(now + lane.burst);
+        pull(lane, at, count, given, now);
+        __syncthreads();
+        info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(now), count, local, call);
+        __syncthreads();
+        if (lane.shadow_stride) write_back(lane, at, count, given, info == INLANE_OUTCOMES ? local : nullptr);
+        if (info == INLANE_OUTCOMES)
+            for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) outcomes[i] = local[i];
+    }
+    if (lane.work_ns) {
+        uint64_t until = call.now_ns + static_cast<uint64_t>(lane.work_ns) * ((count + blockDim.x - 1) / blockDim.x);
+        while (now_ns() < until) {
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) release(at.complete, at.lap | static_cast<uint64_t>(info) << 32);
+}
+
+// Waits for an item; 0 in place of its word when there will be none.
+__device__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position) {
+    uint64_t since = 0, beat = 0;
+    for (uint32_t looks = 1;; looks++) {
+        uint64_t word = acquire(at.submit);
+        if (static_cast<uint32_t>(word) == at.lap) return word;
+        if (looks % 8 == 0) {
+            uint64_t end = acquire(lane.submit);
+            // What was published before the end was seen is there now.
+            if (end != 0 && position >= end - 1) return 0;
+        }
+        if (looks % 64 == 0) {
+            if (acquire(lane.control)) return 0;
+            uint64_t now = now_ns(), sign = acquire(lane.control + 8) + acquire(lane.control + 9);
+            if (since == 0 || sign != beat) {
+                beat = sign;
+                since = now;
+            } else if (now - since > lane.orphan_ns) {
+                return 0;
+            }
+        }
+        if (lane.pause_ns) __nanosleep(lane.pause_ns);
+    }
+}
+
+} // namespace
+
+// The descriptors of an item, and where payload is pulled: those of the pulled packets, and their outcomes.
+extern __shared__ uint4 inlane_shared[];
+
+// Persistent: runs until the ring ends, the host says so, or is dead. All blocks must be resident at once.
+extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_persistent(const __grid_constant__ inlane_lane lane) {
+    __shared__ uint64_t seen;
+    for (uint64_t position = blockIdx.x;; position += gridDim.x) {
+        slot at = slot_of(lane, position);
+        if (threadIdx.x == 0) seen = wait_for(lane, at, position);
+        __syncthreads();
+        uint64_t word = seen;
+        if (word == 0) return;
+        uint32_t count = min(static_cast<uint32_t>(word >> 32), lane.burst);
+        const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
+        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) inlane_shared[i] = far_load(entries + i * 16);
+        __syncthreads();
+        process(lane, at, count, inlane_shared);
+        __syncthreads();
+    }
+}
+
+// One block an item from `position` on, all published before the launch. A position that never came is left alone.
+extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
+    slot at = slot_of(lane, position + blockIdx.x);
+    // Word and descriptors in one go: the launch came after all of them were written. `most` spares reads behind the last.
+    uint64_t word = acquire(at.submit);
+    const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
+    for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = far_load(entries + i * 16);
+    // The host ends a stream that waits for items which will not come by words without packets.
+    if (static_cast<uint32_t>(word) != at.lap || word >> 32 == 0) return;
+    __syncthreads();
+    process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
+}
+
+// As inlane_items, for graphs, which know a slot and not its lap: takes the lap from the word.
+extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_slot(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
+    slot at = slot_of(lane, index);
+    uint64_t word = acquire(at.submit);
+    const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
+    for (uint32_t i = threadIdx.x; i < lane.burst; i += blockDim.x) inlane_shared[i] = far_load(entries + i * 16);
+    if ((static_cast<uint32_t>(word) & 1u) != odd || word >> 32 == 0) return;
+    at.lap = static_cast<uint32_t>(word);
+    __syncthreads();
+    process(lane, at, min(static_cast<uint32_t>(word >> 32), lane.burst), inlane_shared);
+}
+
+// The function's time limits, now and then.
+extern "C" __global__ void inlane_tick(const __grid_constant__ inlane_lane lane) {
+    inlane_run_tick({lane.state, lane.output, lane.output_bytes, now_ns(), lane.room, 0});
+}

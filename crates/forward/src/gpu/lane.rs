@@ -1,0 +1,294 @@
+//! What one pipeline has on a GPU: its ring in pinned memory, the function's state and output, room for payload.
+
+use super::program::Program;
+use super::settings::{Memory, Settings};
+use crate::config::Method;
+use crate::error::{Error, Result};
+use crate::pipeline::Drive;
+use inlane_core::ring::protocol::{Words, lap_of};
+use inlane_core::ring::{Ring, layout};
+use inlane_core::{Place, Pool, Region};
+use inlane_cuda::{Launch, PinnedKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// `inlane_lane` of `kernels/executor.cu`, passed to kernels by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parameters {
+    submit: u64,
+    complete: u64,
+    control: u64,
+    stage: u64,
+    shadow: u64,
+    state: u64,
+    output: u64,
+    output_bytes: u64,
+    orphan_ns: u64,
+    submit_stride: u32,
+    complete_stride: u32,
+    slot_shift: u32,
+    burst: u32,
+    room: u32,
+    pull: u32,
+    stage_stride: u32,
+    shadow_stride: u32,
+    writes: u32,
+    pause_ns: u32,
+    work_ns: u32,
+    reserved: u32,
+}
+
+const _: () =
+    assert!(size_of::<Parameters>() == 120 && std::mem::offset_of!(Parameters, submit_stride) == 72);
+
+/// A host that gives no sign for so long is dead: a persistent kernel ends by itself.
+const ORPHAN_AFTER: Duration = Duration::from_secs(10);
+
+/// One pipeline's share of a GPU.
+pub struct Lane {
+    pub(super) program: Arc<Program>,
+    pub(super) settings: Settings,
+    pub(super) ring: Arc<Ring>,
+    pub(super) parameters: Parameters,
+    pub(super) shape: Launch,
+    control: Region,
+    state: Region,
+    output: Option<Region>,
+    /// The packets' memory as registered, and what they are pulled into.
+    _memory: Vec<Region>,
+    place: Place,
+}
+
+/// What a result says of a lane once it has ended.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Where the ring's words lie.
+    pub flags: String,
+    /// Where packets lie, and what of them crosses PCIe.
+    pub memory: String,
+    /// Blocks, threads, streams.
+    pub shape: String,
+    /// Bytes that crossed PCIe, both ways, without what polling costs.
+    pub pcie_bytes: u64,
+    /// The function's state at the end.
+    pub state: Vec<u8>,
+}
+
+impl Lane {
+    /// Allocates it, before any kernel runs: `pool` is where the pipeline's packets come from.
+    ///
+    /// # Errors
+    /// When the GPU cannot reach the pool's memory, the shape does not fit the GPU, or memory is short.
+    pub fn new(program: &Arc<Program>, settings: &Settings, drive: &Drive, pool: &dyn Pool) -> Result<Self> {
+        let gpu = &program.gpu;
+        let packets = match pool.region().place() {
+            Place::Host => gpu.register(pool.region())?,
+            Place::Pinned => pool.region().clone(),
+            Place::Gpu(index) if *index == gpu.index() => pool.region().clone(),
+            place => {
+                let why = format!("{gpu} cannot reach packets in {place}; use pinned memory");
+                return Err(Error::config("--memory", why));
+            }
+        };
+        let place = packets.place().clone();
+        let burst = drive.burst;
+        let slots = settings.slots_for(drive.slots, burst);
+        // The two halves apart: each has one writer.
+        let submit = gpu.pinned(layout::submit_bytes(slots, burst), PinnedKind::Cached)?;
+        let complete = gpu.pinned(layout::complete_bytes(slots, burst), PinnedKind::Cached)?;
+        let control = gpu.pinned(2 * layout::LINE, PinnedKind::Cached)?;
+        let info = &program.info;
+        let state = gpu.allocate(info.state_bytes.max(1) as usize)?;
+        gpu.write(&state, &program.function.initial_state(info)?)?;
+        let output = match info.output_bytes {
+            0 => None,
+            bytes => Some(gpu.allocate(bytes as usize)?),
+        };
+        let room = pool.room() as u32;
+        let pull = if place == Place::Pinned { settings.memory.pull() } else { 0 };
+        if pull < info.reads.max(info.writes).min(room) && pull != 0 {
+            let needs = info.reads.max(info.writes);
+            return Err(Error::config(
+                format!("--split {pull}"),
+                format!(
+                    "function {} touches {needs} bytes of a packet; split there or later",
+                    program.function.name()
+                ),
+            ));
+        }
+        // Sixteen-byte chunks that hold the most bytes of a packet, wherever it begins.
+        let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
+        let mut memory = vec![packets];
+        let mut room_for = |stride: u32| -> Result<u64> {
+            let region = gpu.allocate(slots * burst * stride as usize)?;
+            memory.push(region.clone());
+            Ok(region.address())
+        };
+        let stage_stride = if pull == 0 { 0 } else { chunks(room.min(pull)).next_multiple_of(128) };
+        let shadow_stride = if pull == 0 || info.writes == 0 { 0 } else { chunks(info.writes.min(room)) };
+        let stage = if stage_stride == 0 { 0 } else { room_for(stage_stride)? };
+        let shadow = if shadow_stride == 0 { 0 } else { room_for(shadow_stride)? };
+        let parameters = Parameters {
+            submit: submit.address(),
+            complete: complete.address(),
+            control: control.address(),
+            stage,
+            shadow,
+            state: state.address(),
+            output: output.as_ref().map_or(0, Region::address),
+            output_bytes: info.output_bytes,
+            orphan_ns: ORPHAN_AFTER.as_nanos() as u64,
+            submit_stride: layout::submit_stride(burst) as u32,
+            complete_stride: layout::complete_stride(burst) as u32,
+            slot_shift: slots.trailing_zeros(),
+            burst: burst as u32,
+            room,
+            pull,
+            stage_stride,
+            shadow_stride,
+            writes: info.writes,
+            pause_ns: settings.pause.as_nanos().min(1_000_000) as u32,
+            work_ns: drive.work.as_nanos().min(1_000_000_000) as u32,
+            reserved: 0,
+        };
+        // Descriptors as given; where payload is pulled, those of the pulled packets, and outcomes.
+        let shared_bytes = burst as u32 * if pull == 0 { 16 } else { 16 + 16 + 8 };
+        let shape = Launch {
+            blocks: if settings.method == Method::Persistent { settings.blocks_for(burst) } else { 1 },
+            threads: settings.threads_for(burst),
+            shared_bytes,
+            cooperative: settings.method == Method::Persistent,
+        };
+        Ok(Self {
+            program: program.clone(),
+            settings: settings.clone(),
+            ring: Ring::over(slots, burst, submit, complete)?,
+            parameters,
+            shape,
+            control,
+            state,
+            output,
+            _memory: memory,
+            place,
+        })
+    }
+
+    /// Checks that the persistent kernels of `lanes` fit the GPU together: their blocks must all be resident.
+    ///
+    /// # Errors
+    /// With how many blocks there is room for.
+    pub fn check_residence<'a>(lanes: impl IntoIterator<Item = &'a Lane>) -> Result<()> {
+        let lanes: Vec<_> = lanes.into_iter().collect();
+        let Some(lane) = lanes.iter().find(|lane| lane.settings.method == Method::Persistent) else {
+            return Ok(());
+        };
+        let room = lane.program.persistent.resident_blocks(lane.shape.threads, lane.shape.shared_bytes)?;
+        let wanted: u32 = lanes.iter().map(|lane| lane.shape.blocks).sum();
+        if wanted > room {
+            return Err(Error::config(
+                format!("--blocks {}", lane.shape.blocks),
+                format!(
+                    "{} pipelines need {wanted} blocks of {} threads resident at once, {} holds {room}; ask for fewer",
+                    lanes.len(),
+                    lane.shape.threads,
+                    lane.program.gpu
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Items of its ring.
+    pub fn slots(&self) -> usize {
+        1 << self.parameters.slot_shift
+    }
+
+    /// The function's output region in GPU memory, for consumers there.
+    pub fn output(&self) -> Option<&Region> {
+        self.output.as_ref()
+    }
+
+    fn control_word(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: inside the region (two lines), aligned, pinned memory that the CPU only accesses so.
+        unsafe { AtomicU64::from_ptr(self.control.as_ptr().cast::<u64>().add(index)) }
+    }
+
+    /// Tells blocks to end at once, whatever the ring holds.
+    pub(super) fn order_exit(&self) {
+        self.control_word(0).store(1, Ordering::Release);
+    }
+
+    /// Shows blocks that a thread of the host lives: 0 the receiving, 1 the sending one.
+    #[inline]
+    pub(super) fn heartbeat(&self, thread: usize, beat: u64) {
+        self.control_word(8 + thread).store(beat, Ordering::Relaxed);
+    }
+
+    /// The item at `position` was submitted, and its slot not reused.
+    #[inline]
+    pub(super) fn has_submitted(&self, position: u64) -> bool {
+        let slots = self.ring.slots();
+        let word = self.ring.submitted(position as u32 & (slots - 1)).load(Ordering::Relaxed);
+        word as u32 == lap_of(position, slots)
+    }
+
+    /// Bytes that cross PCIe for `items` items with `packets` packets of `bytes` in all, both ways, counted in the 32-byte
+    /// sectors that a GPU reads and the bytes it writes; without what polling costs.
+    fn pcie_bytes(&self, items: u64, packets: u64, bytes: u64) -> u64 {
+        let info = &self.program.info;
+        let mean = bytes.checked_div(packets).unwrap_or(0);
+        let sectors = |bytes: u64| bytes.next_multiple_of(32);
+        let read = match (&self.place, self.parameters.pull) {
+            (Place::Gpu(_), _) => 0,
+            (_, 0) => sectors(mean.min(info.reads as u64)),
+            (_, pull) => sectors(mean.min(pull as u64)),
+        };
+        let written = if self.place == Place::Pinned { mean.min(info.writes as u64) } else { 0 };
+        items * (32 + 8) + packets * (16 + read + written)
+    }
+
+    /// What a result says of it, after `items` items with `packets` packets of `bytes` in all.
+    ///
+    /// # Errors
+    /// When the GPU cannot be read any more.
+    pub(super) fn report(&self, items: u64, packets: u64, bytes: u64) -> Result<Report> {
+        let info = &self.program.info;
+        let memory = match (&self.place, self.settings.memory) {
+            (Place::Gpu(_), _) => "buffers in GPU memory; no payload crosses PCIe".to_string(),
+            (_, Memory::Gpu) => {
+                "pinned buffers, whole packets pulled into GPU memory by the SMs, changed chunks of 16 B \
+                                 written back"
+                    .into()
+            }
+            (_, Memory::Split(n)) => {
+                format!("pinned buffers, first {n} B pulled into GPU memory, the rest stays in the host's")
+            }
+            _ if info.reads == u32::MAX => "pinned buffers, read in place over PCIe".into(),
+            _ => format!(
+                "pinned buffers, read in place over PCIe: the function reads {} B of each packet; the rest of the payload \
+                 stays in the host's memory",
+                info.reads
+            ),
+        };
+        let threads = self.shape.threads;
+        let shape = match self.settings.method {
+            Method::Persistent => format!("{} blocks of {threads} threads", self.shape.blocks),
+            Method::Graph => format!(
+                "graphs of {} items in {} chains, {} streams, a block of {threads} threads an item",
+                self.settings.graph_items_for(),
+                self.settings.graph_branches_for(),
+                self.settings.streams_for()
+            ),
+            _ => format!("{} streams, a block of {threads} threads an item", self.settings.streams_for()),
+        };
+        Ok(Report {
+            flags: "both words in pinned host memory (GDRCopy is not supported yet)".into(),
+            memory,
+            shape,
+            pcie_bytes: self.pcie_bytes(items, packets, bytes),
+            state: self.program.gpu.read(&self.state)?,
+        })
+    }
+}

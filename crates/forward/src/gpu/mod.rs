@@ -1,0 +1,37 @@
+//! GPU executors: the packet function of a pipeline runs on a GPU, by one of five methods, over the same burst ring.
+//!
+//! | method | who launches | who waits |
+//! | --- | --- | --- |
+//! | `single` | one thread: receives, launches a kernel, waits, sends | the same |
+//! | `split` | the receiving thread, a kernel a burst | the sending thread, by the ring |
+//! | `persistent` | once, at the start: block b takes items b, b+n, ... | blocks poll the ring |
+//! | `stream` | pre-posted: wait-value, kernel; posted again as items drain | the GPU's front end polls |
+//! | `graph` | graphs of the same, launched again as they drain | the GPU's front end polls |
+//!
+//! ```text
+//! receive -> ring, submit half (pinned) -> kernel: descriptors, packets -> ring, complete half (pinned) -> send
+//!            CPU writes, GPU reads                 over PCIe in place,        GPU writes, CPU reads
+//!                                                  or pulled into GPU memory
+//! ```
+//!
+//! The end: the producer closes the ring, blocks drain it; whatever was posted for items that never came is released by a
+//! word without packets. A function that never ends is noticed by the sending thread; the device is then given up, and the
+//! process must end without exit handlers ([`inlane_cuda::any_abandoned`]).
+
+mod bare;
+mod feed;
+mod lane;
+mod launch;
+mod posted;
+mod program;
+mod run;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use bare::{Ceilings, Competitor, Pull, RoundTrip, ceilings, round_trip};
+pub use lane::{Lane, Report};
+pub use program::Program;
+pub use run::run;
+pub use settings::{Memory, Settings};

@@ -1,0 +1,85 @@
+//! A packet function compiled together with the executor's kernels, loaded on one GPU.
+
+use super::settings::MOST_THREADS;
+use crate::error::{Error, Result};
+use inlane_cuda::{self as cuda, Gpu, Module};
+use inlane_function::{Function, HEADERS, Info};
+use std::sync::Arc;
+
+const EXECUTOR: &str = include_str!("kernels/executor.cu");
+
+/// The kernels of one function on one GPU; pipelines share it.
+pub struct Program {
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) function: Function,
+    pub(super) info: Info,
+    pub(super) persistent: cuda::Function,
+    pub(super) items: cuda::Function,
+    pub(super) slot: cuda::Function,
+    pub(super) tick: cuda::Function,
+    cached: bool,
+}
+
+impl Program {
+    /// Compiles `function` for `gpu`, or finds what was compiled before, and loads it.
+    ///
+    /// # Errors
+    /// When the function does not compile (with the compiler's messages), or the GPU refuses.
+    pub fn new(gpu: &Arc<Gpu>, function: &Function) -> Result<Arc<Self>> {
+        let compiled = compile(function, &gpu.info().arch())?;
+        for line in compiled.log().lines() {
+            tracing::warn!("{line}");
+        }
+        let module = Module::load(gpu, &compiled)?;
+        let info = gpu.read(&module.global(&format!("inlane_info_{}", function.symbol()))?)?;
+        let info = Info::from_bytes(&info).ok_or_else(|| {
+            Error::config(
+                format!("--function {}", function.name()),
+                "it was made for another version of inlane.h; use the one of this version",
+            )
+        })?;
+        Ok(Arc::new(Self {
+            gpu: gpu.clone(),
+            function: function.clone(),
+            info,
+            persistent: module.function("inlane_persistent")?,
+            items: module.function("inlane_items")?,
+            slot: module.function("inlane_slot")?,
+            tick: module.function("inlane_tick")?,
+            cached: compiled.is_cached(),
+        }))
+    }
+
+    /// The GPU it is loaded on.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// What the function says of itself.
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// It was compiled by an earlier run.
+    pub fn is_cached(&self) -> bool {
+        self.cached
+    }
+}
+
+/// Compiles a function with the executor's kernels for one architecture; needs no GPU.
+pub(super) fn compile(function: &Function, arch: &str) -> Result<cuda::Compiled> {
+    let source = function.gpu_source() + EXECUTOR;
+    let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
+    // Line numbers, for compute-sanitizer and profilers. Functions need no annotation to be the device's.
+    let options = ["-lineinfo", "-default-device", threads.as_str()];
+    let program =
+        cuda::Program { name: "executor.cu", source: &source, headers: &HEADERS, options: &options };
+    match cuda::compile(&program, arch) {
+        // The user knows the function, not the file that includes it.
+        Err(cuda::Error::Source { arch, log, .. }) => {
+            Err(cuda::Error::Source { name: format!("packet function {}", function.name()), arch, log }
+                .into())
+        }
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,161 @@
+//! What can be chosen of a GPU executor.
+
+use crate::config::Method;
+use crate::error::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Where the GPU finds packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// In pinned host memory: worked on in place, over PCIe.
+    #[default]
+    Pinned,
+    /// In pinned host memory, pulled into GPU memory by the kernel; what the function changed is written back.
+    Gpu,
+    /// As [`Memory::Gpu`], only so many bytes at each packet's front.
+    Split(u32),
+    /// In GPU memory from the start, for ports that never touch payload.
+    Pool,
+}
+
+impl Memory {
+    /// Most bytes of a packet that are pulled.
+    pub(super) fn pull(&self) -> u32 {
+        match self {
+            Memory::Pinned | Memory::Pool => 0,
+            Memory::Gpu => u32::MAX,
+            Memory::Split(bytes) => *bytes,
+        }
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Memory::Pinned => f.write_str("pinned"),
+            Memory::Gpu => f.write_str("gpu"),
+            Memory::Split(bytes) => write!(f, "split {bytes}"),
+            Memory::Pool => f.write_str("gpu-pool"),
+        }
+    }
+}
+
+impl FromStr for Memory {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "pinned" => Ok(Memory::Pinned),
+            "gpu" => Ok(Memory::Gpu),
+            "gpu-pool" => Ok(Memory::Pool),
+            _ => Err(Error::config(
+                format!("--memory {text}"),
+                "choose pinned (read in place), gpu (pulled into GPU memory), or gpu-pool (buffers in GPU memory, \
+                 for ports that never touch payload)",
+            )),
+        }
+    }
+}
+
+/// How a GPU executor is set up. Zeros stand for what suits burst and method.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How control flows.
+    pub method: Method,
+    /// Where packets are.
+    pub memory: Memory,
+    /// Blocks of a persistent kernel.
+    pub blocks: u32,
+    /// Threads a block.
+    pub threads: u32,
+    /// Streams that kernels are launched or posted in.
+    pub streams: u32,
+    /// Items of a graph.
+    pub graph_items: u32,
+    /// Chains of a graph that run beside each other.
+    pub graph_branches: u32,
+    /// Pause of a block between two looks at the ring.
+    pub pause: Duration,
+    /// An item that takes longer is stuck.
+    pub watchdog: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            method: Method::Persistent,
+            memory: Memory::default(),
+            blocks: 0,
+            threads: 0,
+            streams: 0,
+            graph_items: 0,
+            graph_branches: 0,
+            pause: Duration::ZERO,
+            watchdog: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Most threads a block; the kernels are compiled for it.
+pub(super) const MOST_THREADS: u32 = 512;
+
+impl Settings {
+    /// Threads a block for items of `burst` packets: one a packet where packets are worked on in place, a warp a packet
+    /// where their payload is pulled.
+    pub(super) fn threads_for(&self, burst: usize) -> u32 {
+        let burst = burst as u32;
+        let wanted = match (self.threads, self.memory.pull()) {
+            (0, 0) => burst.clamp(32, 256),
+            (0, _) => (burst * 32).clamp(128, MOST_THREADS),
+            (threads, _) => threads,
+        };
+        wanted.next_multiple_of(32).min(MOST_THREADS)
+    }
+
+    /// Blocks of a persistent kernel.
+    pub(super) fn blocks_for(&self, burst: usize) -> u32 {
+        match self.blocks {
+            0 if burst >= 64 && self.memory.pull() == 0 => 32,
+            0 => 64,
+            blocks => blocks,
+        }
+    }
+
+    /// Streams for the methods that launch or post kernels.
+    pub(super) fn streams_for(&self) -> usize {
+        match (self.streams, self.method) {
+            (0, Method::Single) => 1,
+            (0, Method::Graph) => 2,
+            (0, _) => 8,
+            (streams, _) => streams.min(64) as usize,
+        }
+    }
+
+    /// Items of the ring: at least `asked`, and so many that every block has one in hand and one to come.
+    pub(super) fn slots_for(&self, asked: usize, burst: usize) -> usize {
+        let needed = match self.method {
+            Method::Single => 2,
+            Method::Persistent => 2 * self.blocks_for(burst) as usize,
+            Method::Split => 4 * self.streams_for(),
+            Method::Stream => 8 * self.streams_for(),
+            Method::Graph => 4 * self.graph_items_for(),
+        };
+        asked.max(needed).next_power_of_two().min(inlane_core::ring::layout::MAX_SLOTS)
+    }
+
+    /// Items of a graph: a power of two, so that graphs tile the ring.
+    pub(super) fn graph_items_for(&self) -> usize {
+        match self.graph_items {
+            0 => 16,
+            items => items.next_power_of_two().min(1024) as usize,
+        }
+    }
+
+    /// Chains of a graph: a power of two that divides its items.
+    pub(super) fn graph_branches_for(&self) -> usize {
+        let branches = if self.graph_branches == 0 { 4 } else { self.graph_branches as usize };
+        branches.next_power_of_two().min(self.graph_items_for())
+    }
+}

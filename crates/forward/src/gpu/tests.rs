@@ -1,0 +1,71 @@
+//! What can be checked without a GPU: every kernel compiles for every architecture; shapes and settings make sense.
+
+use super::settings::MOST_THREADS;
+use super::*;
+use crate::config::Method;
+use inlane_function::Function;
+
+/// True when the run-time compiler is there; else says so.
+fn compiler_is_there(test: &str) -> bool {
+    match inlane_cuda::compiler_version() {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("SKIPPED {test}: {error}");
+            false
+        }
+    }
+}
+
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
+
+#[test]
+fn every_function_compiles_with_the_executor_for_every_architecture() {
+    if !compiler_is_there("every_function_compiles_with_the_executor_for_every_architecture") {
+        return;
+    }
+    for builtin in inlane_function::builtins() {
+        let function = Function::parse(builtin.example).unwrap();
+        for arch in ARCHITECTURES {
+            let compiled =
+                program::compile(&function, arch).unwrap_or_else(|error| panic!("{arch}: {error}"));
+            assert_eq!(compiled.log(), "", "{} for {arch}", builtin.name);
+        }
+    }
+}
+
+#[test]
+fn the_bare_kernels_compile_for_every_architecture() {
+    if !compiler_is_there("the_bare_kernels_compile_for_every_architecture") {
+        return;
+    }
+    let program = inlane_cuda::Program { name: "bare.cu", source: bare::SOURCE, headers: &[], options: &[] };
+    for arch in ARCHITECTURES {
+        let compiled = inlane_cuda::compile(&program, arch).unwrap();
+        assert_eq!(compiled.log(), "");
+    }
+}
+
+#[test]
+fn shapes_fit_every_burst() {
+    for method in Method::ALL {
+        for memory in [Memory::Pinned, Memory::Gpu, Memory::Split(64), Memory::Pool] {
+            let settings = Settings { method, memory, ..Settings::default() };
+            for burst in [1, 7, 16, 33, 128, 1024] {
+                let threads = settings.threads_for(burst);
+                assert!(threads.is_multiple_of(32) && (32..=MOST_THREADS).contains(&threads));
+                let slots = settings.slots_for(2, burst);
+                assert!(slots.is_power_of_two() && slots >= 2);
+                assert_eq!(slots % settings.graph_items_for().min(slots), 0, "graphs tile the ring");
+                assert_eq!(settings.graph_items_for() % settings.graph_branches_for(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn names_round_trip() {
+    for memory in [Memory::Pinned, Memory::Gpu, Memory::Pool] {
+        assert_eq!(memory.to_string().parse::<Memory>().unwrap(), memory);
+    }
+    assert!("fast".parse::<Memory>().is_err());
+}
