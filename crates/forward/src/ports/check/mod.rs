@@ -8,6 +8,7 @@
 //!
 //! A packet so broken that it cannot say which it is counts as altered, and not as lost too.
 
+pub mod captures;
 mod expect;
 pub mod reference;
 mod tracker;
