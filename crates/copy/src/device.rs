@@ -6,6 +6,7 @@ use crate::pattern;
 use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_core::{Error, Region, Result};
 use inlane_cuda::{Gpu, PinnedKind};
+use inlane_pci::{Bar, Permission, Sysfs};
 use inlane_twin::{Accelerator, Costs};
 use std::fmt;
 use std::sync::Arc;
@@ -24,10 +25,10 @@ pub(crate) enum Kind {
     Host(Option<Arc<Gpu>>),
     Gpu(Box<GpuMemory>),
     Twin(Accelerator),
-    /// A BAR's whole region, and whether it may be read.
+    /// What of a BAR may be touched, and how.
     Bar {
         region: Region,
-        reads: bool,
+        permission: Permission,
     },
 }
 
@@ -37,23 +38,11 @@ impl fmt::Debug for Device {
     }
 }
 
-/// How endpoints are opened.
-#[derive(Clone, Debug, Default)]
-pub struct BarAccess {
-    /// BARs may be read: their devices do not act upon it.
-    pub reads: bool,
-    /// BARs of devices bound to no driver may be written, when their address is here. Devices bound to vfio-pci need no
-    /// entry.
-    pub allowed: Vec<String>,
-    /// The range of the BAR that may be touched: offset and length; all of it when `None`.
-    pub range: Option<(usize, usize)>,
-}
-
-/// Opens endpoints of one operation together: host memory is pinned when a GPU is among them.
+/// Opens endpoints of one operation together: host memory is pinned when a GPU is among them. `permission` is for BARs.
 ///
 /// # Errors
 /// [`Error::Device`] for one that does not exist, or that may not be used; nothing stays open then.
-pub fn open(endpoints: &[Endpoint], bars: &BarAccess) -> Result<Vec<Arc<Device>>> {
+pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<Device>>> {
     let mut opened: Vec<Arc<Device>> = Vec::new();
     // GPUs first: the host's memory is pinned through one of them.
     let mut order: Vec<&Endpoint> = endpoints.iter().collect();
@@ -66,9 +55,13 @@ pub fn open(endpoints: &[Endpoint], bars: &BarAccess) -> Result<Vec<Arc<Device>>
             Endpoint::Host => Kind::Host(opened.iter().find_map(|device| device.gpu().cloned())),
             Endpoint::Gpu(index) => Kind::Gpu(Box::new(GpuMemory::open(*index)?)),
             Endpoint::Twin(index) => Kind::Twin(Accelerator::new(*index, Costs::published(*index))),
-            Endpoint::Bar { device, bar, write_combining } => {
-                let region = crate::bar::open(device, *bar, *write_combining, bars)?;
-                Kind::Bar { region, reads: bars.reads }
+            Endpoint::Bar(spec) => {
+                let bar = Bar::open(&Sysfs::system(), spec, permission).map_err(|error| Error::Device {
+                    device: endpoint.to_string(),
+                    class: error.class(),
+                    why: error.to_string(),
+                })?;
+                Kind::Bar { region: bar.region(), permission: permission.clone() }
             }
         };
         opened.push(Arc::new(Device { endpoint: endpoint.clone(), kind }));
@@ -164,7 +157,10 @@ impl Device {
 
     /// The bytes at it can be looked at, so what arrives there can be verified.
     pub fn is_verifiable(&self) -> bool {
-        !matches!(self.kind, Kind::Bar { reads: false, .. })
+        match &self.kind {
+            Kind::Bar { permission, .. } => permission.may_read(),
+            _ => true,
+        }
     }
 
     /// Puts the pattern of `seed` into a region of it.
@@ -206,9 +202,9 @@ impl Device {
     pub fn count_wrong(&self, region: &Region, seed: u64) -> Result<u64> {
         match &self.kind {
             Kind::Gpu(memory) => memory.count_wrong(region, seed),
-            Kind::Bar { reads, .. } => {
+            Kind::Bar { permission, .. } => {
                 let host = Region::host(region.len())?;
-                CpuMover::new(Access::Bytes4)?.reading_bars(*reads).submit(region, &host)?;
+                CpuMover::new(Access::Bytes4)?.reading_bars(permission.may_read()).submit(region, &host)?;
                 // SAFETY: a fresh region of this function's own.
                 Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
             }
@@ -217,8 +213,20 @@ impl Device {
         }
     }
 
+    /// What is there may be overwritten.
+    pub(crate) fn require_writable(&self) -> Result<()> {
+        match &self.kind {
+            Kind::Bar { permission, .. } if !permission.may_write() => Err(Error::device_usage(
+                self.endpoint.to_string(),
+                "may not be written; give --allow-bar-write and a range (@START+LENGTH) if nothing of value is there",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes a BAR from a host buffer.
     fn put(&self, region: &Region, make: impl FnOnce(&mut [u8])) -> Result<()> {
+        self.require_writable()?;
         let host = Region::host(region.len())?;
         // SAFETY: a fresh region of this function's own.
         make(unsafe { pattern::bytes_of(&host) });
@@ -239,7 +247,7 @@ mod tests {
     use super::*;
 
     fn one(text: &str) -> Result<Arc<Device>> {
-        Ok(open(&[text.parse().unwrap()], &BarAccess::default())?.remove(0))
+        Ok(open(&[text.parse().unwrap()], &Permission::default())?.remove(0))
     }
 
     #[test]

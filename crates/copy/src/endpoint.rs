@@ -1,11 +1,12 @@
-//! Endpoints as people write them: `host`, `gpu:0`, `twin:1`, `pci:0000:00:04.0/bar2:wc`.
+//! Endpoints as people write them: `host`, `gpu:0`, `twin:1`, `pci:0000:00:04.0/bar2@0+1M:wc`.
 
 use inlane_core::{Error, Result};
+use inlane_pci::BarSpec;
 use std::fmt;
 use std::str::FromStr;
 
 /// Where bytes come from or go to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// Memory of this host; pinned where a device takes part.
     Host,
@@ -14,15 +15,8 @@ pub enum Endpoint {
     /// Memory of a software stand-in for an accelerator; its costs are those of the published accelerator, in slot
     /// n modulo 2.
     Twin(u32),
-    /// A base address register of a PCI device.
-    Bar {
-        /// Domain, bus, device, function (`0000:b5:00.0`).
-        device: String,
-        /// Which, 0 to 5.
-        bar: u8,
-        /// Mapped write-combining.
-        write_combining: bool,
-    },
+    /// A base address register of a PCI device, or a range of one.
+    Bar(BarSpec),
 }
 
 impl Endpoint {
@@ -38,9 +32,7 @@ impl fmt::Display for Endpoint {
             Endpoint::Host => write!(f, "host"),
             Endpoint::Gpu(index) => write!(f, "gpu:{index}"),
             Endpoint::Twin(index) => write!(f, "twin:{index}"),
-            Endpoint::Bar { device, bar, write_combining } => {
-                write!(f, "pci:{device}/bar{bar}{}", if *write_combining { ":wc" } else { "" })
-            }
+            Endpoint::Bar(spec) => write!(f, "{spec}"),
         }
     }
 }
@@ -52,7 +44,7 @@ impl FromStr for Endpoint {
         let bad = |why: &str| {
             Error::invalid(
                 format!("endpoint '{text}'"),
-                format!("{why}; write host, gpu:0, twin:0 or pci:0000:b5:00.0/bar2[:wc]"),
+                format!("{why}; write host, gpu:0, twin:0 or pci:0000:b5:00.0/bar2[@START+LENGTH][:wc]"),
             )
         };
         let number = |digits: &str| digits.parse::<u32>().map_err(|_| bad("its number cannot be read"));
@@ -65,31 +57,14 @@ impl FromStr for Endpoint {
         if let Some(digits) = text.strip_prefix("twin:") {
             return Ok(Endpoint::Twin(number(digits)?));
         }
-        let Some(rest) = text.strip_prefix("pci:") else { return Err(bad("no such kind of endpoint")) };
-        let (device, bar) = rest.split_once("/bar").ok_or_else(|| bad("it names no BAR"))?;
-        if !is_pci_address(device) {
-            return Err(bad("its PCI address is not DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal"));
+        if text.starts_with("pci:") {
+            return text
+                .parse()
+                .map(Endpoint::Bar)
+                .map_err(|error: inlane_pci::Error| bad(&error.to_string()));
         }
-        let (bar, write_combining) = match bar.strip_suffix(":wc") {
-            Some(bar) => (bar, true),
-            None => (bar, false),
-        };
-        let bar = bar.parse().ok().filter(|bar| *bar < 6).ok_or_else(|| bad("BARs are bar0 to bar5"))?;
-        Ok(Endpoint::Bar { device: device.to_lowercase(), bar, write_combining })
+        Err(bad("no such kind of endpoint"))
     }
-}
-
-/// `0000:b5:00.0`, and nothing that could walk out of a directory of sysfs.
-fn is_pci_address(text: &str) -> bool {
-    let hex = |part: &str, length: usize| part.len() == length && part.bytes().all(|b| b.is_ascii_hexdigit());
-    let mut parts = text.split(':');
-    let (Some(domain), Some(bus), Some(last), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return false;
-    };
-    let Some((device, function)) = last.split_once('.') else { return false };
-    hex(domain, 4) && hex(bus, 2) && hex(device, 2) && hex(function, 1) && function < "8"
 }
 
 #[cfg(test)]
@@ -99,24 +74,16 @@ mod tests {
 
     #[test]
     fn written_as_read() {
-        for text in ["host", "gpu:0", "twin:15", "pci:0000:b5:00.0/bar2", "pci:0000:00:04.7/bar0:wc"] {
+        for text in ["host", "gpu:0", "twin:15", "pci:0000:b5:00.0/bar2", "pci:0000:00:04.7/bar0@0+4096:wc"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
     }
 
     #[test]
     fn refuses_what_is_none() {
-        for text in [
-            "",
-            "gpu",
-            "gpu:",
-            "gpu:-1",
-            "gpu:x",
-            "nic:0",
-            "pci:b5:00.0/bar0",
-            "pci:0000:b5:00.0",
-            "pci:0000:b5:00.8/bar0",
-        ] {
+        for text in
+            ["", "gpu", "gpu:", "gpu:-1", "gpu:x", "nic:0", "pci:0000:b5:00.0", "pci:0000:b5:00.8/bar0"]
+        {
             let error = text.parse::<Endpoint>().unwrap_err();
             assert!(error.to_string().contains("write host, gpu:0"), "{error}");
         }

@@ -10,7 +10,7 @@
 //! A [`Route`] is what an application uses; [`measure`] is what `inlane copy` does with it. What a path costs is measured
 //! once a machine ([`cost`]). Twins are models: a route says whether one takes part.
 
-pub mod bar;
+pub mod ceiling;
 pub mod cost;
 pub mod device;
 pub mod endpoint;
@@ -22,7 +22,7 @@ pub mod pattern;
 pub mod route;
 pub mod staged;
 
-pub use device::{BarAccess, Device, open};
+pub use device::{Device, open};
 pub use endpoint::Endpoint;
 pub use path::Path;
 pub use route::{Choice, Options, Route};

@@ -8,8 +8,8 @@ use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::stats::Summary;
 use inlane_core::{Completion, Error, Region, Result};
-use std::sync::Arc;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 /// How a run is made.
@@ -25,6 +25,8 @@ pub struct Plan {
     pub window: Option<usize>,
     /// How ends are learnt.
     pub completion: Completion,
+    /// Set from outside, it ends the run with an error at the next transfer.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl Default for Plan {
@@ -35,11 +37,22 @@ impl Default for Plan {
             warm_up: Duration::from_millis(20),
             window: None,
             completion: Completion::Poll,
+            stop: Arc::default(),
         }
     }
 }
 
 impl Plan {
+    fn check_stop(&self) -> Result<()> {
+        if !self.stop.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        Err(Error::device_failed(
+            "the run",
+            "was interrupted; what was in flight was waited for, nothing of it is reported",
+        ))
+    }
+
     /// Transfers in flight for a size: 64 MiB of them, at least 2 and at most 32.
     pub fn window_for(&self, size: usize) -> usize {
         self.window.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
@@ -189,6 +202,7 @@ pub fn latency(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
         let (began, cpu) = (clock.now_ns(), thread_cpu_ns());
         let mut count = 0;
         while count == 0 || (clock.now_ns() - began < budget && count < 100_000) {
+            plan.check_stop()?;
             let (source, destination) = buffers.slot(count, size)?;
             let start = clock.raw();
             let ticket = route.submit(&source, &destination)?;
@@ -212,10 +226,10 @@ fn stream_once(
     route: &mut dyn Mover,
     buffers: &Buffers,
     size: usize,
-    window: usize,
     budget: Duration,
-    completion: Completion,
+    plan: &Plan,
 ) -> Result<(f64, f64, usize)> {
+    let (window, completion) = (plan.window_for(size), plan.completion);
     let clock = Clock::new();
     let budget = budget.as_nanos() as u64;
     let mut tickets: std::collections::VecDeque<Ticket> = std::collections::VecDeque::with_capacity(window);
@@ -230,6 +244,7 @@ fn stream_once(
                 break;
             }
         }
+        plan.check_stop()?;
         let (source, destination) = buffers.slot(count, size)?;
         tickets.push_back(route.submit(&source, &destination)?);
         count += 1;
@@ -268,7 +283,7 @@ fn stream_with(
             gate.wait();
             let budget = if repeat == 0 { plan.warm_up } else { plan.time };
             let cpu = thread_cpu_ns();
-            let streamed = stream_once(route, buffers, size, window, budget, plan.completion);
+            let streamed = stream_once(route, buffers, size, budget, plan);
             let cpu = thread_cpu_ns() - cpu;
             gate.wait();
             let (bytes, wall, count) = streamed?;
@@ -291,26 +306,28 @@ fn stream_with(
     }
 }
 
-/// Both directions at once, each by a thread of its own, over the same time.
+/// Several streams at once, each by a thread of its own, over the same time: both directions, or all links of a path.
 ///
 /// # Errors
-/// As [`latency`], of whichever direction failed first.
-pub fn both(
-    routes: [&mut dyn Mover; 2],
-    buffers: [&mut Buffers; 2],
+/// As [`latency`], of the first that failed in the order given.
+pub fn together(
+    runs: Vec<(&mut dyn Mover, &mut Buffers)>,
     size: usize,
     plan: &Plan,
-) -> Result<[Measured; 2]> {
-    let gate = Barrier::new(2);
-    let ([forth, back], [forth_buffers, back_buffers]) = (routes, buffers);
-    let (forth, back) = std::thread::scope(|scope| {
+) -> Result<Vec<Measured>> {
+    let gate = Barrier::new(runs.len());
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
         let gate = &gate;
-        let other = scope.spawn(move || stream_with(back, back_buffers, size, plan, gate));
-        let forth = stream_with(forth, forth_buffers, size, plan, gate);
-        let back = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        (forth, back)
+        let threads: Vec<_> = runs
+            .into_iter()
+            .map(|(mover, buffers)| scope.spawn(move || stream_with(mover, buffers, size, plan, gate)))
+            .collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
     });
-    Ok([forth?, back?])
+    outcomes.into_iter().collect()
 }
 
 #[cfg(test)]

@@ -42,8 +42,8 @@ impl Path {
             (Host, Gpu(_)) | (Gpu(_), Host) => vec![Path::Dma, Path::Sm],
             (Host, Twin(_)) | (Twin(_), Host) => vec![Path::Dma, Path::Bar],
             (Twin(_), Twin(_)) => vec![Path::Staged, Path::Hybrid, Path::Bar],
-            (Host, Bar { .. }) | (Bar { .. }, Host) | (Bar { .. }, Bar { .. }) => vec![Path::Bar],
-            (Gpu(_) | Twin(_) | Bar { .. }, _) => vec![Path::Staged, Path::Hybrid],
+            (Host, Bar(_)) | (Bar(_), Host) | (Bar(_), Bar(_)) => vec![Path::Bar],
+            (Gpu(_) | Twin(_) | Bar(_), _) => vec![Path::Staged, Path::Hybrid],
         }
     }
 

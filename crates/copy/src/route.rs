@@ -23,6 +23,8 @@ pub struct Options {
     pub largest: usize,
     /// How the CPU loads and stores; chosen by the kind of memory when `None`.
     pub access: Option<Access>,
+    /// CPU stores to a BAR end when they are delivered (a read came back), not when they are issued.
+    pub delivered: bool,
     /// How legs within a path are awaited, where the CPU hands chunks on.
     pub legs: Completion,
     /// Staging by copy engines.
@@ -40,6 +42,7 @@ impl Default for Options {
         Self {
             largest: 256 << 20,
             access: None,
+            delivered: false,
             legs: Completion::Poll,
             engines: engines::Tuning::default(),
             sms: sms::Tuning::default(),
@@ -77,6 +80,7 @@ pub fn open_path(
     if !Path::candidates(from.endpoint(), to.endpoint()).contains(&path) {
         return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
     }
+    to.require_writable()?;
     Ok(match (path, from.kind(), to.kind()) {
         (Path::Bar, Kind::Twin(source), Kind::Twin(destination)) => {
             Box::new(BarMover::new(Some(source), Some(destination))?)
@@ -141,14 +145,14 @@ fn cpu(from: &Device, to: &Device, options: &Options) -> Result<CpuMover> {
     let mut reads = true;
     let mut suits = Access::widest();
     for device in [from, to] {
-        if let Kind::Bar { region, reads: allowed } = device.kind() {
-            reads &= *allowed;
+        if let Kind::Bar { region, permission } = device.kind() {
+            reads &= permission.may_read();
             let combining = matches!(region.place(), inlane_core::Place::Bar { write_combining: true, .. });
             // Uncached: the widest access that devices take without exception of the known ones.
             suits = if combining { Access::widest() } else { Access::Bytes8 };
         }
     }
-    Ok(CpuMover::new(options.access.unwrap_or(suits))?.reading_bars(reads))
+    Ok(CpuMover::new(options.access.unwrap_or(suits))?.reading_bars(reads).delivering(options.delivered))
 }
 
 /// What moves between a device and host memory: out of the device, or into it.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::device::{BarAccess, open};
+use crate::device::open;
 use crate::path::Path;
 use crate::route::{Choice, Options, Route, open_path};
 use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
@@ -54,16 +54,19 @@ fn both_directions_run_at_once() {
     let mut back = open_path(Path::Staged, &to, &from, &options).unwrap();
     let mut forth_buffers = Buffers::new(&from, &to, 256 << 10, 1 << 20).unwrap();
     let mut back_buffers = Buffers::new(&to, &from, 256 << 10, 1 << 20).unwrap();
-    let measured =
-        both([&mut *forth, &mut *back], [&mut forth_buffers, &mut back_buffers], 256 << 10, &quick())
-            .unwrap();
+    let measured = together(
+        vec![(&mut *forth, &mut forth_buffers), (&mut *back, &mut back_buffers)],
+        256 << 10,
+        &quick(),
+    )
+    .unwrap();
     assert!(measured.iter().all(|direction| direction.verified_bytes > 0));
 }
 
 #[test]
 fn a_flipped_bit_fails_the_run() {
     let (host, device) = {
-        let mut devices = open(&["host".parse().unwrap()], &BarAccess::default()).unwrap();
+        let mut devices = open(&["host".parse().unwrap()], &inlane_pci::Permission::default()).unwrap();
         (devices.remove(0), twin(0))
     };
     let crate::device::Kind::Twin(accelerator) = device.kind() else { unreachable!() };
@@ -94,8 +97,9 @@ fn a_device_lost_in_mid_copy_ends_both_directions() {
     let (mut forth, mut back) = (legs(true), legs(false));
     let mut forth_buffers = Buffers::new(&from, &to, 64 << 10, 1 << 20).unwrap();
     let mut back_buffers = Buffers::new(&from, &to, 64 << 10, 1 << 20).unwrap();
-    let error = both([&mut forth, &mut back], [&mut forth_buffers, &mut back_buffers], 64 << 10, &quick())
-        .unwrap_err();
+    let error =
+        together(vec![(&mut forth, &mut forth_buffers), (&mut back, &mut back_buffers)], 64 << 10, &quick())
+            .unwrap_err();
     assert!(error.to_string().contains("was lost"), "{error}");
 }
 
@@ -135,4 +139,23 @@ fn a_path_that_cannot_be_had_is_replaced_aloud_or_an_error() {
     let route = Route::open(&from, &to, Choice::Prefer(Path::P2p), &options, None).unwrap();
     assert!(route.fallback().unwrap().contains("p2p was asked for"));
     assert!(route.explain(4096).reason.contains("instead"), "{:?}", route.explain(4096));
+}
+
+#[test]
+fn a_run_can_be_stopped_at_any_point() {
+    let (from, to) = (twin(0), twin(1));
+    let options = Options { largest: 64 << 10, ..Options::default() };
+    let mut mover = open_path(Path::Staged, &from, &to, &options).unwrap();
+    let mut buffers = Buffers::new(&from, &to, 64 << 10, 64 << 10).unwrap();
+    let plan = Plan { time: Duration::from_secs(3600), ..quick() };
+    let stop = plan.stop.clone();
+    let watch = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(
+        stream(&mut *mover, &mut buffers, 64 << 10, &plan).unwrap_err().to_string().contains("interrupted")
+    );
+    assert!(latency(&mut *mover, &mut buffers, 64 << 10, &plan).is_err());
+    watch.join().unwrap();
 }

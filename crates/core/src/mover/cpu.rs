@@ -11,6 +11,7 @@ use crate::region::{Place, Region};
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
+    delivers: bool,
     submitted: u64,
 }
 
@@ -20,18 +21,25 @@ impl CpuMover {
     /// # Errors
     /// [`Error::Device`] when the processor does not have it.
     pub fn new(access: Access) -> Result<Self> {
-        Ok(Self { access: access.require()?, reads_bars: false, submitted: 0 })
+        Ok(Self { access: access.require()?, reads_bars: false, delivers: false, submitted: 0 })
     }
 
     /// A mover with the widest ordinary access there is.
     pub fn widest() -> Self {
-        Self { access: Access::widest(), reads_bars: false, submitted: 0 }
+        Self { access: Access::widest(), reads_bars: false, delivers: false, submitted: 0 }
     }
 
     /// Lets it load from BARs. Off at first: a device may act upon a read.
     #[must_use]
     pub fn reading_bars(mut self, allowed: bool) -> Self {
         self.reads_bars = allowed;
+        self
+    }
+
+    /// Has copies to BARs and windows end when they are delivered, by [`CpuMover::flush`], instead of issued.
+    #[must_use]
+    pub fn delivering(mut self, delivered: bool) -> Self {
+        self.delivers = delivered;
         self
     }
 
@@ -117,6 +125,9 @@ impl Mover for CpuMover {
             matches!(destination.place(), Place::Bar { write_combining: true, .. } | Place::Window { .. });
         if self.access.is_weakly_ordered() || combining {
             Access::drain();
+        }
+        if self.delivers {
+            self.flush(destination)?;
         }
         self.submitted += 1;
         Ok(Ticket(self.submitted))
