@@ -1,5 +1,6 @@
 //! The `inlane` command: a subcommand a module, each of which parses its flags, calls its crate and prints the result.
 
+mod copy;
 mod doctor;
 mod exit;
 mod forward;
@@ -32,6 +33,7 @@ enum Command {
     Completion(manual::CompletionArgs),
     Man(manual::ManArgs),
     Forward(Box<forward::Forward>),
+    Copy(Box<copy::Copy>),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
         Command::Forward(forward) => forward.run(),
+        Command::Copy(copy) => copy.run(),
     };
     exit::with(match outcome {
         Ok(()) => 0,

@@ -14,6 +14,7 @@ pub mod ceiling;
 pub mod cost;
 pub mod device;
 pub mod endpoint;
+pub mod experiment;
 pub mod gpu;
 pub mod hybrid;
 pub mod measure;

@@ -1,0 +1,122 @@
+//! The published experiment: BAR and DMA each way at two link speeds, and device to device by BAR and by hybrid, between
+//! models of the published accelerator in its two slots.
+//!
+//! The models have the published rates, so their single legs say nothing new. What is composed from the legs does: the
+//! published device-to-device figures do not follow from the published legs, and this says what would.
+
+use crate::cost::Costs;
+use crate::device::Device;
+use crate::endpoint::Endpoint;
+use crate::measure::{Buffers, Measured, Plan, latency};
+use crate::path::Path;
+use crate::route::{Options, open_path};
+use inlane_core::Result;
+use std::sync::Arc;
+
+/// One line of the experiment.
+pub struct Line {
+    /// Where from.
+    pub from: Endpoint,
+    /// Where to.
+    pub to: Endpoint,
+    /// By which path.
+    pub path: Path,
+    /// The chain.
+    pub name: String,
+    /// Bytes of a transfer.
+    pub size: usize,
+    /// What was published, in MiB (2^20 bytes) a second.
+    pub published_mib: Option<f64>,
+    /// What the legs predict, in bytes a second.
+    pub predicted: Option<f64>,
+    /// What the models did.
+    pub measured: Measured,
+}
+
+/// From, to, path, published MiB/s. The publication does not say between which slots device-to-device was measured; slot 0
+/// to slot 1 is taken.
+const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
+    ("host", "twin:0", Path::Bar, Some(6.76)),
+    ("twin:0", "host", Path::Bar, Some(28.11)),
+    ("host", "twin:0", Path::Dma, Some(8014.24)),
+    ("twin:0", "host", Path::Dma, Some(9558.77)),
+    ("host", "twin:1", Path::Bar, Some(3.22)),
+    ("twin:1", "host", Path::Bar, Some(28.12)),
+    ("host", "twin:1", Path::Dma, Some(2452.07)),
+    ("twin:1", "host", Path::Dma, Some(3023.30)),
+    ("twin:0", "twin:1", Path::Bar, Some(24.33)),
+    ("twin:0", "twin:1", Path::Hybrid, Some(1988.28)),
+    ("twin:0", "twin:1", Path::Staged, None),
+    ("twin:1", "twin:0", Path::Staged, None),
+];
+
+/// Runs it on models, one transfer at a time: by DMA `large` bytes each, by BAR 64 KiB.
+///
+/// # Errors
+/// When a transfer fails.
+pub fn run(large: usize, plan: &Plan) -> Result<Vec<Line>> {
+    let options = Options { largest: large, ..Options::default() };
+    let mut costs: Vec<(String, Costs)> = Vec::new();
+    let mut lines = Vec::new();
+    for (from, to, path, published_mib) in PUBLISHED {
+        let devices = crate::open(&[from.parse()?, to.parse()?], &inlane_pci::Permission::default())?;
+        let (from, to) = (&devices[0], &devices[1]);
+        let size = if path == Path::Bar { 64 << 10 } else { large };
+        let mut mover = open_path(path, from, to, &options)?;
+        let mut buffers = Buffers::new(from, to, size, size)?;
+        let measured = latency(&mut *mover, &mut buffers, size, plan)?;
+        lines.push(Line {
+            from: from.endpoint().clone(),
+            to: to.endpoint().clone(),
+            path,
+            name: mover.name(),
+            size,
+            published_mib,
+            predicted: predict(path, from, to, size, &options, &mut costs)?,
+            measured,
+        });
+    }
+    Ok(lines)
+}
+
+/// Bytes a second that the legs predict: of a BAR path each byte is read, then written; else from calibrated legs.
+fn predict(
+    path: Path,
+    from: &Arc<Device>,
+    to: &Arc<Device>,
+    size: usize,
+    options: &Options,
+    kept: &mut Vec<(String, Costs)>,
+) -> Result<Option<f64>> {
+    let twin = |device: &Device| match device.kind() {
+        crate::device::Kind::Twin(twin) => Some(twin.costs().clone()),
+        _ => None,
+    };
+    let (source, destination) = (twin(from), twin(to));
+    let time = match path {
+        Path::Bar => {
+            let read = source.map_or(0.0, |costs| 1.0 / costs.bar.read);
+            size as f64 * (read + destination.map_or(0.0, |costs| 1.0 / costs.bar.write))
+        }
+        Path::Dma => {
+            let (costs, to_device) = match (source, destination) {
+                (Some(costs), _) => (costs, false),
+                (None, Some(costs)) => (costs, true),
+                (None, None) => return Ok(None),
+            };
+            costs.dma.time(size, to_device).as_secs_f64()
+        }
+        _ => {
+            let key = format!("{} {}", from.endpoint(), to.endpoint());
+            if !kept.iter().any(|(pair, _)| *pair == key) {
+                kept.push((key.clone(), Costs::calibrate(from, to, options)?));
+            }
+            let costs = kept.iter().find(|(pair, _)| *pair == key).map(|(_, costs)| costs);
+            match costs.and_then(|costs| costs.predict(path, size as u64)) {
+                Some(nanoseconds) => nanoseconds / 1e9,
+                None => return Ok(None),
+            }
+        }
+    };
+    Ok(Some(size as f64 / time))
+}
