@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::kernel::{Function, KernelArguments, Launch};
 use crate::stream::{MemoryOperation, Stream};
 use cudarc::driver::sys;
+use std::ffi::c_void;
 use std::sync::Arc;
 
 /// A graph under construction.
