@@ -6,9 +6,8 @@ use std::process::{Command, Output, Stdio};
 
 /// `lab/vm/run.py` with these options; the command follows.
 fn machine(options: &[&str]) -> Command {
-    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("vm/run.py"));
+    let mut command = run_py();
     command.args(options).args(["--timeout", "150", "--", env!("CARGO_BIN_EXE_pci-check")]);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -22,6 +21,32 @@ fn outcome(test: &str, output: Output) -> Option<String> {
     }
     assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
     Some(text)
+}
+
+/// `lab/vm/run.py` alone.
+fn run_py() -> Command {
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("vm/run.py"));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn a_guest_ends_as_its_command_did() {
+    // Its own place for temporary files, which must be empty afterwards.
+    let temporary = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| run_py().env("TMPDIR", temporary.path()).args(arguments).output().unwrap();
+    let output = run(&["--", "sh", "-c", "echo out 'of it'; echo err >&2; exit 7"]);
+    if output.status.code() == Some(3) {
+        outcome("a_guest_ends_as_its_command_did", output);
+        return;
+    }
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"out of it\n"[..], &b"err\n"[..]));
+    let limited = run(&["--timeout", "3", "--", "sleep", "100"]);
+    assert_eq!(limited.status.code(), Some(124));
+    assert!(String::from_utf8_lossy(&limited.stderr).contains("not done after 3 seconds"));
+    assert_eq!(run(&["--file", "/nonexistent", "--", "true"]).status.code(), Some(2));
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0, "something was left behind");
 }
 
 #[test]

@@ -57,7 +57,7 @@ def arguments():
     parser.add_argument("--nvme", action="append", default=[], metavar="SIZE[:FILE]",
                         help="an NVMe drive of zeroes, or of FILE's contents (opened read-write)")
     parser.add_argument("--link", action="append", default=[], metavar="SOCKET",
-                        help="a virtio network card cabled to the virtual machine that names the same SOCKET")
+                        help="a virtio network card, cabled to that of a machine started later with the same SOCKET")
     parser.add_argument("--device", action="append", default=[], metavar="QEMU", help="any other QEMU -device (edu)")
     parser.add_argument("--vfio", action="append", default=[], metavar="DEVICE",
                         help="bind to vfio-pci, by address (0000:00:04.0) or by vendor:device (1af4:1110)")
@@ -319,8 +319,13 @@ def run(options):
                 end.close()
             status, console = relay(options, {name: pair[0] for name, pair in pairs.items()}, deadline)
         finally:
-            process.kill()
-            process.wait()
+            # Asked to end, QEMU removes the sockets it made.
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
     if status == TIMED_OUT:
         print(f"{options.name}: not done after {options.timeout:g} seconds; stopped", file=sys.stderr)
     if status in (TIMED_OUT, NO_STATUS) and not options.verbose:

@@ -1,0 +1,23 @@
+# In a guest: a Linux NVMe/TCP target of a 64 MiB drive at 127.0.0.1:4420 (and the guest's other addresses), then a command.
+#
+#   lab/vm/run.py --module nvmet_tcp --module nvme_tcp --module loop --file lab/guest/nvmet.sh -- sh /bin/nvmet.sh COMMAND...
+#
+# The subsystem is nqn.2024-01.inlane:lab. Linux's own host connects with
+#   echo traddr=127.0.0.1,transport=tcp,trsvcid=4420,nqn=nqn.2024-01.inlane:lab >/dev/nvme-fabrics     (then /dev/nvme0n1)
+set -e
+nqn=nqn.2024-01.inlane:lab
+truncate -s 64M /tmp/drive
+losetup /dev/loop0 /tmp/drive
+mount -t configfs config /sys/kernel/config
+cd /sys/kernel/config/nvmet
+mkdir subsystems/$nqn subsystems/$nqn/namespaces/1 ports/1
+echo 1 >subsystems/$nqn/attr_allow_any_host
+echo /dev/loop0 >subsystems/$nqn/namespaces/1/device_path
+echo 1 >subsystems/$nqn/namespaces/1/enable
+echo ipv4 >ports/1/addr_adrfam
+echo tcp >ports/1/addr_trtype
+echo 0.0.0.0 >ports/1/addr_traddr
+echo 4420 >ports/1/addr_trsvcid
+ln -s /sys/kernel/config/nvmet/subsystems/$nqn ports/1/subsystems/$nqn
+cd /
+exec "$@"
