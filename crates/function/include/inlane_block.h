@@ -95,6 +95,7 @@ INLANE uint64_t replace(uint64_t &at, uint64_t expected, uint64_t value) {
     return atomicCAS(reinterpret_cast<unsigned long long *>(&at), static_cast<unsigned long long>(expected),
                      static_cast<unsigned long long>(value));
 }
+INLANE void fence() { __threadfence(); }
 template <class T> INLANE T load(const T &at) {
     T value = *const_cast<const volatile T *>(&at);
     __threadfence();
@@ -119,6 +120,7 @@ template <class T> INLANE T compare_and_set(T &at, T expected, T value) {
 }
 INLANE uint32_t replace(uint32_t &at, uint32_t expected, uint32_t value) { return compare_and_set(at, expected, value); }
 INLANE uint64_t replace(uint64_t &at, uint64_t expected, uint64_t value) { return compare_and_set(at, expected, value); }
+INLANE void fence() {}                                              // orders what is before against what is after
 template <class T> INLANE T load(const T &at) { return at; }           // what another stored before is seen after
 template <class T> INLANE void store(T &at, T value) { at = value; }   // what was written before is seen by who loads it
 #endif

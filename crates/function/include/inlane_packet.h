@@ -124,6 +124,38 @@ template <uint32_t N> class front_bytes : public reader<front_bytes<N>> {
     INLANE uint32_t length() const { return length_; }
 };
 
+// Copies bytes `at` and on of a packet, the lanes of a team together; nothing when they are not all inside.
+INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
+    if (!from.has(at, bytes)) return;
+    const uint8_t *source = from.data() + at;
+#if INLANE_GPU
+    // Bytes up to a multiple of sixteen of the destination, then sixteen at a time, each from two aligned loads.
+    uint32_t head = static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(to) & 15);
+    head = head < bytes ? head : bytes;
+    for (uint32_t i = lane(); i < head; i += lanes()) to[i] = source[i];
+    to += head;
+    source += head;
+    bytes -= head;
+    uint32_t skew = reinterpret_cast<uintptr_t>(source) & 15, shift = skew % 8 * 8;
+    const bytes16 *aligned = reinterpret_cast<const bytes16 *>(source - skew);
+    // Only what lies inside the packet is loaded.
+    const uint8_t *first = from.data(), *last = from.data() + from.length();
+    for (uint32_t i = lane(); i < bytes / 16; i += lanes()) {
+        if (reinterpret_cast<const uint8_t *>(aligned + i) < first || reinterpret_cast<const uint8_t *>(aligned + i + 2) > last) {
+            for (uint32_t byte = 0; byte < 16; byte++) to[i * 16 + byte] = source[i * 16 + byte];
+            continue;
+        }
+        bytes16 low = aligned[i], high = aligned[i + 1];
+        uint64_t a = skew < 8 ? low.low : low.high, b = skew < 8 ? low.high : high.low, c = skew < 8 ? high.low : high.high;
+        bytes16 value = {shift ? a >> shift | b << (64 - shift) : a, shift ? b >> shift | c << (64 - shift) : b};
+        reinterpret_cast<bytes16 *>(to)[i] = value;
+    }
+    for (uint32_t i = bytes / 16 * 16 + lane(); i < bytes; i += lanes()) to[i] = source[i];
+#else
+    __builtin_memcpy(to, source, bytes);
+#endif
+}
+
 // The packets of one call of `burst`.
 class burst {
     const uint8_t *packets_;

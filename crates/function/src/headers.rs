@@ -1,13 +1,14 @@
 //! The headers that packet functions include, for compilers that take them as text or as files.
 
-/// Name and text of each header, in the order of dependence. `inlane.h` includes the others.
-pub const HEADERS: [(&str, &str); 6] = [
+/// Name and text of each header, in the order of dependence. `inlane.h` includes those before it.
+pub const HEADERS: [(&str, &str); 7] = [
     ("inlane_ring.h", include_str!("../include/inlane_ring.h")),
     ("inlane_block.h", include_str!("../include/inlane_block.h")),
     ("inlane_packet.h", include_str!("../include/inlane_packet.h")),
     ("inlane_layers.h", include_str!("../include/inlane_layers.h")),
     ("inlane_run.h", include_str!("../include/inlane_run.h")),
     ("inlane.h", include_str!("../include/inlane.h")),
+    ("inlane_oran.h", include_str!("../include/inlane_oran.h")),
 ];
 
 #[cfg(test)]

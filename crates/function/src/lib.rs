@@ -19,7 +19,7 @@ mod own;
 pub mod report;
 
 pub use abi::{Info, Kind};
-pub use builtins::{Builtin, Flow, builtins, flows};
+pub use builtins::{Builtin, Flow, OranSlot, Reason, builtins, flows, oran_slot};
 pub use error::{Error, Result};
 pub use function::Function;
 pub use headers::HEADERS;

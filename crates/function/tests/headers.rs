@@ -89,10 +89,11 @@ proptest! {
 
     #[test]
     fn l3_decrement_keeps_checksums_right(frame in well_formed()) {
-        if let Fate::Forward(after) = &run_shaped(&mut instance("l3-decrement"), &[frame], 1, true, 0, 0)[0] {
-            if let Some(ip) = dissect::ip(after).filter(|ip| ip.version == 4) {
-                prop_assert_eq!(ones_sum(&[&after[ip.start..ip.upper]]), 0xffff);
-            }
+        let mut instance = instance("l3-decrement");
+        if let Fate::Forward(after) = &run_shaped(&mut instance, &[frame], 1, true, 0, 0)[0]
+            && let Some(ip) = dissect::ip(after).filter(|ip| ip.version == 4)
+        {
+            prop_assert_eq!(ones_sum(&[&after[ip.start..ip.upper]]), 0xffff);
         }
     }
 
@@ -138,7 +139,7 @@ proptest! {
     fn checksum_finds_every_single_bit(frame in well_formed(), bit in any::<prop::sample::Index>()) {
         let ip = dissect::ip(&frame).expect("well formed");
         let mut instance = instance("checksum");
-        prop_assert_eq!(run_shaped(&mut instance, &[frame.clone()], 1, true, 0, 0), vec![Fate::Forward(frame.clone())]);
+        prop_assert_eq!(run_shaped(&mut instance, std::slice::from_ref(&frame), 1, true, 0, 0), vec![Fate::Forward(frame.clone())]);
         prop_assume!(instance.report().counter("right_packets") == Some(1));
         // In what the segment's sum covers. (Its own UDP checksum may become the 'none' of IPv4, and the length another.)
         let from = ip.upper + if ip.protocol == 17 { 8 } else { 0 };
@@ -151,7 +152,8 @@ proptest! {
 
     #[test]
     fn drop_rule_follows_the_first_that_matches(frames in many(hostile()), burst in 1..64usize, as_packets: bool) {
-        let rules: [(&str, fn(&[u8]) -> bool, Option<u32>); 8] = [
+        type Rule = (&'static str, fn(&[u8]) -> bool, Option<u32>);
+        let rules: [Rule; 8] = [
             ("udp:53", |frame| port(frame, 17).is_some_and(|(_, to)| to == 53), None),
             ("tcp:from:80-81@3", |frame| port(frame, 6).is_some_and(|(from, _)| (80..=81).contains(&from)), Some(3)),
             ("src:10.0.0.1", |frame| net(frame, |ip| ip.source == std::net::Ipv4Addr::new(10, 0, 0, 1)), None),

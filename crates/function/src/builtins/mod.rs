@@ -2,9 +2,11 @@
 //! settings are read and what it reports.
 
 mod flows;
+mod oran;
 mod rules;
 
 pub use flows::{Flow, flows};
+pub use oran::{OranSlot, Reason, oran_slot};
 
 use crate::abi::Entry;
 use crate::report::Report;
@@ -46,7 +48,7 @@ pub fn builtins() -> &'static [Builtin] {
     &BUILTINS
 }
 
-static BUILTINS: [Builtin; 6] = [
+static BUILTINS: [Builtin; 7] = [
     Builtin {
         name: "io",
         about: "forwards packets as they came",
@@ -99,6 +101,14 @@ static BUILTINS: [Builtin; 6] = [
         report: |state, _| {
             Report::from_numbers(state, 0, &["right_packets", "wrong_packets", "unchecked_packets"])
         },
+    },
+    Builtin {
+        name: "oran-reorder",
+        about: "assembles O-RAN U-plane packets, in any order, into contiguous symbol buffers",
+        syntax: "eaxc=ID+ID...,prbs=N,scs=15|30|60|120,iq=BITS|bfpBITS,header,windows=N,limit=TIME,pass",
+        example: "oran-reorder:eaxc=0+1,prbs=106,iq=bfp9",
+        settings: oran::settings,
+        report: oran::report,
     },
 ];
 

@@ -1,0 +1,365 @@
+// Puts O-RAN U-plane packets (eCPRI message type 0, O-RAN.WG4.CUS section 8) into contiguous symbol buffers in the output region,
+// in whatever order they come: by eAxC, frame, subframe, slot, symbol and PRB. See inlane_oran.h for what comes out.
+//
+// Slots are assembled in `windows`; a slot number's window is the remainder by their number. A slot is delivered when all of it
+// came, when its time is up, or when a slot comes that needs its window; what comes for it afterwards is late.
+//
+// Blocks share windows: a block that writes into one is counted in `writers` meanwhile, and never waits for anything then;
+// who delivers a window first makes it busy, then waits until nobody writes. So nobody waits for one who waits.
+#include <inlane.h>
+#include <inlane_oran.h>
+
+struct oran_reorder {
+    static constexpr uint64_t output_bytes = 32 << 20;
+    static constexpr uint32_t writes = 0;
+    static constexpr uint32_t most_streams = 16, most_windows = 16, symbols = INLANE_ORAN_SYMBOLS, words = 9, none = ~0u;
+    enum state : uint32_t { empty, busy, open, closed };
+    enum reason : uint32_t { complete, time_up, overtaken };
+
+    struct window {
+        uint32_t tag;      // slot number << 2 | state
+        uint32_t writers;  // blocks that write into it now
+        uint32_t received; // PRBs
+        uint32_t reserved;
+        uint64_t since_ns; // when it was opened; closed: when that was
+        uint64_t unused;
+        uint32_t prbs[most_streams][symbols][words]; // a bit each that came
+    };
+
+    // Settings, written by the host (src/builtins/oran.rs).
+    uint32_t streams;
+    uint32_t prbs;               // a symbol
+    uint32_t prb_bytes;
+    uint32_t slots_per_subframe; // 1, 2, 4, 8: subcarriers of 15, 30, 60, 120 kHz
+    uint32_t windows;            // a power of two
+    uint32_t has_compression;    // sections carry udCompHdr
+    uint32_t compression;        // which it must then be
+    inlane::verdict taken;       // of packets that were assembled, or came late
+    uint64_t limit_ns;
+    uint32_t eaxc[most_streams];
+    // Counters.
+    uint64_t packets;
+    uint64_t others;     // not U-plane, or of another eAxC: forwarded
+    uint64_t malformed;
+    uint64_t late;       // packets of a slot that was delivered
+    uint64_t received;   // PRBs
+    uint64_t duplicates; // PRBs
+    uint64_t missing;    // PRBs of delivered slots
+    uint64_t delivered[3]; // slots, by reason
+    uint64_t next_record;
+    alignas(128) window at[most_windows];
+
+    // What the block does next; decided by one thread.
+    struct plan {
+        uint32_t window;
+        uint32_t step; // of the following
+        uint32_t why;
+        uint32_t missing;
+    };
+    enum step : uint32_t { go, is_late, deliver_first, open_first, nothing };
+
+    INLANE void burst(inlane::burst &burst, const inlane::context &call) {
+        INLANE_SHARED uint32_t slot_of[INLANE_MAX_BURST]; // none: nothing more to do
+        INLANE_SHARED plan plan;
+        expire(call, plan);
+        for (uint32_t i = inlane::thread_index(); i < burst.count(); i += inlane::threads()) {
+            inlane::packet packet = burst[i];
+            header found = header_of(packet);
+            slot_of[i] = found.slot;
+            if (found.is_other) {
+                inlane::add(others, 1);
+                continue;
+            }
+            inlane::add(packets, 1);
+            if (found.slot == none) inlane::add(malformed, 1);
+            if (taken != inlane::forward) burst.set(i, taken);
+        }
+        inlane::sync();
+        // A round for each slot in the burst: mostly one, at its turn two.
+        for (uint32_t first = 0; first < burst.count(); first++) {
+            uint32_t slot = slot_of[first];
+            if (slot != none) round(burst, call, slot_of, slot, plan);
+        }
+    }
+
+    INLANE void tick(const inlane::context &call) {
+        INLANE_SHARED plan plan;
+        expire(call, plan);
+    }
+
+  private:
+    // ---- Packets. -------------------------------------------------------------------------------------------------------
+
+    struct header {
+        uint32_t slot;   // number in the cycle of 256 frames, or none
+        uint32_t stream;
+        uint32_t symbol;
+        uint32_t begin;  // first section
+        uint32_t end;
+        bool is_other;
+    };
+
+    INLANE header header_of(const inlane::packet &packet) const {
+        header found = {none, 0, 0, 0, 0, true};
+        uint32_t at = 14;
+        uint16_t type = packet.be16(12);
+        if (type == 0x8100) {
+            type = packet.be16(16);
+            at = 18;
+        }
+        // eCPRI 2.0, 3.1.3: version 1, nothing concatenated, message type 0: IQ data.
+        if (type != 0xaefe || (packet.be16(at) & 0xf1ff) != 0x1000) return found;
+        uint32_t id = packet.be16(at + 4);
+        while (found.stream < streams && eaxc[found.stream] != id) found.stream++;
+        if (found.stream == streams) return found;
+        found.is_other = false;
+        found.begin = at + 12;
+        found.end = at + 4 + packet.be16(at + 2);
+        uint32_t time = packet.be32(at + 8); // direction, version, filter; frame; subframe, slot, symbol
+        uint32_t subframe = time >> 12 & 15, slot = time >> 6 & 63;
+        found.symbol = time & 63;
+        if (found.end > packet.length() || found.end < found.begin || subframe > 9 || slot >= slots_per_subframe ||
+            found.symbol >= symbols)
+            return found;
+        found.slot = ((time >> 16 & 255) * 10 + subframe) * slots_per_subframe + slot;
+        return found;
+    }
+
+    // Copies a packet's sections to their places; called by all lanes of a team.
+    INLANE void assemble(const inlane::packet &packet, window &to, uint32_t index, uint8_t *output) {
+        header from = header_of(packet);
+        uint32_t fresh = 0, all = 0;
+        bool wrong = false;
+        for (uint32_t at = from.begin; at < from.end && !wrong;) {
+            uint32_t section = packet.be32(at); // id 12, rb 1, symInc 1, startPrbu 10, numPrbu 8
+            at += 4;
+            uint32_t step = (section >> 19 & 1) + 1, start = section >> 8 & 1023, count = section & 255;
+            from.symbol += section >> 18 & 1;
+            if (count == 0) count = start < prbs ? (prbs - start + step - 1) / step : 0;
+            if (has_compression) {
+                wrong = packet.u8(at) != compression;
+                at += 2;
+            }
+            wrong |= at > from.end || count == 0 || start + step * (count - 1) >= prbs || from.symbol >= symbols ||
+                     from.end - at < count * prb_bytes;
+            if (wrong) break;
+            uint8_t *symbol = output + data_at(index) + (from.stream * symbols + from.symbol) * symbol_bytes();
+            if (step == 1) {
+                inlane::copy(symbol + start * prb_bytes, packet, at, count * prb_bytes);
+            } else {
+                for (uint32_t i = 0; i < count; i++)
+                    inlane::copy(symbol + (start + 2 * i) * prb_bytes, packet, at + i * prb_bytes, prb_bytes);
+            }
+            at += count * prb_bytes;
+            all += count;
+            for (uint32_t word = inlane::lane(); word < words; word += inlane::lanes()) {
+                uint32_t bits = bits_of(word, start, step, count);
+                if (bits != 0) fresh += ones(bits & ~inlane::set_bits(to.prbs[from.stream][from.symbol][word], bits));
+            }
+        }
+        fresh = inlane::sum_of_lanes(fresh);
+        if (inlane::lane() != 0) return;
+        if (wrong) inlane::add(malformed, 1);
+        inlane::add(to.received, fresh);
+        inlane::add(received, fresh);
+        if (all > fresh) inlane::add(duplicates, all - fresh);
+    }
+
+    // Bits 32 * word and on of: `count` ones from `start` on, every `step`th.
+    INLANE static uint32_t bits_of(uint32_t word, uint32_t start, uint32_t step, uint32_t count) {
+        uint32_t base = word * 32, stop = start + step * (count - 1) + 1;
+        if (stop <= base || start >= base + 32) return 0;
+        uint32_t bits = ~0u;
+        if (start > base) bits &= ~0u << (start - base);
+        if (stop < base + 32) bits &= ~0u >> (base + 32 - stop);
+        return step == 1 ? bits : bits & (start & 1 ? 0xaaaaaaaau : 0x55555555u);
+    }
+    INLANE static uint32_t ones(uint32_t bits) {
+#if INLANE_GPU
+        return __popc(bits);
+#else
+        return static_cast<uint32_t>(__builtin_popcount(bits));
+#endif
+    }
+
+    // ---- Where things are in the output region. ----------------------------------------------------------------------------
+
+    INLANE uint32_t symbol_bytes() const { return (prbs * prb_bytes + 127) / 128 * 128; }
+    INLANE uint32_t counts_at(uint32_t index) const { return 4096 + index * (most_streams * symbols * 4); }
+    INLANE uint64_t data_at(uint32_t index) const {
+        return counts_at(most_windows) + static_cast<uint64_t>(index) * streams * symbols * symbol_bytes();
+    }
+
+    // ---- Windows. Called by all threads of a block; the plan is one thread's, the others learn it at a barrier. -----------
+
+    INLANE uint32_t cycle() const { return 2560 * slots_per_subframe; }
+
+    // All packets of one slot.
+    INLANE void round(inlane::burst &burst, const inlane::context &call, uint32_t *slot_of, uint32_t slot, plan &plan) {
+        uint32_t index = slot % windows;
+        window &window = at[index];
+        for (;;) {
+            if (inlane::thread_index() == 0) enter(window, slot, call.now_ns, plan);
+            inlane::sync();
+            uint32_t step = plan.step;
+            if (step != deliver_first) break;
+            deliver(index, call, plan);
+        }
+        if (plan.step == open_first) {
+            clear(window);
+            inlane::sync();
+            if (inlane::thread_index() == 0) {
+                window.since_ns = call.now_ns;
+                inlane::add(window.writers, 1); // others may be looking in, and out again
+                inlane::store(window.tag, slot << 2 | open);
+            }
+            inlane::sync();
+        }
+        bool joined = plan.step != is_late;
+        for (uint32_t i = inlane::team(); joined && i < burst.count(); i += inlane::teams())
+            if (slot_of[i] == slot) assemble(burst[i], window, index, call.output);
+        inlane::sync();
+        for (uint32_t i = inlane::thread_index(); i < burst.count(); i += inlane::threads()) {
+            if (slot_of[i] != slot) continue;
+            slot_of[i] = none;
+            if (!joined) inlane::add(late, 1);
+        }
+        if (joined && inlane::thread_index() == 0) {
+            inlane::fence(); // what was assembled is there before this block is gone
+            inlane::add(window.writers, ~0u);
+            bool all = inlane::load(window.received) >= streams * symbols * prbs;
+            plan.step = all && close(window, slot << 2 | open) ? deliver_first : nothing;
+            plan.why = complete;
+        }
+        inlane::sync();
+        if (joined && plan.step == deliver_first) deliver(index, call, plan);
+        inlane::sync();
+    }
+
+    // One thread: joins the slot's window, or says what must be done first. On open_first and deliver_first the window is
+    // busy, and this block's.
+    INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
+        for (;;) {
+            uint32_t tag = inlane::load(window.tag);
+            uint32_t its = tag >> 2, ahead = (slot + cycle() - its) % cycle();
+            bool newer = ahead > 0 && ahead < cycle() / 2;
+            switch (tag & 3) {
+            case busy: // another block delivers or opens it; it does not wait for this one
+                continue;
+            case open:
+                if (ahead == 0) {
+                    inlane::add(window.writers, 1);
+                    inlane::fence();
+                    if (inlane::load(window.tag) == tag) {
+                        plan.step = go;
+                        return;
+                    }
+                    inlane::add(window.writers, ~0u);
+                    continue;
+                }
+                if (!newer) {
+                    plan.step = is_late;
+                    return;
+                }
+                if (!close(window, tag)) continue;
+                plan.step = deliver_first;
+                plan.why = overtaken;
+                return;
+            case closed:
+                // One wrong slot number must not keep a window for half a cycle: late is what comes soon after.
+                if (!newer && now <= window.since_ns + 2 * limit_ns) {
+                    plan.step = is_late;
+                    return;
+                }
+                [[fallthrough]];
+            default:
+                if (inlane::replace(window.tag, tag, its << 2 | busy) != tag) continue;
+                plan.step = open_first;
+                return;
+            }
+        }
+    }
+
+    // One thread: makes an open window busy, and waits for those who write into it. False when another was faster.
+    INLANE static bool close(window &window, uint32_t tag) {
+        if (inlane::replace(window.tag, tag, (tag & ~3u) | busy) != tag) return false;
+        inlane::fence();
+        while (inlane::load(window.writers) != 0) {
+        }
+        return true;
+    }
+
+    // Delivers a busy window: counts, zeroes what is missing, writes the record, leaves it closed.
+    INLANE void deliver(uint32_t index, const inlane::context &call, plan &plan) {
+        window &window = at[index];
+        if (inlane::thread_index() == 0) plan.missing = 0;
+        inlane::sync();
+        for (uint32_t i = inlane::team(); i < streams * symbols; i += inlane::teams()) {
+            const uint32_t *came = window.prbs[i / symbols][i % symbols];
+            uint8_t *symbol = call.output + data_at(index) + i * symbol_bytes();
+            uint32_t holes = 0;
+            for (uint32_t prb = inlane::lane(); prb < prbs; prb += inlane::lanes()) {
+                if (came[prb / 32] >> prb % 32 & 1) continue;
+                holes++;
+                for (uint32_t byte = 0; byte < prb_bytes; byte++) symbol[prb * prb_bytes + byte] = 0;
+            }
+            holes = inlane::sum_of_lanes(holes);
+            if (inlane::lane() != 0) continue;
+            reinterpret_cast<uint32_t *>(call.output + counts_at(index))[i] = prbs - holes;
+            inlane::add(plan.missing, holes);
+        }
+        inlane::sync();
+        if (inlane::thread_index() == 0) {
+            uint32_t slot = window.tag >> 2;
+            uint64_t number = inlane::add(next_record, 1);
+            oran_record &record = reinterpret_cast<oran_record *>(call.output)[number % INLANE_ORAN_RECORDS];
+            record.opened_ns = window.since_ns;
+            record.delivered_ns = call.now_ns;
+            record.data = data_at(index);
+            record.received = streams * symbols * prbs - plan.missing;
+            record.missing = plan.missing;
+            record.counts = counts_at(index);
+            record.symbol_bytes = symbol_bytes();
+            record.stream_bytes = symbols * symbol_bytes();
+            record.prb_bytes = prb_bytes;
+            record.frame = static_cast<uint8_t>(slot / slots_per_subframe / 10);
+            record.subframe = static_cast<uint8_t>(slot / slots_per_subframe % 10);
+            record.slot = static_cast<uint8_t>(slot % slots_per_subframe);
+            record.reason = static_cast<uint8_t>(plan.why);
+            inlane::add(missing, plan.missing);
+            inlane::add(delivered[plan.why], 1);
+            window.since_ns = call.now_ns;
+            inlane::store(record.sequence, number + 1);
+            inlane::store(window.tag, slot << 2 | closed);
+        }
+        inlane::sync();
+    }
+
+    INLANE void clear(window &window) const {
+        for (uint32_t i = inlane::thread_index(); i < streams * symbols * words; i += inlane::threads())
+            window.prbs[i / words / symbols][i / words % symbols][i % words] = 0;
+        if (inlane::thread_index() == 0) window.received = 0;
+    }
+
+    // Delivers the windows whose time is up.
+    INLANE void expire(const inlane::context &call, plan &plan) {
+        bool mine = false;
+        for (uint32_t i = inlane::thread_index(); i < windows; i += inlane::threads()) mine |= is_up(at[i], call.now_ns);
+        if (!inlane::any(mine)) return;
+        for (uint32_t i = 0; i < windows; i++) {
+            if (inlane::thread_index() == 0) {
+                uint32_t tag = inlane::load(at[i].tag);
+                plan.step = is_up(at[i], call.now_ns) && close(at[i], tag) ? deliver_first : nothing;
+                plan.why = time_up;
+            }
+            inlane::sync();
+            if (plan.step == deliver_first) deliver(i, call, plan);
+            inlane::sync();
+        }
+    }
+    INLANE bool is_up(const window &window, uint64_t now) const {
+        uint32_t tag = inlane::load(window.tag);
+        return (tag & 3) == open && now > window.since_ns && now - window.since_ns >= limit_ns;
+    }
+};
+INLANE_FUNCTION(oran_reorder)

@@ -1,0 +1,412 @@
+//! `oran-reorder` against a reference in Rust: any order, losses, duplicates, late packets, time limits, hostile packets.
+
+mod stand;
+
+use inlane_function::{Instance, Reason, oran_slot};
+use proptest::prelude::*;
+use stand::{Fate, instance, run_shaped};
+use std::collections::BTreeMap;
+
+const EAXC: [u16; 2] = [0x0102, 7];
+const PRBS: u16 = 40;
+const LIMIT_NS: u64 = 1_000_000;
+const WINDOWS: u32 = 2;
+
+/// How the carrier of a test is set up.
+#[derive(Clone, Copy, Debug)]
+struct Carrier {
+    slots_per_subframe: u32,
+    prb_bytes: usize,
+    /// udCompHdr, where sections carry it.
+    header: Option<u8>,
+}
+
+impl Carrier {
+    const PLAIN: Carrier = Carrier { slots_per_subframe: 2, prb_bytes: 48, header: None };
+    const COMPRESSED: Carrier = Carrier { slots_per_subframe: 1, prb_bytes: 28, header: Some(0x91) };
+
+    fn text(&self) -> String {
+        let rest = if self.header.is_some() { "iq=bfp9,header" } else { "iq=16" };
+        let spacing = 15 * self.slots_per_subframe;
+        format!("oran-reorder:eaxc=0x102+7,prbs={PRBS},scs={spacing},windows={WINDOWS},limit=1ms,{rest}")
+    }
+}
+
+/// Some PRBs of one symbol.
+#[derive(Clone, Debug)]
+struct Section {
+    start: u16,
+    /// 0: all.
+    count: u16,
+    every_second: bool,
+    next_symbol: bool,
+}
+
+impl Section {
+    fn prbs(&self) -> Vec<u16> {
+        let step = 1 + self.every_second as usize;
+        let all = (self.start..PRBS).step_by(step);
+        if self.count == 0 { all.collect() } else { all.take(self.count as usize).collect() }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct UPlane {
+    slot: u32,
+    stream: usize,
+    symbol: u8,
+    tagged: bool,
+    sections: Vec<Section>,
+}
+
+/// The samples of a PRB: any function of where it belongs.
+fn samples(carrier: Carrier, slot: u32, stream: usize, symbol: u8, prb: u16) -> Vec<u8> {
+    let seed = slot.wrapping_mul(1_000_003) + stream as u32 * 10_007 + symbol as u32 * 331 + prb as u32;
+    (0..carrier.prb_bytes as u32)
+        .map(|i| (seed.wrapping_mul(2_654_435_761).rotate_left(i) >> 7) as u8 | 1)
+        .collect()
+}
+
+impl UPlane {
+    /// The frame on the wire: Ethernet, eCPRI (common header, eAxC, sequence), O-RAN timing, sections.
+    fn frame(&self, carrier: Carrier) -> Vec<u8> {
+        let mut body = Vec::new();
+        let (subframes, slot) =
+            (self.slot / carrier.slots_per_subframe, self.slot % carrier.slots_per_subframe);
+        let (frame, subframe) = (subframes / 10 % 256, subframes % 10);
+        body.extend([0x10, frame as u8, (subframe << 4 | slot >> 2) as u8, (slot << 6) as u8 | self.symbol]);
+        let mut symbol = self.symbol;
+        for section in &self.sections {
+            symbol += section.next_symbol as u8;
+            let word = 5 << 20
+                | (section.every_second as u32) << 19
+                | (section.next_symbol as u32) << 18
+                | (section.start as u32) << 8
+                | section.count as u32;
+            body.extend(word.to_be_bytes());
+            body.extend(carrier.header.into_iter().flat_map(|header| [header, 0]));
+            for prb in section.prbs() {
+                body.extend(samples(carrier, self.slot, self.stream, symbol, prb));
+            }
+        }
+        let mut out = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        if self.tagged {
+            out.extend([0x81, 0, 0x60, 5]);
+        }
+        out.extend([0xae, 0xfe, 0x10, 0]);
+        out.extend((body.len() as u16 + 4).to_be_bytes());
+        out.extend(EAXC[self.stream].to_be_bytes());
+        out.extend([9, 0x80]);
+        out.extend(body);
+        out.resize(out.len().max(60), 0);
+        out
+    }
+}
+
+type Prbs = BTreeMap<(usize, u8, u16), Vec<u8>>;
+
+#[derive(Clone, Debug, PartialEq)]
+struct Delivered {
+    slot: u32,
+    reason: Reason,
+    prbs: Prbs,
+}
+
+/// The reference: what a reader of the documentation would write.
+struct Reference {
+    carrier: Carrier,
+    windows: [Option<(u32, bool, u64, Prbs)>; WINDOWS as usize],
+    delivered: Vec<Delivered>,
+    late: u64,
+    duplicates: u64,
+}
+
+impl Reference {
+    fn new(carrier: Carrier) -> Self {
+        Self { carrier, windows: [None, None], delivered: Vec::new(), late: 0, duplicates: 0 }
+    }
+
+    fn deliver(&mut self, window: usize, reason: Reason, now: u64) {
+        let (slot, open, since, prbs) = self.windows[window].as_mut().expect("open");
+        (*open, *since) = (false, now);
+        self.delivered.push(Delivered { slot: *slot, reason, prbs: prbs.clone() });
+    }
+
+    fn burst(&mut self, packets: &[UPlane], now: u64) {
+        for window in 0..WINDOWS as usize {
+            if self.windows[window]
+                .as_ref()
+                .is_some_and(|(_, open, since, _)| *open && now >= since + LIMIT_NS)
+            {
+                self.deliver(window, Reason::TimeUp, now);
+            }
+        }
+        let mut slots: Vec<u32> = Vec::new();
+        for packet in packets {
+            if !slots.contains(&packet.slot) {
+                slots.push(packet.slot);
+            }
+        }
+        for slot in slots {
+            self.slot(slot, packets.iter().filter(|packet| packet.slot == slot), now);
+        }
+    }
+
+    fn slot<'a>(&mut self, slot: u32, packets: impl Iterator<Item = &'a UPlane>, now: u64) {
+        let window = (slot % WINDOWS) as usize;
+        let cycle = 2560 * self.carrier.slots_per_subframe;
+        let newer = |than: u32| (1..cycle / 2).contains(&((slot + cycle - than) % cycle));
+        match &self.windows[window] {
+            Some((held, true, _, _)) if *held == slot => {}
+            Some((held, true, _, _)) if newer(*held) => self.deliver(window, Reason::Overtaken, now),
+            Some((_, true, _, _)) => return self.late += packets.count() as u64,
+            Some((held, false, since, _)) if !newer(*held) && now <= since + 2 * LIMIT_NS => {
+                return self.late += packets.count() as u64;
+            }
+            _ => {}
+        }
+        if !matches!(&self.windows[window], Some((held, true, _, _)) if *held == slot) {
+            self.windows[window] = Some((slot, true, now, Prbs::new()));
+        }
+        let (_, _, _, prbs) = self.windows[window].as_mut().expect("open");
+        for packet in packets {
+            let mut symbol = packet.symbol;
+            for section in &packet.sections {
+                symbol += section.next_symbol as u8;
+                for prb in section.prbs() {
+                    let place = (packet.stream, symbol, prb);
+                    let samples = samples(self.carrier, slot, packet.stream, symbol, prb);
+                    self.duplicates += prbs.insert(place, samples).is_some() as u64;
+                }
+            }
+        }
+        if prbs.len() == EAXC.len() * 14 * PRBS as usize {
+            self.deliver(window, Reason::Complete, now);
+        }
+    }
+
+    /// Compares the slots delivered since `from`; their data where no later slot has begun to use the window.
+    fn compare(&self, instance: &Instance, from: usize) {
+        for (n, expected) in
+            self.delivered.iter().enumerate().skip(from.max(self.delivered.len().saturating_sub(64)))
+        {
+            let found = oran_slot(instance.output(), n as u64).expect("delivered");
+            let (frame, subframe, slot) = found.time();
+            let number =
+                (frame as u32 * 10 + subframe as u32) * self.carrier.slots_per_subframe + slot as u32;
+            assert_eq!((number, found.reason()), (expected.slot, expected.reason), "delivery {n}");
+            let came = expected.prbs.len() as u32;
+            assert_eq!(found.received_and_missing(), (came, EAXC.len() as u32 * 14 * PRBS as u32 - came));
+            let window = self.windows[(expected.slot % WINDOWS) as usize].as_ref().expect("it was");
+            if window.0 != expected.slot
+                || window.1
+                || self.delivered[n + 1..].iter().any(|later| later.slot == number)
+            {
+                continue;
+            }
+            for stream in 0..EAXC.len() {
+                for symbol in 0..14u8 {
+                    let of = expected.prbs.range((stream, symbol, 0)..(stream, symbol + 1, 0));
+                    assert_eq!(found.received(stream, symbol.into()), of.clone().count() as u32);
+                    let mut data = vec![0; PRBS as usize * self.carrier.prb_bytes];
+                    for ((_, _, prb), samples) in of {
+                        data[*prb as usize * self.carrier.prb_bytes..][..samples.len()]
+                            .copy_from_slice(samples);
+                    }
+                    assert!(
+                        found.symbol(stream, symbol.into(), PRBS.into()) == data,
+                        "data of {stream}/{symbol}"
+                    );
+                }
+            }
+        }
+        assert!(oran_slot(instance.output(), self.delivered.len() as u64).is_none(), "one too many");
+    }
+}
+
+/// All packets of a slot.
+fn whole(slot: u32, prbs_a_packet: u16) -> Vec<UPlane> {
+    let mut packets = Vec::new();
+    for stream in 0..EAXC.len() {
+        for symbol in 0..14 {
+            for start in (0..PRBS).step_by(prbs_a_packet as usize) {
+                let count = prbs_a_packet.min(PRBS - start);
+                let section = Section { start, count, every_second: false, next_symbol: false };
+                packets.push(UPlane {
+                    slot,
+                    stream,
+                    symbol,
+                    tagged: symbol & 1 == 1,
+                    sections: vec![section],
+                });
+            }
+        }
+    }
+    packets
+}
+
+fn drive(carrier: Carrier, bursts: &[(Vec<UPlane>, u64)]) -> (Reference, Instance) {
+    let mut reference = Reference::new(carrier);
+    let mut instance = instance(&carrier.text());
+    for (packets, now) in bursts {
+        let seen = reference.delivered.len();
+        reference.burst(packets, *now);
+        let frames: Vec<Vec<u8>> = packets.iter().map(|packet| packet.frame(carrier)).collect();
+        let fates = run_shaped(&mut instance, &frames, frames.len().max(1), true, 0, *now);
+        if frames.is_empty() {
+            instance.tick(*now);
+        }
+        assert!(fates.iter().all(|fate| *fate == Fate::Drop), "assembled packets end here");
+        reference.compare(&instance, seen);
+    }
+    let report = instance.report();
+    assert_eq!(report.counter("late_packets"), Some(reference.late));
+    assert_eq!(report.counter("duplicate_prbs"), Some(reference.duplicates));
+    assert_eq!(report.counter("malformed_packets"), Some(0));
+    let missing = EAXC.len() * 14 * PRBS as usize * reference.delivered.len()
+        - reference.delivered.iter().map(|slot| slot.prbs.len()).sum::<usize>();
+    assert_eq!(report.counter("missing_prbs"), Some(missing as u64));
+    (reference, instance)
+}
+
+fn section() -> impl Strategy<Value = Section> {
+    (0..PRBS, 0..=PRBS, any::<bool>(), any::<bool>()).prop_map(|(start, count, every_second, next_symbol)| {
+        let room = (PRBS - start).div_ceil(1 + every_second as u16);
+        Section { start, count: count.min(room), every_second, next_symbol }
+    })
+}
+
+fn packet() -> impl Strategy<Value = UPlane> {
+    let sections = proptest::collection::vec(section(), 1..4);
+    (0..6u32, 0..EAXC.len(), 0..11u8, any::<bool>(), sections).prop_map(
+        |(slot, stream, symbol, tagged, sections)| UPlane { slot, stream, symbol, tagged, sections },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Sections of any kind, slots in any order, time in any steps.
+    #[test]
+    fn any_packets(
+        bursts in proptest::collection::vec((proptest::collection::vec(packet(), 0..12), 0..LIMIT_NS), 1..24),
+        compressed: bool,
+    ) {
+        let mut now = 1;
+        let bursts: Vec<_> = bursts.into_iter().map(|(packets, step)| {
+            now += step;
+            (packets, now)
+        }).collect();
+        drive(if compressed { Carrier::COMPRESSED } else { Carrier::PLAIN }, &bursts);
+    }
+
+    /// Whole slots, their packets in any order within some distance, some lost, some twice.
+    #[test]
+    fn slots_out_of_order(
+        first in 0..5120u32,
+        prbs_a_packet in 9..=PRBS,
+        shuffle in any::<u64>(),
+        distance in 1..80u64,
+        lost in 0..4u64,
+        burst in 1..40usize,
+    ) {
+        let mut random = shuffle | 1;
+        let mut next = || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random
+        };
+        let mut packets = Vec::new();
+        for slot in first..first + 5 {
+            for packet in whole(slot % 5120, prbs_a_packet) {
+                let copies = if next() % 100 < lost { next() % 3 } else { 1 };
+                for _ in 0..copies {
+                    packets.push((packets.len() as u64 + next() % distance, packet.clone()));
+                }
+            }
+        }
+        packets.sort_by_key(|(order, _)| *order);
+        let packets: Vec<UPlane> = packets.into_iter().map(|(_, packet)| packet).collect();
+        let bursts: Vec<_> = packets.chunks(burst).enumerate().map(|(i, packets)| (packets.to_vec(), 1 + i as u64 * 3000)).collect();
+        let (reference, _) = drive(Carrier::PLAIN, &bursts);
+        if lost == 0 && distance < 20 {
+            prop_assert!(reference.delivered.iter().all(|slot| slot.reason == Reason::Complete));
+            prop_assert_eq!(reference.delivered.len(), 5);
+        }
+    }
+
+    /// Packets with bytes changed or cut off, at every length: nothing outside is touched (the stand's guards), nothing hangs.
+    #[test]
+    fn hostile_packets(
+        packets in proptest::collection::vec((packet(), proptest::collection::vec((0..40usize, any::<u8>()), 0..4), any::<prop::sample::Index>(), any::<bool>()), 1..20),
+    ) {
+        let mut instance = instance(&Carrier::COMPRESSED.text());
+        let frames: Vec<Vec<u8>> = packets.into_iter().map(|(packet, changes, cut, whole)| {
+            let mut frame = packet.frame(Carrier::COMPRESSED);
+            for (at, byte) in changes {
+                frame[at] = byte;
+            }
+            let length = if whole { frame.len() } else { cut.index(frame.len()) };
+            frame.truncate(length);
+            frame
+        }).collect();
+        for fate in run_shaped(&mut instance, &frames, 7, false, 1, 5) {
+            prop_assert!(fate == Fate::Drop || matches!(&fate, Fate::Forward(bytes) if frames.contains(bytes)));
+        }
+        let report = instance.report();
+        let counted = report.counter("uplane_packets").unwrap() + report.counter("other_packets").unwrap();
+        prop_assert_eq!(counted, frames.len() as u64);
+    }
+}
+
+#[test]
+fn a_slot_is_delivered_by_tick() {
+    let mut packets = whole(8, 10);
+    packets.truncate(5);
+    let carrier = Carrier::PLAIN;
+    let frames: Vec<Vec<u8>> = packets.iter().map(|packet| packet.frame(carrier)).collect();
+    let mut instance = instance(&carrier.text());
+    assert!(instance.ticks());
+    run_shaped(&mut instance, &frames, 5, true, 0, 1000);
+    instance.tick(1000 + LIMIT_NS - 1);
+    assert!(oran_slot(instance.output(), 0).is_none());
+    instance.tick(1000 + LIMIT_NS);
+    let slot = oran_slot(instance.output(), 0).expect("its time is up");
+    assert_eq!((slot.reason(), slot.times_ns()), (Reason::TimeUp, (1000, 1000 + LIMIT_NS)));
+    assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
+    run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
+    assert_eq!(instance.report().counter("late_packets"), Some(5));
+}
+
+#[test]
+fn one_wrong_slot_number_holds_a_window_for_three_limits_at_most() {
+    let carrier = Carrier::PLAIN;
+    let mut instance = instance(&carrier.text());
+    let send = |instance: &mut Instance, slot: u32, now: u64| {
+        let frames: Vec<Vec<u8>> = whole(slot, PRBS).iter().map(|packet| packet.frame(carrier)).collect();
+        run_shaped(instance, &frames, 32, true, 0, now);
+        instance.report().counter("complete_slots").expect("it has it")
+    };
+    assert_eq!(send(&mut instance, 0, 1), 1);
+    let frame = whole(2000, PRBS)[0].frame(carrier);
+    run_shaped(&mut instance, &[frame], 1, true, 0, 2);
+    assert_eq!(send(&mut instance, 2, 3), 1, "late, as it seems");
+    instance.tick(2 + LIMIT_NS);
+    assert_eq!(send(&mut instance, 4, 3 + 3 * LIMIT_NS), 2);
+    assert_eq!(send(&mut instance, 5119, 4 + 3 * LIMIT_NS), 3, "the other window was not concerned");
+}
+
+#[test]
+fn what_is_not_u_plane_goes_on() {
+    let carrier = Carrier::PLAIN;
+    let mut frames = vec![whole(0, PRBS)[0].frame(carrier); 4];
+    frames[0][15] = 2; // real-time control
+    frames[1][19] = 99; // another eAxC
+    frames[2][14] = 0x11; // concatenated
+    frames[3][12] = 8; // not eCPRI
+    let mut instance = instance(&carrier.text());
+    let fates = run_shaped(&mut instance, &frames, 4, true, 0, 0);
+    assert_eq!(fates, frames.into_iter().map(Fate::Forward).collect::<Vec<_>>());
+    assert_eq!(instance.report().counter("other_packets"), Some(4));
+}
