@@ -24,7 +24,7 @@ struct inlane_info {
     uint64_t output_bytes;  // of zeroed output region, 0 for none: `static constexpr uint64_t output_bytes`
     uint32_t reads;         // most bytes at a packet's front that it reads: `static constexpr uint32_t reads`
     uint32_t writes;        // most bytes at a packet's front that it writes: `static constexpr uint32_t writes`
-    uint32_t ticks;         // 1: has `tick`
+    uint32_t time;          // 1: has `tick`; 2: `packet` or `burst` takes a context, with the time in it
     uint32_t parameters;    // so many uint64_t at the state's beginning are set from the command line: `static constexpr`
 };
 
@@ -82,7 +82,7 @@ template <class F> INLANE_ANYWHERE constexpr inlane_info info_of() {
             output_bytes<F>(first()),
             reads<F>(first()),
             writes<F>(first()),
-            has_tick<F>(first()) ? 1u : 0u,
+            (has_tick<F>(first()) ? 1u : 0u) | (packet_with_context<F>(first()) || burst_with_context<F>(first()) ? 2u : 0u),
             parameters<F>(first())};
 }
 

@@ -34,8 +34,8 @@ pub struct Info {
     pub reads: u32,
     /// Most bytes at a packet's front that it writes; [`WHOLE_PACKET`] for all, 0 for a function that leaves packets alone.
     pub writes: u32,
-    /// 1 when it wants to be called without packets, too.
-    pub ticks: u32,
+    /// Bits: 1 wants to be called without packets, too ([`Info::ticks`]); 2 looks at the time ([`Info::needs_time`]).
+    pub time: u32,
     /// So many 64-bit numbers at the beginning of its state are set from the command line.
     pub parameters: u32,
 }
@@ -44,6 +44,16 @@ impl Info {
     /// How it is called.
     pub fn kind(&self) -> Kind {
         if self.kind == 0 { Kind::Packet } else { Kind::Burst }
+    }
+
+    /// It wants to be called without packets, too, for time limits.
+    pub fn ticks(&self) -> bool {
+        self.time & 1 != 0
+    }
+
+    /// It looks at the time of its packets; others may be given 0.
+    pub fn needs_time(&self) -> bool {
+        self.time != 0
     }
 
     /// Reads it as it lies in a module's memory; `None` for too few bytes or another [`ABI`].
@@ -57,7 +67,7 @@ impl Info {
             output_bytes: whole(16)?,
             reads: half(24)?,
             writes: half(28)?,
-            ticks: half(32)?,
+            time: half(32)?,
             parameters: half(36)?,
         };
         (info.abi == ABI && info.kind <= 1).then_some(info)
@@ -112,7 +122,7 @@ mod tests {
             output_bytes: 9,
             reads: 1,
             writes: 2,
-            ticks: 1,
+            time: 1,
             parameters: 3,
         };
         // SAFETY: a plain struct without padding, 40 bytes (asserted above).

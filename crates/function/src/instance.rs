@@ -129,7 +129,13 @@ impl Instance {
     /// True when the function wants [`Instance::tick`] now and then.
     pub fn ticks(&self) -> bool {
         // SAFETY: `function` keeps the code loaded.
-        unsafe { (*self.entry).info.ticks != 0 }
+        unsafe { (*self.entry).info.ticks() }
+    }
+
+    /// True when the function looks at the time that [`Instance::run`] is given; for others 0 will do.
+    pub fn needs_time(&self) -> bool {
+        // SAFETY: as in `ticks`.
+        unsafe { (*self.entry).info.needs_time() }
     }
 
     /// Tells the function the time, without packets: for time limits. About once a millisecond is plenty.
@@ -137,6 +143,13 @@ impl Instance {
         let context = self.context(now_ns);
         // SAFETY: as in `run`.
         unsafe { ((*self.entry).tick)(&context) }
+    }
+
+    /// Says that no packets will come any more: time limits fall due, so what was half assembled is delivered.
+    pub fn finish(&mut self) {
+        if self.ticks() {
+            self.tick(u64::MAX);
+        }
     }
 
     /// Its state, for reports.

@@ -45,8 +45,7 @@ fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
     let mut outcomes = vec![Outcome::default(); drive.burst];
     let mut tally = Tally::default();
     let mut idle = Idle::default();
-    // A function that knows time limits wants the time of its packets too.
-    let ticks = instance.ticks();
+    let (ticks, needs_time) = (instance.ticks(), instance.needs_time());
     let mut bursts = 0u32;
     loop {
         match inlet.gather(control, clock) {
@@ -56,7 +55,7 @@ fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
                 let count = held.len();
                 let queued = if drive.stages { clock.raw() } else { 0 };
                 work(clock, drive.work, count);
-                let now = if ticks { clock.now_ns() } else { 0 };
+                let now = if needs_time { clock.now_ns() } else { 0 };
                 // SAFETY: the packets are held here, in memory that the CPU maps (checked when the run was set up), with
                 // room for what the pool says.
                 let info = unsafe { instance.run_packets(held.as_slice(), &mut outcomes, now) };
@@ -102,6 +101,7 @@ fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
     tally.rx = rx;
     tally.errors.extend(error.map(Error::from));
     outlet.finish(control, &mut tally);
+    instance.finish();
     tally.functions = instances;
     tally.cpu_ns = thread_cpu_ns();
     tally

@@ -189,7 +189,7 @@ fn process(
     index: usize,
 ) -> (Instance, u64) {
     pin(shared.cores, 2 + index);
-    let needs_time = instance.ticks();
+    let needs_time = instance.needs_time();
     let mut idle = Idle::default();
     loop {
         match consumer.poll() {
@@ -208,6 +208,7 @@ fn process(
             Next::Closed => break,
         }
     }
+    instance.finish();
     (instance, thread_cpu_ns())
 }
 
@@ -225,7 +226,7 @@ fn send(
     let mut tally = Tally::default();
     let mut idle = Idle::default();
     let mut bursts = 0u32;
-    let needs_time = own.as_ref().is_some_and(|(_, instance)| instance.ticks());
+    let needs_time = own.as_ref().is_some_and(|(_, instance)| instance.needs_time());
     loop {
         if let Some((consumer, instance)) = &mut own
             && let Next::Item(mut item) = consumer.poll()
@@ -271,6 +272,9 @@ fn send(
     }
     outlet.publish(progress, tally.dropped_verdict);
     outlet.finish(control, &mut tally);
+    if let Some((_, instance)) = &mut own {
+        instance.finish();
+    }
     tally.functions.extend(own.map(|(_, instance)| instance));
     tally.cpu_ns = thread_cpu_ns();
     tally
