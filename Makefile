@@ -1,7 +1,7 @@
 # The project's commands; each is a script in packaging/ or one cargo line. `make help` lists them.
 # DRY_RUN=1 shows what `setup` and `demo` would do without doing it.
 
-.PHONY: help setup demo test build fuzz
+.PHONY: help setup demo test build fuzz bench-forward
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -21,3 +21,7 @@ test: ## install what tests need and run every check (under 30 minutes on two co
 
 fuzz: setup ## fuzz every parser for FUZZ_SECONDS each (600), from the kept corpus; MERGE=1 keeps what is new
 	@packaging/fuzz $(or $(FUZZ_SECONDS),600)
+
+bench-forward: setup ## inlane and dpdk-testpmd side by side on one core, alternating, medians (BENCH='null-64 --repeats 3')
+	@cargo build --release --quiet --bin inlane
+	@bench/forward/run $(BENCH)

@@ -5,6 +5,8 @@ mod doctor;
 mod exit;
 mod forward;
 mod manual;
+#[cfg(test)]
+mod schemas;
 mod settings;
 mod signal;
 mod topo;
