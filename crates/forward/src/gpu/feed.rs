@@ -50,7 +50,7 @@ impl<'a> Feed<'a> {
                 Posting::Graph(poster)
             }
         };
-        let ticks = (lane.program.info.ticks != 0).then(|| (side, Instant::now()));
+        let ticks = lane.program.info.ticks().then(|| (side, Instant::now()));
         Ok(Self { lane, streams, posting, ticks })
     }
 
