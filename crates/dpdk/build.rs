@@ -111,7 +111,12 @@ fn bindings(flags: &[String]) {
 
 fn inline_functions(flags: &[String]) {
     let mut build = cc::Build::new();
-    build.file("src/sys/inline.c").flag("-std=gnu11").opt_level(3).warnings(false);
+    build
+        .file("src/sys/inline.c")
+        .flag("-std=gnu11")
+        .flag("-fno-strict-aliasing")
+        .opt_level(3)
+        .warnings(false);
     for flag in flags {
         build.flag(flag);
     }

@@ -19,6 +19,8 @@ pub(crate) struct Device {
     pub(crate) path: String,
     /// The kernel interface under it.
     pub(crate) interface: Option<Interface>,
+    /// Bytes that each buffer must have room for, where the driver insists.
+    pub(crate) slot: Option<u32>,
 }
 
 /// Checks what can be checked, and attaches the device.
@@ -27,7 +29,7 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
     let vdev = |driver: &str, arguments: String| {
         (c"vdev", format!("{driver}{number}"), arguments, driver.to_owned())
     };
-    let mut kernel_interface = None;
+    let (mut kernel_interface, mut slot) = (None, None);
     let (bus, name, arguments, driver) = match &spec.kind {
         Kind::Null { size, copy } => vdev("net_null", format!("size={size},copy={}", u8::from(*copy))),
         Kind::Ring { .. } => vdev("net_ring", String::new()),
@@ -52,12 +54,14 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
             need(spec, &[Capability::NetRaw], "cap_net_raw+ep")?;
             let frame = frame.unwrap_or_else(|| frame_for(spec.mtu.map_or(found.mtu(), u32::from)));
             kernel_interface = Some(found);
-            let block = frame.max(4096);
+            slot = Some(room_of_slot(frame));
+            // Whole slots in a block, whole pages of it.
+            let block = frame.next_multiple_of(4096);
             vdev(
                 "net_af_packet",
                 format!(
                     "iface={interface},qpairs={queues},blocksz={block},framesz={frame},framecnt={},qdisc_bypass={}",
-                    spec.descriptors.unwrap_or(1024).next_multiple_of((block / frame) as u16),
+                    u32::from(spec.descriptors.unwrap_or(1024)).next_multiple_of(block / frame),
                     u8::from(*bypass)
                 ),
             )
@@ -116,11 +120,14 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
         unsafe { sys::rte_eal_hotplug_remove(bus.as_ptr(), name.as_ptr()) };
         return Err(error);
     }
+    if let Kind::Tap { interface, .. } = &spec.kind {
+        kernel_interface = Interface::find(interface).ok();
+    }
     let path = match &kernel_interface {
         Some(_) => format!("DPDK {driver} on {}", spec.text.split([':', ',']).nth(1).unwrap_or_default()),
         None => format!("DPDK {driver}"),
     };
-    Ok(Device { port, bus, name, path, interface: kernel_interface })
+    Ok(Device { port, bus, name, path, interface: kernel_interface, slot })
 }
 
 /// Takes a closed device off its bus.
@@ -133,11 +140,15 @@ pub(crate) fn detach(bus: &CStr, name: &CStr) {
 pub(crate) fn failed(spec: &Spec, doing: &str, code: i32, mark: &log::Mark) -> Error {
     let port = spec.text.clone();
     let code = if code == -1 { -sys::last_error() } else { code };
-    match -code {
-        libc::EBUSY => Error::Busy {
+    // The driver of AF_XDP loses the kernel's code: a queue that another socket has is by far the commonest reason.
+    let taken =
+        matches!(spec.kind, Kind::AfXdp { .. }) && mark.since().contains("Failed to create xsk socket");
+    match code {
+        _ if code == -libc::EBUSY || taken => Error::Busy {
             port,
             what: mark.explain(format!("the device ({doing})")),
-            remedy: "stop the other program that holds it".into(),
+            remedy: "stop the program that holds it (ip link shows an XDP program, ss --xdp the sockets)"
+                .into(),
         },
         _ => Error::Device { port, doing: doing.into(), why: mark.explain(sys::error_text(code)) },
     }
@@ -172,10 +183,16 @@ fn refused(spec: &Spec, doing: &str, capabilities: &'static str) -> Error {
     }
 }
 
-/// A slot of a packet socket's ring: header, link header with a VLAN tag, payload, in a power of two.
+/// A slot of a packet socket's ring: the kernel's header, link header with a VLAN tag, payload.
 fn frame_for(mtu: u32) -> u32 {
-    const HEADER_AND_LINK: u32 = 66 + 18;
-    (mtu + HEADER_AND_LINK).next_power_of_two().clamp(2048, 1 << 17)
+    const HEADER_AND_LINK: u32 = 80 + 18;
+    (mtu + HEADER_AND_LINK).next_multiple_of(64).clamp(2048, 1 << 17)
+}
+
+/// The largest frame that a packet socket's slot of `frame` bytes holds: it is what the driver wants room for.
+fn room_of_slot(frame: u32) -> u32 {
+    const HEADER: u32 = 32;
+    frame - HEADER
 }
 
 /// Registered packet memory counts against this limit on older kernels; only a wish.

@@ -25,12 +25,20 @@ pub(crate) struct Shared {
     pub(crate) interface: Option<Interface>,
     /// A peer that leaves takes the port with it (memif).
     pub(crate) has_peer: bool,
+    /// Its driver forgets buffers when it closes: packets are marked with who has them, for [`crate::pool::reclaim`].
+    pub(crate) forgets: bool,
     gate: Gate,
 }
 
 impl Shared {
-    pub(crate) fn new(name: String, port: u16, interface: Option<Interface>, has_peer: bool) -> Arc<Self> {
-        Arc::new(Self { name, port, interface, has_peer, gate: Gate::default() })
+    pub(crate) fn new(
+        name: String,
+        port: u16,
+        interface: Option<Interface>,
+        has_peer: bool,
+        forgets: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self { name, port, interface, has_peer, forgets, gate: Gate::default() })
     }
 
     /// No end is in the driver after this, nor will be.
@@ -164,7 +172,14 @@ impl Rx for EthRx {
         let got = self.shared.gate.pass(&self.seat, || {
             // SAFETY: room for `count` packets of the asserted layout; the device is open and configured with this
             // queue, which only this value drives.
-            unsafe { sys::inlane_rx_burst(port, queue, packets.as_mut_ptr().cast(), count, bytes) as usize }
+            unsafe {
+                let packets = packets.as_mut_ptr().cast();
+                if self.shared.forgets {
+                    sys::inlane_rx_burst_marked(port, queue, packets, count, bytes) as usize
+                } else {
+                    sys::inlane_rx_burst(port, queue, packets, count, bytes) as usize
+                }
+            }
         });
         let got = got.unwrap_or(0);
         self.counters.packets += got as u64;
@@ -214,8 +229,12 @@ impl Tx for EthTx {
             // trait's contract); the device is open and configured with this queue, which only this value drives.
             unsafe {
                 let packets = packets.as_ptr().cast();
-                sys::inlane_tx_burst(port, queue, packets, count, &mut counters.bytes, &mut counters.errors)
-                    as usize
+                let (bytes, errors) = (&mut counters.bytes, &mut counters.errors);
+                if self.shared.forgets {
+                    sys::inlane_tx_burst_marked(port, queue, packets, count, bytes, errors) as usize
+                } else {
+                    sys::inlane_tx_burst(port, queue, packets, count, bytes, errors) as usize
+                }
             }
         });
         let Some(sent) = sent else {

@@ -41,34 +41,57 @@ impl Interface {
         unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut request) == 0 }
     }
 
-    fn attribute(&self, name: &str) -> Option<u64> {
-        std::fs::read_to_string(format!("/sys/class/net/{}/{name}", self.name)).ok()?.trim().parse().ok()
-    }
-
     /// Largest payload of a frame.
     pub(crate) fn mtu(&self) -> u32 {
         // SAFETY: all zero is an ifreq.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(self.name.bytes().take(15)) {
-            *to = from as libc::c_char;
-        }
+        self.write_name(&mut request);
         // SAFETY: the request lives through the call, which fills in the MTU.
         let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
         // SAFETY: the call filled this member in.
         if code == 0 { unsafe { request.ifr_ifru.ifru_mtu as u32 } } else { 1500 }
     }
 
-    /// How many receive queues it has.
+    /// How many receive queues it has, as the kernel's ethtool interface says; 1 where it says nothing.
     pub(crate) fn queues(&self) -> u16 {
-        let count = std::fs::read_dir(format!("/sys/class/net/{}/queues", self.name)).map(|entries| {
-            entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-")).count()
-        });
-        count.unwrap_or(1).clamp(1, 1024) as u16
+        /// `struct ethtool_channels` of `linux/ethtool.h`.
+        #[repr(C)]
+        #[derive(Default)]
+        struct Channels {
+            command: u32,
+            most: [u32; 4],
+            rx: u32,
+            tx: u32,
+            other: u32,
+            combined: u32,
+        }
+        const GET_CHANNELS: u32 = 0x3c;
+        const SIOCETHTOOL: libc::c_ulong = 0x8946;
+        let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
+        // SAFETY: all zero is an ifreq.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        self.write_name(&mut request);
+        request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+        // SAFETY: request and channels live through the call, which fills the latter in.
+        let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, &mut request) };
+        let count = if code == 0 { channels.rx.max(channels.combined) } else { 1 };
+        count.clamp(1, 1024) as u16
     }
 
-    /// Link rate in bits a second, where the interface has one.
+    fn write_name(&self, request: &mut libc::ifreq) {
+        for (to, from) in request.ifr_name.iter_mut().zip(self.name.bytes().take(15)) {
+            *to = from as libc::c_char;
+        }
+    }
+
+    /// Link rate in bits a second of interfaces with a device under them; what virtual ones say is made up.
     pub(crate) fn link_bits_per_second(&self) -> Option<f64> {
-        self.attribute("speed").filter(|&megabits| megabits > 0).map(|megabits| megabits as f64 * 1e6)
+        let folder = Path::new("/sys/class/net").join(&self.name);
+        if !folder.join("device").exists() {
+            return None;
+        }
+        let megabits: f64 = std::fs::read_to_string(folder.join("speed")).ok()?.trim().parse().ok()?;
+        (megabits > 0.0).then_some(megabits * 1e6)
     }
 }
 

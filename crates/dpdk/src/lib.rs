@@ -28,6 +28,7 @@ mod port;
 pub mod spec;
 mod sys;
 mod thread;
+mod xdp_sockets;
 
 pub use error::{Error, Result};
 pub use pool::MbufPool;

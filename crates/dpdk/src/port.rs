@@ -7,7 +7,7 @@ use crate::device::{self, Device};
 use crate::endpoint::{EthRx, EthTx, Shared, link_is_up};
 use crate::error::{Error, Result};
 use crate::spec::{Kind, Spec};
-use crate::{MbufPool, eal, log, pool, sys};
+use crate::{MbufPool, eal, log, pool, sys, xdp_sockets};
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
 use std::any::Any;
@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Receive and send descriptors of a queue when the user asks for none: what testpmd takes, or the device's own.
 const DESCRIPTORS: u16 = 1024;
+
+/// How long a queue may stay taken after its AF_XDP socket was closed.
+const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
 /// Opens the port that `spec` describes ([`crate::spec`]). The first one starts DPDK.
 ///
@@ -37,6 +40,8 @@ pub struct EthPort {
     sent: Vec<Arc<dyn Pool>>,
     rx_taken: Vec<bool>,
     tx_taken: Vec<bool>,
+    /// Those of an AF_XDP port.
+    sockets: Vec<xdp_sockets::Socket>,
     state: State,
     last_counters: Counters,
 }
@@ -73,7 +78,8 @@ impl EthPort {
         let link = device.interface.as_ref().and_then(|interface| interface.link_bits_per_second());
         let interface = device.interface.take();
         let has_peer = matches!(spec.kind, Kind::Memif { .. });
-        let shared = Shared::new(spec.text.clone(), device.port, interface, has_peer);
+        let forgets = matches!(spec.kind, Kind::AfXdp { .. });
+        let shared = Shared::new(spec.text.clone(), device.port, interface, has_peer, forgets);
         let info = PortInfo {
             name: spec.text.clone(),
             path: device.path.clone(),
@@ -100,6 +106,7 @@ impl EthPort {
             sent: Vec::new(),
             rx_taken: Vec::new(),
             tx_taken: Vec::new(),
+            sockets: Vec::new(),
             state: State::Open,
             last_counters: Counters::default(),
         })
@@ -131,6 +138,17 @@ impl EthPort {
         Ok(pool)
     }
 
+    /// [`Self::configure_device`], and which sockets its driver opened.
+    fn configure_and_watch(&mut self, filled: Vec<Arc<MbufPool>>, queues: u16) -> Result<()> {
+        if !self.shared.forgets {
+            return self.configure_device(filled, queues, queues);
+        }
+        let watch = xdp_sockets::Watch::begin();
+        let outcome = self.configure_device(filled, queues, queues);
+        self.sockets = watch.end();
+        outcome
+    }
+
     fn configure_device(&mut self, filled: Vec<Arc<MbufPool>>, rx: u16, tx: u16) -> Result<()> {
         let mut configuration = sys::rte_eth_conf::default();
         if rx > 1 && self.limits.flow_type_rss_offloads != 0 {
@@ -140,6 +158,15 @@ impl EthPort {
         }
         if let Some(mtu) = self.spec.mtu {
             configuration.rxmode.mtu = mtu.into();
+        }
+        if let (Some(slot), Some(pool)) = (self.device.slot, filled.iter().min_by_key(|pool| pool.room()))
+            && pool.room() < slot as usize
+        {
+            return Err(self.usage(format!(
+                "its frames need buffers of {slot} bytes, and the pool's have {}; lower the interface's MTU, or give \
+                 frame=BYTES",
+                pool.room()
+            )));
         }
         let frame = self.spec.mtu.map_or(1500, u32::from) + 18;
         let scatter = sys::INLANE_RX_SCATTER;
@@ -162,8 +189,10 @@ impl EthPort {
         })?;
         // SAFETY: reads a number of a valid port.
         let socket = unsafe { sys::rte_eth_dev_socket_id(self.device.port) } as u32;
+        // From the first queue on the device may hold buffers, also when a later step fails.
+        self.filled = filled;
         for queue in 0..rx {
-            let pool = filled[queue as usize % filled.len()].raw();
+            let pool = self.filled[queue as usize % self.filled.len()].raw();
             self.call("setting a receive queue up", |port| {
                 // SAFETY: the pool lives in `filled` until the device is closed.
                 unsafe {
@@ -177,7 +206,6 @@ impl EthPort {
                 unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_descriptors, socket, std::ptr::null()) }
             })?;
         }
-        self.filled = filled;
         Ok(())
     }
 
@@ -262,9 +290,10 @@ impl EthPort {
         unsafe { sys::rte_eth_dev_close(port) };
         device::detach(self.device.bus, &self.device.name);
         self.state = State::Closed;
-        let reclaimed = pool::reclaim(port, &self.filled);
-        if reclaimed > 0 {
-            tracing::debug!(port = self.spec.text, reclaimed, "gave back buffers that the driver still held");
+        if self.shared.forgets {
+            let sockets = xdp_sockets::close_leftovers(&self.sockets);
+            let buffers = pool::reclaim(port, &self.filled);
+            tracing::debug!(port = self.spec.text, sockets, buffers, "took back what the driver still held");
         }
         self.filled.clear();
         self.sent.clear();
@@ -304,9 +333,21 @@ impl Port for EthPort {
         if filled.is_empty() {
             filled.push(MbufPool::new(4096, 2048)?);
         }
+        let mut outcome = self.configure_and_watch(filled.clone(), queues as u16);
+        // The kernel frees the queue of a closed AF_XDP socket some milliseconds later: a restart must not fail on that.
+        let start = Instant::now();
+        while self.shared.forgets
+            && matches!(outcome, Err(Error::Busy { .. }))
+            && start.elapsed() < QUEUE_RELEASE
+        {
+            std::thread::sleep(Duration::from_millis(20));
+            self.close();
+            *self = Self::open(&self.spec.text)?;
+            outcome = self.configure_and_watch(filled.clone(), queues as u16);
+        }
+        outcome?;
         self.rx_taken = vec![false; pools.len()];
         self.tx_taken = vec![false; tx_queues as usize];
-        self.configure_device(filled, queues as u16, queues as u16)?;
         self.state = State::Configured;
         Ok(())
     }

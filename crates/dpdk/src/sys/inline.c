@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "inline.h"
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,26 +33,45 @@ static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
 		mbuf->port = mark;
 }
 
-uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes)
+static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, uint16_t queue,
+		struct inlane_packet *packets, uint16_t count, uint64_t *bytes, const bool marks)
 {
 	struct rte_mbuf *mbufs[CHUNK];
 	uint64_t sum = 0;
 
 	enrol();
+	_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "length and port are stored as one");
 	uint16_t got = rte_eth_rx_burst(port, queue, mbufs, RTE_MIN(count, CHUNK));
 	for (uint16_t i = 0; i < got; i++) {
 		struct rte_mbuf *mbuf = mbufs[i];
+		uint64_t length = mbuf->data_len;
+
 		packets[i].address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
-		packets[i].length = mbuf->data_len;
-		packets[i].port = 0;
+		/* Length and, as zero, port: one store. */
+		*(uint64_t *)&packets[i].length = length;
 		packets[i].cookie = (uint64_t)(uintptr_t)mbuf;
-		mbuf->port = INLANE_MARK_HELD;
-		sum += mbuf->pkt_len;
-		if (unlikely(mbuf->next != NULL))
-			mark_chain(mbuf, INLANE_MARK_HELD);
+		if (marks)
+			mbuf->port = INLANE_MARK_HELD;
+		sum += length;
+		if (unlikely(mbuf->nb_segs != 1)) {
+			sum += mbuf->pkt_len - length;
+			if (marks)
+				mark_chain(mbuf, INLANE_MARK_HELD);
+		}
 	}
 	*bytes += sum;
 	return got;
+}
+
+uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes)
+{
+	return rx_burst(port, queue, packets, count, bytes, false);
+}
+
+uint16_t inlane_rx_burst_marked(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
+				uint64_t *bytes)
+{
+	return rx_burst(port, queue, packets, count, bytes, true);
 }
 
 /* Writes what the packet function changed into the mbuf: first byte and length of the first segment. False when that would
@@ -71,8 +91,8 @@ static inline bool write_back(struct rte_mbuf *mbuf, const struct inlane_packet 
 	return true;
 }
 
-uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
-			 uint64_t *bytes, uint64_t *errors)
+static inline __attribute__((always_inline)) uint16_t tx_burst(uint16_t port, uint16_t queue,
+		const struct inlane_packet *packets, uint16_t count, uint64_t *bytes, uint64_t *errors, const bool marks)
 {
 	struct rte_mbuf *mbufs[CHUNK];
 	uint16_t done = 0;
@@ -89,16 +109,21 @@ uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_pack
 				broken = true;
 				break;
 			}
-			mbuf->port = INLANE_MARK_SENT | port;
+			if (marks)
+				mbuf->port = INLANE_MARK_SENT | port;
 			mbufs[chunk] = mbuf;
-			sum += mbuf->pkt_len;
-			if (unlikely(mbuf->next != NULL))
-				mark_chain(mbuf, INLANE_MARK_SENT | port);
+			sum += packets[done + chunk].length;
+			if (unlikely(mbuf->nb_segs != 1)) {
+				sum += mbuf->pkt_len - mbuf->data_len;
+				if (marks)
+					mark_chain(mbuf, INLANE_MARK_SENT | port);
+			}
 		}
 		uint16_t sent = rte_eth_tx_burst(port, queue, mbufs, chunk);
 		for (uint16_t i = sent; unlikely(i < chunk); i++) {
 			sum -= mbufs[i]->pkt_len;
-			mark_chain(mbufs[i], INLANE_MARK_HELD);
+			if (marks)
+				mark_chain(mbufs[i], INLANE_MARK_HELD);
 		}
 		*bytes += sum;
 		done += sent;
@@ -111,6 +136,18 @@ uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_pack
 		}
 	}
 	return done;
+}
+
+uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
+			 uint64_t *bytes, uint64_t *errors)
+{
+	return tx_burst(port, queue, packets, count, bytes, errors, false);
+}
+
+uint16_t inlane_tx_burst_marked(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
+				uint64_t *bytes, uint64_t *errors)
+{
+	return tx_burst(port, queue, packets, count, bytes, errors, true);
 }
 
 static unsigned int element_bytes(unsigned int room)
@@ -285,10 +322,10 @@ static int by_address(const void *a, const void *b)
 }
 
 /* Gives back to `pool` the mbufs that the closed device `port` still held: those sent to it, and if it received into
- * this pool, those it waited to fill. Some drivers (af_xdp) do not do so themselves.
+ * this pool, those it waited to fill. For drivers that do not do so themselves (af_xdp), whose ends go by the marked calls.
  *
- * Exact, because every mbuf says in `port` who has it: HELD is a caller's, SENT|p went to device p, and INVALID was taken
- * by the device that fills from this pool. Callers may hold and free packets meanwhile. */
+ * Exact, because an mbuf says in `port` who has it: HELD is a caller's, SENT|p went to device p, and INVALID, which every
+ * allocation writes, was taken by the device that fills from this pool. Callers may hold and free packets meanwhile. */
 unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receives_into)
 {
 	unsigned int size = pool->size, reclaimed = 0, free_count = 0;
@@ -354,8 +391,27 @@ static ssize_t log_write(void *cookie, const char *text, size_t length)
 	return (ssize_t)length;
 }
 
+/* libbpf's and libxdp's log; their levels are 0 warning, 1 information, 2 debug. Their headers are not needed for more. */
+typedef int (*print_function)(int level, const char *format, va_list arguments);
+extern print_function libbpf_set_print(print_function function);
+extern print_function libxdp_set_print(print_function function);
+
+static int bpf_print(int level, const char *format, va_list arguments)
+{
+	char text[512];
+	int length = level > 1 ? 0 : vsnprintf(text, sizeof(text), format, arguments);
+
+	/* A notice for most: they warn of each thing that they try and then do otherwise. */
+	if (length > 0)
+		inlane_dpdk_log(level == 0 ? RTE_LOG_NOTICE : RTE_LOG_INFO, text, RTE_MIN((size_t)length, sizeof(text) - 1));
+	return length;
+}
+
 int inlane_log_route(void)
 {
+	libbpf_set_print(bpf_print);
+	libxdp_set_print(bpf_print);
+
 	cookie_io_functions_t functions = { .write = log_write };
 	FILE *stream = fopencookie(NULL, "w", functions);
 

@@ -34,7 +34,7 @@ struct inlane_note {
 /* Bytes of private area: one cache line, so that packet data begins on one. */
 #define INLANE_PRIVATE_BYTES 64
 
-/* Who has an mbuf, in its `port` field. Devices leave RTE_MBUF_PORT_INVALID in buffers they wait to fill. */
+/* Who has an mbuf, in its `port` field, where a driver forgets buffers when it closes. */
 #define INLANE_MARK_HELD 0x7fff
 #define INLANE_MARK_SENT 0x8000
 
@@ -46,6 +46,11 @@ static const uint64_t INLANE_TX_MULTI_SEGS = RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
 uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes);
 uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 			 uint64_t *bytes, uint64_t *errors);
+/* The same for devices whose buffers inlane_reclaim finds by marks. */
+uint16_t inlane_rx_burst_marked(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
+				uint64_t *bytes);
+uint16_t inlane_tx_burst_marked(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
+				uint64_t *bytes, uint64_t *errors);
 size_t inlane_pool_bytes(unsigned int count, unsigned int room);
 struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, unsigned int cache, unsigned int room,
 				       int socket, void *memory, size_t length, size_t page);

@@ -1,0 +1,189 @@
+//! Ports on kernel interfaces, in network namespaces of the tests' own: af_packet, af_xdp, tap.
+
+mod network;
+
+use inlane_core::packet::{Packet, Pool};
+use inlane_core::port::{Port, Rx, Tx};
+use inlane_dpdk::{Error, MbufPool, open};
+use network::{RawSocket, frame, ip, private_network};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn one_queue(spec: &str, pool: &Arc<MbufPool>) -> (Box<dyn Port>, Box<dyn Rx>, Box<dyn Tx>) {
+    let mut port = open(spec).unwrap();
+    let pool: Arc<dyn Pool> = pool.clone();
+    port.configure(std::slice::from_ref(&pool), 1).unwrap();
+    let rx = port.take_rx(0).unwrap();
+    let tx = port.take_tx(0, pool).unwrap();
+    port.start().unwrap();
+    (port, rx, tx)
+}
+
+/// Receives until `count` packets came, or a second passed without one.
+fn receive(rx: &mut dyn Rx, count: usize) -> Vec<Packet> {
+    let mut all = Vec::new();
+    let mut last = Instant::now();
+    while all.len() < count && last.elapsed() < Duration::from_secs(1) {
+        let mut packets = [Packet::EMPTY; 32];
+        let got = rx.receive(&mut packets).unwrap();
+        all.extend_from_slice(&packets[..got]);
+        if got > 0 {
+            last = Instant::now();
+        }
+    }
+    all
+}
+
+/// Frames from the other end of `peer` come in whole and in order; frames sent go out so.
+fn exchanges(spec: &str, peer: &str, sizes: &[usize]) {
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    let (mut port, mut rx, mut tx) = one_queue(spec, &pool);
+    ip(&format!("link set {peer} up"));
+    let raw = RawSocket::open(peer);
+    // A veth's link comes up with both its ends.
+    std::thread::sleep(Duration::from_millis(300));
+    receive(&mut *rx, 64).iter().for_each(|packet| pool.give(std::slice::from_ref(packet)));
+
+    for round in 0..40u8 {
+        let frames: Vec<Vec<u8>> = sizes.iter().map(|&size| frame(size, round)).collect();
+        frames.iter().for_each(|frame| raw.send(frame));
+        let packets = receive(&mut *rx, frames.len());
+        assert_eq!(packets.len(), frames.len(), "{spec} round {round}");
+        for (packet, frame) in packets.iter().zip(&frames) {
+            // SAFETY: held; host memory.
+            assert_eq!(unsafe { packet.bytes() }, &frame[..], "{spec}");
+        }
+        let mut unsent = &packets[..];
+        let start = Instant::now();
+        while !unsent.is_empty() && start.elapsed() < Duration::from_secs(1) {
+            let sent = tx.send(unsent).unwrap();
+            unsent = &unsent[sent..];
+        }
+        assert!(unsent.is_empty(), "{spec}: {} packets stuck", unsent.len());
+        tx.flush().unwrap();
+        for frame in &frames {
+            assert_eq!(
+                raw.receive(Duration::from_secs(1)).as_deref(),
+                Some(&frame[..]),
+                "{spec} round {round}"
+            );
+        }
+    }
+    let count = 40 * sizes.len() as u64;
+    assert!(rx.counters().packets >= count);
+    assert_eq!(tx.counters().packets, count);
+    port.stop();
+    assert_eq!(pool.outstanding(), 0, "{spec}: buffers leaked");
+}
+
+/// When the interface is deleted the receiver hears of it.
+fn notices_the_end(spec: &str, interface: &str) {
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    let (mut port, mut rx, _tx) = one_queue(spec, &pool);
+    ip(&format!("link delete {interface}"));
+    let start = Instant::now();
+    let mut packets = [Packet::EMPTY; 32];
+    let error = loop {
+        match rx.receive(&mut packets) {
+            Ok(count) => pool.give(&packets[..count]),
+            Err(error) => break error,
+        }
+        assert!(start.elapsed() < Duration::from_secs(5), "{spec}: nobody noticed");
+    };
+    assert!(error.to_string().contains("disappeared"), "{error}");
+    port.stop();
+    assert_eq!(pool.outstanding(), 0, "{spec}: buffers leaked");
+}
+
+fn veth() {
+    ip("link add v0 type veth peer name v1");
+    ip("link set v0 up");
+}
+
+#[test]
+fn af_packet() {
+    if !private_network("af_packet") {
+        return;
+    }
+    veth();
+    exchanges("af_packet:v0", "v1", &[60, 64, 1000, 1514]);
+    notices_the_end("af_packet:v0", "v0");
+}
+
+#[test]
+fn af_packet_jumbo() {
+    if !private_network("af_packet_jumbo") {
+        return;
+    }
+    veth();
+    ip("link set v0 mtu 9000");
+    ip("link set v1 mtu 9000");
+    let pool = MbufPool::new(512, 9216).unwrap();
+    let (mut port, mut rx, _tx) = one_queue("af_packet:v0", &pool);
+    ip("link set v1 up");
+    let raw = RawSocket::open("v1");
+    std::thread::sleep(Duration::from_millis(300));
+    let jumbo = frame(9014, 1);
+    raw.send(&jumbo);
+    let packets = receive(&mut *rx, 1);
+    assert_eq!(packets.len(), 1);
+    // SAFETY: held; host memory.
+    assert_eq!(unsafe { packets[0].bytes() }, &jumbo[..]);
+    pool.give(&packets);
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn af_xdp() {
+    if !private_network("af_xdp") {
+        return;
+    }
+    veth();
+    exchanges("af_xdp:v0", "v1", &[60, 64, 1000, 1514]);
+    // Once more on the same interface: the program of the first was taken off.
+    exchanges("af_xdp:v0,copy=on,descriptors=512", "v1", &[60, 1514]);
+    notices_the_end("af_xdp:v0", "v0");
+}
+
+#[test]
+fn tap() {
+    if !private_network("tap") {
+        return;
+    }
+    exchanges("tap:t0,mac=fixed", "t0", &[60, 64, 1000, 1514]);
+    notices_the_end("tap:t1", "t1");
+}
+
+#[test]
+fn what_is_missing_or_taken_is_said() {
+    if !private_network("what_is_missing_or_taken_is_said") {
+        return;
+    }
+    for spec in ["af_packet:nosuch0", "af_xdp:nosuch0"] {
+        let error = open(spec).err().unwrap();
+        assert!(matches!(error, Error::Missing { .. }), "{error}");
+        assert!(error.to_string().contains("ip link"), "{error}");
+    }
+    veth();
+    let error = open("tap:v0").err().unwrap();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    let error = open("pci:ffff:ff:1f.7").err().unwrap();
+    assert!(matches!(error, Error::Missing { .. }), "{error}");
+    let error = open("memif:/no/such/folder/m.sock").err().unwrap();
+    assert!(matches!(error, Error::Missing { .. }), "{error}");
+
+    // A second program's AF_XDP socket on the same queue.
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    let (mut first, ..) = one_queue("af_xdp:v0", &pool);
+    let second = MbufPool::new(8192, 2048).unwrap();
+    let as_pool: Arc<dyn Pool> = second.clone();
+    let outcome = open("af_xdp:v0").map_err(inlane_core::Error::from).and_then(|mut port| {
+        port.configure(std::slice::from_ref(&as_pool), 1)?;
+        port.start()
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("in use") || error.contains("busy"), "{error}");
+    assert_eq!(second.outstanding(), 0, "a port that failed holds nothing");
+    first.stop();
+}
