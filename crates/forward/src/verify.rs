@@ -3,11 +3,9 @@
 use crate::config::{Config, Route};
 use crate::error::Result;
 use crate::open::kind;
-use crate::ports::check::reference::{self, Fate};
-use crate::ports::pcap::reader::Reader;
-use inlane_core::Error;
+use crate::ports::check::{captures, reference};
 use inlane_core::result::Verification;
-use std::fs::File;
+use std::path::PathBuf;
 
 /// Compares every packet of the capture that was written, with its timestamp, with what the function had to make of the
 /// capture that was read. `None` where the run was not from one file to one other, ended early, or the function has no
@@ -22,44 +20,10 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
     if kind(rx) != "pcap" || kind(tx) != "pcap" || !whole || config.pipelines > 1 || config.faults.is_some() {
         return Ok(None);
     }
-    let (Some(mut read), Some(mut written)) = (reopen(rx)?, reopen(tx)?) else { return Ok(None) };
+    // A pipe cannot be read twice.
+    let file =
+        |name: &str| name.split_once(':').map(|(_, path)| PathBuf::from(path)).filter(|path| path.is_file());
+    let (Some(read), Some(written)) = (file(rx), file(tx)) else { return Ok(None) };
     let Ok(reference) = reference::find(&config.function) else { return Ok(None) };
-    let mut found = Verification {
-        method: format!("every packet and timestamp of {tx} against a reference {}", reference.name()),
-        ..Verification::default()
-    };
-    while let Some(record) = read.peek()? {
-        let mut expected = read.data(&record).to_vec();
-        let fate = reference.apply(&mut expected);
-        read.consume();
-        found.checked += 1;
-        if fate != Fate::Forwarded {
-            continue;
-        }
-        match written.peek()? {
-            None => found.lost += 1,
-            Some(found_record) => {
-                let same = written.data(&found_record) == expected && found_record.time_ns == record.time_ns;
-                found.altered += !same as u64;
-                written.consume();
-            }
-        }
-    }
-    while written.peek()?.is_some() {
-        found.duplicated += 1;
-        written.consume();
-    }
-    Ok(Some(found))
-}
-
-fn reopen(name: &str) -> Result<Option<Reader>> {
-    let path = name.split_once(':').map_or("", |(_, path)| path);
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_file() => {}
-        // A pipe cannot be read twice.
-        _ => return Ok(None),
-    }
-    let file = File::open(path)
-        .map_err(|source| Error::Os { what: format!("open {path} again to verify it"), source })?;
-    Ok(Some(Reader::new(name, Box::new(file))?))
+    Ok(Some(captures::compare(&read, &written, &*reference)?))
 }

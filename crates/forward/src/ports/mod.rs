@@ -10,3 +10,4 @@ pub mod check;
 pub mod generate;
 pub mod pcap;
 pub mod spec;
+pub mod wrap;

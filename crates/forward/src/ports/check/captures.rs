@@ -1,7 +1,7 @@
 //! Compares a capture that was written with the one that was read: every packet, in order, as the packet function has to make
 //! it, with its timestamp and its length on the wire.
 
-use super::reference::{Fate, Reference};
+use super::reference::Reference;
 use crate::ports::pcap::reader::{Reader, Resolution};
 use inlane_core::result::Verification;
 use inlane_core::{Error, Result};
@@ -113,7 +113,7 @@ fn next(reader: &mut Reader) -> Result<Option<Seen>> {
 /// The next packet that has to come.
 fn expected(input: &mut Reader, reference: &dyn Reference, unit: u64) -> Result<Option<Seen>> {
     while let Some(mut seen) = next(input)? {
-        if reference.apply(&mut seen.bytes) != Fate::Dropped {
+        if reference.apply(&mut seen.bytes).arrives() {
             seen.time_ns = seen.time_ns / unit * unit;
             return Ok(Some(seen));
         }

@@ -43,11 +43,11 @@ impl Expectation {
             for index in 0..expectation.traffic.sizes.len() {
                 let stamp = Stamp { flow, number: index as u32, due_ns: 0 };
                 let (frame, fate) = expectation.frame(stamp);
-                expectation.dropped.push(fate == Fate::Dropped);
-                templates.extend(Template::of(&frame).map(|template| match fate {
-                    Fate::Dropped => template.dropped(),
-                    _ => template,
-                }));
+                expectation.dropped.push(!fate.arrives());
+                templates.extend(
+                    Template::of(&frame)
+                        .map(|template| if fate.arrives() { template } else { template.dropped() }),
+                );
             }
         }
         // A reference that leaves no stamp at the end, or no right checksum, is checked packet by packet.
@@ -135,7 +135,7 @@ impl Expectation {
         }
         let (expected, fate) = self.frame(stamp);
         let padded = length > bytes.len() && length > 60;
-        if expected == bytes && fate != Fate::Dropped && !padded {
+        if expected == bytes && fate.arrives() && !padded {
             return Some(Found::Right(stamp));
         }
         // Headers differ: believe the stamp where its checksum holds, which covers all of the payload.

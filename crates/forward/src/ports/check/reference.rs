@@ -16,6 +16,13 @@ pub enum Fate {
     Dropped,
 }
 
+impl Fate {
+    /// It arrives at the first port sent to, where packets go that no verdict sends elsewhere.
+    pub fn arrives(self) -> bool {
+        matches!(self, Fate::Forwarded | Fate::Port(0))
+    }
+}
+
 /// An expectation.
 pub trait Reference: Send + Sync {
     /// What results call it.

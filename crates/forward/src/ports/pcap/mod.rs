@@ -432,38 +432,65 @@ impl Tap {
 
     /// Writes the front of `packets`: returns how many, and the error that came behind them.
     pub(super) fn write(&self, packets: &[Packet]) -> (usize, Result<()>) {
-        let Ok(mut writer) = self.writer.lock() else {
-            return (0, Err(Error::port_failed("capture", "another queue of it panicked")));
-        };
-        let sent_ns = match self.stamps {
-            Stamps::Noted => 0,
-            Stamps::Sent => {
-                SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
-            }
-        };
+        let Ok(mut writer) = self.writer.lock() else { return (0, Err(poisoned())) };
+        let sent_ns = self.sent_ns();
         for (index, packet) in packets.iter().enumerate() {
-            let note = match self.stamps {
-                Stamps::Noted => self.pool.note(packet),
-                Stamps::Sent => Note { time_ns: sent_ns, ..Note::default() },
-            };
-            let mut length = 0;
-            self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize);
-            let outcome = writer.reserve(length).and_then(|()| {
-                writer.record(note, length, |buffer| {
-                    self.pool.for_each_segment(packet, &mut |address, bytes| {
-                        // SAFETY: a segment of a packet that the caller holds, in memory that the CPU maps (checked at
-                        // set-up).
-                        buffer.extend_from_slice(unsafe {
-                            std::slice::from_raw_parts(address as *const u8, bytes as usize)
-                        });
-                    });
-                })
-            });
+            let length = self.length(packet);
+            let outcome =
+                writer.reserve(length).and_then(|()| self.record(&mut writer, packet, length, sent_ns));
             if let Err(error) = outcome {
                 return (index, Err(error));
             }
         }
         (packets.len(), Ok(()))
+    }
+
+    /// Sends packets by `send`, and writes those that it takes. They are written down before, while they can be read.
+    pub(super) fn write_sent(
+        &self,
+        packets: &[Packet],
+        send: impl FnOnce(&[Packet]) -> Result<usize>,
+    ) -> Result<usize> {
+        let mut writer = self.writer.lock().map_err(|_| poisoned())?;
+        let sent_ns = self.sent_ns();
+        writer.reserve(packets.iter().map(|packet| self.length(packet)).sum())?;
+        let before = writer.buffered();
+        let mut outcome = Ok(());
+        for packet in packets {
+            outcome = outcome.and_then(|()| self.record(&mut writer, packet, self.length(packet), sent_ns));
+        }
+        let sent = outcome.and_then(|()| send(packets));
+        writer.unwrite(before + sent.as_ref().map_or(0, |&sent| sent));
+        sent
+    }
+
+    fn sent_ns(&self) -> u64 {
+        match self.stamps {
+            Stamps::Noted => 0,
+            Stamps::Sent => {
+                SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+            }
+        }
+    }
+
+    fn length(&self, packet: &Packet) -> usize {
+        let mut length = 0;
+        self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize);
+        length
+    }
+
+    fn record(&self, writer: &mut Writer, packet: &Packet, length: usize, sent_ns: u64) -> Result<()> {
+        let note = match self.stamps {
+            Stamps::Noted => self.pool.note(packet),
+            Stamps::Sent => Note { time_ns: sent_ns, ..Note::default() },
+        };
+        writer.record(note, length, |buffer| {
+            self.pool.for_each_segment(packet, &mut |address, bytes| {
+                // SAFETY: a segment of a packet that the caller holds, in memory that the CPU maps (checked at set-up).
+                let segment = unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) };
+                buffer.extend_from_slice(segment);
+            });
+        })
     }
 
     pub(super) fn flush(&self) -> Result<()> {
@@ -473,6 +500,10 @@ impl Tap {
     pub(super) fn lost_packets(&self) -> u64 {
         self.writer.lock().map_or(0, |writer| writer.lost_packets())
     }
+}
+
+fn poisoned() -> Error {
+    Error::port_failed("capture", "another of its queues panicked")
 }
 
 /// A send queue of a sink.

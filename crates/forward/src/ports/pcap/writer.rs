@@ -151,6 +151,21 @@ impl Writer {
         Ok(())
     }
 
+    /// Records that are buffered.
+    pub fn buffered(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Forgets what is buffered behind the first `records`.
+    pub fn unwrite(&mut self, records: usize) {
+        if let Some(&end) = records.checked_sub(1).and_then(|last| self.ends.get(last)) {
+            self.buffer.truncate(end as usize);
+        } else if records == 0 {
+            self.buffer.clear();
+        }
+        self.ends.truncate(records);
+    }
+
     /// Writes what is buffered.
     ///
     /// # Errors
