@@ -103,12 +103,6 @@ fn demand(checks: &[Check], required: &[Name]) -> Result<(), NotReady> {
     Err(NotReady(format!("missing: {listed}; 'inlane doctor {typed}' says what mends it")))
 }
 
-/// The schema of what `--json` writes.
-#[cfg(test)]
-pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(Report).to_value()
-}
-
 /// Looks at one part.
 type Look = fn(&Machine) -> Check;
 

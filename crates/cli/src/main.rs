@@ -5,8 +5,6 @@ mod doctor;
 mod exit;
 mod forward;
 mod manual;
-#[cfg(test)]
-mod schemas;
 mod settings;
 mod signal;
 mod topo;

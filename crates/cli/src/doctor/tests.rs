@@ -325,3 +325,17 @@ fn only_what_is_required_and_missing_is_an_error() {
     let error = demand(&checks, &[Name::Gpu, Name::Memif, Name::Vfio]).unwrap_err();
     assert_eq!(error.to_string(), "missing: gpu, vfio; 'inlane doctor gpu vfio' says what mends it");
 }
+
+/// To take over what changed on purpose: `INLANE_BLESS=1 cargo test -p inlane schema`.
+#[test]
+fn the_published_schema_is_that_of_the_type() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schema/doctor.json");
+    let made = serde_json::to_string_pretty(&schemars::schema_for!(Report).to_value()).unwrap() + "\n";
+    if std::env::var_os("INLANE_BLESS").is_some() {
+        std::fs::write(&path, &made).unwrap();
+    }
+    assert!(
+        std::fs::read_to_string(&path).unwrap_or_default() == made,
+        "docs/schema/doctor.json is another one"
+    );
+}
