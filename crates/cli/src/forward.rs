@@ -17,7 +17,7 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Ports:
-  null[:SIZE]           makes and swallows packets (DPDK net_null)
+  null[:SIZE]           makes and swallows packets, touching none; net_null[:SIZE] is DPDK's
   gen:SIZE|imix         makes flows with sequence numbers and checksums; options flows=N,seed=S
   check                 swallows and verifies what gen made
   pcap:FILE             reads or writes a capture
@@ -324,6 +324,7 @@ impl Forward {
         document.devices = outcome.devices;
         document.twin = outcome.twin;
         document.ceiling = measure::ceiling(config, outcome.link_bits_per_second, &outcome.result);
+        document.notes.extend(measure::round_trip_note(config));
         document.baseline = baseline;
         document.verification = outcome.verification;
         if document.verification.is_none() && !control.stopping() {

@@ -94,6 +94,10 @@ pub trait Pool: std::any::Any + Send + Sync {
     }
 }
 
+/// On cache lines of its own, the prefetched neighbour included.
+#[repr(align(128))]
+struct Apart<T>(T);
+
 /// A pool over any region, without DPDK: for captures, generators, and memory of a device.
 ///
 /// ```text
@@ -104,10 +108,10 @@ pub struct HeapPool {
     stride: usize,
     headroom: usize,
     count: usize,
-    free: Mutex<Vec<u32>>,
+    free: Apart<Mutex<Vec<u32>>>,
     // Who gives back and who takes are different threads as a rule: each has a list of its own, so that they meet only when the
     // takers' list is empty.
-    returned: Mutex<Vec<u32>>,
+    returned: Apart<Mutex<Vec<u32>>>,
     notes: Box<[UnsafeCell<Note>]>,
 }
 
@@ -162,8 +166,8 @@ impl HeapPool {
             stride,
             headroom: HEADROOM,
             count,
-            free: Mutex::new((0..count as u32).rev().collect()),
-            returned: Mutex::new(Vec::with_capacity(count)),
+            free: Apart(Mutex::new((0..count as u32).rev().collect())),
+            returned: Apart(Mutex::new(Vec::with_capacity(count))),
             notes: (0..count).map(|_| UnsafeCell::new(Note::default())).collect(),
             region,
         })
@@ -176,9 +180,9 @@ impl HeapPool {
 
 impl Pool for HeapPool {
     fn take(&self, packets: &mut [Packet]) -> usize {
-        let mut free = self.free.lock().expect(UNPOISONED);
+        let mut free = self.free.0.lock().expect(UNPOISONED);
         if free.len() < packets.len() {
-            free.append(&mut self.returned.lock().expect(UNPOISONED));
+            free.append(&mut self.returned.0.lock().expect(UNPOISONED));
         }
         let count = packets.len().min(free.len());
         for packet in &mut packets[..count] {
@@ -190,7 +194,7 @@ impl Pool for HeapPool {
     }
 
     fn give(&self, packets: &[Packet]) {
-        let mut returned = self.returned.lock().expect(UNPOISONED);
+        let mut returned = self.returned.0.lock().expect(UNPOISONED);
         returned.extend(packets.iter().map(|packet| packet.cookie as u32));
         assert!(returned.len() <= self.count, "a packet was given back twice");
     }
@@ -204,8 +208,8 @@ impl Pool for HeapPool {
     }
 
     fn outstanding(&self) -> usize {
-        let free = self.free.lock().expect(UNPOISONED);
-        self.count - free.len() - self.returned.lock().expect(UNPOISONED).len()
+        let free = self.free.0.lock().expect(UNPOISONED);
+        self.count - free.len() - self.returned.0.lock().expect(UNPOISONED).len()
     }
 
     fn region(&self) -> &Region {

@@ -112,6 +112,22 @@ fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Cei
     })
 }
 
+/// For runs on a GPU whose stages are timed: what the same dependent reads and fence take in a bare kernel.
+pub fn round_trip_note(config: &Config) -> Option<String> {
+    let On::Gpu(index) = config.on else { return None };
+    if !config.drive.stages {
+        return None;
+    }
+    let gpu = inlane_cuda::Gpu::open(index).ok()?;
+    let bare = gpu::round_trip(&gpu, 200_000).ok()?.nanoseconds?;
+    let text = inlane_core::units::nanoseconds;
+    Some(format!(
+        "a bare kernel with the same dependent reads, one packet and one fence an item: p50 {}, p99 {}",
+        text(bare.p50_ns),
+        text(bare.p99_ns)
+    ))
+}
+
 /// Packets a second that the function alone manages on this core.
 fn function_rate(config: &Config) -> Result<f64> {
     let pool = HeapPool::new(64, 256)?;

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::gpu::Memory;
 use crate::ports::check::{Checker, reference};
 use crate::ports::generate::Generator;
+use crate::ports::null::Null;
 use crate::ports::pcap::{Sink, Source};
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool, Port};
@@ -13,7 +14,7 @@ use inlane_dpdk::MbufPool;
 use std::sync::Arc;
 
 /// What DPDK carries.
-const DPDK: [&str; 7] = ["null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
+const DPDK: [&str; 7] = ["net_null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
 
 /// The kind of a port: what stands before its first colon or comma.
 pub fn kind(name: &str) -> &str {
@@ -22,7 +23,7 @@ pub fn kind(name: &str) -> &str {
 
 /// True for ports that may stand on both sides of a run under one name; captures, generators and checkers are one each.
 pub fn is_shared(name: &str) -> bool {
-    DPDK.contains(&kind(name))
+    kind(name) == "null" || DPDK.contains(&kind(name))
 }
 
 /// What was opened.
@@ -77,10 +78,22 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
             "gen" => {
                 return Err(Error::port_usage(name, "a generator only receives: write it behind --rx").into());
             }
+            "null" => {
+                let mut opened = Null::open(name, clock)?;
+                if config.rate.is_some() {
+                    opened.set_rate(config.rate);
+                }
+                room = room.max(opened.size());
+                Some(Box::new(opened))
+            }
+            // What DPDK calls net_null, the layer below knows as null.
+            "net_null" => Some(inlane_dpdk::open(name.trim_start_matches("net_"))?),
             kind if DPDK.contains(&kind) => Some(inlane_dpdk::open(name)?),
             kind => {
-                let why =
-                    format!("no port of kind '{kind}'; there are gen, check, pcap, {}", DPDK.join(", "));
+                let why = format!(
+                    "no port of kind '{kind}'; there are null, gen, check, pcap, {}",
+                    DPDK.join(", ")
+                );
                 return Err(Error::port_usage(name, why).into());
             }
         });

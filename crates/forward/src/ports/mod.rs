@@ -5,9 +5,11 @@
 //! | `gen:SIZE` | [`generate::Generator`]: packets of known flows, by a schedule |
 //! | `check` | [`check::Checker`]: verifies that they arrive as the packet function has to make them |
 //! | `pcap:FILE` | [`pcap::Source`], [`pcap::Sink`]: captures, read and written |
+//! | `null[:SIZE]` | [`null::Null`]: makes and swallows packets without touching their bytes |
 
 pub mod check;
 pub mod generate;
+pub mod null;
 pub mod pcap;
 pub mod spec;
 pub mod wrap;

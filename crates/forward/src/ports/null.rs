@@ -1,0 +1,208 @@
+//! `null[:SIZE]`: makes packets of one size as fast as they are asked for, or at a rate, and swallows what it is given.
+//!
+//! It never touches a byte of a packet, so it works with any pool, memory of a GPU included, and what remains of a run is the
+//! pipeline itself. DPDK's own null port is `net_null`.
+
+use super::generate::pace::Schedule;
+use super::spec::Spec;
+use inlane_core::clock::Clock;
+use inlane_core::port::Counters;
+use inlane_core::units::Rate;
+use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
+use std::sync::Arc;
+
+/// Most queues.
+const MAX_QUEUES: u16 = 64;
+
+/// The `null` port.
+pub struct Null {
+    info: PortInfo,
+    size: u32,
+    rate: Option<Rate>,
+    clock: Clock,
+    rx: Vec<Option<Source>>,
+    tx: Vec<bool>,
+}
+
+impl Null {
+    /// Opens what `text` says; its schedule, if it gets one, is of `clock`.
+    ///
+    /// # Errors
+    /// For a size that no packet has, and options, of which there are none.
+    pub fn open(text: &str, clock: &Clock) -> Result<Self> {
+        let spec = Spec::parse(text);
+        let size = match spec.value() {
+            "" => 64,
+            value => match value.parse() {
+                Ok(size @ 14..=65535) => size,
+                _ => return Err(spec.error("give a frame's size, 14 to 65535 bytes: null:1024")),
+            },
+        };
+        spec.finish()?;
+        let info = PortInfo {
+            name: text.into(),
+            path: "null (no bytes touched)".into(),
+            touches_payload: false,
+            max_queues: MAX_QUEUES,
+            spreads_flows: true,
+            link_bits_per_second: None,
+            twin: false,
+        };
+        Ok(Self { info, size, rate: None, clock: clock.clone(), rx: Vec::new(), tx: Vec::new() })
+    }
+
+    /// Bytes of its packets.
+    pub fn size(&self) -> usize {
+        self.size as usize
+    }
+
+    /// Offers packets at this rate, all queues together.
+    pub fn set_rate(&mut self, rate: Option<Rate>) {
+        self.rate = rate;
+    }
+
+    fn taken(&self, what: &str, queue: u16) -> Error {
+        Error::port_failed(&self.info.name, format!("{what} queue {queue} does not exist or was taken"))
+    }
+}
+
+impl Port for Null {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> Result<()> {
+        if let Some(pool) = pools.iter().find(|pool| pool.room() < self.size()) {
+            return Err(Error::port_usage(
+                &self.info.name,
+                format!("buffers hold {} bytes; ask for larger ones with --room {}", pool.room(), self.size),
+            ));
+        }
+        let share = 1.0 / pools.len().max(1) as f64;
+        self.rx = pools
+            .iter()
+            .map(|pool| {
+                Some(Source {
+                    pool: pool.clone(),
+                    size: self.size,
+                    schedule: self.rate.map(|rate| (Schedule::new(rate, share), self.clock.clone())),
+                    packets: 0,
+                })
+            })
+            .collect();
+        self.tx = vec![false; tx_queues as usize];
+        Ok(())
+    }
+
+    fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>> {
+        match self.rx.get_mut(queue as usize).and_then(Option::take) {
+            Some(source) => Ok(Box::new(source)),
+            None => Err(self.taken("receive", queue)),
+        }
+    }
+
+    fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
+        match self.tx.get_mut(queue as usize) {
+            Some(taken @ false) => {
+                *taken = true;
+                Ok(Box::new(Sink { pool, counters: Counters::default() }))
+            }
+            _ => Err(self.taken("send", queue)),
+        }
+    }
+}
+
+struct Source {
+    pool: Arc<dyn Pool>,
+    size: u32,
+    schedule: Option<(Schedule, Clock)>,
+    packets: u64,
+}
+
+impl Rx for Source {
+    #[inline]
+    fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
+        let mut want = packets.len();
+        if let Some((schedule, clock)) = &mut self.schedule {
+            want = schedule.due_at_most(clock.now_ns(), want, self.size as f64);
+        }
+        let got = self.pool.take(&mut packets[..want]);
+        for packet in &mut packets[..got] {
+            packet.length = self.size;
+        }
+        if let Some((schedule, _)) = &mut self.schedule {
+            (0..got).for_each(|_| schedule.advance(self.size as usize));
+        }
+        self.packets += got as u64;
+        Ok(got)
+    }
+
+    fn counters(&self) -> Counters {
+        Counters { packets: self.packets, bytes: self.packets * self.size as u64, ..Counters::default() }
+    }
+}
+
+struct Sink {
+    pool: Arc<dyn Pool>,
+    counters: Counters,
+}
+
+impl Tx for Sink {
+    #[inline]
+    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+        self.counters.packets += packets.len() as u64;
+        self.counters.bytes += packets.iter().map(|packet| packet.length as u64).sum::<u64>();
+        self.pool.give(packets);
+        Ok(packets.len())
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlane_core::HeapPool;
+
+    #[test]
+    fn packets_come_and_go() {
+        let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 2048).unwrap());
+        let mut port = Null::open("null:1024", &Clock::new()).unwrap();
+        port.configure(std::slice::from_ref(&pool), 1).unwrap();
+        let mut rx = port.take_rx(0).unwrap();
+        let mut tx = port.take_tx(0, pool.clone()).unwrap();
+        assert!(port.take_rx(0).is_err() && port.take_tx(0, pool.clone()).is_err());
+        let mut packets = [Packet::EMPTY; 16];
+        let got = rx.receive(&mut packets).unwrap();
+        assert_eq!((got, packets[0].length), (8, 1024));
+        assert_eq!(rx.receive(&mut packets[8..]).unwrap(), 0, "the pool is empty");
+        assert_eq!(tx.send(&packets[..got]).unwrap(), 8);
+        assert_eq!(tx.counters().bytes, 8 * 1024);
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let clock = Clock::new();
+        for text in ["null:0", "null:x", "null:70000", "null:64,copy=on"] {
+            assert!(Null::open(text, &clock).is_err(), "{text}");
+        }
+        let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 256).unwrap());
+        let mut port = Null::open("null:1024", &clock).unwrap();
+        assert!(port.configure(&[pool], 1).unwrap_err().to_string().contains("--room"));
+    }
+
+    #[test]
+    fn a_rate_is_kept() {
+        let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 64).unwrap());
+        let mut port = Null::open("null", &Clock::new()).unwrap();
+        port.set_rate(Some(Rate::Packets(1000.0)));
+        port.configure(&[pool], 0).unwrap();
+        let mut rx = port.take_rx(0).unwrap();
+        let mut packets = [Packet::EMPTY; 32];
+        assert_eq!(rx.receive(&mut packets).unwrap(), 1, "the first is due at once");
+        assert_eq!(rx.receive(&mut packets[1..]).unwrap(), 0, "the next in a millisecond");
+    }
+}
