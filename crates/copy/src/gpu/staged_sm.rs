@@ -40,6 +40,9 @@ impl Default for Tuning {
 
 /// Commands in flight at most; a power of two.
 const DEPTH: u64 = 64;
+/// Offsets of the words of `Control`.
+const DONE: usize = 0;
+const FAILED: usize = 128;
 const CONTROL_BYTES: usize = 256;
 const COMMAND_BYTES: usize = 64;
 const LANE_BYTES: usize = 256;
@@ -122,17 +125,7 @@ impl StagedSm {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: inside the pinned span, aligned; every access by the CPU is atomic, and the GPUs' are ordered by their
-        // releases and acquires.
-        unsafe { &*self.memory.as_ptr().add(offset).cast::<AtomicU64>() }
-    }
-
-    fn done_word(&self) -> &AtomicU64 {
-        self.word(0)
-    }
-
-    fn failed_word(&self) -> &AtomicU64 {
-        self.word(128)
+        word(&self.memory, offset)
     }
 
     fn commands(&self) -> usize {
@@ -149,30 +142,11 @@ impl StagedSm {
 
     /// The newest ticket that is done.
     fn look(&self) -> Result<Ticket> {
-        self.look_from(self.flight.done())
-    }
-
-    /// The newest ticket that is done, where the oldest entry is that after `first`.
-    fn look_from(&self, first: Ticket) -> Result<Ticket> {
-        let done = self.done_word().load(Ordering::Acquire);
-        match self.failed_word().load(Ordering::Relaxed) {
-            0 => {}
-            why => {
-                let what = if why == 1 { "no command" } else { "no chunk from the other GPU" };
-                return Err(Error::device_failed(
-                    self.short_name(),
-                    format!(
-                        "a kernel gave up: {what} came in time; transfers in flight count as not moved; open it again"
-                    ),
-                ));
-            }
-        }
-        let ended = self.entries.iter().take_while(|(sequence, _)| *sequence <= done).count();
-        Ok(Ticket(first.0 + ended as u64))
+        look(&self.memory, &self.entries, self.flight.done(), &|| self.short_name())
     }
 
     fn short_name(&self) -> String {
-        format!("staging by SMs from gpu:{} to gpu:{}", self.from.index(), self.to.index())
+        short_name(&self.from, &self.to)
     }
 
     fn retire(&mut self) {
@@ -278,6 +252,40 @@ impl StagedSm {
     }
 }
 
+/// A word of the pinned span.
+fn word(memory: &Region, offset: usize) -> &AtomicU64 {
+    debug_assert!(offset + 8 <= memory.len());
+    // SAFETY: inside the pinned span, aligned; every access by the CPU is atomic, and the GPUs' are ordered by their
+    // releases and acquires.
+    unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
+}
+
+fn short_name(from: &Gpu, to: &Gpu) -> String {
+    format!("staging by SMs from gpu:{} to gpu:{}", from.index(), to.index())
+}
+
+/// The newest ticket that is done, where the oldest entry is that after `first`.
+fn look(
+    memory: &Region,
+    entries: &VecDeque<(u64, [Region; 2])>,
+    first: Ticket,
+    name: &dyn Fn() -> String,
+) -> Result<Ticket> {
+    let done = word(memory, DONE).load(Ordering::Acquire);
+    let why = word(memory, FAILED).load(Ordering::Relaxed);
+    if why != 0 {
+        let what = if why == 1 { "no command" } else { "no chunk from the other GPU" };
+        return Err(Error::device_failed(
+            name(),
+            format!(
+                "a kernel gave up: {what} came in time; transfers in flight count as not moved; open it again"
+            ),
+        ));
+    }
+    let ended = entries.iter().take_while(|(sequence, _)| *sequence <= done).count();
+    Ok(Ticket(first.0 + ended as u64))
+}
+
 /// Chunks such that every lane has work, and large transfers four turns of it, so that pushing and pulling overlap.
 fn chunk_for(bytes: usize, tuning: &Tuning) -> usize {
     let lanes = tuning.lanes as usize;
@@ -342,23 +350,19 @@ impl Mover for StagedSm {
     }
 
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
-        let mut flight = std::mem::take(&mut self.flight);
-        let first = flight.done();
-        // The entries stay until `retire`, so they are counted from where the flight stood.
-        let outcome = {
-            let this = &*self;
-            let name = || this.short_name();
-            let poll = || this.look_from(first);
-            match completion {
-                Completion::Interrupt => Ok(()),
-                Completion::Poll => flight.wait_polling(&name, ticket, poll),
-                Completion::Adaptive => flight.wait_adaptive(&name, ticket, poll),
-            }
-        };
-        self.flight = flight;
+        let first = self.flight.done();
         let outcome = match completion {
             Completion::Interrupt => self.wait_interrupt(ticket),
-            _ => outcome,
+            _ => {
+                // The entries stay until `retire`, so they are counted from where the flight stands now.
+                let Self { flight, memory, entries, from, to, .. } = self;
+                let name = || short_name(from, to);
+                let poll = || look(memory, entries, first, &name);
+                match completion {
+                    Completion::Adaptive => flight.wait_adaptive(&name, ticket, poll),
+                    _ => flight.wait_polling(&name, ticket, poll),
+                }
+            }
         };
         self.broken |= outcome.is_err();
         self.retire();
@@ -376,7 +380,7 @@ impl Drop for StagedSm {
         }
         // The kernels' waits are bounded, so this ends; a wait for an interrupt is let go.
         drain(&[&self.push.1, &self.pull.1]);
-        self.done_word().store(self.sequence + (1 << 30), Ordering::Release);
+        self.word(DONE).store(self.sequence + (1 << 30), Ordering::Release);
         drain(&[&self.notice.0]);
     }
 }

@@ -80,6 +80,9 @@ impl Flight {
     /// Notes that all up to `ticket` are done. `seen_at_once` when it was being polled as it ended, so that the time is
     /// worth learning.
     pub fn complete(&mut self, ticket: Ticket, seen_at_once: bool) {
+        if ticket.0 <= self.done {
+            return;
+        }
         let mut finished = 0;
         let now = Instant::now();
         while self.done < ticket.0 {
