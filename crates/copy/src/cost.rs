@@ -98,7 +98,8 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Measures all paths between two devices, but for CUDA's own copy, which is there only to compare with.
+    /// Measures all paths between two devices, but for those that are there only to compare with: CUDA's own copy, and from
+    /// host to host DPDK's software DMA device.
     ///
     /// # Errors
     /// When there is no memory to measure with.
@@ -108,7 +109,9 @@ impl Costs {
         let (source, destination) = (from.allocate(bytes)?, to.allocate(bytes)?);
         let mut costs = Self::default();
         for path in Path::candidates(from.endpoint(), to.endpoint()) {
-            if path == Path::Cuda {
+            let software =
+                path == Path::Dma && *from.endpoint() == Endpoint::Host && *to.endpoint() == Endpoint::Host;
+            if path == Path::Cuda || software {
                 continue;
             }
             let measured = open_path(path, from, to, options)

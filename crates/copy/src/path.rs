@@ -36,7 +36,7 @@ impl Path {
     pub fn candidates(from: &Endpoint, to: &Endpoint) -> Vec<Path> {
         use Endpoint::{Bar, Gpu, Host, Twin};
         match (from, to) {
-            (Host, Host) => vec![Path::Bar],
+            (Host, Host) => vec![Path::Bar, Path::Dma],
             (Gpu(a), Gpu(b)) if a == b => vec![Path::Dma, Path::Staged, Path::StagedSm, Path::Hybrid],
             (Gpu(_), Gpu(_)) => vec![Path::P2p, Path::StagedSm, Path::Staged, Path::Cuda, Path::Hybrid],
             (Host, Gpu(_)) | (Gpu(_), Host) => vec![Path::Dma, Path::Sm],

@@ -93,6 +93,10 @@ pub fn open_path(
         (Path::Dma, Kind::Gpu(gpu), _) | (Path::Dma, _, Kind::Gpu(gpu)) => {
             Box::new(CopyEngine::new(gpu.gpu())?)
         }
+        // DPDK's software device: no hardware engine copies from host to host here.
+        (Path::Dma, Kind::Host(_), Kind::Host(_)) => {
+            Box::new(inlane_dpdk::DmaDev::skeleton().map_err(Error::from)?)
+        }
         (Path::Sm, Kind::Gpu(gpu), _) | (Path::Sm, _, Kind::Gpu(gpu)) => {
             Box::new(SmCopy::new(gpu.gpu(), gpu.kernels(), options.blocks)?)
         }

@@ -1,5 +1,5 @@
 //! DPDK through one safe layer: the environment ([`eal`]), mbuf pools in host or any other memory ([`MbufPool`]), and
-//! every ethdev as a [`Port`](inlane_core::Port) ([`open`]).
+//! every ethdev as a [`Port`](inlane_core::Port) ([`open`]), a dmadev as a [`Mover`](inlane_core::mover::Mover) ([`DmaDev`]).
 //!
 //! | written | is |
 //! | --- | --- |
@@ -18,6 +18,7 @@
 //! libraries on the machine.
 
 mod device;
+mod dmadev;
 pub mod eal;
 mod endpoint;
 mod error;
@@ -30,6 +31,7 @@ mod sys;
 mod thread;
 mod xdp_sockets;
 
+pub use dmadev::DmaDev;
 pub use error::{Error, Result};
 pub use pool::MbufPool;
 pub use port::{EthPort, open};

@@ -288,6 +288,7 @@ impl Bench<'_> {
         let mut buffers = self.buffers(from, to, options)?;
         let mut route = self.route(from, to, choice, options)?;
         self.report.path = route.explain(options.largest as u64);
+        self.report.twin |= route.is_twin();
         for &size in &self.args.sizes.0 {
             for &completion in &self.args.completion {
                 let plan = Plan { completion, ..self.plan.clone() };

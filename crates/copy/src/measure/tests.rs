@@ -159,3 +159,20 @@ fn a_run_can_be_stopped_at_any_point() {
     assert!(latency(&mut *mover, &mut buffers, 64 << 10, &plan).is_err());
     watch.join().unwrap();
 }
+
+#[test]
+fn dpdks_dma_device_copies_between_host_buffers() {
+    let host = open(&["host".parse().unwrap()], &inlane_pci::Permission::default()).unwrap().remove(0);
+    let options = Options { largest: 256 << 10, ..Options::default() };
+    let mut mover = match open_path(Path::Dma, &host, &host, &options) {
+        Ok(mover) => mover,
+        Err(error) => return eprintln!("SKIPPED dpdks_dma_device_copies_between_host_buffers: {error}"),
+    };
+    assert!(mover.is_twin() && mover.name().contains("dma_skeleton"));
+    let mut buffers = Buffers::new(&host, &host, 256 << 10, 1 << 20).unwrap();
+    for completion in [Completion::Poll, Completion::Adaptive] {
+        let plan = Plan { completion, ..quick() };
+        assert!(latency(&mut *mover, &mut buffers, 4096, &plan).unwrap().verified_bytes > 0);
+        assert!(stream(&mut *mover, &mut buffers, 256 << 10, &plan).unwrap().verified_bytes > 0);
+    }
+}

@@ -420,3 +420,20 @@ int inlane_log_route(void)
 	setvbuf(stream, NULL, _IOLBF, 1024);
 	return rte_openlog_stream(stream);
 }
+
+/* Queues a copy on channel 0 and starts it; negative when the queue is full or the device refuses. */
+int inlane_dma_copy(int16_t device, uint64_t source, uint64_t destination, uint32_t length)
+{
+	return rte_dma_copy(device, 0, source, destination, length, RTE_DMA_OP_FLAG_SUBMIT);
+}
+
+/* How many copies ended since last asked; `failed` says that the next one did not end well. */
+uint16_t inlane_dma_completed(int16_t device, uint16_t most, int *failed)
+{
+	bool error = false;
+	uint16_t last = 0;
+	uint16_t count = rte_dma_completed(device, 0, most, &last, &error);
+
+	*failed = error;
+	return count;
+}

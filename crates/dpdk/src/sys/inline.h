@@ -67,5 +67,7 @@ int inlane_link_is_up(const struct rte_eth_link *link);
 unsigned int inlane_lcore(void);
 int inlane_errno(void);
 int inlane_log_route(void);
+int inlane_dma_copy(int16_t device, uint64_t source, uint64_t destination, uint32_t length);
+uint16_t inlane_dma_completed(int16_t device, uint16_t most, int *failed);
 
 #endif
