@@ -23,7 +23,8 @@ pub fn report(error: &anyhow::Error) -> u8 {
         let core = || cause.downcast_ref::<Error>().map(Error::class);
         let forward = || cause.downcast_ref::<inlane_forward::Error>().map(inlane_forward::Error::class);
         let pci = || cause.downcast_ref::<inlane_pci::Error>().map(inlane_pci::Error::class);
-        core().or_else(forward).or_else(pci)
+        let ntb = || cause.downcast_ref::<inlane_ntb::error::Error>().map(inlane_ntb::error::Error::class);
+        core().or_else(forward).or_else(pci).or_else(ntb)
     });
     match class {
         Some(Class::Usage) => 2,

@@ -5,6 +5,7 @@ mod doctor;
 mod exit;
 mod forward;
 mod manual;
+mod ntb;
 mod settings;
 mod signal;
 mod topo;
@@ -34,6 +35,7 @@ enum Command {
     Man(manual::ManArgs),
     Forward(Box<forward::Forward>),
     Copy(Box<copy::Copy>),
+    Ntb(ntb::Ntb),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Man(args) => manual::man(&args),
         Command::Forward(forward) => forward.run(),
         Command::Copy(copy) => copy.run(),
+        Command::Ntb(ntb) => ntb.run(),
     };
     exit::with(match outcome {
         Ok(()) => 0,

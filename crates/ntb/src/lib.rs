@@ -8,6 +8,7 @@ pub mod device;
 pub mod error;
 pub mod fault;
 pub mod handshake;
+pub mod launch;
 pub mod record;
 pub mod shmem;
 pub mod store;

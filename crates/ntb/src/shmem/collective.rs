@@ -277,27 +277,28 @@ impl<T: Transport> World<T> {
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
         let chunk = CHUNK / width.max(1) * width;
-        let mut sum = vec![0u8; chunk.min(bytes)];
+        // Of the widest words, so that it is aligned for every element.
+        let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
         let scratch = |pe: u32| self.pes() as usize * WORD + pe as usize * CHUNK;
         let mut done = 0;
         while done < bytes {
             let piece = chunk.min(bytes - done);
             // SAFETY: `done + piece` is at most the bytes promised, and at most `sum`'s length.
-            unsafe { std::ptr::copy_nonoverlapping(source.add(done), sum.as_mut_ptr(), piece) };
+            unsafe { std::ptr::copy_nonoverlapping(source.add(done), sum.as_mut_ptr().cast(), piece) };
             // Up a binomial tree: children put into the parent's chunk for them.
             let mut distance = 1;
             while distance < set.size {
                 if index & distance != 0 {
                     let parent = set.pe(index - distance);
                     // SAFETY: `sum` has `piece` bytes.
-                    unsafe { self.transport.put(parent, scratch(self.me()), sum.as_ptr(), piece)? };
+                    unsafe { self.transport.put(parent, scratch(self.me()), sum.as_ptr().cast(), piece)? };
                     self.transport.notify(parent)?;
                     break;
                 }
                 if index + distance < set.size {
                     let child = set.pe(index + distance);
                     self.transport.take_notification(child)?;
-                    reduce(sum.as_mut_ptr(), self.address_of(scratch(child)), piece / width.max(1));
+                    reduce(sum.as_mut_ptr().cast(), self.address_of(scratch(child)), piece / width.max(1));
                 }
                 distance *= 2;
             }
@@ -305,9 +306,9 @@ impl<T: Transport> World<T> {
             // SAFETY: `sum` has `piece` bytes; the destination was bounded above.
             unsafe {
                 if index == 0 {
-                    std::ptr::copy_nonoverlapping(sum.as_ptr(), self.address_of(offset + done), piece);
+                    std::ptr::copy_nonoverlapping(sum.as_ptr().cast(), self.address_of(offset + done), piece);
                 }
-                self.spread(&set, index, 0, offset + done, sum.as_ptr(), piece)?;
+                self.spread(&set, index, 0, offset + done, sum.as_ptr().cast(), piece)?;
             }
             done += piece;
         }

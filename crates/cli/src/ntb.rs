@@ -1,0 +1,83 @@
+//! `inlane ntb`: jobs over PCIe windows, and what the windows carry.
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use inlane_core::completion::Completion;
+use inlane_core::units;
+use inlane_ntb::launch::Job;
+use std::ffi::OsString;
+
+/// Node to node over PCIe windows: run OpenSHMEM programs, measure windows
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane ntb run -n 4 -- ./program        four processes over the twin fabric
+  inlane ntb run -n 2 --faults delay=20us,reorder,torn -- ./program
+                                          the same over a bad wire")]
+pub struct Ntb {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Run(Run),
+}
+
+/// Start a program as several processing elements that reach each other's symmetric memory
+///
+/// The exit status is that of the first processing element that fails, 128 + n for one killed by signal n; the others are
+/// ended then.
+#[derive(Args)]
+struct Run {
+    /// Number of processing elements
+    #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2)]
+    pes: u32,
+    /// Symmetric heap of each; only what is touched takes memory
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::parse_size)]
+    heap: u64,
+    /// How waits end: poll, interrupt or adaptive
+    #[arg(long, value_name = "HOW", default_value_t = Completion::Adaptive)]
+    completion: Completion,
+    /// Faults to inject: delay=50us,reorder,torn,lose=0.1,duplicate=0.1,early=0.1,stale=0.1,flap=20ms,die=STEP,seed=1
+    #[arg(long, value_name = "LIST", default_value = "")]
+    faults: String,
+    /// Give the faults to this processing element alone
+    #[arg(long, value_name = "PE")]
+    faulty: Option<u32>,
+    /// Leave processing elements where the system puts them, instead of one processor each
+    #[arg(long)]
+    no_bind: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+impl Ntb {
+    /// Runs it.
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.what {
+            What::Run(run) => run.run(),
+        }
+    }
+}
+
+impl Run {
+    fn run(self) -> anyhow::Result<()> {
+        let job = Job {
+            pes: self.pes,
+            heap_bytes: self.heap,
+            completion: self.completion,
+            faults: self.faults,
+            faulty: self.faulty,
+            bind: !self.no_bind,
+        };
+        let (program, arguments) = self.program.split_first().context("no program given")?;
+        let (status, why) = job.run(program, arguments)?;
+        if let Some(why) = why {
+            eprintln!("inlane: {why}");
+        }
+        // The program's status, not ours.
+        std::process::exit(status)
+    }
+}

@@ -1,0 +1,312 @@
+//! A job: as many processes as there are PEs, joined by a twin fabric, started and ended together.
+//!
+//! The launcher owns the fabric's hub. Each process inherits a socket to it and finds its number in the environment; what
+//! else it needs to know is there too:
+//!
+//! | variable | meaning |
+//! | --- | --- |
+//! | `INLANE_NTB_FD` | the descriptor of the socket |
+//! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
+//! | `INLANE_NTB_COMPLETION` | how waits end: poll, interrupt or adaptive |
+//! | `INLANE_NTB_FAULTS` | faults to inject (see [`Faults`]) |
+//! | `INLANE_NTB_YIELD` | 1: more PEs than processors, let others run while polling |
+
+use crate::error::{Error, Result};
+use crate::fault::Faults;
+use crate::transport::windows::Settings;
+use crate::twin::{Hub, Seen, Twin};
+use inlane_core::completion::Completion;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Symmetric heap unless asked otherwise; only what is touched takes memory.
+pub const HEAP: u64 = 1 << 30;
+/// Room for a program's static objects, sparse like the heap.
+const STATICS: u64 = 4 << 30;
+/// Between asking processes to end and killing them.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A process's part in a job.
+pub struct Session {
+    /// Its port.
+    pub twin: Twin,
+    /// Bytes of symmetric heap.
+    pub heap_bytes: usize,
+    /// The transport's settings.
+    pub settings: Settings,
+    /// The fabric of a process that was not launched: it is a job of its own.
+    pub hub: Option<Hub>,
+}
+
+fn variable<T: std::str::FromStr>(name: &str) -> Result<Option<T>>
+where
+    T::Err: std::fmt::Display,
+{
+    let Some(text) = std::env::var_os(name) else { return Ok(None) };
+    let text = text.to_string_lossy();
+    text.parse().map(Some).map_err(|error| {
+        Error::invalid(
+            format!("{name}={text}"),
+            format!("{error}; unset it, or start the program by `inlane ntb run`"),
+        )
+    })
+}
+
+impl Session {
+    /// Takes the place in the job that the environment names; without one, the process is a job of one PE.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an environment that makes no sense, and those of [`Twin::attach`].
+    pub fn from_environment() -> Result<Self> {
+        let faults = variable::<Faults>("INLANE_NTB_FAULTS")?.unwrap_or_default();
+        let heap_bytes = variable::<u64>("INLANE_NTB_HEAP")?.unwrap_or(HEAP);
+        let settings = Settings {
+            completion: variable::<Completion>("INLANE_NTB_COMPLETION")?.unwrap_or(Completion::Adaptive),
+            yields: variable::<u8>("INLANE_NTB_YIELD")?.unwrap_or(0) != 0,
+            faults: faults.clone(),
+            ..Settings::default()
+        };
+        let (socket, hub) = match variable::<RawFd>("INLANE_NTB_FD")? {
+            Some(fd) => (inherited(fd)?, None),
+            None => {
+                let hub = Hub::new(1, heap_bytes + STATICS)?;
+                (hub.admit(0)?, Some(hub))
+            }
+        };
+        let twin = Twin::attach(socket, &faults)?;
+        Ok(Self { twin, heap_bytes: heap_bytes as usize, settings, hub })
+    }
+}
+
+fn inherited(fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: fcntl on a number; fails for one that is not open. A program that was given the number and closed or
+    // reused it gets what it asked for: a socket that no hub answers.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    if flags < 0 {
+        return Err(Error::invalid(
+            format!("INLANE_NTB_FD={fd}"),
+            "that descriptor is not open; start the program by `inlane ntb run`, without a program between that closes it",
+        ));
+    }
+    // Processes that this one starts are not PEs.
+    // SAFETY: as above; the descriptor was made for this process, which now owns it.
+    unsafe {
+        libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC);
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Number of PEs.
+    pub pes: u32,
+    /// Bytes of symmetric heap of each.
+    pub heap_bytes: u64,
+    /// How waits end.
+    pub completion: Completion,
+    /// Faults to inject, in [`Faults`]' syntax; empty for none.
+    pub faults: String,
+    /// The PE that alone gets the faults; all when `None`.
+    pub faulty: Option<u32>,
+    /// Binds each PE to a processor of its own where there are enough.
+    pub bind: bool,
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Self {
+            pes: 2,
+            heap_bytes: HEAP,
+            completion: Completion::Adaptive,
+            faults: String::new(),
+            faulty: None,
+            bind: true,
+        }
+    }
+}
+
+enum News {
+    Hub(u32, Seen),
+    Ended(u32, ExitStatus),
+}
+
+struct Running {
+    pidfd: OwnedFd,
+    attached: bool,
+    finished: bool,
+    gone: bool,
+    ended: Option<ExitStatus>,
+}
+
+impl Job {
+    /// Runs `program` with `arguments` as every PE and waits for all. When one fails (by status, by a signal, or by ending
+    /// without having finalized), the others are ended. Gives the job's exit status and, for a failure, the reason.
+    ///
+    /// # Errors
+    /// When the fabric or a process cannot be made.
+    pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
+        self.faults.parse::<Faults>()?;
+        let window = self.heap_bytes.saturating_add(STATICS);
+        let hub = Hub::new(self.pes, window)?;
+        let (sender, news) = channel();
+        if let Some(seen) = hub.watch() {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                seen.iter().for_each(|(pe, seen)| drop(sender.send(News::Hub(pe, seen))));
+            });
+        }
+        let mut running = Vec::new();
+        let outcome = (0..self.pes).try_for_each(|pe| {
+            running.push(self.start(&hub, pe, program, arguments, &sender)?);
+            Ok(())
+        });
+        match outcome {
+            Ok(()) => Ok(watch(&news, &mut running)),
+            Err(error) => {
+                end_all(&news, &mut running);
+                Err(error)
+            }
+        }
+    }
+
+    fn start(
+        &self,
+        hub: &Hub,
+        pe: u32,
+        program: &OsString,
+        arguments: &[OsString],
+        sender: &Sender<News>,
+    ) -> Result<Running> {
+        let socket = hub.admit(pe)?;
+        let fd = socket.as_raw_fd();
+        let processors = processors();
+        let crowded = self.pes as usize > processors.len();
+        let processor = (self.bind && !crowded && self.pes > 1).then(|| processors[pe as usize]);
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("INLANE_NTB_FD", fd.to_string())
+            .env("INLANE_NTB_HEAP", self.heap_bytes.to_string())
+            .env("INLANE_NTB_COMPLETION", self.completion.to_string())
+            .env("INLANE_NTB_YIELD", if crowded { "1" } else { "0" });
+        match self.faulty.is_none_or(|faulty| faulty == pe) && !self.faults.is_empty() {
+            true => command.env("INLANE_NTB_FAULTS", &self.faults),
+            false => command.env_remove("INLANE_NTB_FAULTS"),
+        };
+        // SAFETY: only system calls that are safe between fork and exec, on values copied before.
+        unsafe {
+            command.pre_exec(move || {
+                libc::fcntl(fd, libc::F_SETFD, 0);
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if let Some(processor) = processor {
+                    let mut set: libc::cpu_set_t = std::mem::zeroed();
+                    libc::CPU_SET(processor, &mut set);
+                    libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+                }
+                Ok(())
+            });
+        }
+        let mut child = command.spawn().map_err(|error| Error::Os {
+            what: format!("starting '{}' as PE {pe}", program.to_string_lossy()),
+            source: error,
+        })?;
+        let pid = Pid::from_child(&child);
+        let pidfd =
+            pidfd_open(pid, PidfdFlags::empty()).map_err(|error| Error::os("pidfd of a PE", error))?;
+        let sender = sender.clone();
+        std::thread::spawn(move || {
+            if let Ok(status) = child.wait() {
+                let _ = sender.send(News::Ended(pe, status));
+            }
+        });
+        Ok(Running { pidfd, attached: false, finished: false, gone: false, ended: None })
+    }
+}
+
+/// The processors that this process may use.
+pub fn processors() -> Vec<usize> {
+    // SAFETY: fills the set given.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
+        set
+    };
+    // SAFETY: indices below the set's size.
+    (0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect()
+}
+
+fn note(running: &mut [Running], news: News) -> Option<i32> {
+    match news {
+        News::Ended(pe, status) => running[pe as usize].ended = Some(status),
+        News::Hub(pe, Seen::Attached) => running[pe as usize].attached = true,
+        News::Hub(pe, Seen::Finished) => running[pe as usize].finished = true,
+        News::Hub(pe, Seen::Gone) => running[pe as usize].gone = true,
+        News::Hub(_, Seen::ExitAll(status)) => return Some(status),
+    }
+    None
+}
+
+/// Why PE `pe` failed, and the job's status for it; `None` while it has not.
+fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
+    let status = process.ended?;
+    if let Some(signal) = status.signal() {
+        return Some((128 + signal, format!("PE {pe} was killed by signal {signal}")));
+    }
+    match status.code() {
+        Some(0) if process.attached && process.gone && !process.finished => {
+            Some((1, format!("PE {pe} ended without shmem_finalize")))
+        }
+        Some(0) | None => None,
+        Some(code) => Some((code, format!("PE {pe} ended with status {code}"))),
+    }
+}
+
+fn watch(news: &Receiver<News>, running: &mut [Running]) -> (i32, Option<String>) {
+    loop {
+        let all_ended = running.iter().all(|process| process.ended.is_some());
+        // A little longer, for what the hub has yet to say of them.
+        let patience = if all_ended { Duration::from_millis(200) } else { Duration::from_secs(3600) };
+        match news.recv_timeout(patience) {
+            Ok(event) => {
+                if let Some(status) = note(running, event) {
+                    end_all(news, running);
+                    return (status, (status != 0).then(|| format!("shmem_global_exit({status})")));
+                }
+            }
+            Err(RecvTimeoutError::Timeout) if all_ended => return (0, None),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return (0, None),
+        }
+        let failed = running.iter().enumerate().find_map(|(pe, process)| failure(pe, process));
+        if let Some((status, why)) = failed {
+            let others = running.iter().filter(|process| process.ended.is_none()).count();
+            end_all(news, running);
+            let why = if others > 0 { format!("{why}; ended the other {others}") } else { why };
+            return (status, Some(why));
+        }
+        if running.iter().all(|process| process.ended.is_some() && process.gone) {
+            return (0, None);
+        }
+    }
+}
+
+fn end_all(news: &Receiver<News>, running: &mut [Running]) {
+    for (signal, patience) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::from_secs(60))] {
+        for process in running.iter().filter(|process| process.ended.is_none()) {
+            let _ = pidfd_send_signal(&process.pidfd, signal);
+        }
+        let until = Instant::now() + patience;
+        while running.iter().any(|process| process.ended.is_none()) {
+            match news.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(event) => drop(note(running, event)),
+                Err(_) => break,
+            }
+        }
+    }
+}

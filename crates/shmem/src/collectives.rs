@@ -1,0 +1,109 @@
+//! Barriers, syncs and collectives over active sets: PE start, logarithm of the stride, size.
+
+use crate::world::{check, world};
+use inlane_ntb::shmem::Set;
+use std::ffi::{c_int, c_void};
+
+fn set(start: c_int, log_stride: c_int, size: c_int) -> Set {
+    // Nonsense becomes a set that is refused.
+    Set {
+        start: start as u32,
+        stride: 1u32.checked_shl(log_stride as u32).unwrap_or(0),
+        size: size.max(0) as u32,
+    }
+}
+
+/// Waits for all PEs and their puts.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_barrier_all() {
+    check(world().barrier_all());
+}
+
+/// Waits for all PEs.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_sync_all() {
+    check(world().sync(world().all()));
+}
+
+/// Waits for a set of PEs and their puts.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_barrier(start: c_int, log_stride: c_int, size: c_int, _psync: *mut i64) {
+    check(world().barrier(set(start, log_stride, size)));
+}
+
+/// Waits for a set of PEs.
+#[unsafe(no_mangle)]
+pub extern "C" fn inlane_shmem_sync(start: c_int, log_stride: c_int, size: c_int) {
+    check(world().sync(set(start, log_stride, size)));
+}
+
+/// Copies the root's bytes to the destination of all others of the set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn inlane_shmem_broadcast(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    root: c_int,
+    start: c_int,
+    log_stride: c_int,
+    size: c_int,
+) {
+    let set = set(start, log_stride, size);
+    // SAFETY: the caller's pointers, as the specification has it.
+    check(unsafe { world().broadcast(set, root as u32, destination as usize, source.cast(), bytes) });
+}
+
+/// Concatenates; `same` says that all bring the same length.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn inlane_shmem_collect(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    same: c_int,
+    start: c_int,
+    log_stride: c_int,
+    size: c_int,
+) {
+    let set = set(start, log_stride, size);
+    // SAFETY: as above.
+    check(unsafe {
+        match same {
+            0 => world().collect(set, destination as usize, source.cast(), bytes),
+            _ => world().fcollect(set, destination as usize, source.cast(), bytes),
+        }
+    });
+}
+
+/// Exchanges blocks of `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn inlane_shmem_alltoall(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    start: c_int,
+    log_stride: c_int,
+    size: c_int,
+) {
+    // SAFETY: as above.
+    check(unsafe {
+        world().all_to_all(set(start, log_stride, size), destination as usize, source.cast(), bytes)
+    });
+}
+
+/// Combines `count` elements of `width` bytes by `combine(accumulator, other, count)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn inlane_shmem_reduce(
+    destination: *mut c_void,
+    source: *const c_void,
+    count: usize,
+    width: usize,
+    combine: extern "C" fn(*mut c_void, *const c_void, usize),
+    start: c_int,
+    log_stride: c_int,
+    size: c_int,
+) {
+    let reduce = |sum: *mut u8, other: *const u8, count: usize| combine(sum.cast(), other.cast(), count);
+    let set = set(start, log_stride, size);
+    // SAFETY: as above.
+    check(unsafe { world().reduce(set, destination as usize, source.cast(), (count, width), &reduce) });
+}

@@ -1,0 +1,340 @@
+//! OpenSHMEM's names over inlane's windows, for C: this library and `include/shmem.h`.
+//!
+//! The header's typed functions are inline and lead to the few functions here, which work on bytes. As the specification has
+//! it, the functions return nothing: an error is printed and ends the whole job.
+#![allow(clippy::missing_safety_doc)] // Each function's contract is the specification's; see the header.
+
+mod collectives;
+mod statics;
+mod world;
+
+use inlane_ntb::shmem::{Compare, Signal};
+use inlane_ntb::transport::{Operation, Transport};
+use std::ffi::{c_char, c_int, c_void};
+use world::{check, world};
+
+/// Starts the library; collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_init() {
+    world::start();
+}
+
+/// Ends the library; collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_finalize() {
+    world::finish();
+}
+
+/// Ends all processes of the job with `status`.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_global_exit(status: c_int) {
+    world::exit_all(status);
+}
+
+/// Number of the calling PE.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_my_pe() -> c_int {
+    world().me() as c_int
+}
+
+/// Number of PEs.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_n_pes() -> c_int {
+    world().pes() as c_int
+}
+
+fn pe(number: c_int) -> u32 {
+    // A negative number becomes one that does not exist, and is refused as such.
+    number as u32
+}
+
+/// Symmetric memory; null without room. Collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_align(alignment: usize, size: usize) -> *mut c_void {
+    if size == 0 {
+        check(world().barrier_all());
+        return std::ptr::null_mut();
+    }
+    match world().allocate(size, alignment) {
+        Ok(address) => address.cast(),
+        Err(inlane_ntb::error::Error::Heap { .. } | inlane_ntb::error::Error::Invalid { .. }) => {
+            std::ptr::null_mut()
+        }
+        Err(error) => world::fail(&error),
+    }
+}
+
+/// Symmetric memory; null without room. Collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_malloc(size: usize) -> *mut c_void {
+    shmem_align(16, size)
+}
+
+/// Zeroed symmetric memory; null without room. Collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_calloc(count: usize, size: usize) -> *mut c_void {
+    let Some(bytes) = count.checked_mul(size) else { return std::ptr::null_mut() };
+    let address = shmem_align(16, bytes);
+    if !address.is_null() {
+        // SAFETY: just allocated with that many bytes.
+        unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
+        check(world().barrier_all());
+    }
+    address
+}
+
+/// Gives symmetric memory back. Collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_free(address: *mut c_void) {
+    match address.is_null() {
+        true => check(world().barrier_all()),
+        false => check(world().release(address.cast())),
+    }
+}
+
+/// Symmetric memory of another size with the same contents; null without room. Collective.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_realloc(address: *mut c_void, size: usize) -> *mut c_void {
+    if address.is_null() {
+        return shmem_malloc(size);
+    }
+    if size == 0 {
+        shmem_free(address);
+        return std::ptr::null_mut();
+    }
+    let Some(old) = world().allocated(address.cast()) else {
+        check::<()>(world().release(address.cast()));
+        return std::ptr::null_mut();
+    };
+    let fresh = shmem_malloc(size);
+    if !fresh.is_null() {
+        // SAFETY: both are allocations of at least that many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(address.cast::<u8>(), fresh.cast(), old.min(size)) };
+        shmem_free(address);
+    }
+    fresh
+}
+
+/// Where `pe`'s object can be loaded and stored directly; null where it cannot.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_ptr(address: *const c_void, number: c_int) -> *mut c_void {
+    world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
+}
+
+/// 1 for a PE that exists.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_pe_accessible(number: c_int) -> c_int {
+    (pe(number) < world().pes()) as c_int
+}
+
+/// 1 for an address in symmetric memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_addr_accessible(address: *const c_void, number: c_int) -> c_int {
+    (pe(number) < world().pes() && world().offset_of(address as usize, 1).is_ok()) as c_int
+}
+
+/// Copies to `pe`; the source may be reused when it returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmem_putmem(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    number: c_int,
+) {
+    // SAFETY: the caller's pointers, as the specification has it.
+    check(unsafe { world().put_bytes(destination as usize, source.cast(), bytes, pe(number)) });
+}
+
+/// Copies to `pe`; the source is in use until the next quiet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmem_putmem_nbi(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    number: c_int,
+) {
+    // SAFETY: as for `shmem_putmem`.
+    check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe(number)) });
+}
+
+/// Copies from `pe`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmem_getmem(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    number: c_int,
+) {
+    // SAFETY: as for `shmem_putmem`.
+    check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe(number)) });
+}
+
+/// Copies from `pe`; there after the next quiet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmem_getmem_nbi(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    number: c_int,
+) {
+    // SAFETY: as for `shmem_putmem`.
+    unsafe { shmem_getmem(destination, source, bytes, number) }
+}
+
+/// Copies to `pe`, then sets (0) or adds to (1) the signal there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmem_putmem_signal(
+    destination: *mut c_void,
+    source: *const c_void,
+    bytes: usize,
+    signal_address: *mut u64,
+    signal: u64,
+    operation: c_int,
+    number: c_int,
+) {
+    let how = if operation == 1 { Signal::Add } else { Signal::Set };
+    let signal = (signal_address as usize, how, signal);
+    // SAFETY: as for `shmem_putmem`.
+    check(unsafe {
+        world().put_signal_bytes(destination as usize, source.cast(), bytes, signal, pe(number))
+    });
+}
+
+/// An atomic on a word of 4 or 8 bytes, carried out by `pe`; gives the value before. Operations: 0 fetch, 1 swap,
+/// 2 compare and swap, 3 add, 4 and, 5 or, 6 exclusive or.
+#[unsafe(no_mangle)]
+pub extern "C" fn inlane_shmem_atomic(
+    operation: c_int,
+    target: *const c_void,
+    width: usize,
+    operand: u64,
+    comparand: u64,
+    number: c_int,
+) -> u64 {
+    check(world().atomic(decode(operation), target as usize, width, operand, comparand, pe(number)))
+}
+
+/// As `inlane_shmem_atomic`, without a result; done after the next quiet.
+#[unsafe(no_mangle)]
+pub extern "C" fn inlane_shmem_atomic_nbi(
+    operation: c_int,
+    target: *mut c_void,
+    width: usize,
+    operand: u64,
+    number: c_int,
+) {
+    check(world().atomic_nbi(decode(operation), target as usize, width, operand, pe(number)));
+}
+
+fn decode(operation: c_int) -> Operation {
+    use Operation::*;
+    [Fetch, Swap, CompareSwap, Add, And, Or, Xor].get(operation as usize).copied().unwrap_or(Fetch)
+}
+
+/// Orders puts.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_fence() {
+    check(world().fence());
+}
+
+/// Waits until puts and atomics are delivered.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_quiet() {
+    check(world().quiet());
+}
+
+fn compare(how: c_int) -> Compare {
+    use Compare::*;
+    [Eq, Ne, Gt, Ge, Lt, Le].get(how as usize).copied().unwrap_or(Eq)
+}
+
+unsafe fn holds(word: *const c_void, width: usize, signed: bool, how: c_int, value: u64) -> bool {
+    macro_rules! look {
+        ($type:ty) => {{
+            // SAFETY: an aligned word of that type, by the caller's contract.
+            let now = unsafe { word.cast::<$type>().read_volatile() };
+            compare(how).holds(now, value as $type)
+        }};
+    }
+    let held = match (width, signed) {
+        (2, true) => look!(i16),
+        (2, false) => look!(u16),
+        (4, true) => look!(i32),
+        (4, false) => look!(u32),
+        (_, true) => look!(i64),
+        (_, false) => look!(u64),
+    };
+    std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+    held
+}
+
+/// Waits until the integer of `width` bytes compares so with `value`: 0 equal, 1 not equal, 2 greater, 3 greater or equal,
+/// 4 less, 5 less or equal.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn inlane_shmem_wait(
+    word: *const c_void,
+    width: usize,
+    signed: c_int,
+    how: c_int,
+    value: u64,
+) {
+    // SAFETY: the caller's contract.
+    check(world().wait(|| unsafe { holds(word, width, signed != 0, how, value) }));
+}
+
+/// 1 when the integer compares so; lets others' requests proceed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn inlane_shmem_test(
+    word: *const c_void,
+    width: usize,
+    signed: c_int,
+    how: c_int,
+    value: u64,
+) -> c_int {
+    world().transport().progress();
+    // SAFETY: the caller's contract.
+    unsafe { holds(word, width, signed != 0, how, value) as c_int }
+}
+
+/// Takes a lock, which is a symmetric word; held at PE 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_set_lock(lock: *mut i64) {
+    let mine = world().me() as u64 + 1;
+    let mut pause = 1u64;
+    while check(world().atomic(Operation::CompareSwap, lock as usize, 8, mine, 0, 0)) != 0 {
+        std::thread::sleep(std::time::Duration::from_micros(pause));
+        pause = (pause * 2).min(256);
+    }
+}
+
+/// Gives a lock back; what was put before is delivered first.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_clear_lock(lock: *mut i64) {
+    shmem_quiet();
+    check(world().atomic(Operation::Swap, lock as usize, 8, 0, 0, 0));
+}
+
+/// 0 when the lock was free and is now held, else 1.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_test_lock(lock: *mut i64) -> c_int {
+    let mine = world().me() as u64 + 1;
+    (check(world().atomic(Operation::CompareSwap, lock as usize, 8, mine, 0, 0)) != 0) as c_int
+}
+
+/// The specification's version whose names these are.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmem_info_get_version(major: *mut c_int, minor: *mut c_int) {
+    // SAFETY: the caller's pointers.
+    unsafe {
+        *major = 1;
+        *minor = 5;
+    }
+}
+
+/// The library's name, up to 255 characters and a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shmem_info_get_name(name: *mut c_char) {
+    let text = concat!("inlane ", env!("CARGO_PKG_VERSION"), "\0");
+    // SAFETY: the caller's buffer holds SHMEM_MAX_NAME_LEN (256) characters.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
+}

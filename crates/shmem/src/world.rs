@@ -1,0 +1,121 @@
+//! The one world of a process: made by `shmem_init`, ended by `shmem_finalize` or at exit.
+
+use crate::statics;
+use inlane_ntb::device::Ntb;
+use inlane_ntb::error::{Error, Result};
+use inlane_ntb::launch::Session;
+use inlane_ntb::shmem::World;
+use inlane_ntb::transport::layout::Layout;
+use inlane_ntb::transport::windows::Windows;
+use inlane_ntb::twin::{Hub, Twin};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+struct Process {
+    world: World<Windows>,
+    twin: Arc<Twin>,
+    _hub: Option<Hub>,
+}
+
+// Never dropped: peers may still be reading the memory when this process leaves.
+static PROCESS: OnceLock<Process> = OnceLock::new();
+static FINISHED: AtomicBool = AtomicBool::new(false);
+
+/// The world.
+#[inline(always)]
+pub fn world() -> &'static World<Windows> {
+    match PROCESS.get() {
+        Some(process) => &process.world,
+        None => not_started(),
+    }
+}
+
+#[cold]
+fn not_started() -> ! {
+    eprintln!("inlane shmem: called before shmem_init; call that first");
+    std::process::exit(2)
+}
+
+/// The value, or the end of the job.
+#[inline(always)]
+pub fn check<T>(result: Result<T>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => fail(&error),
+    }
+}
+
+/// Prints the error and ends the job.
+#[cold]
+pub fn fail(error: &Error) -> ! {
+    match PROCESS.get() {
+        Some(process) => {
+            eprintln!("inlane shmem: PE {}: {error}", process.world.me());
+            process.twin.exit_all(1);
+        }
+        None => eprintln!("inlane shmem: {error}"),
+    }
+    // No exit handlers: they would enter the library again.
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(1) }
+}
+
+fn connect() -> Result<Process> {
+    let session = Session::from_environment()?;
+    let (pes, heap) = (session.twin.ports(), session.heap_bytes);
+    let (address, length) = statics::find().unwrap_or((0, 0));
+    let overhead = Layout::overhead(pes);
+    let bytes = overhead + World::<Windows>::symmetric_bytes(pes, length, heap);
+    let inbound = session.twin.inbound().slice(0, bytes)?;
+    if length > 0 {
+        let place = inbound.slice(overhead + World::<Windows>::statics_offset(pes), length)?;
+        // SAFETY: `find` gave the span; the inbound memory is fresh and shared; shmem_init is to be called before other
+        // threads use static objects.
+        unsafe { statics::move_to(place.as_ptr(), address, length) }.map_err(|source| Error::Os {
+            what: format!("making {length} bytes of static objects symmetric"),
+            source,
+        })?;
+    }
+    let Session { twin, settings, hub, .. } = session;
+    let twin = Arc::new(twin);
+    let windows = Windows::connect(twin.clone(), bytes, settings)?;
+    Ok(Process { world: World::new(windows, address, length)?, twin, _hub: hub })
+}
+
+/// Makes the world and waits for all PEs to have theirs. A second call does nothing.
+pub fn start() {
+    if PROCESS.get().is_some() {
+        return;
+    }
+    match connect() {
+        Ok(process) => {
+            let _ = PROCESS.set(process);
+        }
+        Err(error) => fail(&error),
+    }
+    check(world().barrier_all());
+    extern "C" fn at_exit() {
+        finish();
+    }
+    // SAFETY: a function without arguments. Programs of the older kind never finalize.
+    unsafe { libc::atexit(at_exit) };
+}
+
+/// Waits for all PEs and leaves. A second call does nothing.
+pub fn finish() {
+    let Some(process) = PROCESS.get() else { return };
+    if !FINISHED.swap(true, Ordering::AcqRel) {
+        check(process.world.barrier_all());
+        process.twin.finished();
+    }
+}
+
+/// Ends all processes of the job.
+pub fn exit_all(status: c_int) {
+    if let Some(process) = PROCESS.get() {
+        process.twin.exit_all(status);
+    }
+    FINISHED.store(true, Ordering::Release);
+    std::process::exit(status)
+}
