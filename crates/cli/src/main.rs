@@ -6,6 +6,7 @@ mod exit;
 mod forward;
 mod manual;
 mod ntb;
+mod schema;
 mod settings;
 mod signal;
 mod topo;
@@ -36,6 +37,7 @@ enum Command {
     Forward(Box<forward::Forward>),
     Copy(Box<copy::Copy>),
     Ntb(ntb::Ntb),
+    Report(schema::Report),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Forward(forward) => forward.run(),
         Command::Copy(copy) => copy.run(),
         Command::Ntb(ntb) => ntb.run(),
+        Command::Report(report) => report.run(),
     };
     exit::with(match outcome {
         Ok(()) => 0,

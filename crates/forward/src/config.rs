@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::gpu;
 use crate::pipeline::Drive;
 use crate::ports::pcap::Playback;
+use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::units::Rate;
 use std::fmt;
 use std::path::PathBuf;
@@ -201,6 +202,16 @@ impl Config {
         }
         if self.workers > 64 {
             return Err(Error::config(format!("--workers {}", self.workers), "give 0 to 64"));
+        }
+        if !(1..=MAX_BURST).contains(&self.drive.burst) {
+            return Err(Error::config(
+                format!("--burst {}", self.drive.burst),
+                format!("give 1 to {MAX_BURST}"),
+            ));
+        }
+        if !self.drive.slots.is_power_of_two() || !(2..=MAX_SLOTS).contains(&self.drive.slots) {
+            let why = format!("give a power of two from 2 to {MAX_SLOTS}");
+            return Err(Error::config(format!("--slots {}", self.drive.slots), why));
         }
         if !(64..=65536).contains(&self.room) {
             return Err(Error::config(format!("--room {}", self.room), "give 64 to 64K"));

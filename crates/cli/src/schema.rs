@@ -1,0 +1,36 @@
+//! `inlane report`: for now, the schemas of the documents that commands write.
+
+use clap::{Args, ValueEnum};
+use inlane_core::result::{PacketResult, TransferResult, schema};
+
+/// Prints the JSON schema of result documents
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane report --schema packets         what `inlane forward --json` writes
+  inlane report --schema transfers       what `inlane copy --json` and `inlane ntb bench --json` write")]
+pub struct Report {
+    /// Which document
+    #[arg(long, value_enum)]
+    schema: Kind,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// Of `inlane forward`
+    Packets,
+    /// Of `inlane copy` and `inlane ntb bench`
+    Transfers,
+}
+
+impl Report {
+    /// Prints it.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let schema = match self.schema {
+            Kind::Packets => schema::<PacketResult>(),
+            Kind::Transfers => schema::<TransferResult>(),
+        };
+        inlane_report::json("-", &schema)?;
+        Ok(())
+    }
+}

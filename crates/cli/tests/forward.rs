@@ -1,0 +1,230 @@
+//! `inlane forward` as a user runs it: results, exit statuses, and what it says when something is wrong.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const MACSWAP: [&str; 4] = ["--function", "macswap", "--packets", "all"];
+
+fn inlane(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
+    command.arg("forward").args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    inlane(arguments).output().expect("the binary runs")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A classic capture with nanoseconds: `count` frames, each with its number in it.
+fn capture(path: &Path, count: u32) {
+    let mut bytes = Vec::new();
+    for word in [0xa1b2_3c4du32, 4 << 16 | 2, 0, 0, 65535, 1] {
+        bytes.extend(word.to_le_bytes());
+    }
+    for number in 0..count {
+        let length = 60 + number % 1400;
+        let mut frame = vec![0u8; length as usize];
+        frame[..14].copy_from_slice(b"\x02dst-\x01\x02src-\x02\x08\x00");
+        frame[14..18].copy_from_slice(&number.to_be_bytes());
+        for word in [1_700_000_000 + number, 123_456_789, length, length] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.extend(frame);
+    }
+    std::fs::File::create(path).unwrap().write_all(&bytes).unwrap();
+}
+
+struct Files {
+    _directory: tempfile::TempDir,
+    input: String,
+    rx: String,
+    tx: String,
+    json: String,
+}
+
+fn files(count: u32) -> Files {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let (input, output, json) = (at("in.pcap"), at("out.pcap"), at("result.json"));
+    capture(Path::new(&input), count);
+    Files { rx: format!("pcap:{input}"), tx: format!("pcap:{output}"), input, json, _directory: directory }
+}
+
+fn result(path: &str) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
+    let files = files(3000);
+    let mut arguments = vec!["--rx", &files.rx, "--tx", &files.tx, "--json", &files.json];
+    arguments.extend(MACSWAP);
+    for method in ["single", "split"] {
+        let mut arguments = arguments.clone();
+        arguments.extend(["--method", method]);
+        let output = run(&arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let document = result(&files.json);
+        assert_eq!(document["results"][0]["tx"]["packets"], 3000);
+        assert_eq!(document["results"][0]["leaked_buffers"], 0);
+        assert_eq!(document["verification"]["checked"], 3000);
+        // The reference here is the capture's own bytes, not inlane's.
+        let before = std::fs::read(&files.input).unwrap();
+        let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
+        assert_eq!(before.len(), after.len());
+        assert_eq!(before[..16], after[..16], "same kind of file");
+        assert_eq!(before[24..40], after[24..40], "first timestamp and lengths");
+        assert_eq!(after[40..46], before[46..52], "destination is the old source");
+        assert_eq!(after[46..52], before[40..46]);
+        assert_eq!(before[52..100], after[52..100]);
+    }
+}
+
+#[test]
+fn the_document_keeps_to_the_published_schema() {
+    let files = files(100);
+    let mut arguments = vec!["--rx", &files.rx, "--tx", &files.tx, "--json", &files.json, "--stages"];
+    arguments.extend(MACSWAP);
+    assert!(run(&arguments).status.success());
+    let published = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema/packets.json");
+    let generated = inlane_core::result::schema::<inlane_core::result::PacketResult>();
+    let schema: serde_json::Value = serde_json::from_slice(&std::fs::read(published).unwrap()).unwrap();
+    assert_eq!(schema, generated, "write it anew: inlane report --schema packets > docs/schema/packets.json");
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let document = result(&files.json);
+    let errors: Vec<_> = validator.iter_errors(&document).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    let mut broken = document.clone();
+    broken["results"][0]["tx"]["packets"] = "many".into();
+    assert!(!validator.is_valid(&broken), "the schema says something");
+}
+
+#[test]
+fn generated_packets_are_all_there_and_as_they_have_to_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("r.json").to_str().unwrap().to_string();
+    for function in ["io", "macswap", "l3-decrement"] {
+        let arguments =
+            ["--rx", "gen:imix,flows=16", "--tx", "check", "--packets", "200000", "--no-baseline"];
+        let output = inlane(&arguments).args(["--function", function, "--json", &json]).output().unwrap();
+        assert!(output.status.success(), "{function}: {}", stderr(&output));
+        assert_eq!(result(&json)["verification"]["checked"], 200_000, "{function}");
+    }
+}
+
+#[test]
+fn a_function_that_does_something_else_is_found_out() {
+    // A user's function that claims nothing and changes a byte of the payload: `check` has no reference for it, so it is
+    // refused, not passed.
+    let output = run(&["--rx", "gen:64", "--tx", "check", "--function", "nothing-known", "--packets", "10"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
+
+#[test]
+fn wrong_use_is_status_2_and_says_what_to_write() {
+    let files = files(10);
+    let cases: [(&[&str], &str); 8] = [
+        (&["--rx", "nul:64", "--tx", "null"], "no port of kind 'nul'"),
+        (&["--rx", &files.rx], "--tx"),
+        (&["--rx", "null", "--tx", "null", "--function", "macswp"], "macswap"),
+        (&["--rx", "null", "--tx", "null", "--burst", "0"], "1 to 1024"),
+        (&["--rx", "null", "--tx", "null", "--burst", "5000"], "1024"),
+        (&["--rx", "null", "--tx", "null", "--room", "99999999999G"], "size"),
+        (&["--rx", "null", "--tx", "null", "--workers", "2"], "--method split"),
+        (&["--rx", "null", "--tx", "null", "--packets", "few"], "number of packets"),
+    ];
+    for (arguments, said) in cases {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn what_the_machine_lacks_is_status_3() {
+    for (rx, said) in
+        [("pcap:/no/such/file.pcap", "/no/such/file.pcap"), ("af_packet:nosuchif0", "nosuchif0")]
+    {
+        let output = run(&["--rx", rx, "--tx", "null"]);
+        assert_eq!(output.status.code(), Some(3), "{rx}: {}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn foreign_and_truncated_captures_are_refused_with_the_place() {
+    let files = files(50);
+    let foreign = files.input.replace("in.pcap", "foreign.pcap");
+    std::fs::write(&foreign, b"this is no capture at all, just some text").unwrap();
+    let output = run(&["--rx", &format!("pcap:{foreign}"), "--tx", &files.tx, "--packets", "all"]);
+    assert!(matches!(output.status.code(), Some(1..=3)), "{}", stderr(&output));
+    assert!(stderr(&output).contains("foreign.pcap"), "{}", stderr(&output));
+
+    let whole = std::fs::read(&files.input).unwrap();
+    std::fs::write(&files.input, &whole[..whole.len() - 7]).unwrap();
+    let mut arguments = vec!["--rx", &files.rx, "--tx", &files.tx, "--json", &files.json];
+    arguments.extend(MACSWAP);
+    let output = run(&arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("offset") || stderr(&output).contains("byte"), "{}", stderr(&output));
+    // What came before the damage went through and is counted.
+    assert_eq!(result(&files.json)["results"][0]["tx"]["packets"], 49);
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_nothing_is_claimed() {
+    let files = files(2000);
+    let output = run(&["--rx", &files.rx, "--tx", "pcap:/dev/full", "--packets", "all", "--no-baseline"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("/dev/full"), "{}", stderr(&output));
+}
+
+fn signalled(signal: i32, arguments: &[&str]) -> (Output, Duration) {
+    let child = inlane(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    let start = Instant::now();
+    // SAFETY: signals the child that was just started and not yet waited for.
+    unsafe { libc::kill(child.id() as i32, signal) };
+    (child.wait_with_output().unwrap(), start.elapsed())
+}
+
+#[test]
+fn signals_drain_print_the_figures_and_exit_0() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        for method in ["single", "split"] {
+            let arguments = ["--rx", "gen:64", "--tx", "check", "--duration", "60s", "--method", method];
+            let (output, took) = signalled(signal, &[&arguments[..], &["--no-baseline"]].concat());
+            assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(text.contains("tx ") && text.contains("verified  ok"), "{text}");
+            assert!(took < Duration::from_secs(10), "{took:?}");
+        }
+    }
+}
+
+#[test]
+fn settings_come_from_a_file_and_the_environment() {
+    let files = files(20);
+    let settings = files.input.replace("in.pcap", "settings.toml");
+    let text = format!("[forward]\nrx = '{}'\ntx = ['{}']\nfunction = 'macswap'\n", files.rx, files.tx);
+    std::fs::write(&settings, &text).unwrap();
+    let output = inlane(&["--config", &settings, "--json", &files.json])
+        .env("INLANE_FORWARD_BURST", "7")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let document = result(&files.json);
+    assert_eq!(document["results"][0]["parameters"]["burst"], "7");
+    assert_eq!(document["results"][0]["parameters"]["function"], "macswap");
+
+    std::fs::write(&settings, format!("{text}burts = 3\n")).unwrap();
+    let output = run(&["--config", &settings]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("burts"), "{}", stderr(&output));
+}
