@@ -1,0 +1,33 @@
+#!/bin/bash
+# Transfers between two GPUs without peer access: inlane, CUDA's own copy and NCCL in one run, on one machine.
+#
+#   bench/copy/run.sh INLANE OUT        INLANE: the program; OUT: a folder for the JSON documents
+#
+# Needs two GPUs, and python3 with PyTorch for NCCL. Takes about three minutes.
+set -u
+inlane=$(realpath "$1") out=$2 here=$(dirname "$(realpath "$0")")
+mkdir -p "$out"
+pair="--from gpu:0 --to gpu:1"
+run() { # NAME ARGUMENTS...
+    local name=$1
+    shift
+    echo "== $name: inlane copy $*"
+    timeout 100 "$inlane" copy "$@" --json "$out/$name.json" || echo "FAILED $name"
+}
+
+nvidia-smi topo -m >"$out/topology.txt" 2>&1
+# Each path alone: one way, one transfer at a time and streaming.
+run staged $pair --require staged --sizes 64K,256K,1M,4M,16M,64M,256M --repeats 7
+run staged-sm $pair --require staged-sm --sizes 4K,64K,256K,1M,4M,16M,64M,256M --repeats 7 --no-ceiling
+run cuda $pair --require cuda --sizes 64K,1M,16M,256M --repeats 7 --no-ceiling
+echo "== nccl"
+NCCL_P2P_DISABLE=1 timeout 100 python3 "$here/nccl.py" --repeats 7 >"$out/nccl.json" || echo "FAILED nccl"
+run hybrid $pair --require hybrid --sizes 64K,1M,16M,256M --repeats 3 --no-ceiling
+# Both directions at once, against the links' ceiling while all of them run.
+run both $pair --path staged,staged-sm --direction both --sizes 1M,16M,64M,256M --repeats 5
+# What sleeping costs: one transfer at a time, so that nothing hides a late wake-up.
+run completion --from host --to gpu:0 --completion poll,interrupt,adaptive --sizes 64K..64M --window 1 --repeats 7 --no-ceiling
+run host --from host --to gpu:0 --path dma,sm --direction all --sizes 64K,1M,16M,256M --repeats 5
+# What auto takes, and all devices to all.
+run auto $pair --sizes 4K..256M --repeats 3 --calibrate --no-ceiling
+run matrix --matrix --sizes 64M --repeats 3 --no-ceiling
