@@ -114,7 +114,9 @@ fn inline_functions(flags: &[String]) {
     build
         .file("src/sys/inline.c")
         .flag("-std=gnu11")
+        // Length and port are written as one; words that are read one by one must not be written as a vector.
         .flag("-fno-strict-aliasing")
+        .flag_if_supported("-fno-tree-slp-vectorize")
         .opt_level(3)
         .warnings(false);
     for flag in flags {

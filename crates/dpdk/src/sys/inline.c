@@ -14,6 +14,8 @@ extern void inlane_dpdk_log(uint32_t level, const char *text, size_t length);
 
 /* mbufs handled between two calls into a driver: the size that testpmd and most drivers are tuned for is 32. */
 #define CHUNK 64
+/* mbufs whose first line is on its way into the cache while one is looked at: with hundreds in flight they lie in the second level. */
+#define AHEAD 8
 
 static inline void enrol(void)
 {
@@ -33,6 +35,35 @@ static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
 		mbuf->port = mark;
 }
 
+/* What is received, told as a packet; not zero when it has more segments. */
+static inline __attribute__((always_inline)) uint64_t tell(struct rte_mbuf *mbuf, struct inlane_packet *packet,
+		uint64_t *sum, const bool marks)
+{
+	uint64_t length = mbuf->data_len;
+
+	packet->address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
+	/* Length and, as zero, port: one store. */
+	*(uint64_t *)&packet->length = length;
+	packet->cookie = (uint64_t)(uintptr_t)mbuf;
+	if (marks)
+		mbuf->port = INLANE_MARK_HELD;
+	*sum += length;
+	return mbuf->nb_segs ^ 1;
+}
+
+/* The bytes behind first segments. */
+static __attribute__((noinline)) uint64_t tell_chains(struct rte_mbuf **mbufs, unsigned int count, const bool marks)
+{
+	uint64_t sum = 0;
+
+	for (unsigned int i = 0; i < count; i++) {
+		sum += mbufs[i]->pkt_len - mbufs[i]->data_len;
+		if (marks)
+			mark_chain(mbufs[i], INLANE_MARK_HELD);
+	}
+	return sum;
+}
+
 static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, uint16_t queue,
 		struct inlane_packet *packets, uint16_t count, uint64_t *bytes, const bool marks)
 {
@@ -42,22 +73,24 @@ static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, ui
 	enrol();
 	_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "length and port are stored as one");
 	uint16_t got = rte_eth_rx_burst(port, queue, mbufs, RTE_MIN(count, CHUNK));
-	for (uint16_t i = 0; i < got; i++) {
-		struct rte_mbuf *mbuf = mbufs[i];
-		uint64_t length = mbuf->data_len;
+	uint16_t i = 0;
+	for (; i + 4 <= got; i += 4) {
+		uint64_t chained = 0;
 
-		packets[i].address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
-		/* Length and, as zero, port: one store. */
-		*(uint64_t *)&packets[i].length = length;
-		packets[i].cookie = (uint64_t)(uintptr_t)mbuf;
-		if (marks)
-			mbuf->port = INLANE_MARK_HELD;
-		sum += length;
-		if (unlikely(mbuf->nb_segs != 1)) {
-			sum += mbuf->pkt_len - length;
-			if (marks)
-				mark_chain(mbuf, INLANE_MARK_HELD);
+		if (i + AHEAD + 4 <= got) {
+#pragma GCC unroll 4
+			for (int k = 0; k < 4; k++)
+				rte_prefetch0(mbufs[i + AHEAD + k]);
 		}
+#pragma GCC unroll 4
+		for (int k = 0; k < 4; k++)
+			chained |= tell(mbufs[i + k], &packets[i + k], &sum, marks);
+		if (unlikely(chained))
+			sum += tell_chains(&mbufs[i], 4, marks);
+	}
+	for (; i < got; i++) {
+		if (unlikely(tell(mbufs[i], &packets[i], &sum, marks)))
+			sum += tell_chains(&mbufs[i], 1, marks);
 	}
 	*bytes += sum;
 	return got;
@@ -103,6 +136,28 @@ static inline __attribute__((always_inline)) uint16_t tx_burst(uint16_t port, ui
 		uint64_t sum = 0;
 		bool broken = false;
 
+		/* Four at a time as long as nothing was changed and nothing has further segments, which is the rule. */
+		for (; chunk + 4 <= most; chunk += 4) {
+			const struct inlane_packet *four = &packets[done + chunk];
+			uint64_t lengths = 0, differs = 0;
+#pragma GCC unroll 4
+			for (int k = 0; k < 4; k++) {
+				struct rte_mbuf *mbuf = mbuf_of(&four[k]);
+
+				differs |= four[k].address - (uint64_t)(uintptr_t)mbuf->buf_addr - mbuf->data_off;
+				differs |= four[k].length ^ mbuf->data_len;
+				differs |= mbuf->nb_segs ^ 1;
+				lengths += four[k].length;
+				mbufs[chunk + k] = mbuf;
+			}
+			if (unlikely(differs))
+				break;
+			sum += lengths;
+			if (marks) {
+				for (int k = 0; k < 4; k++)
+					mbufs[chunk + k]->port = INLANE_MARK_SENT | port;
+			}
+		}
 		for (; chunk < most; chunk++) {
 			struct rte_mbuf *mbuf = mbuf_of(&packets[done + chunk]);
 			if (unlikely(!write_back(mbuf, &packets[done + chunk]))) {
