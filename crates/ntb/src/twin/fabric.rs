@@ -5,8 +5,8 @@
 //! and memory survive a restart, and the end of a process takes its links down.
 
 use super::pass;
-use super::registers::{MAX_PORTS, PortRegisters, VECTORS};
 use crate::error::{Error, Result};
+use crate::registers::{MAX_PORTS, PortRegisters, VECTORS};
 use inlane_core::region::{Place, Region};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};

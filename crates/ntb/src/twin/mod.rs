@@ -6,20 +6,19 @@
 
 mod fabric;
 mod pass;
-mod registers;
 #[cfg(test)]
 mod tests;
 
+pub use crate::registers::MAX_PORTS;
 pub use fabric::{Hub, Seen};
-pub use registers::MAX_PORTS;
 
-use crate::device::{Capabilities, Event, Link, Ntb, Ordering as Promise, WindowLimits};
+use crate::device::{Capabilities, Event, Link, Ntb, Ordering as Promise};
 use crate::error::{Error, Result};
 use crate::fault::{Faults, Random, Wire};
+use crate::registers::{PortRegisters, SCRATCHPADS, VECTORS, limits, vector_bits};
 use crate::window::Window;
 use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts, SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED};
 use inlane_core::region::{Place, Region};
-use registers::{PortRegisters, SCRATCHPADS, VECTORS};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -113,7 +112,7 @@ fn capabilities(window_bytes: u64) -> Capabilities {
         name: "twin",
         is_twin: true,
         windows: 1,
-        window: WindowLimits { address_align: 4096, size_align: 4096, size_max_bytes: window_bytes },
+        window: limits(window_bytes),
         doorbells: u64::MAX,
         vectors: VECTORS,
         scratchpads: SCRATCHPADS,
@@ -173,20 +172,15 @@ impl Inner {
     }
 }
 
-fn ring(parts: &Parts, peer: u32, bits: u64) {
-    let registers = parts.port(peer);
-    let before = registers.doorbell.0.fetch_or(bits, Ordering::SeqCst);
-    // Only an edge from 0 to 1 interrupts: doorbells coalesce.
-    let rings = bits & !before & !registers.mask.0.load(Ordering::SeqCst);
-    for vector in 0..VECTORS {
-        if rings & vector_bits(vector) != 0 {
-            parts.signal(peer, vector as usize);
-        }
+fn no_window(peer: u32, window: u32) -> Error {
+    Error::Window {
+        peer,
+        why: format!("window {window} does not exist; the twin has window 0 onto each port"),
     }
 }
 
-fn vector_bits(vector: u32) -> u64 {
-    if vector < VECTORS { 0xFFFF_FFFFu64 << (32 * vector) } else { 0 }
+fn ring(parts: &Parts, peer: u32, bits: u64) {
+    parts.port(peer).ring(bits).for_each(|vector| parts.signal(peer, vector as usize));
 }
 
 impl Ntb for Twin {
@@ -221,31 +215,10 @@ impl Ntb for Twin {
     }
 
     fn set_translation(&self, peer: u32, window: u32, memory: &Region) -> Result<()> {
-        let inbound = &self.inner.inbound;
-        let refuse = |why: String| Err(Error::Window { peer, why });
-        let limits = self.inner.capabilities.window;
         if window != 0 || peer >= self.inner.parts.ports {
-            return refuse(format!("window {window} does not exist; the twin has window 0 onto each port"));
+            return Err(no_window(peer, window));
         }
-        let inside = memory.address() >= inbound.address()
-            && memory.address() + memory.len() as u64 <= inbound.address() + inbound.len() as u64;
-        if !inside {
-            return refuse(format!("{memory:?} is not part of this port's inbound memory"));
-        }
-        let offset = memory.address() - inbound.address();
-        if !offset.is_multiple_of(limits.address_align)
-            || !(memory.len() as u64).is_multiple_of(limits.size_align)
-        {
-            return refuse(format!(
-                "translation to offset {offset:#x}, {:#x} bytes: both must be multiples of {:#x}",
-                memory.len(),
-                limits.address_align
-            ));
-        }
-        let translation = &self.inner.registers().translations[peer as usize];
-        translation.offset.store(offset, Ordering::Release);
-        translation.bytes.store(memory.len() as u64, Ordering::Release);
-        Ok(())
+        self.inner.registers().set_translation(peer, &self.inner.inbound, memory)
     }
 
     fn clear_translation(&self, peer: u32, _window: u32) {
@@ -255,29 +228,14 @@ impl Ntb for Twin {
     }
 
     fn peer_window(&self, peer: u32, window: u32) -> Result<Window> {
-        let refuse = |why: String| Err(Error::Window { peer, why });
-        if window != 0 || self.inner.check(peer).is_err() {
-            return refuse(format!("window {window} does not exist; the twin has window 0 onto each port"));
+        if window != 0 || peer >= self.inner.parts.ports {
+            return Err(no_window(peer, window));
         }
-        let translation = &self.inner.parts.port(peer).translations[self.inner.port as usize];
-        // Loaded once: what is checked is what is mapped.
-        let bytes = translation.bytes.load(Ordering::Acquire);
-        let offset = translation.offset.load(Ordering::Acquire);
-        if bytes == 0 {
-            return refuse("the peer has set no translation yet".into());
-        }
-        let end = offset.checked_add(bytes);
-        if !offset.is_multiple_of(4096)
-            || !bytes.is_multiple_of(4096)
-            || end.is_none_or(|end| end > self.inner.parts.window_bytes)
-        {
-            return refuse(format!(
-                "the peer's translation (offset {offset:#x}, {bytes:#x} bytes) is misaligned or outside its memory of {:#x} bytes",
-                self.inner.parts.window_bytes
-            ));
-        }
+        let leads =
+            self.inner.parts.port(peer).translation(self.inner.port, peer, self.inner.parts.window_bytes)?;
+        let length = (leads.end - leads.start) as usize;
         let memory = &self.inner.parts.memories[peer as usize];
-        let region = pass::map(memory.as_fd(), offset, bytes as usize, Place::Window { peer })?;
+        let region = pass::map(memory.as_fd(), leads.start, length, Place::Window { peer })?;
         Ok(Window::new(peer, region, Promise::Coherent, self.inner.wires[peer as usize].clone()))
     }
 
