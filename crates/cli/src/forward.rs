@@ -324,6 +324,7 @@ impl Forward {
         document.devices = outcome.devices;
         document.twin = outcome.twin;
         document.ceiling = measure::ceiling(config, outcome.link_bits_per_second, &outcome.result);
+        document.notes.extend(outcome.notes);
         document.notes.extend(measure::round_trip_note(config));
         document.baseline = baseline;
         document.verification = outcome.verification;

@@ -119,6 +119,48 @@ fn generated_packets_are_all_there_and_as_they_have_to_be() {
 }
 
 #[test]
+fn faults_are_found_by_the_checker_and_a_capture_has_what_was_sent() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    let (json, taken, again) = (at("r.json"), at("taken.pcap"), at("again.json"));
+    let common = ["--rx", "gen:200,flows=4", "--no-baseline", "--packets", "20000", "--tx", "check"];
+    let output = inlane(&common)
+        .args(["--faults", "drop=1%,corrupt=1%,duplicate=1%,seed=3", "--json", &json])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let verification = &result(&json)["verification"];
+    for what in ["lost", "altered", "duplicated"] {
+        let count = verification[what].as_u64().unwrap();
+        assert!((50..1000).contains(&count), "{what}: {verification}");
+    }
+    let output = inlane(&common).args(["--capture", &taken]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let source = format!("pcap:{taken}");
+    let output = run(&["--rx", &source, "--tx", "null", "--packets", "all", "--json", &again]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(result(&again)["results"][0]["rx"]["packets"], 20_000);
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("r.json").to_str().unwrap().to_string();
+    for source in ["gen:64", "net_null:64"] {
+        let arguments =
+            ["--rx", source, "--tx", "null", "--rate", "50000pps", "--duration", "1s", "--no-baseline"];
+        let output = inlane(&arguments).args(["--json", &json]).output().unwrap();
+        if output.status.code() == Some(3) {
+            eprintln!("SKIPPED a_rate_is_kept with {source}: {}", stderr(&output));
+            continue;
+        }
+        let rate = result(&json)["results"][0]["tx"]["packets_per_second"].as_f64().unwrap();
+        // Never above it; below where the machine is busy with something else.
+        assert!((1_000.0..51_000.0).contains(&rate), "{source}: {rate}");
+    }
+}
+
+#[test]
 fn a_function_that_does_something_else_is_found_out() {
     // A user's function that claims nothing and changes a byte of the payload: `check` has no reference for it, so it is
     // refused, not passed.

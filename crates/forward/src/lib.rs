@@ -17,6 +17,7 @@ pub mod pipeline;
 pub mod ports;
 pub mod run;
 pub mod verify;
+mod wrappers;
 
 pub use error::{Error, Result};
 pub use inlane_function::builtins as functions;

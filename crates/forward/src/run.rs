@@ -6,6 +6,8 @@ use crate::error::{Error, Result};
 use crate::gpu;
 use crate::open;
 use crate::pipeline::{self, Pipeline, Shared, StageHistograms, Tally};
+use crate::ports::wrap::fault;
+use crate::wrappers::{Wrappers, faults_note};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::result::{Flow, PacketResult, Path, Stages, Verification};
@@ -30,6 +32,8 @@ pub struct Outcome {
     pub twin: bool,
     /// The slowest link's rate, where a port has one.
     pub link_bits_per_second: Option<f64>,
+    /// What a reader of the figures should know.
+    pub notes: Vec<String>,
     /// What went wrong while it ran; the figures hold all the same.
     pub errors: Vec<Error>,
 }
@@ -67,7 +71,8 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
             format!("packets in {place} cannot be reached by the CPU, and this run reads them there"),
         ));
     }
-    let pipelines = join(config, &function, &mut ports, &pools, &directions)?;
+    let wrappers = Wrappers::new(config, &names, &clock)?;
+    let (pipelines, faults) = join(config, &function, &mut ports, &pools, &directions, &wrappers)?;
     let executors = executors(config, pipelines, program.as_ref())?;
     for port in &mut ports {
         port.start()?;
@@ -84,6 +89,7 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     }
     let leaked = pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum();
     let mut outcome = outcome(config, tallies, &function, &ports, &directions, elapsed, device, leaked);
+    outcome.notes.extend(faults_note(&faults));
     outcome.devices.extend(program.map(|program| program.gpu().to_string()));
     Ok(outcome)
 }
@@ -148,7 +154,8 @@ fn join(
     ports: &mut [Box<dyn Port>],
     pools: &[Vec<Arc<dyn Pool>>],
     directions: &[Direction],
-) -> Result<Vec<Pipeline>> {
+    wrappers: &Wrappers,
+) -> Result<(Vec<Pipeline>, Vec<Arc<fault::Done>>)> {
     let queues = config.pipelines;
     for (index, port) in ports.iter_mut().enumerate() {
         let receives = directions.iter().position(|direction| direction.rx == index);
@@ -165,14 +172,15 @@ fn join(
         let pools: &[_] = receives.map_or(&[], |direction| &pools[direction]);
         port.configure(pools, queues * sends as u16)?;
     }
-    let mut pipelines = Vec::new();
+    let (mut pipelines, mut faults) = (Vec::new(), Vec::new());
     let mut next_tx = vec![0u16; ports.len()];
     for (direction, pools) in directions.iter().zip(pools) {
         for (queue, pool) in pools.iter().enumerate() {
             let rx = ports[direction.rx].take_rx(queue as u16)?;
+            let rx = wrappers.rx(rx, pool, 1.0 / queues as f64, &mut faults)?;
             let mut txs = Vec::new();
             for &tx in &direction.tx {
-                txs.push(ports[tx].take_tx(next_tx[tx], pool.clone())?);
+                txs.push(wrappers.tx(ports[tx].take_tx(next_tx[tx], pool.clone())?, pool)?);
                 next_tx[tx] += 1;
             }
             let mut instances = Vec::new();
@@ -185,7 +193,7 @@ fn join(
             pipelines.push(Pipeline { rx, txs, pool: pool.clone(), instances });
         }
     }
-    Ok(pipelines)
+    Ok((pipelines, faults))
 }
 
 #[expect(clippy::too_many_arguments, reason = "called once, from `run`, whose parts these are")]
@@ -340,6 +348,7 @@ fn outcome(
             .iter()
             .filter_map(|port| port.info().link_bits_per_second)
             .min_by(f64::total_cmp),
+        notes: Vec::new(),
         errors: sum.errors,
     }
 }
