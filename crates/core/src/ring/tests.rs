@@ -209,6 +209,7 @@ fn senseless_rings_are_refused() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "starts a compiler")]
 fn the_c_header_compiles_and_agrees() {
     let directory = std::env::temp_dir().join(format!("inlane-ring-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();

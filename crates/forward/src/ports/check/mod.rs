@@ -1,7 +1,7 @@
 //! `check`: takes what a generator sent, and verifies it: nothing lost, duplicated, reordered within its flow, or changed
 //! beyond what the packet function does.
 //!
-//! What every packet must look like follows from the generator's text and a [`reference`] of the function. Headers, lengths and
+//! What every packet must look like follows from the generator's text and a [`mod@reference`] of the function. Headers, lengths and
 //! checksums are compared with a template of the flow, the payload by the CRC that it carries; a packet that differs in
 //! anything is looked at again, slowly, to say how. Packets of others (the kernel's own on a veth) are told apart and
 //! counted as foreign.
