@@ -49,8 +49,8 @@ template <class T> INLANE_ANYWHERE T &a(); // any T, in unevaluated expressions
 // The ways a function's parts may be declared; overloads tried from the most to the least.
 struct last {};
 struct first : last {};
-#define INLANE_DETECT(name, expression)                                                                                \
-    template <class F> INLANE_ANYWHERE constexpr auto name(first) -> decltype((void)(expression), bool()) { return true; }             \
+#define INLANE_DETECT(name, expression)                                                                                 \
+    template <class F> INLANE_ANYWHERE constexpr auto name(first) -> decltype((void)(expression), bool()) { return true; }\
     template <class F> INLANE_ANYWHERE constexpr bool name(last) { return false; }
 INLANE_DETECT(packet_with_context, a<F>().packet(a<packet>(), a<const context>()))
 INLANE_DETECT(packet_alone, a<F>().packet(a<packet>()))
@@ -58,8 +58,8 @@ INLANE_DETECT(burst_with_context, a<F>().burst(a<burst>(), a<const context>()))
 INLANE_DETECT(burst_alone, a<F>().burst(a<burst>()))
 INLANE_DETECT(has_tick, a<F>().tick(a<const context>()))
 #undef INLANE_DETECT
-#define INLANE_CONSTANT(name, type, otherwise)                                                                         \
-    template <class F> INLANE_ANYWHERE constexpr auto name(first) -> decltype(F::name, type()) { return F::name; }                     \
+#define INLANE_CONSTANT(name, type, otherwise)                                                                          \
+    template <class F> INLANE_ANYWHERE constexpr auto name(first) -> decltype(F::name, type()) { return F::name; }      \
     template <class F> INLANE_ANYWHERE constexpr type name(last) { return otherwise; }
 INLANE_CONSTANT(output_bytes, uint64_t, 0)
 INLANE_CONSTANT(reads, uint32_t, INLANE_WHOLE_PACKET)
@@ -233,22 +233,23 @@ template <class F> INLANE void run_tick(const context &call) {
 #define INLANE_VARIANT
 #endif
 
-// Makes a struct with `packet` or `burst` a packet function of that name.
+// Makes a struct with `packet` or `burst` a packet function of that name. `struct`, so that it may be called as a function of
+// the system's is, such as `read`.
 #if INLANE_GPU
-#define INLANE_FUNCTION(name)                                                                                          \
-    using inlane_registered_##name = ::name;                                                                           \
-    extern "C" __device__ const inlane_info inlane_info_##name = inlane::detail::info_of<::name>();
+#define INLANE_FUNCTION(name)                                                                                           \
+    using inlane_registered_##name = struct ::name;                                                                     \
+    extern "C" __device__ const inlane_info inlane_info_##name = inlane::detail::info_of<inlane_registered_##name>();
 #else
-#define INLANE_FUNCTION(name)                                                                                          \
-    using inlane_registered_##name = ::name;                                                                           \
-    static uint32_t inlane_run_##name(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,  \
-                                      const inlane_context *call) {                                                    \
-        return inlane::run_item<::name>(packets, stride, count, outcomes, *call);                                      \
-    }                                                                                                                  \
-    static void inlane_tick_##name(const inlane_context *call) { inlane::run_tick<::name>(*call); }                    \
-    extern "C" __attribute__((visibility("default"))) const inlane_entry INLANE_JOIN(inlane_function_##name,          \
-                                                                                     INLANE_VARIANT) = {               \
-        inlane::detail::info_of<::name>(), inlane_run_##name, inlane_tick_##name};
+#define INLANE_FUNCTION(name)                                                                                           \
+    using inlane_registered_##name = struct ::name;                                                                     \
+    static uint32_t inlane_run_##name(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,   \
+                                      const inlane_context *call) {                                                     \
+        return inlane::run_item<inlane_registered_##name>(packets, stride, count, outcomes, *call);                     \
+    }                                                                                                                   \
+    static void inlane_tick_##name(const inlane_context *call) { inlane::run_tick<inlane_registered_##name>(*call); }   \
+    extern "C" __attribute__((visibility("default"))) const inlane_entry INLANE_JOIN(inlane_function_##name,            \
+                                                                                     INLANE_VARIANT) = {                \
+        inlane::detail::info_of<inlane_registered_##name>(), inlane_run_##name, inlane_tick_##name};
 #endif
 
 #endif

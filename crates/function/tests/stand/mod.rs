@@ -35,6 +35,28 @@ pub fn run_shaped(
     shift: usize,
     now_ns: u64,
 ) -> Vec<Fate> {
+    run_by(frames, burst, shift, |descriptors, outcomes| {
+        // SAFETY: `run_by` holds the buffers, and nobody else has them.
+        unsafe {
+            if as_packets {
+                let packet =
+                    |at: &Descriptor| Packet { address: at.address, length: at.length, port: 7, cookie: !0 };
+                let packets: Vec<Packet> = descriptors.iter().map(packet).collect();
+                instance.run_packets(&packets, outcomes, now_ns)
+            } else {
+                instance.run_descriptors(descriptors, outcomes, now_ns)
+            }
+        }
+    })
+}
+
+/// As [`run_shaped`], by anything that runs bursts.
+pub fn run_by(
+    frames: &[Vec<u8>],
+    burst: usize,
+    shift: usize,
+    mut run: impl FnMut(&[Descriptor], &mut [Outcome]) -> u32,
+) -> Vec<Fate> {
     let mut fates = Vec::new();
     for frames in frames.chunks(burst) {
         // One allocation a frame, so that a sanitizer sees what leaves it; guards find the rest.
@@ -47,31 +69,17 @@ pub fn run_shaped(
                 buffer
             })
             .collect();
-        let places: Vec<(u64, u32)> = buffers
+        let descriptors: Vec<Descriptor> = buffers
             .iter_mut()
             .zip(frames)
             .map(|(buffer, frame)| {
-                (buffer.as_mut_ptr() as u64 + start_of(buffer, shift) as u64, frame.len() as u32)
+                let address = buffer.as_mut_ptr() as u64 + start_of(buffer, shift) as u64;
+                Descriptor { address, length: frame.len() as u32, reserved: 0 }
             })
             .collect();
         let untouched = Outcome { length: 0xdead_beef, verdict: 0xdead_beef };
         let mut outcomes = vec![untouched; frames.len()];
-        // SAFETY: the buffers live, and nobody else has them.
-        let info = unsafe {
-            if as_packets {
-                let packets: Vec<Packet> = places
-                    .iter()
-                    .map(|&(address, length)| Packet { address, length, port: 7, cookie: !0 })
-                    .collect();
-                instance.run_packets(&packets, &mut outcomes, now_ns)
-            } else {
-                let packets: Vec<Descriptor> = places
-                    .iter()
-                    .map(|&(address, length)| Descriptor { address, length, reserved: 0 })
-                    .collect();
-                instance.run_descriptors(&packets, &mut outcomes, now_ns)
-            }
-        };
+        let info = run(&descriptors, &mut outcomes);
         match info {
             UNCHANGED => {
                 assert!(

@@ -1,0 +1,374 @@
+//! The device half of the functions, run without a device: blocks of threads emulated on CPU threads (`emulated/cuda.h`) do
+//! what the CPU's build does, in any order of their threads, alone and several at once on one state.
+
+#[path = "stand/dissect.rs"]
+mod dissect;
+mod stand;
+
+use inlane_core::region::Region;
+use inlane_core::ring::layout::{Descriptor, Outcome};
+use inlane_function::abi::Context;
+use inlane_function::{Function, HEADERS, Reason, flows, oran_slot};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+type Run = unsafe extern "C" fn(u32, u64, *const Descriptor, u32, *mut Outcome, *const Context) -> u32;
+
+/// A function compiled for emulated blocks.
+struct Emulated {
+    function: Function,
+    folder: tempfile::TempDir,
+    object: PathBuf,
+}
+
+/// State and output of a pipeline, shared by blocks.
+struct Memory {
+    state: Region,
+    output: Region,
+}
+
+/// One block of threads.
+struct Block {
+    run: Run,
+    _library: libloading::Library,
+}
+
+impl Emulated {
+    fn new(text: &str) -> Self {
+        let function = Function::parse(text).expect(text);
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        for (name, text) in HEADERS {
+            std::fs::write(folder.path().join(name), text).expect("written");
+        }
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/emulated");
+        let source = folder.path().join("block.cpp");
+        let unit = format!(
+            "#include \"{}\"\n{}\n#include \"{}\"\n",
+            here.join("cuda.h").display(),
+            function.gpu_source(),
+            here.join("block.h").display()
+        );
+        std::fs::write(&source, unit).expect("written");
+        let object = folder.path().join("block.so");
+        let compile = |more: &[&str]| {
+            Command::new("c++")
+                .args([
+                    "-std=c++17",
+                    "-O1",
+                    "-g",
+                    "-fPIC",
+                    "-shared",
+                    "-fvisibility=hidden",
+                    "-fno-strict-aliasing",
+                ])
+                .args(more)
+                .arg("-I")
+                .arg(folder.path())
+                .arg("-o")
+                .args([&object, &source])
+                .output()
+                .expect("the compiler that built this")
+        };
+        // Statics of a block are its own: GCC would share them between copies of the object.
+        let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
+        let output = output.unwrap_or_else(|| compile(&[]));
+        assert!(output.status.success(), "{text}:\n{}", String::from_utf8_lossy(&output.stderr));
+        Self { function, folder, object }
+    }
+
+    fn memory(&self) -> Memory {
+        let info = self.function.info().expect("it has a CPU build");
+        let state = Region::host(info.state_bytes as usize).expect("memory");
+        let output = Region::host((info.output_bytes as usize).max(1)).expect("memory");
+        let initial = self.function.initial_state(&info).expect("settings that fit");
+        // SAFETY: fresh memory, longer than what it begins with.
+        unsafe { state.as_ptr().copy_from_nonoverlapping(initial.as_ptr(), initial.len()) };
+        Memory { state, output }
+    }
+
+    fn block(&self, index: usize) -> Block {
+        let copy = self.folder.path().join(format!("block{index}.so"));
+        std::fs::copy(&self.object, &copy).expect("copied");
+        // SAFETY: made above; its symbol has this type.
+        unsafe {
+            let library = libloading::Library::new(&copy).expect("loads");
+            let run = *library.get::<Run>(b"emulated_run\0").expect("block.h has it");
+            Block { run, _library: library }
+        }
+    }
+}
+
+impl Memory {
+    fn context(&self, now_ns: u64) -> Context {
+        Context {
+            state: self.state.address(),
+            output: self.output.address(),
+            output_bytes: self.output.len() as u64,
+            now_ns,
+            room: 0,
+            reserved: 0,
+        }
+    }
+
+    /// Once no block runs.
+    fn state(&self) -> &[u8] {
+        // SAFETY: initialized memory that nobody writes now.
+        unsafe { std::slice::from_raw_parts(self.state.as_ptr(), self.state.len()) }
+    }
+
+    /// Once no block runs.
+    fn output(&self) -> &[u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.output.as_ptr(), self.output.len()) }
+    }
+}
+
+impl Block {
+    fn item(
+        &self,
+        threads: u32,
+        seed: u64,
+        packets: &[Descriptor],
+        outcomes: &mut [Outcome],
+        context: &Context,
+    ) -> u32 {
+        // SAFETY: packets and outcomes are as long as said; their buffers and the context's memory outlive the call.
+        unsafe {
+            (self.run)(threads, seed, packets.as_ptr(), packets.len() as u32, outcomes.as_mut_ptr(), context)
+        }
+    }
+
+    fn tick(&self, threads: u32, context: &Context) {
+        // SAFETY: no packets: the tick.
+        unsafe { (self.run)(threads, 1, std::ptr::null(), 0, std::ptr::null_mut(), context) };
+    }
+}
+
+/// So many values of a strategy, the same each time.
+fn sample<T: std::fmt::Debug>(strategy: impl Strategy<Value = T>, count: usize) -> Vec<T> {
+    let mut runner = TestRunner::deterministic();
+    (0..count).map(|_| strategy.new_tree(&mut runner).expect("nothing is rejected").current()).collect()
+}
+
+#[test]
+fn a_block_does_what_the_cpu_does() {
+    let frames = sample(dissect::hostile(), 700);
+    let example = |name: &str| format!("{}/../../examples/functions/{name}", env!("CARGO_MANIFEST_DIR"));
+    let mut texts: Vec<String> =
+        inlane_function::builtins().iter().map(|builtin| builtin.example.into()).collect();
+    texts.retain(|text| !text.starts_with("oran"));
+    texts.extend(["truncate.cu:truncate:70", "sizes.cu", "vxlan.cu:only_network:5"].map(example));
+    for text in &texts {
+        let emulated = Emulated::new(text);
+        let block = emulated.block(0);
+        for (threads, burst, shift) in [(32, 20, 0), (64, 64, 5), (64, 150, 2), (128, 9, 0), (96, 128, 8)] {
+            let memory = emulated.memory();
+            let mut seed = shift as u64;
+            let found = stand::run_by(&frames, burst, shift, |packets, outcomes| {
+                seed += 1;
+                block.item(threads, seed, packets, outcomes, &memory.context(5))
+            });
+            let mut instance = emulated.function.instance().expect("it has a CPU build");
+            let expected = stand::run_shaped(&mut instance, &frames, burst, false, shift, 5);
+            assert!(found == expected, "{text} with {threads} threads, {burst} packets an item");
+            if text == "flow-count" {
+                assert_eq!(flows(memory.state()), flows(instance.state()));
+            } else {
+                assert!(memory.state() == instance.state(), "{text}: another state");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_count_flows_together() {
+    let emulated = Emulated::new("flow-count");
+    let memory = emulated.memory();
+    let frames = sample(dissect::well_formed(), 600);
+    std::thread::scope(|scope| {
+        for index in 0..4u64 {
+            let (block, memory, frames) = (emulated.block(index as usize), &memory, &frames);
+            scope.spawn(move || {
+                for round in 0..5 {
+                    stand::run_by(frames, 50, 0, |packets, outcomes| {
+                        block.item(64, index * 100 + round, packets, outcomes, &memory.context(0))
+                    });
+                }
+            });
+        }
+    });
+    let mut instance = emulated.function.instance().expect("it has a CPU build");
+    stand::run(&mut instance, &frames);
+    let counts = |state: &[u8], times: u64| -> HashMap<_, _> {
+        let flows = flows(state).into_iter();
+        flows
+            .map(|flow| {
+                let key =
+                    (flow.source, flow.destination, flow.protocol, flow.source_port, flow.destination_port);
+                (key, (flow.packets * times, flow.bytes * times))
+            })
+            .collect()
+    };
+    let found = flows(memory.state());
+    assert_eq!(counts(memory.state(), 1), counts(instance.state(), 20));
+    assert_eq!(found.len(), counts(memory.state(), 1).len(), "no flow has two places");
+}
+
+/// A frame with `count` PRBs of a symbol, samples of which are told by where they belong.
+fn uplane(slot: u32, eaxc: u16, symbol: u8, start: u16, count: u16) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0xae, 0xfe, 0x10, 0];
+    frame.extend((12 + 48 * count).to_be_bytes());
+    frame.extend(eaxc.to_be_bytes());
+    frame.extend([0, 0x80]);
+    let (subframes, slot_in) = (slot / 2, slot % 2);
+    frame.extend([
+        0x10,
+        (subframes / 10) as u8,
+        ((subframes % 10) << 4) as u8,
+        (slot_in << 6) as u8 | symbol,
+    ]);
+    frame.extend(((start as u32) << 8 | count as u32).to_be_bytes());
+    for prb in start..start + count {
+        frame.extend(samples(slot, eaxc, symbol, prb));
+    }
+    frame
+}
+
+fn samples(slot: u32, eaxc: u16, symbol: u8, prb: u16) -> [u8; 48] {
+    std::array::from_fn(|i| {
+        (slot * 31 + eaxc as u32 * 17 + symbol as u32 * 7 + prb as u32 * 3 + i as u32) as u8 | 1
+    })
+}
+
+const PRBS: u16 = 24;
+
+/// Packets of some slots, out of order, with a few missing.
+fn fronthaul(slots: u32, lost: u32) -> Vec<Vec<u8>> {
+    let mut random = 12345u32;
+    let mut next = || {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        random >> 8
+    };
+    let mut frames = Vec::new();
+    for slot in 0..slots {
+        for eaxc in 0..2 {
+            for symbol in 0..14 {
+                for start in [0, 9, 18] {
+                    let count = 9.min(PRBS - start);
+                    if next() % 100 >= lost {
+                        frames.push((
+                            frames.len() as u32 + next() % 30,
+                            uplane(slot, eaxc, symbol, start, count),
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    frames.sort_by_key(|(order, _)| *order);
+    frames.into_iter().map(|(_, frame)| frame).collect()
+}
+
+#[test]
+fn a_block_assembles_what_the_cpu_does() {
+    let emulated = Emulated::new("oran-reorder:eaxc=0+1,prbs=24,windows=4,limit=100us");
+    let block = emulated.block(0);
+    let mut frames = fronthaul(12, 2);
+    frames.push(vec![1; 70]);
+    for (threads, burst) in [(32, 7), (64, 50), (128, 150)] {
+        let memory = emulated.memory();
+        let (mut now, mut seed) = (1, 0);
+        let found = stand::run_by(&frames, burst, 0, |packets, outcomes| {
+            (now, seed) = (now + 2000, seed + 1);
+            block.item(threads, seed, packets, outcomes, &memory.context(now))
+        });
+        block.tick(threads, &memory.context(u64::MAX));
+        let mut instance = emulated.function.instance().expect("it has a CPU build");
+        let mut now = 1;
+        let expected: Vec<_> = frames
+            .chunks(burst)
+            .flat_map(|frames| {
+                now += 2000;
+                stand::run_shaped(&mut instance, frames, burst, false, 0, now)
+            })
+            .collect();
+        instance.finish();
+        assert!(found == expected);
+        assert_eq!(emulated.function.report(memory.state()), instance.report());
+        assert!(memory.output() == instance.output(), "{threads} threads: another output");
+    }
+}
+
+#[test]
+fn blocks_assemble_together() {
+    const BLOCKS: usize = 4;
+    const SLOTS: u32 = 40;
+    // Few windows: blocks take them from each other all the time.
+    for (windows, lost) in [(8, 0), (8, 3), (1, 0), (2, 0), (2, 3)] {
+        let emulated = Emulated::new(&format!("oran-reorder:eaxc=0+1,prbs=24,windows={windows},limit=1s"));
+        let blocks: Vec<Block> = (0..BLOCKS).map(|index| emulated.block(index)).collect();
+        let frames = fronthaul(SLOTS, lost);
+        let memory = emulated.memory();
+        let items: Vec<&[Vec<u8>]> = frames.chunks(16).collect();
+        std::thread::scope(|scope| {
+            for (index, block) in blocks.iter().enumerate() {
+                let (memory, items) = (&memory, &items);
+                scope.spawn(move || {
+                    for (at, frames) in items.iter().enumerate().skip(index).step_by(BLOCKS) {
+                        stand::run_by(frames, 16, 0, |packets, outcomes| {
+                            block.item(64, at as u64, packets, outcomes, &memory.context(1 + at as u64))
+                        });
+                    }
+                });
+            }
+        });
+        blocks[0].tick(64, &memory.context(u64::MAX));
+        let report = emulated.function.report(memory.state());
+        let count = |name: &str| report.counter(name).expect(name);
+        assert_eq!((count("malformed_packets"), count("duplicate_prbs")), (0, 0));
+        assert_eq!(count("uplane_packets"), frames.len() as u64);
+        let delivered: Vec<_> = (0..).map_while(|n| oran_slot(memory.output(), n)).collect();
+        let whole = 2 * 14 * PRBS as u32;
+        let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
+        assert_eq!(
+            received,
+            count("received_prbs"),
+            "nothing was written into a window that was not counted"
+        );
+        // Blocks may run ahead of each other by more than the windows hold, so packets may be late; nothing else is lost.
+        if lost == 0 && count("late_packets") == 0 {
+            assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
+            assert_eq!(delivered.len(), SLOTS as usize);
+        }
+        // What a later slot has not begun to overwrite.
+        let mut checked = 0;
+        for (n, slot) in delivered.iter().enumerate() {
+            let number = |slot: &inlane_function::OranSlot<'_>| {
+                let (frame, subframe, of) = slot.time();
+                (frame as u32 * 10 + subframe as u32) * 2 + of as u32
+            };
+            let mine = number(slot);
+            if delivered[n + 1..].iter().any(|later| number(later) % windows == mine % windows) {
+                continue;
+            }
+            checked += 1;
+            let mut came = 0;
+            for stream in 0..2u16 {
+                for symbol in 0..14u8 {
+                    let data = slot.symbol(stream.into(), symbol.into(), PRBS.into());
+                    for (prb, found) in data.chunks(48).enumerate() {
+                        let expected = samples(mine, stream, symbol, prb as u16);
+                        assert!(found == expected || found == [0; 48], "slot {mine} {stream}/{symbol}/{prb}");
+                        came += (found == expected) as u32;
+                    }
+                }
+            }
+            assert_eq!(slot.received_and_missing(), (came, whole - came));
+        }
+        assert!(checked >= windows.min(4), "the last slots are there");
+    }
+}
