@@ -120,7 +120,7 @@ pub struct Copy {
     #[arg(long, value_name = "ADDRESS")]
     allow_device: Vec<Address>,
     /// Staging by copy engines: bytes of the largest chunk
-    #[arg(long, default_value = "4M", value_name = "SIZE", value_parser = units::parse_size)]
+    #[arg(long, default_value = "8M", value_name = "SIZE", value_parser = units::parse_size)]
     chunk: u64,
     /// Staging by copy engines: chunks in the ring
     #[arg(long, default_value_t = 8, value_name = "N")]

@@ -277,27 +277,33 @@ fn stream_with(
     let mut verified = 0;
     let mut failed = None;
     for repeat in 0..plan.repeats + 1 {
-        // A side that failed keeps coming to the gate, or the other would wait there for ever.
-        let mut run = || -> Result<()> {
-            buffers.prepare(size, slots)?;
-            gate.wait();
-            let budget = if repeat == 0 { plan.warm_up } else { plan.time };
-            let cpu = thread_cpu_ns();
-            let streamed = stream_once(route, buffers, size, budget, plan);
-            let cpu = thread_cpu_ns() - cpu;
-            gate.wait();
-            let (bytes, wall, count) = streamed?;
-            if repeat > 0 {
-                totals.add(bytes, wall, cpu as f64);
+        // A side that failed keeps coming to the gates, or the others would wait there for ever.
+        if failed.is_none() {
+            failed = buffers.prepare(size, slots).err();
+        }
+        gate.wait();
+        let streamed = match failed {
+            Some(_) => None,
+            None => {
+                let budget = if repeat == 0 { plan.warm_up } else { plan.time };
+                let cpu = thread_cpu_ns();
+                let streamed = stream_once(route, buffers, size, budget, plan);
+                Some((streamed, thread_cpu_ns() - cpu))
             }
-            verified += buffers.verify(size, count)?;
-            Ok(())
         };
-        if failed.is_some() {
-            gate.wait();
-            gate.wait();
-        } else if let Err(error) = run() {
-            failed = Some(error);
+        gate.wait();
+        match streamed {
+            None => {}
+            Some((Err(error), _)) => failed = Some(error),
+            Some((Ok((bytes, wall, count)), cpu)) => {
+                if repeat > 0 {
+                    totals.add(bytes, wall, cpu as f64);
+                }
+                match buffers.verify(size, count) {
+                    Ok(bytes) => verified += bytes,
+                    Err(error) => failed = Some(error),
+                }
+            }
         }
     }
     match failed {

@@ -65,7 +65,11 @@ impl CopyEngine {
         let Some(index) = (ticket.0 - 1).checked_sub(first.0) else { return Ok(()) };
         let event = &self.pending[index as usize].event;
         // Copies of a stream end in order: the event of the last one tells of all.
-        let poll = || Ok(if event.is_passed()? { ticket } else { first });
+        let poll = || {
+            // The driver's lock is one a context: another thread shall get it between two looks.
+            (0..8).for_each(|_| std::hint::spin_loop());
+            Ok(if event.is_passed()? { ticket } else { first })
+        };
         let device = || format!("gpu:{} copy engine", self.stream.gpu().index());
         match completion {
             Completion::Interrupt => {

@@ -3,7 +3,7 @@
 use super::kernels::Kernels;
 use inlane_core::{Region, Result};
 use inlane_cuda::{Arguments, Function, Gpu, Launch, PinnedKind, Stream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A GPU with this crate's kernels loaded.
 pub struct GpuMemory {
@@ -11,7 +11,7 @@ pub struct GpuMemory {
     kernels: Kernels,
     stream: Stream,
     /// A counter on the GPU, and where it is read back to.
-    wrong: (Region, Region),
+    wrong: Mutex<(Region, Region)>,
 }
 
 impl GpuMemory {
@@ -22,7 +22,7 @@ impl GpuMemory {
     pub fn open(index: u32) -> Result<Self> {
         let gpu = Gpu::open(index)?;
         let kernels = Kernels::load(&gpu)?;
-        let wrong = (gpu.allocate(8)?, gpu.pinned(8, PinnedKind::Cached)?);
+        let wrong = Mutex::new((gpu.allocate(8)?, gpu.pinned(8, PinnedKind::Cached)?));
         Ok(Self { stream: gpu.stream()?, kernels, wrong, gpu })
     }
 
@@ -75,7 +75,8 @@ impl GpuMemory {
     /// # Errors
     /// When the driver refuses.
     pub fn count_wrong(&self, region: &Region, seed: u64) -> Result<u64> {
-        let (counter, answer) = &self.wrong;
+        let guard = self.wrong.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (counter, answer) = &*guard;
         // SAFETY: all is waited for below.
         unsafe { self.stream.fill(counter, 0)? };
         let arguments = [region.address(), region.len() as u64, seed, counter.address()];

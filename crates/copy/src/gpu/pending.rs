@@ -88,7 +88,11 @@ impl Pending {
         let first = self.flight.done();
         let Some(index) = ticket.0.checked_sub(first.0 + 1) else { return Ok(()) };
         let event = &self.entries[index as usize].event;
-        let poll = || Ok(if event.is_passed()? { ticket } else { first });
+        let poll = || {
+            // The driver's lock is one a context: another thread shall get it between two looks.
+            (0..8).for_each(|_| std::hint::spin_loop());
+            Ok(if event.is_passed()? { ticket } else { first })
+        };
         match completion {
             Completion::Interrupt => {
                 event.synchronize()?;

@@ -27,12 +27,14 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { chunk: 4 << 20, slots: 8, lanes: 2 }
+        Self { chunk: 8 << 20, slots: 8, lanes: 2 }
     }
 }
 
 /// The smallest chunk worth its events.
 const SMALLEST: usize = 128 << 10;
+/// Chunks from here on need no second stream to hide their events.
+const LARGE: usize = 4 << 20;
 /// Bytes that a link moves in the time that a chunk's events cost, about 3 us at 55 GB/s.
 const CHUNK_COST: f64 = 165e3;
 
@@ -93,8 +95,8 @@ impl Staged {
     /// When there is not enough memory to pin, or the driver refuses.
     pub fn new(from: &Arc<Gpu>, to: &Arc<Gpu>, tuning: Tuning) -> Result<Self> {
         let lanes = tuning.lanes.clamp(1, 4);
-        // Two slots a lane at least, and as many for each lane: slot n belongs to lane n % lanes.
-        let slots = tuning.slots.max(2 * lanes).next_multiple_of(lanes);
+        // Two slots a lane at least: one is filled while the other is emptied.
+        let slots = tuning.slots.max(2 * lanes);
         let memory = from.pinned(slots * tuning.chunk, PinnedKind::Cached)?;
         let slot = |index: usize| -> Result<Slot> {
             Ok(Slot {
@@ -115,10 +117,16 @@ impl Staged {
         })
     }
 
+    /// Small chunks alternate, so that one copies while another waits for its event; large ones follow each other in one
+    /// stream, for two at once share a link and end later.
+    fn lane_for(&self, bytes: usize) -> usize {
+        if bytes >= LARGE { 0 } else { self.next % self.out.len() }
+    }
+
     /// Queues one chunk, and gives its slot's number.
     fn chunk(&mut self, source: &Region, destination: &Region) -> Result<usize> {
         let index = self.next % self.ring.len();
-        let lane = self.next % self.out.len();
+        let lane = self.lane_for(source.len());
         self.next += 1;
         let (slot, out, into) = (&self.ring[index], &self.out[lane], &self.into[lane]);
         let staged = slot.memory.slice(0, source.len())?;
@@ -140,7 +148,7 @@ impl Staged {
         let mut last_of_lane = vec![None; self.out.len()];
         let mut last_lane = 0;
         for length in chunks(source.len(), self.largest, self.pending.is_empty()) {
-            last_lane = self.next % self.out.len();
+            last_lane = self.lane_for(length);
             let index = self.chunk(&source.slice(offset, length)?, &destination.slice(offset, length)?)?;
             last_of_lane[last_lane] = Some(index);
             offset += length;

@@ -1,7 +1,8 @@
 //! Staging by SMs: the host's side of `staging.cu`, which says how the two GPUs hand chunks over.
 //!
 //! ```text
-//!  one span of pinned memory:  | control 256 | commands DEPTH * 64 | lanes * 256 | ring: lanes * slots * slot bytes |
+//!  one span of pinned memory:
+//!  | control 384 | commands: lanes * DEPTH * 64 | lanes * 256 | ring: lanes * slots * slot bytes |
 //! ```
 //!
 //! Resident, both kernels run until they are told to leave, and hold `lanes` blocks of each GPU meanwhile: allocating,
@@ -43,15 +44,16 @@ const DEPTH: u64 = 64;
 /// Offsets of the words of `Control`.
 const DONE: usize = 0;
 const FAILED: usize = 128;
-const CONTROL_BYTES: usize = 256;
+const LEAVE_NOW: usize = 256;
+const CONTROL_BYTES: usize = 384;
 const COMMAND_BYTES: usize = 64;
 const LANE_BYTES: usize = 256;
 /// A command's length that means: leave.
 const LEAVE: u64 = u64::MAX;
 /// How long a resident kernel waits for a command before it gives up: the host parks it long before.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_secs(30);
 /// How long after a command the host has resident kernels leave, when the next one comes.
-const PARK_AFTER: Duration = Duration::from_secs(20);
+const PARK_AFTER: Duration = Duration::from_secs(10);
 /// How long a side waits for a chunk of the other before it gives up.
 const STUCK: Duration = Duration::from_secs(5);
 
@@ -70,6 +72,8 @@ pub struct StagedSm {
     running: bool,
     broken: bool,
     sequence: u64,
+    /// The newest command that every lane of the pusher is known to have read.
+    read_by_all: u64,
     newest: Instant,
     flight: Flight,
     entries: VecDeque<(u64, [Region; 2])>,
@@ -103,9 +107,9 @@ impl StagedSm {
             }
         }
         let ring = tuning.lanes as usize * tuning.slots * tuning.chunk;
-        let bytes =
-            CONTROL_BYTES + DEPTH as usize * COMMAND_BYTES + tuning.lanes as usize * LANE_BYTES + ring;
-        Ok(Self {
+        let lanes = tuning.lanes as usize;
+        let bytes = CONTROL_BYTES + lanes * (DEPTH as usize * COMMAND_BYTES + LANE_BYTES) + ring;
+        let mut staged = Self {
             push: (from.1.push.clone(), from.0.stream()?),
             pull: (to.1.pull.clone(), to.0.stream()?),
             notice: (to.0.stream()?, Event::new(to.0, EventKind::Completion)?),
@@ -118,10 +122,16 @@ impl StagedSm {
             running: false,
             broken: false,
             sequence: 0,
+            read_by_all: 0,
             newest: Instant::now(),
             flight: Flight::new(),
             entries: VecDeque::with_capacity(DEPTH as usize),
-        })
+        };
+        // For no command at all: what a first launch has to set up on a GPU would wait for kernels that stay.
+        staged.launch(1, 0)?;
+        staged.push.1.synchronize()?;
+        staged.pull.1.synchronize()?;
+        Ok(staged)
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -133,7 +143,7 @@ impl StagedSm {
     }
 
     fn lanes(&self) -> usize {
-        self.commands() + DEPTH as usize * COMMAND_BYTES
+        self.commands() + self.tuning.lanes as usize * DEPTH as usize * COMMAND_BYTES
     }
 
     fn ring(&self) -> usize {
@@ -186,27 +196,33 @@ impl StagedSm {
         Ok(())
     }
 
-    /// Writes a command's line. Each value goes before its number: a GPU that sees the number sees the value, for it reads
+    /// Writes a command's line to every lane. Each value goes before its number: a GPU that sees the number sees the value, for it reads
     /// both at once.
     fn publish(&mut self, fields: [u64; 4]) -> Result<()> {
         self.sequence += 1;
         let sequence = self.sequence;
         self.make_room(sequence)?;
-        let line = self.commands() + (sequence % DEPTH) as usize * COMMAND_BYTES;
-        for (index, value) in fields.into_iter().enumerate() {
-            self.word(line + index * 16).store(value, Ordering::Relaxed);
-            self.word(line + index * 16 + 8).store(sequence, Ordering::Release);
+        for lane in 0..self.tuning.lanes as usize {
+            let line = lane * DEPTH as usize + (sequence % DEPTH) as usize;
+            let line = self.commands() + line * COMMAND_BYTES;
+            for (index, value) in fields.into_iter().enumerate() {
+                self.word(line + index * 16).store(value, Ordering::Relaxed);
+                self.word(line + index * 16 + 8).store(sequence, Ordering::Release);
+            }
         }
         Ok(())
     }
 
     /// Waits until the line that `sequence` will overwrite was read by every lane of both sides.
     fn make_room(&mut self, sequence: u64) -> Result<()> {
-        let Some(old) = sequence.checked_sub(DEPTH).filter(|old| *old > 0) else { return Ok(()) };
+        let old = sequence.saturating_sub(DEPTH);
         let began = Instant::now();
-        let lanes = self.lanes();
-        for lane in 0..self.tuning.lanes as usize {
-            while self.word(lanes + lane * LANE_BYTES + 8).load(Ordering::Acquire) < old {
+        // The pusher's words are looked at once in many commands: each look is a line that a GPU wrote.
+        while self.read_by_all < old {
+            let lanes = (0..self.tuning.lanes as usize).map(|lane| self.lanes() + lane * LANE_BYTES + 8);
+            let seen = lanes.map(|word| self.word(word).load(Ordering::Acquire)).min();
+            self.read_by_all = seen.unwrap_or(0);
+            if self.read_by_all < old {
                 self.look()?;
                 if began.elapsed() > STUCK {
                     return Err(self.flight.lost(&self.short_name()));
@@ -376,7 +392,8 @@ impl Drop for StagedSm {
             return;
         }
         if let Err(error) = self.park() {
-            tracing::warn!("resident kernels were not told to leave, and end by themselves: {error}");
+            tracing::warn!("resident kernels are told to leave what they wait for: {error}");
+            self.word(LEAVE_NOW).store(1, Ordering::Release);
         }
         // The kernels' waits are bounded, so this ends; a wait for an interrupt is let go.
         drain(&[&self.push.1, &self.pull.1]);

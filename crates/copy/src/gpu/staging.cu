@@ -7,7 +7,8 @@
 //   taken: chunks that the puller has copied out     (written by the puller alone)
 //   chunk k lies in slot k % slots; it may be written while k - taken < slots, and read once ready > k.
 //
-// Commands come from the CPU through a ring of 64-byte lines in pinned memory. Each 16 bytes of a line are a value and the
+// Commands come from the CPU through rings of 64-byte lines in pinned memory, a ring a lane: reads of one line by many
+// blocks of a GPU would queue behind each other, a PCIe round trip each. Each 16 bytes of a line are a value and the
 // command's number, so that one read a thread tells whether the line is whole:
 //
 //   | source, seq | destination, seq | bytes, seq | chunk, seq |
@@ -22,6 +23,8 @@ struct Control {
     u64 pad0[15];
     u64 failed;  // written once by whichever side gave up waiting: 1 for a command, 2 for a chunk
     u64 pad1[15];
+    u64 leave;   // written by the CPU when the kernels shall end whatever they wait for
+    u64 pad2[15];
 };
 
 struct Lane {
@@ -44,6 +47,11 @@ __device__ inline ulonglong2 load_pair(const ulonglong2* from) {
 __device__ inline void give_up_on(Control* control, u64 seq, u64 why) {
     store_release(&control->failed, why);
     store_release(&control->done, seq + (1ull << 30));
+}
+
+// Told to end, or past the time to wait.
+__device__ inline bool is_over(const Control* control, u64 give_up) {
+    return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }
 
 template <bool PUSH>
@@ -75,13 +83,15 @@ __device__ void serve(
     u64 other = PUSH ? 0 : chunks_done; // thread 0's last look at the other side's word
     if (PUSH && threadIdx.x == 0) other = load_acquire(&lane->taken);
 
+    commands += (u64)blockIdx.x * depth * 4;
+
     for (u64 seq = first; seq < first + count; ++seq) {
         if (threadIdx.x < 4) {
             const ulonglong2* part = commands + seq % depth * 4 + threadIdx.x;
             u64 give_up = now_ns() + idle_ns;
             ulonglong2 pair = load_pair(part);
-            while (!__all_sync(0xf, pair.y == seq)) {
-                if (__any_sync(0xf, now_ns() > give_up)) {
+            for (u32 turns = 1; !__all_sync(0xf, pair.y == seq); ++turns) {
+                if (turns % 64 == 0 && __any_sync(0xf, is_over(control, give_up))) {
                     leave = 1;
                     break;
                 }
@@ -104,9 +114,9 @@ __device__ void serve(
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
             if (threadIdx.x == 0) {
                 u64 give_up = now_ns() + stuck_ns;
-                while (PUSH ? chunks_done - other >= slots : other == chunks_done) {
+                for (u32 turns = 1; PUSH ? chunks_done - other >= slots : other == chunks_done; ++turns) {
                     other = load_acquire(PUSH ? &lane->taken : &lane->ready);
-                    if (now_ns() > give_up) {
+                    if (turns % 64 == 0 && is_over(control, give_up)) {
                         leave = 1;
                         break;
                     }

@@ -107,13 +107,24 @@ fn a_device_lost_in_mid_copy_ends_both_directions() {
 fn auto_takes_what_costs_least_and_says_why() {
     let (from, to) = (twin(0), twin(1));
     let options = Options { largest: 4 << 20, ..Options::default() };
-    let mut route = Route::open(&from, &to, Choice::Auto, &options, None).unwrap();
-    let path = route.path_for(4 << 20);
-    assert_eq!(path, Path::Staged, "two legs at once beat one after the other, and 200 MB/s stores");
+    let curve = |fixed: f64, rate: f64| {
+        let points = [4096u64, 1 << 20, 16 << 20].map(|bytes| (bytes, fixed + bytes as f64 / rate));
+        crate::cost::Curve { points: points.into() }
+    };
+    let costs = crate::cost::Costs {
+        paths: [
+            (Path::Bar, curve(1e3, 0.2)),
+            (Path::Hybrid, curve(20e3, 0.7)),
+            (Path::Staged, curve(30e3, 1.9)),
+        ]
+        .into(),
+        ..Default::default()
+    };
+    let mut route = Route::open(&from, &to, Choice::Auto, &options, Some(costs)).unwrap();
+    assert_eq!((route.path_for(64), route.path_for(4 << 20)), (Path::Bar, Path::Staged));
     let explained = route.explain(4 << 20);
     assert!(explained.reason.contains("least calibrated time"), "{explained:?}");
     assert!(explained.not_taken.iter().any(|other| other.path == "bar"), "{explained:?}");
-    assert!(route.predicted_ns(4 << 20).unwrap() > 1e6);
     // A stream of mixed sizes: paths change, the order of ends does not.
     let (source, destination) = (from.allocate(4 << 20).unwrap(), to.allocate(4 << 20).unwrap());
     from.fill(&source, 9).unwrap();
@@ -175,4 +186,15 @@ fn dpdks_dma_device_copies_between_host_buffers() {
         assert!(latency(&mut *mover, &mut buffers, 4096, &plan).unwrap().verified_bytes > 0);
         assert!(stream(&mut *mover, &mut buffers, 256 << 10, &plan).unwrap().verified_bytes > 0);
     }
+}
+
+#[test]
+fn calibration_finds_every_path_and_its_legs() {
+    let (from, to) = (twin(0), twin(1));
+    let options = Options { largest: 1 << 20, ..Options::default() };
+    let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
+    assert_eq!(costs.paths.len(), 3, "{costs:?}");
+    assert!(costs.time(Path::Bar, 1 << 20).unwrap() > costs.time(Path::Hybrid, 1 << 20).unwrap());
+    let leg = costs.predict(Path::Hybrid, 1 << 20).unwrap();
+    assert!(leg >= 2.0 * (1 << 20) as f64 / 2.0, "two legs at 2 bytes a nanosecond: {leg}");
 }
