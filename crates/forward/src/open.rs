@@ -6,6 +6,7 @@ use crate::gpu::Memory;
 use crate::ports::check::{Checker, reference};
 use crate::ports::generate::Generator;
 use crate::ports::null::Null;
+use crate::ports::oran::Radio;
 use crate::ports::pcap::{Sink, Source};
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool, Port};
@@ -43,9 +44,17 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
         Route::OneWay { rx, .. } => Some(rx),
         Route::Between(..) => None,
     };
-    let (mut generator, mut source) = (None, None);
+    let (mut generator, mut radio, mut source) = (None, None, None);
     let mut room = config.room;
     match received.map(|name| (name, kind(name))) {
+        Some((name, "gen")) if Radio::is(name) => {
+            let mut opened = Radio::open(name, clock)?;
+            if config.rate.is_some() {
+                opened.set_rate(config.rate);
+            }
+            room = room.max(opened.plan().longest());
+            radio = Some(opened);
+        }
         Some((name, "gen")) => {
             let mut opened = Generator::open(name, clock)?;
             if config.rate.is_some() {
@@ -99,6 +108,7 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
         });
     }
     let opened = generator.map(|port| Box::new(port) as Box<dyn Port>);
+    let opened = opened.or(radio.map(|port| Box::new(port) as Box<dyn Port>));
     let mut opened = opened.or(source.map(|port| Box::new(port) as Box<dyn Port>));
     let ports = ports.into_iter().map(|port| port.or_else(|| opened.take()));
     Ok(Opened {

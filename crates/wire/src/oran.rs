@@ -75,6 +75,8 @@ pub struct Section {
     pub id: u16,
     /// Every second PRB only.
     pub every_second: bool,
+    /// It belongs to the symbol behind that of the section before.
+    pub next_symbol: bool,
     /// First PRB, 10 bits.
     pub first_prb: u16,
     /// How many PRBs; 0 means all of the carrier.
@@ -86,6 +88,7 @@ impl Section {
     pub fn to_bytes(self) -> [u8; SECTION] {
         let word = (self.id as u32 & 0xfff) << 20
             | (self.every_second as u32) << 19
+            | (self.next_symbol as u32) << 18
             | (self.first_prb as u32 & 0x3ff) << 8
             | self.prbs as u32;
         word.to_be_bytes()
@@ -97,6 +100,7 @@ impl Section {
         Self {
             id: (word >> 20) as u16,
             every_second: word >> 19 & 1 != 0,
+            next_symbol: word >> 18 & 1 != 0,
             first_prb: (word >> 8) as u16 & 0x3ff,
             prbs: word as u8,
         }
@@ -140,8 +144,8 @@ mod tests {
         }
 
         #[test]
-        fn sections_survive(id in 0u16..4096, every_second: bool, first_prb in 0u16..1024, prbs: u8) {
-            let section = Section { id, every_second, first_prb, prbs };
+        fn sections_survive(id in 0u16..4096, every_second: bool, next_symbol: bool, first_prb in 0u16..1024, prbs: u8) {
+            let section = Section { id, every_second, next_symbol, first_prb, prbs };
             prop_assert_eq!(Section::from_bytes(section.to_bytes()), section);
         }
 
@@ -154,8 +158,8 @@ mod tests {
 
     #[test]
     fn two_sections() {
-        let first = Section { id: 1, every_second: false, first_prb: 0, prbs: 1 };
-        let second = Section { id: 2, every_second: false, first_prb: 1, prbs: 0 };
+        let first = Section { id: 1, every_second: false, next_symbol: false, first_prb: 0, prbs: 1 };
+        let second = Section { id: 2, every_second: false, next_symbol: false, first_prb: 1, prbs: 0 };
         let mut bytes = vec![0; HEADER];
         bytes.extend(first.to_bytes());
         bytes.extend([1; PRB]);

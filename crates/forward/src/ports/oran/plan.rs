@@ -1,0 +1,271 @@
+//! Which packets an O-RAN radio sends, and what is in each: all of it follows from a packet's position in the sequence, so that
+//! whoever receives can say what is missing and what every sample had to be.
+//!
+//! ```text
+//! position -> symbol of all time -> frame, subframe, slot, symbol
+//!          -> eAxC, one after the other within a symbol
+//!          -> PRBs, as many as fit into a packet, from the first on
+//! ```
+
+use crate::ports::generate::traffic::mix;
+use crate::ports::spec::Spec;
+use inlane_core::Result;
+use inlane_core::units::{Rate, parse_rate};
+use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};
+use inlane_wire::{Mac, ecpri, ethernet};
+
+/// Where samples come from: one stretch of random bytes, which each symbol reads from another place on.
+const TABLE: usize = 1 << 16;
+/// Most PRBs of a symbol: 10 bits number them.
+const MOST_PRBS: u64 = 1024;
+/// The most that one section can count.
+const MOST_COUNTED: usize = 255;
+
+/// What to send.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The antenna-carriers.
+    pub eaxc: Vec<u16>,
+    /// PRBs of a symbol.
+    pub prbs: usize,
+    /// Slots of a subframe: 1, 2, 4 or 8.
+    pub slots_per_subframe: u64,
+    /// PRBs of a packet, the last of a symbol may have fewer.
+    prbs_per_packet: usize,
+    /// Packets that are shuffled together; 1 leaves them in order.
+    pub shuffle: usize,
+    /// The share of packets that are never sent.
+    pub loss: f64,
+    /// Changes samples, order and losses.
+    pub seed: u64,
+    /// Towards the antenna.
+    pub downlink: bool,
+    /// An 802.1Q tag for all.
+    pub vlan: Option<u16>,
+    macs: (Mac, Mac),
+    table: Vec<u8>,
+}
+
+/// How much of it, and how fast.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Offer {
+    /// How fast; `None` for as fast as it goes.
+    pub rate: Option<Rate>,
+    /// Each symbol at its time.
+    pub realtime: bool,
+    /// How many positions there are, lost ones included; `None` for no end.
+    pub positions: Option<u64>,
+}
+
+/// The time that a symbol belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time {
+    /// 0 to 255.
+    pub frame: u8,
+    /// 0 to 9.
+    pub subframe: u8,
+    /// Within the subframe.
+    pub slot: u8,
+    /// 0 to 13.
+    pub symbol: u8,
+}
+
+/// What stands at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Symbols since the start.
+    pub symbol: u64,
+    /// Which of [`Plan::eaxc`].
+    pub stream: usize,
+    /// First PRB.
+    pub first_prb: usize,
+    /// How many.
+    pub prbs: usize,
+    /// eCPRI's sequence number of the eAxC.
+    pub sequence: u8,
+}
+
+impl Plan {
+    /// Reads `gen:oran[,eaxc=0+1,prbs=N,scs=15|30|60|120,mtu=N,shuffle=N,loss=N%,seed=N,downlink,vlan=N,smac=M,dmac=M,
+    /// slots=N,rate=R,realtime]`. The defaults are those of the function `oran-reorder`.
+    ///
+    /// # Errors
+    /// For unknown options, and values out of range.
+    pub fn parse(text: &str) -> Result<(Self, Offer)> {
+        let mut spec = Spec::parse(text);
+        let eaxc = spec.option("eaxc", |value| {
+            let id = |text: &str| match text.strip_prefix("0x") {
+                Some(hex) => u16::from_str_radix(hex, 16).ok(),
+                None => text.parse().ok(),
+            };
+            let ids: Option<Vec<u16>> = value.split('+').map(id).collect();
+            let each_once = |ids: &Vec<u16>| ids.iter().enumerate().all(|(at, id)| !ids[..at].contains(id));
+            ids.filter(each_once).ok_or_else(|| "give ids from 0 to 65535, each once: eaxc=0+1+0x10".into())
+        })?;
+        let spacing = spec.option("scs", |value| match value {
+            "15" => Ok(1),
+            "30" => Ok(2),
+            "60" => Ok(4),
+            "120" => Ok(8),
+            _ => Err("give 15, 30, 60 or 120 (kHz)".into()),
+        })?;
+        let mtu = spec.number("mtu", 64..=16384)?.unwrap_or(1500) as usize;
+        let loss = spec.option("loss", |value| {
+            let (number, scale) = value.strip_suffix('%').map_or((value, 1.0), |number| (number, 0.01));
+            let share = number.parse::<f64>().ok().map(|number| number * scale);
+            share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "give 0 % to 100 %".into())
+        })?;
+        let mac = |value: &str| value.parse::<Mac>().map_err(|error| error.to_string());
+        let prbs = spec.number("prbs", 1..=MOST_PRBS)?.unwrap_or(273) as usize;
+        let fit = (mtu - ecpri::DATA_HEADER - oran::HEADER - SECTION) / PRB;
+        if fit == 0 {
+            return Err(spec.error(format!("mtu={mtu}: not one PRB of {PRB} bytes fits; give 64 or more")));
+        }
+        let mut plan = Self {
+            eaxc: eaxc.unwrap_or_else(|| vec![0, 1, 2, 3]),
+            prbs,
+            slots_per_subframe: spacing.unwrap_or(2),
+            // A section counts to 255, or says 'all'.
+            prbs_per_packet: if fit >= prbs { prbs } else { fit.min(MOST_COUNTED) },
+            shuffle: spec.number("shuffle", 1..=4096)?.unwrap_or(1) as usize,
+            loss: loss.unwrap_or(0.0),
+            seed: spec.number("seed", 0..=u64::MAX)?.unwrap_or(1),
+            downlink: spec.flag("downlink")?,
+            vlan: spec.number("vlan", 0..=4094)?.map(|vlan| vlan as u16),
+            macs: (
+                spec.option("smac", mac)?.unwrap_or(Mac([2, 0, 0, 0, 0, 1])),
+                spec.option("dmac", mac)?.unwrap_or(Mac([2, 0, 0, 0, 0, 2])),
+            ),
+            table: Vec::new(),
+        };
+        let mut state = plan.seed;
+        while plan.table.len() < TABLE + prbs * PRB {
+            plan.table.extend(mix(&mut state).to_be_bytes());
+        }
+        let offer = Offer {
+            rate: spec.option("rate", |value| parse_rate(value).map_err(|error| error.to_string()))?,
+            realtime: spec.flag("realtime")?,
+            positions: spec
+                .number("slots", 0..=1 << 40)?
+                .map(|slots| slots * SYMBOLS as u64 * plan.packets_per_symbol()),
+        };
+        if offer.realtime && offer.rate.is_some() {
+            return Err(spec.error("give a rate or 'realtime', not both"));
+        }
+        spec.finish()?;
+        Ok((plan, offer))
+    }
+
+    fn packets_per_stream(&self) -> u64 {
+        self.prbs.div_ceil(self.prbs_per_packet) as u64
+    }
+
+    /// Packets of all antenna-carriers that make up a symbol.
+    pub fn packets_per_symbol(&self) -> u64 {
+        self.packets_per_stream() * self.eaxc.len() as u64
+    }
+
+    /// Nanoseconds from one symbol to the next, on average over a slot.
+    pub fn symbol_ns(&self) -> f64 {
+        1e6 / (self.slots_per_subframe * SYMBOLS as u64) as f64
+    }
+
+    /// Bytes in front of the samples.
+    fn headers(&self) -> usize {
+        let tag = if self.vlan.is_some() { ethernet::TAG } else { 0 };
+        ethernet::HEADER + tag + ecpri::DATA_HEADER + oran::HEADER + SECTION
+    }
+
+    /// The longest frame.
+    pub fn longest(&self) -> usize {
+        self.headers() + self.prbs_per_packet * PRB
+    }
+
+    /// What stands at `position`.
+    #[inline]
+    pub fn place(&self, position: u64) -> Place {
+        let (symbol, rest) = (position / self.packets_per_symbol(), position % self.packets_per_symbol());
+        let (stream, part) = (rest / self.packets_per_stream(), rest % self.packets_per_stream());
+        let first_prb = part as usize * self.prbs_per_packet;
+        Place {
+            symbol,
+            stream: stream as usize,
+            first_prb,
+            prbs: self.prbs_per_packet.min(self.prbs - first_prb),
+            sequence: (symbol * self.packets_per_stream() + part) as u8,
+        }
+    }
+
+    /// When symbol number `symbol` is.
+    pub fn time(&self, symbol: u64) -> Time {
+        let slot = symbol / SYMBOLS as u64;
+        let subframe = slot / self.slots_per_subframe;
+        Time {
+            frame: (subframe / 10) as u8,
+            subframe: (subframe % 10) as u8,
+            slot: (slot % self.slots_per_subframe) as u8,
+            symbol: (symbol % SYMBOLS as u64) as u8,
+        }
+    }
+
+    /// Whether the packet at `position` is one that is never sent.
+    #[inline]
+    pub fn is_lost(&self, position: u64) -> bool {
+        self.loss > 0.0 && {
+            let random = mix(&mut (self.seed ^ position.rotate_left(32)));
+            ((random >> 11) as f64) < self.loss * (1u64 << 53) as f64
+        }
+    }
+
+    /// The positions of block `block` (each [`Plan::shuffle`] long) in the order in which they are sent.
+    pub fn order(&self, block: u64, order: &mut Vec<u64>) {
+        let start = block * self.shuffle as u64;
+        order.clear();
+        order.extend(start..start + self.shuffle as u64);
+        let mut state = self.seed ^ block.rotate_left(16);
+        for at in (1..order.len()).rev() {
+            order.swap(at, (mix(&mut state) % (at as u64 + 1)) as usize);
+        }
+    }
+
+    /// The samples of all PRBs of a symbol of stream `stream`: 12 subcarriers a PRB, I and Q of 16 bits each, big-endian.
+    pub fn samples(&self, stream: usize, symbol: u64) -> &[u8] {
+        let start = mix(&mut (self.seed ^ (stream as u64) << 56 ^ symbol)) as usize % (TABLE / 4) * 4;
+        &self.table[start..start + self.prbs * PRB]
+    }
+
+    /// Writes the packet at `position` to the front of `bytes`, which hold the longest frame; returns its length.
+    pub fn write(&self, position: u64, bytes: &mut [u8]) -> usize {
+        let place = self.place(position);
+        let headers = self.headers();
+        let length = headers + place.prbs * PRB;
+        let bytes = &mut bytes[..length];
+        bytes[..6].copy_from_slice(&self.macs.1.0);
+        bytes[6..12].copy_from_slice(&self.macs.0.0);
+        let mut at = 12;
+        if let Some(vlan) = self.vlan {
+            bytes[12..14].copy_from_slice(&ethernet::VLAN.to_be_bytes());
+            bytes[14..16].copy_from_slice(&vlan.to_be_bytes());
+            at = 16;
+        }
+        bytes[at..at + 2].copy_from_slice(&ethernet::ECPRI.to_be_bytes());
+        let mut message = ecpri::Message::init(&mut bytes[at + 2..]).expect("a frame holds its headers");
+        message.set_pc_id(self.eaxc[place.stream]);
+        message.set_sequence(place.sequence);
+        let payload = message.payload_mut();
+        let time = self.time(place.symbol);
+        let mut header = oran::Message::new(&mut payload[..]).expect("a frame holds its headers");
+        header.set_time(self.downlink, time.frame, time.subframe, time.slot, time.symbol);
+        let section = Section {
+            id: 0,
+            every_second: false,
+            next_symbol: false,
+            first_prb: place.first_prb as u16,
+            prbs: u8::try_from(place.prbs).unwrap_or(0),
+        };
+        payload[oran::HEADER..oran::HEADER + SECTION].copy_from_slice(&section.to_bytes());
+        let samples = &self.samples(place.stream, place.symbol)[place.first_prb * PRB..][..place.prbs * PRB];
+        payload[oran::HEADER + SECTION..].copy_from_slice(samples);
+        length
+    }
+}
