@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Two virtual machines joined by nothing but a PCI device: ivshmem with doorbells, under vfio-pci behind an emulated IOMMU.
 #
-#   lab/ntb-two-vms.sh [--memory 16M] [--vectors 4] [--timeout 120] PROGRAM [ARG...] [::: PROGRAM [ARG...]]
+#   lab/ntb-two-vms.sh [--memory 16M] [--vectors 4] [--timeout 120] [--file PATH]... PROGRAM [ARG...] [::: PROGRAM [ARG...]]
 #
-# Runs the program in both machines, or the one after ':::' in the second. The device is 0000:00:01.0 in each; the first
+# Runs the program in both machines, or the one after ':::' in the second; --file carries more to /bin of both. The device is 0000:00:01.0 in each; the first
 # machine is number 0 and the second number 1. The first's stdout is ours; everything else goes to stderr. The exit status is
 # that of the machine that failed first, else 0; 3 when something is not installed.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-memory=16M vectors=4 timeout=120
+memory=16M vectors=4 timeout=120 files=()
 while [[ ${1-} == --* ]]; do
     case $1 in
         --memory) memory=$2 ;;
         --vectors) vectors=$2 ;;
         --timeout) timeout=$2 ;;
+        --file) files+=(--file "$2") ;;
         *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2 ;;
     esac
     shift 2
@@ -56,7 +57,7 @@ machine() { # machine NAME PROGRAM [ARG...]
     local name=$1
     shift
     exec "$here/vm/run.py" --name "$name" --timeout "$timeout" --iommu --doorbell "$home/socket:$vectors" \
-        --vfio 0000:00:01.0 -- "$@"
+        "${files[@]}" --vfio 0000:00:01.0 -- "$@"
 }
 machine first "${first[@]}" &
 children+=($!)

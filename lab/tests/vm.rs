@@ -118,3 +118,18 @@ fn two_machines_ring_each_other() {
     assert!(first.contains("machine 0, 200 rounds"), "{first}");
     assert!(second.contains("machine 1, 200 rounds"), "{second}");
 }
+
+#[test]
+fn the_ntb_library_between_two_machines() {
+    let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ntb-two-vms.sh"))
+        .env("IVSHMEM_SERVER", env!("CARGO_BIN_EXE_ivshmem-server"))
+        .args(["--memory", "8M", "--timeout", "150", "--file", env!("CARGO_BIN_EXE_ntb-check")])
+        .args([env!("CARGO_BIN_EXE_ntb-check"), "stay", "0000:00:01.0", ":::", "sh", "-c"])
+        .arg("ntb-check die 0000:00:01.0; sleep 5; ntb-check return 0000:00:01.0")
+        .output()
+        .unwrap();
+    let second = String::from_utf8_lossy(&output.stderr).into_owned();
+    let Some(first) = outcome("the_ntb_library_between_two_machines", output) else { return };
+    assert!(first.contains("library: ok") && first.contains("outlived: ok"), "{first}");
+    assert!(second.contains("library: ok") && second.contains("returned: ok"), "{second}");
+}

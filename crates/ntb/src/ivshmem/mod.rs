@@ -50,9 +50,22 @@ pub struct Ivshmem {
 /// What this side knows of a peer's life.
 #[derive(Default)]
 struct Life {
+    /// The beat seen last.
+    beat: AtomicU32,
     gone: AtomicBool,
     /// How often it was found gone, or back.
     changes: AtomicU32,
+}
+
+impl Life {
+    /// True when that is news.
+    fn set_gone(&self, gone: bool) -> bool {
+        let news = self.gone.swap(gone, Ordering::AcqRel) != gone;
+        if news {
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        news
+    }
 }
 
 struct Inner {
@@ -202,18 +215,19 @@ impl Inner {
 
     /// The heart's thread: shows that this port lives, and watches the others'.
     fn beat(&self) {
-        let mut seen: Vec<(u32, Instant)> = vec![(0, Instant::now()); self.lives.len()];
+        let mut since = vec![Instant::now(); self.lives.len()];
         while !self.stop.load(Ordering::Acquire) {
             self.registers(self.port).beat.0.fetch_add(1, Ordering::Release);
-            for (peer, (beat, since)) in (0..self.ports()).zip(&mut seen) {
+            for (peer, since) in (0..self.ports()).zip(&mut since).filter(|(peer, _)| *peer != self.port) {
                 let now = self.registers(peer).beat.0.load(Ordering::Acquire);
-                if now != *beat {
-                    (*beat, *since) = (now, Instant::now());
-                }
-                let gone = peer != self.port && since.elapsed() > SILENCE;
                 let life = &self.lives[peer as usize];
-                if life.gone.swap(gone, Ordering::AcqRel) != gone {
-                    life.changes.fetch_add(1, Ordering::AcqRel);
+                let news = if life.beat.swap(now, Ordering::AcqRel) != now {
+                    *since = Instant::now();
+                    life.set_gone(false)
+                } else {
+                    since.elapsed() > SILENCE && life.set_gone(true)
+                };
+                if news {
                     self.interrupt(self.port, LINK_VECTOR);
                 }
             }
@@ -246,6 +260,12 @@ impl Ntb for Ivshmem {
         let ours = self.inner.registers(self.inner.port).link.0.load(Ordering::Acquire);
         let theirs = self.inner.registers(peer).link.0.load(Ordering::Acquire);
         let life = &self.inner.lives[peer as usize];
+        // A peer that is back may have shaken hands before the heart's next look at it.
+        if life.gone.load(Ordering::Acquire)
+            && self.inner.registers(peer).beat.0.load(Ordering::Acquire) != life.beat.load(Ordering::Acquire)
+        {
+            life.set_gone(false);
+        }
         let changes = u64::from(life.changes.load(Ordering::Acquire));
         Link {
             up: ours & theirs & 1 == 1 && !life.gone.load(Ordering::Acquire),

@@ -182,8 +182,9 @@ impl Windows {
         let mut expected = shared.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let inbound = shared.ntb.inbound().slice(0, shared.layout.bytes())?;
         let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
-        let generation = shared.ntb.link(pe).generation;
         let connection = handshake::connect(&*shared.ntb, pe, &offer, &shared.faults)?;
+        // The link may have come up during the handshake; from here on, every change counts.
+        let generation = shared.ntb.link(pe).generation;
         *next = 1;
         expected[pe as usize] = 1;
         peer.requests.slots.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
