@@ -7,6 +7,7 @@ use crate::spec::{Kind, Spec};
 use crate::{log, sys};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A device that DPDK attached.
 pub(crate) struct Device {
@@ -21,6 +22,12 @@ pub(crate) struct Device {
     pub(crate) interface: Option<Interface>,
     /// Bytes that each buffer must have room for, where the driver insists.
     pub(crate) slot: Option<u32>,
+}
+
+/// Held for every call that sets a device up or takes it down: drivers keep lists of their devices without a lock.
+pub(crate) fn control() -> MutexGuard<'static, ()> {
+    static CONTROL: Mutex<()> = Mutex::new(());
+    CONTROL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Checks what can be checked, and attaches the device.
@@ -106,6 +113,7 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
     };
     let (name, arguments) = (c_string(name)?, c_string(arguments)?);
     let mark = log::Mark::new();
+    let _alone = control();
     // SAFETY: terminated strings, read during the call; the environment is up.
     let code = unsafe { sys::rte_eal_hotplug_add(bus.as_ptr(), name.as_ptr(), arguments.as_ptr()) };
     if code != 0 {
@@ -130,8 +138,23 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
     Ok(Device { port, bus, name, path, interface: kernel_interface, slot })
 }
 
-/// Takes a closed device off its bus.
+/// Stops, closes and takes a device off its bus, after which no buffer is in its driver's hands.
+pub(crate) fn close(device: &Device, started: bool) {
+    let _alone = control();
+    // SAFETY: the port is valid, and its ends are out of the driver.
+    unsafe {
+        if started {
+            sys::rte_eth_dev_stop(device.port);
+        }
+        sys::rte_eth_dev_close(device.port);
+    }
+    // SAFETY: terminated strings; DPDK refuses what it does not know.
+    unsafe { sys::rte_eal_hotplug_remove(device.bus.as_ptr(), device.name.as_ptr()) };
+}
+
+/// Takes a device off its bus that was never used.
 pub(crate) fn detach(bus: &CStr, name: &CStr) {
+    let _alone = control();
     // SAFETY: terminated strings; DPDK refuses what it does not know.
     unsafe { sys::rte_eal_hotplug_remove(bus.as_ptr(), name.as_ptr()) };
 }
@@ -150,6 +173,7 @@ pub(crate) fn failed(spec: &Spec, doing: &str, code: i32, mark: &log::Mark) -> E
             remedy: "stop the program that holds it (ip link shows an XDP program, ss --xdp the sockets)"
                 .into(),
         },
+        0 => Error::Device { port, doing: doing.into(), why: mark.explain("the driver refused") },
         _ => Error::Device { port, doing: doing.into(), why: mark.explain(sys::error_text(code)) },
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A port may be stopped while threads still hold its ends. So that none is inside the driver when the device closes,
 //! each end says when it is inside ([`Gate`]), with plain stores; the closing side pays for the ordering (membarrier).
+//! Before the port is started the gate is closed, too.
 
 use crate::error::Error;
 use crate::interface::Interface;
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     /// Its driver forgets buffers when it closes: packets are marked with who has them, for [`crate::pool::reclaim`].
     pub(crate) forgets: bool,
     gate: Gate,
+    /// Stopped, for good.
+    ended: AtomicBool,
 }
 
 impl Shared {
@@ -38,16 +41,26 @@ impl Shared {
         has_peer: bool,
         forgets: bool,
     ) -> Arc<Self> {
-        Arc::new(Self { name, port, interface, has_peer, forgets, gate: Gate::default() })
+        Arc::new(Self {
+            name,
+            port,
+            interface,
+            has_peer,
+            forgets,
+            gate: Gate::default(),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Lets the ends into the driver: the device has started.
+    pub(crate) fn open_gate(&self) {
+        self.gate.open.store(true, Ordering::SeqCst);
     }
 
     /// No end is in the driver after this, nor will be.
     pub(crate) fn close_gate(&self) {
         self.gate.close();
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.gate.closed.load(Ordering::Acquire)
+        self.ended.store(true, Ordering::Release);
     }
 
     /// What is gone, if something is.
@@ -83,10 +96,10 @@ fn inlane_link_up(link: &sys::rte_eth_link) -> bool {
     unsafe { sys::inlane_link_is_up(link) != 0 }
 }
 
-/// Lets ends into the driver until it is closed.
+/// Lets ends into the driver while it is open.
 #[derive(Default)]
 struct Gate {
-    closed: AtomicBool,
+    open: AtomicBool,
     seats: Mutex<Vec<Arc<Seat>>>,
 }
 
@@ -104,19 +117,19 @@ impl Gate {
         seat
     }
 
-    /// Runs `work` inside, or not at all once closed.
+    /// Runs `work` inside, or not at all where it is closed.
     #[inline(always)]
     fn pass<T>(&self, seat: &Seat, work: impl FnOnce() -> T) -> Option<T> {
         // Store, then load, in program order: the compiler keeps it, and `close` makes every CPU keep it.
         seat.inside.store(true, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
-        let outcome = if self.closed.load(Ordering::Relaxed) { None } else { Some(work()) };
+        let outcome = if self.open.load(Ordering::Acquire) { Some(work()) } else { None };
         seat.inside.store(false, Ordering::Release);
         outcome
     }
 
     fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.open.store(false, Ordering::SeqCst);
         barrier_on_all_threads();
         // From here on every thread sees it closed before it enters; who was inside before is seen inside.
         for seat in self.seats.lock().unwrap_or_else(std::sync::PoisonError::into_inner).iter() {
@@ -194,7 +207,7 @@ impl Rx for EthRx {
     }
 
     fn exhausted(&self) -> bool {
-        self.shared.is_closed()
+        self.shared.ended.load(Ordering::Acquire)
     }
 
     fn counters(&self) -> Counters {
@@ -238,11 +251,8 @@ impl Tx for EthTx {
             }
         });
         let Some(sent) = sent else {
-            return Err(Error::Gone {
-                port: self.shared.name.clone(),
-                what: "the port (it was stopped)".into(),
-            }
-            .into());
+            let why = "it is not started, or was stopped".to_owned();
+            return Err(Error::Usage { port: self.shared.name.clone(), why }.into());
         };
         // Those with a length that leaves their buffer were taken, and dropped.
         self.counters.packets += sent as u64 - (self.counters.errors - errors_before);

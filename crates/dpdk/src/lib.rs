@@ -26,6 +26,7 @@ mod interface;
 mod log;
 mod pool;
 mod port;
+pub mod privileges;
 pub mod spec;
 mod sys;
 mod thread;

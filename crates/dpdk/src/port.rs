@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// Receive and send descriptors of a queue when the user asks for none: what testpmd takes, or the device's own.
 const DESCRIPTORS: u16 = 1024;
 
+/// How long a memif client waits for its server's answer.
+const CALL_AGAIN: Duration = Duration::from_millis(300);
+
 /// How long a queue may stay taken after its AF_XDP socket was closed.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
@@ -119,6 +122,7 @@ impl EthPort {
     /// Runs a call of DPDK on this port and puts its refusal into words.
     fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
         let mark = log::Mark::new();
+        let _alone = device::control();
         match call(self.device.port) {
             0 => Ok(()),
             code => Err(device::failed(&self.spec, doing, code, &mark)),
@@ -237,20 +241,44 @@ impl EthPort {
         Ok(())
     }
 
+    fn start_device(&self) -> Result<()> {
+        // SAFETY: configured, by the order that `start` keeps.
+        let start = || self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) });
+        let Kind::Memif { server: false, wait_s, .. } = self.spec.kind else { return start() };
+        // A client of memif starts only when its server listens.
+        let begun = Instant::now();
+        while start().is_err() {
+            if begun.elapsed() > Duration::from_secs_f64(wait_s) {
+                return Err(self.no_peer(wait_s, false));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn no_peer(&self, seconds: f64, server: bool) -> Error {
+        let other = if server { "client" } else { "server" };
+        Error::NoPeer {
+            port: self.spec.text.clone(),
+            seconds,
+            remedy: format!("start one with role={other}, the same id and socket, or give wait=SECONDS"),
+        }
+    }
+
     fn wait_for_peer(&self, seconds: f64, server: bool) -> Result<()> {
-        let start = Instant::now();
+        let (start, mut tried) = (Instant::now(), Instant::now());
         while !link_is_up(self.device.port) {
             if start.elapsed() > Duration::from_secs_f64(seconds) {
-                let other = if server { "client" } else { "server" };
-                return Err(Error::NoPeer {
-                    port: self.spec.text.clone(),
-                    seconds,
-                    remedy: format!(
-                        "start one with role={other}, the same id and socket, or give wait=SECONDS"
-                    ),
-                });
+                return Err(self.no_peer(seconds, server));
             }
             std::thread::sleep(Duration::from_millis(5));
+            // A server that listens, but has not started its device yet, turned the client away: it must call again.
+            if !server && tried.elapsed() > CALL_AGAIN {
+                // SAFETY: started, and its ends are not let in before `start` is through.
+                self.call("stopping the device", |port| unsafe { sys::rte_eth_dev_stop(port) })?;
+                self.start_device()?;
+                tried = Instant::now();
+            }
         }
         Ok(())
     }
@@ -276,19 +304,13 @@ impl EthPort {
         self.last_counters = self.read_counters();
         self.shared.close_gate();
         let port = self.device.port;
-        if self.state == State::Started {
-            if matches!(self.spec.kind, Kind::Ring { .. }) {
-                for queue in 0..self.rx_taken.len().max(self.tx_taken.len()) as u16 {
-                    // SAFETY: no end is inside any more; the queue was configured.
-                    unsafe { sys::inlane_drain(port, queue) };
-                }
+        if self.state == State::Started && matches!(self.spec.kind, Kind::Ring { .. }) {
+            for queue in 0..self.rx_taken.len().max(self.tx_taken.len()) as u16 {
+                // SAFETY: no end is inside any more; the queue was configured.
+                unsafe { sys::inlane_drain(port, queue) };
             }
-            // SAFETY: as above.
-            unsafe { sys::rte_eth_dev_stop(port) };
         }
-        // SAFETY: stopped; nobody drives it.
-        unsafe { sys::rte_eth_dev_close(port) };
-        device::detach(self.device.bus, &self.device.name);
+        device::close(&self.device, self.state == State::Started);
         self.state = State::Closed;
         if self.shared.forgets {
             let sockets = xdp_sockets::close_leftovers(&self.sockets);
@@ -376,16 +398,17 @@ impl Port for EthPort {
         if self.state != State::Configured {
             return Err(self.usage("it must be configured, once, before it starts").into());
         }
-        // SAFETY: configured above.
-        self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) })?;
+        self.start_device()?;
         self.state = State::Started;
         // Everything on the wire is for us; drivers that cannot say so receive everything anyway.
         // SAFETY: a valid port.
         unsafe { sys::rte_eth_promiscuous_enable(self.device.port) };
-        match self.spec.kind {
-            Kind::Ring { prime, size, .. } if prime > 0 => self.prime(prime, size)?,
-            Kind::Memif { server, wait_s, .. } => self.wait_for_peer(wait_s, server)?,
-            _ => {}
+        if let Kind::Memif { server, wait_s, .. } = self.spec.kind {
+            self.wait_for_peer(wait_s, server)?;
+        }
+        self.shared.open_gate();
+        if let Kind::Ring { prime, size, .. } = self.spec.kind {
+            self.prime(prime, size)?;
         }
         Ok(())
     }

@@ -1,0 +1,140 @@
+//! memif: against dpdk-testpmd as a process at the other end, and what happens when nobody is there.
+
+use inlane_core::packet::{Packet, Pool};
+use inlane_core::port::Port;
+use inlane_dpdk::{MbufPool, open};
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// testpmd with one memif port, started; ends with the value.
+struct Testpmd(Child);
+
+impl Testpmd {
+    fn start(test: &str, device: &str, mode: &str) -> Option<Self> {
+        let child = Command::new("dpdk-testpmd")
+            .args(["--lcores", "0@0,1@0", "--no-huge", "-m", "128", "--no-pci", "--no-telemetry"])
+            .args(["--no-shconf", "--vdev", device, "--", "-i", "--total-num-mbufs=4096"])
+            .arg(format!("--forward-mode={mode}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(mut child) = child else {
+            eprintln!("SKIPPED {test}: the program dpdk-testpmd is missing; install dpdk-dev");
+            return None;
+        };
+        // Read once testpmd has come up.
+        writeln!(child.stdin.as_mut().unwrap(), "start").unwrap();
+        Some(Self(child))
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        // Its lcores poll: it is not worth waiting for its own way out.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn configured(spec: &str, pool: &Arc<MbufPool>) -> Box<dyn Port> {
+    let mut port = open(spec).unwrap();
+    let pool: Arc<dyn Pool> = pool.clone();
+    port.configure(std::slice::from_ref(&pool), 1).unwrap();
+    port
+}
+
+/// What is sent comes back from testpmd with its addresses swapped; when testpmd dies the receiver hears of it.
+fn exchanges(spec: &str, peer: Option<Testpmd>) {
+    let Some(peer) = peer else { return };
+    let pool = MbufPool::new(4096, 2048).unwrap();
+    let mut port = configured(spec, &pool);
+    let mut rx = port.take_rx(0).unwrap();
+    let mut tx = port.take_tx(0, pool.clone()).unwrap();
+    port.start().unwrap();
+    let mut back = 0u64;
+    let start = Instant::now();
+    while back < 10_000 {
+        assert!(start.elapsed() < Duration::from_secs(20), "{spec}: only {back} packets came back");
+        let mut packets = [Packet::EMPTY; 16];
+        let taken = pool.take(&mut packets);
+        for (i, packet) in packets[..taken].iter_mut().enumerate() {
+            packet.length = 60 + 90 * i as u32;
+            // SAFETY: just taken; host memory.
+            let bytes = unsafe { packet.bytes_mut() };
+            bytes.fill(i as u8);
+            bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb]);
+        }
+        let sent = tx.send(&packets[..taken]).unwrap();
+        pool.give(&packets[sent..taken]);
+        let count = rx.receive(&mut packets).unwrap();
+        for packet in &packets[..count] {
+            // SAFETY: held; host memory.
+            let bytes = unsafe { packet.bytes() };
+            assert_eq!(bytes[..12], [2, 0, 0, 0, 0, 0xbb, 2, 0, 0, 0, 0, 0xaa]);
+            assert_eq!(packet.length, 60 + 90 * bytes[12] as u32);
+            assert!(bytes[12..].iter().all(|&byte| byte == bytes[12]));
+        }
+        pool.give(&packets[..count]);
+        back += count as u64;
+        if count == 0 {
+            // One core may be all there is, and testpmd needs it too.
+            std::thread::yield_now();
+        }
+    }
+    drop(peer);
+    let start = Instant::now();
+    let error = loop {
+        let mut packets = [Packet::EMPTY; 16];
+        match rx.receive(&mut packets) {
+            Ok(count) => pool.give(&packets[..count]),
+            Err(error) => break error.to_string(),
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{spec}: nobody noticed that the peer left");
+    };
+    assert!(error.contains("peer"), "{error}");
+    port.stop();
+    assert_eq!(pool.outstanding(), 0, "{spec}: buffers leaked");
+}
+
+#[test]
+fn as_client_of_testpmd() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("a.sock").display().to_string();
+    let device = format!("net_memif0,role=server,id=3,socket={socket},socket-abstract=no");
+    let peer = Testpmd::start("as_client_of_testpmd", &device, "macswap");
+    exchanges(&format!("memif:{socket},id=3"), peer);
+}
+
+#[test]
+fn as_server_of_testpmd() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("b.sock").display().to_string();
+    // Left by a program that died: a socket file nobody listens at.
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let device = format!("net_memif0,role=client,id=0,socket={socket},socket-abstract=no");
+    let peer = Testpmd::start("as_server_of_testpmd", &device, "macswap");
+    exchanges(&format!("memif:{socket},role=server"), peer);
+}
+
+#[test]
+fn without_a_peer() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("c.sock").display().to_string();
+    let pool = MbufPool::new(4096, 2048).unwrap();
+    for role in ["server", "client"] {
+        let mut port = configured(&format!("memif:{socket},role={role},wait=0.2s"), &pool);
+        let start = Instant::now();
+        let error = port.start().unwrap_err().to_string();
+        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(error.contains("no peer came") && error.contains("wait=SECONDS"), "{error}");
+        port.stop();
+    }
+    assert_eq!(pool.outstanding(), 0);
+    std::fs::remove_file(&socket).ok();
+    std::fs::write(&socket, "a file").unwrap();
+    let error = open(&format!("memif:{socket},role=server")).err().unwrap().to_string();
+    assert!(error.contains("is no socket"), "{error}");
+}
