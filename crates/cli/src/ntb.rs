@@ -1,5 +1,8 @@
 //! `inlane ntb`: jobs over PCIe windows, and what the windows carry.
 
+mod bench;
+mod check;
+
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use inlane_core::completion::Completion;
@@ -13,7 +16,11 @@ use std::ffi::OsString;
 Examples:
   inlane ntb run -n 4 -- ./program        four processes over the twin fabric
   inlane ntb run -n 2 --faults delay=20us,reorder,torn -- ./program
-                                          the same over a bad wire")]
+                                          the same over a bad wire
+  inlane ntb bench --svg figure.svg       bandwidth against size by completion
+  inlane ntb bench --ucx $(which ucx_perftest)
+                                          beside UCX's shared-memory put
+  inlane ntb check --ivshmem 0000:00:01.0 in each of two virtual machines that share the device")]
 pub struct Ntb {
     #[command(subcommand)]
     what: What,
@@ -22,6 +29,10 @@ pub struct Ntb {
 #[derive(Subcommand)]
 enum What {
     Run(Run),
+    Bench(bench::Bench),
+    Check(check::Check),
+    #[command(hide = true)]
+    BenchPe(bench::BenchPe),
 }
 
 /// Start a program as several processing elements that reach each other's symmetric memory
@@ -58,6 +69,9 @@ impl Ntb {
     pub fn run(self) -> anyhow::Result<()> {
         match self.what {
             What::Run(run) => run.run(),
+            What::Bench(bench) => bench.run(),
+            What::Check(check) => check.run(),
+            What::BenchPe(pe) => pe.run(),
         }
     }
 }

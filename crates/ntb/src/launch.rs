@@ -114,7 +114,7 @@ pub struct Job {
     pub faults: String,
     /// The PE that alone gets the faults; all when `None`.
     pub faulty: Option<u32>,
-    /// Binds each PE to a processor of its own where there are enough.
+    /// Binds each PE to its share of the processors where there are enough.
     pub bind: bool,
 }
 
@@ -187,7 +187,10 @@ impl Job {
         let fd = socket.as_raw_fd();
         let processors = processors();
         let crowded = self.pes as usize > processors.len();
-        let processor = (self.bind && !crowded && self.pes > 1).then(|| processors[pe as usize]);
+        // An equal share of neighbours: room for the service thread beside the program where there is any.
+        let share = processors.len() / self.pes as usize;
+        let bound = self.bind && !crowded && self.pes > 1;
+        let own = if bound { processors[pe as usize * share..][..share].to_vec() } else { Vec::new() };
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -204,10 +207,8 @@ impl Job {
             command.pre_exec(move || {
                 libc::fcntl(fd, libc::F_SETFD, 0);
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                if let Some(processor) = processor {
-                    let mut set: libc::cpu_set_t = std::mem::zeroed();
-                    libc::CPU_SET(processor, &mut set);
-                    libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+                if !own.is_empty() {
+                    bind(&own);
                 }
                 Ok(())
             });
@@ -226,6 +227,16 @@ impl Job {
             }
         });
         Ok(Running { pidfd, attached: false, finished: false, gone: false, ended: None })
+    }
+}
+
+/// Binds the calling thread, and those that it starts from now on, to `processors`. Where the system refuses, they stay.
+pub fn bind(processors: &[usize]) {
+    // SAFETY: a set on the stack, and a system call that reads it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        processors.iter().for_each(|processor| libc::CPU_SET(*processor, &mut set));
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
     }
 }
 

@@ -4,6 +4,8 @@
 //! [`ivshmem`] as its back-ends; [`window`] is where stores leave.
 
 pub mod bell;
+pub mod bench;
+pub mod check;
 pub mod device;
 pub mod error;
 pub mod fault;

@@ -132,6 +132,11 @@ impl<T: Transport> World<T> {
         self.transport.pes()
     }
 
+    /// Gives the transport back, for another world over it.
+    pub fn into_transport(self) -> T {
+        self.transport
+    }
+
     /// The transport below.
     pub fn transport(&self) -> &T {
         &self.transport

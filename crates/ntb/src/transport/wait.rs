@@ -47,6 +47,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// However long an operation is expected to take, an adaptive wait does not sleep longer than this at first.
+const LONGEST: Duration = Duration::from_millis(20);
 /// Looks between two readings of the clock.
 const LOOKS: u32 = 64;
 /// How long an adaptive wait of unknown length polls before it sleeps: about what a sleep and a wake-up cost twice over.
@@ -70,11 +72,18 @@ impl Shared {
         let start = Instant::now();
         let adaptive = manner.completion == Completion::Adaptive && manner.bytes > 0;
         if adaptive {
-            let sleep = lock(&self.waits.expectation).sleep(manner.bytes);
+            let sleep = lock(&self.waits.expectation).sleep(manner.bytes).min(LONGEST);
             if !sleep.is_zero() {
                 std::thread::sleep(sleep);
                 let late = start.elapsed().saturating_sub(sleep);
-                lock(&self.waits.expectation).learn_overshoot(late);
+                let mut expectation = lock(&self.waits.expectation);
+                expectation.learn_overshoot(late);
+                if done() {
+                    // It was over before the sleep was: the true time is unknown, and shorter. Two sides that wait for each
+                    // other would otherwise learn each other's sleep, and sleep ever longer.
+                    expectation.learn(manner.bytes, start.elapsed().as_nanos() as u64 / 2);
+                    return Ok(());
+                }
             }
         }
         let mut backstop = BACKSTOP.0;

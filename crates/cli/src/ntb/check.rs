@@ -1,0 +1,68 @@
+//! `inlane ntb check`: everything that windows must do, checked from both sides.
+
+use clap::Args;
+use inlane_core::completion::Completion;
+use inlane_ntb::device::Ntb;
+use inlane_ntb::ivshmem::Ivshmem;
+use inlane_ntb::launch::Session;
+use inlane_ntb::shmem::World;
+use inlane_ntb::transport::layout::Layout;
+use inlane_ntb::transport::windows::{Settings, Windows};
+use inlane_pci::Address;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Check windows: put, get, signals, atomics and reductions between all processes, every result compared
+///
+/// Run it under `inlane ntb run`, or in each of the virtual machines that share an ivshmem device.
+#[derive(Args)]
+pub struct Check {
+    /// The ivshmem device, bound to vfio-pci (default: the twin that `inlane ntb run` made)
+    #[arg(long, value_name = "ADDRESS")]
+    ivshmem: Option<Address>,
+    /// Virtual machines that share it
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    machines: u32,
+    /// How waits end: poll, interrupt or adaptive
+    #[arg(long, value_name = "HOW", default_value_t = Completion::Adaptive)]
+    completion: Completion,
+    /// How often
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: u32,
+}
+
+impl Check {
+    /// Checks.
+    pub fn run(self) -> anyhow::Result<()> {
+        let heap = 1 << 20;
+        let mut settings = Settings { completion: self.completion, ..Settings::default() };
+        settings.connect_timeout = Duration::from_secs(60);
+        let mut twin = None;
+        let ntb: Arc<dyn Ntb> = match self.ivshmem {
+            Some(address) => Arc::new(Ivshmem::open(address, self.machines)?),
+            None => {
+                let session = Session::from_environment()?;
+                settings = Settings { completion: self.completion, ..session.settings };
+                let port = Arc::new(session.twin);
+                twin = Some((port.clone(), session.hub));
+                port
+            }
+        };
+        let bytes = Layout::overhead(ntb.ports()) + World::<Windows>::symmetric_bytes(ntb.ports(), 0, heap);
+        let name = ntb.capabilities().name;
+        let start = Instant::now();
+        let world = World::new(Windows::connect(ntb, bytes, settings)?, 0, 0)?;
+        inlane_ntb::check::run(&world, self.rounds)?;
+        world.barrier_all()?;
+        let (me, seconds) = (world.me(), start.elapsed().as_secs_f64());
+        crate::print(|out| {
+            writeln!(out, "ntb check: {name}, pe {me}, {} rounds in {seconds:.2} s, ok", self.rounds)
+        })?;
+        if let Some((port, _hub)) = &twin {
+            port.finished();
+        }
+        // The others may still be leaving the barrier.
+        std::thread::sleep(Duration::from_millis(if twin.is_some() { 20 } else { 1000 }));
+        Ok(())
+    }
+}

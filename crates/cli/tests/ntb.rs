@@ -1,0 +1,143 @@
+//! `inlane ntb` from outside: jobs and their statuses, peers that die at every step, restarts.
+
+use inlane_ntb::device::Ntb;
+use inlane_ntb::error::Error;
+use inlane_ntb::fault::Faults;
+use inlane_ntb::shmem::World;
+use inlane_ntb::transport::layout::Layout;
+use inlane_ntb::transport::windows::{Settings, Windows};
+use inlane_ntb::twin::{Hub, Twin};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const INLANE: &str = env!("CARGO_BIN_EXE_inlane");
+
+fn inlane(arguments: &[&str]) -> Output {
+    Command::new(INLANE).args(arguments).output().expect("inlane starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_job_ends_as_its_first_failure() {
+    let run = |script: &str| inlane(&["ntb", "run", "-n", "3", "--", "sh", "-c", script]);
+    assert_eq!(run("exit 0").status.code(), Some(0));
+    let seven = run("exit 7");
+    assert_eq!(seven.status.code(), Some(7));
+    assert!(stderr(&seven).contains("ended with status 7"), "{}", stderr(&seven));
+    // One is killed; the others, which would take a minute, are ended.
+    let start = Instant::now();
+    let killed = inlane(&[
+        "ntb",
+        "run",
+        "-n",
+        "3",
+        "--faults",
+        "die=attach",
+        "--faulty",
+        "1",
+        "--",
+        INLANE,
+        "ntb",
+        "check",
+    ]);
+    assert_eq!(killed.status.code(), Some(128 + 9), "{}", stderr(&killed));
+    assert!(stderr(&killed).contains("PE 1 was killed by signal 9"));
+    assert!(start.elapsed() < Duration::from_secs(20));
+    let missing = inlane(&["ntb", "run", "--", "/no/such/program"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(stderr(&missing).contains("/no/such/program"));
+    assert_eq!(inlane(&["ntb", "run", "-n", "0", "--", "true"]).status.code(), Some(2));
+    assert_eq!(inlane(&["ntb", "run", "--faults", "tear", "--", "true"]).status.code(), Some(2));
+}
+
+#[test]
+fn jobs_check_clean_and_over_a_bad_wire() {
+    for (pes, faults) in
+        [("1", ""), ("2", ""), ("4", ""), ("3", "delay=10us,reorder,torn,lose=0.3,early=0.3,stale=0.1")]
+    {
+        let output = inlane(&[
+            "ntb", "run", "-n", pes, "--faults", faults, "--", INLANE, "ntb", "check", "--rounds", "2",
+        ]);
+        assert_eq!(output.status.code(), Some(0), "{pes} {faults}: {}", stderr(&output));
+    }
+}
+
+/// A child that is port `port` of `hub`, running `inlane ntb check`.
+fn child(hub: &Hub, port: u32, faults: &str) -> Child {
+    let socket = hub.admit(port).unwrap();
+    let fd = socket.as_raw_fd();
+    let mut command = Command::new(INLANE);
+    command.args(["ntb", "check", "--rounds", "3"]).env("INLANE_NTB_FD", fd.to_string());
+    command.env("INLANE_NTB_FAULTS", faults).env("INLANE_NTB_YIELD", "1");
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    // SAFETY: a system call on a number, between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            libc::fcntl(fd, libc::F_SETFD, 0);
+            Ok(())
+        });
+    }
+    command.spawn().unwrap()
+}
+
+fn bytes() -> usize {
+    Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, 1 << 20)
+}
+
+fn settings() -> Settings {
+    Settings { connect_timeout: Duration::from_secs(5), yields: true, ..Settings::default() }
+}
+
+fn survivor(hub: &Hub) -> Arc<dyn Ntb> {
+    Arc::new(Twin::attach(hub.admit(0).unwrap(), &Faults::default()).unwrap())
+}
+
+#[test]
+fn a_peer_killed_at_any_step_is_an_error_and_no_hang() {
+    for step in ["attach", "hello", "ready", "connected", "request", "reply", "notify", "quiet", "sleep"] {
+        let hub = Hub::new(2, 1 << 30).unwrap();
+        let ntb = survivor(&hub);
+        let mut peer = child(&hub, 1, &format!("die={step}"));
+        let start = Instant::now();
+        let outcome = Windows::connect(ntb, bytes(), settings())
+            .and_then(|windows| World::new(windows, 0, 0))
+            .and_then(|world| inlane_ntb::check::run(&world, 1000));
+        let took = start.elapsed();
+        let _ = peer.kill();
+        let died = peer.wait().unwrap();
+        assert!(took < Duration::from_secs(15), "{step}: {took:?}");
+        match outcome {
+            Err(Error::LinkLost { peer: 1, .. } | Error::Handshake { peer: 1, .. }) => {}
+            other => panic!("{step}: {other:?}, the peer ended with {died}"),
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_restarts_is_met_again() {
+    let hub = Hub::new(2, 1 << 30).unwrap();
+    let ntb = survivor(&hub);
+    let mut first = child(&hub, 1, "die=quiet");
+    let windows = Windows::connect(ntb, bytes(), settings()).unwrap();
+    let world = World::new(windows, 0, 0).unwrap();
+    let lost = inlane_ntb::check::run(&world, 1000);
+    assert!(matches!(lost, Err(Error::LinkLost { .. })), "{lost:?}");
+    first.wait().unwrap();
+    // Stale scratchpads alone connect nobody.
+    let early = world.transport().reconnect(1, Duration::from_millis(300));
+    assert!(matches!(early, Err(Error::Handshake { .. })), "{early:?}");
+    let mut second = child(&hub, 1, "");
+    let windows = world.into_transport();
+    let lost = windows.reconnect(1, Duration::from_secs(10)).unwrap();
+    assert!(lost.delivered_bytes <= lost.issued_bytes);
+    let world = World::new(windows, 0, 0).unwrap();
+    inlane_ntb::check::run(&world, 3).unwrap();
+    world.barrier_all().unwrap();
+    assert!(second.wait().unwrap().success());
+}
