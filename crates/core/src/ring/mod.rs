@@ -22,7 +22,7 @@ use layout::{Descriptor, Outcome};
 use protocol::{Polled, Words};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A word with a cache line (and its prefetched neighbour) to itself.
 #[repr(align(128))]
@@ -31,7 +31,9 @@ struct Padded<T>(T);
 
 /// What the host keeps of an item for itself.
 struct Kept {
-    count: UnsafeCell<u32>,
+    /// Lap and number of packets, as the producer published them: the sender believes no completion of an item that was
+    /// not, whatever another process wrote.
+    published: AtomicU64,
     cookies: Box<[UnsafeCell<u64>]>,
     stamps: UnsafeCell<Stamps>,
 }
@@ -136,7 +138,7 @@ impl Ring {
             ));
         }
         let kept = || Kept {
-            count: UnsafeCell::new(0),
+            published: AtomicU64::new(0),
             cookies: (0..burst).map(|_| UnsafeCell::new(0)).collect(),
             stamps: UnsafeCell::default(),
         };
@@ -254,7 +256,6 @@ impl Producer {
         let descriptors = self.ring.descriptors(slot);
         // SAFETY: the claimed slot is this side's alone until it is published; the count is within burst.
         unsafe {
-            *kept.count.get() = packets.len() as u32;
             *kept.stamps.get() = stamps;
             for (i, (packet, cookie)) in packets.iter().zip(&kept.cookies).enumerate() {
                 let descriptor = Descriptor { address: packet.address, length: packet.length, reserved: 0 };
@@ -262,6 +263,7 @@ impl Producer {
                 *cookie.get() = packet.cookie;
             }
         }
+        kept.published.store(self.cursor.word(&*self.ring, packets.len() as u32), Ordering::Release);
         self.cursor.publish(&*self.ring, packets.len() as u32);
         true
     }
@@ -396,10 +398,9 @@ pub fn reclaim(mut producer: Producer) -> Vec<Packet> {
     for position in producer.cursor.position() - in_flight..producer.cursor.position() {
         let slot = position as u32 & (ring.slots - 1);
         let kept = &ring.kept[slot as usize];
-        // SAFETY: no other end exists, so nobody else touches the slot.
-        let count = unsafe { *kept.count.get() } as usize;
+        let count = (kept.published.load(Ordering::Acquire) >> 32) as usize;
         for (i, cookie) in kept.cookies[..count].iter().enumerate() {
-            // SAFETY: as above; the producer wrote `count` descriptors.
+            // SAFETY: no other end exists, so nobody else touches the slot; the producer wrote `count` descriptors.
             let (descriptor, cookie) = unsafe { (ring.descriptors(slot).add(i).read(), *cookie.get()) };
             packets.push(Packet { address: descriptor.address, length: descriptor.length, port: 0, cookie });
         }
@@ -424,12 +425,18 @@ impl Sender {
             Polled::Closed => return Next::Closed,
         };
         let kept = &self.ring.kept[slot as usize];
+        let published = kept.published.load(Ordering::Acquire);
+        if published as u32 != self.cursor.lap(&*self.ring) {
+            // Another process completed what the producer has not published: there is nothing yet.
+            return Next::Empty;
+        }
         let descriptors = self.ring.descriptors(slot);
-        // SAFETY: a completed item is the sender's until freed; count was written by the producer within burst, in memory
-        // that no other process sees.
-        let (count, stamps) = unsafe { (*kept.count.get() as usize, *kept.stamps.get()) };
+        let count = (published >> 32) as usize;
+        // SAFETY: a published and completed item is the sender's until freed.
+        let stamps = unsafe { *kept.stamps.get() };
         let packet = |i: usize| {
-            // SAFETY: as above, and i is below count.
+            // SAFETY: as above, and i is below count, which the producer wrote within burst in memory that no other process
+            // sees.
             let (descriptor, cookie) = unsafe { (descriptors.add(i).read(), *kept.cookies[i].get()) };
             Packet { address: descriptor.address, cookie, length: descriptor.length, port: 0 }
         };

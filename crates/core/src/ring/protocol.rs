@@ -124,6 +124,12 @@ impl Producer {
         Some(slot_of(words, self.position))
     }
 
+    /// The word that [`Producer::publish`] writes next.
+    #[inline(always)]
+    pub fn word<W: Words>(&self, words: &W, info: u32) -> u64 {
+        word(lap_of(self.position, words.slots()), info)
+    }
+
     /// Hands the claimed slot to its consumer.
     ///
     /// # Panics
@@ -132,7 +138,7 @@ impl Producer {
     pub fn publish<W: Words>(&mut self, words: &W, info: u32) {
         debug_assert!(self.position - self.freed_seen < words.slots() as u64, "publish without claim");
         let slot = slot_of(words, self.position);
-        words.submitted(slot).store(word(lap_of(self.position, words.slots()), info));
+        words.submitted(slot).store(self.word(words, info));
         self.position += 1;
     }
 
@@ -202,6 +208,12 @@ impl Sender {
     #[inline]
     pub fn poll<W: Words>(&self, words: &W) -> Polled {
         look(words, words.completed(slot_of(words, self.position)), self.position)
+    }
+
+    /// The lap of the item that is next.
+    #[inline(always)]
+    pub fn lap<W: Words>(&self, words: &W) -> u32 {
+        lap_of(self.position, words.slots())
     }
 
     /// Gives the slot of the item that `poll` gave back to the producer.
