@@ -1,7 +1,11 @@
 //! `oran-reorder` against a reference in Rust: any order, losses, duplicates, late packets, time limits, hostile packets.
 
+#[path = "../examples/fronthaul/mod.rs"]
+#[allow(dead_code, reason = "the example uses the rest")]
+mod fronthaul;
 mod stand;
 
+use fronthaul::{Carrier, Section, UPlane, samples, whole};
 use inlane_function::{Instance, Reason, oran_slot};
 use proptest::prelude::*;
 use stand::{Fate, instance, run_shaped};
@@ -12,95 +16,14 @@ const PRBS: u16 = 40;
 const LIMIT_NS: u64 = 1_000_000;
 const WINDOWS: u32 = 2;
 
-/// How the carrier of a test is set up.
-#[derive(Clone, Copy, Debug)]
-struct Carrier {
-    slots_per_subframe: u32,
-    prb_bytes: usize,
-    /// udCompHdr, where sections carry it.
-    header: Option<u8>,
-}
+const PLAIN: Carrier =
+    Carrier { eaxc: &EAXC, prbs: PRBS, slots_per_subframe: 2, prb_bytes: 48, header: None };
+const COMPRESSED: Carrier = Carrier { slots_per_subframe: 1, prb_bytes: 28, header: Some(0x91), ..PLAIN };
 
-impl Carrier {
-    const PLAIN: Carrier = Carrier { slots_per_subframe: 2, prb_bytes: 48, header: None };
-    const COMPRESSED: Carrier = Carrier { slots_per_subframe: 1, prb_bytes: 28, header: Some(0x91) };
-
-    fn text(&self) -> String {
-        let rest = if self.header.is_some() { "iq=bfp9,header" } else { "iq=16" };
-        let spacing = 15 * self.slots_per_subframe;
-        format!("oran-reorder:eaxc=0x102+7,prbs={PRBS},scs={spacing},windows={WINDOWS},limit=1ms,{rest}")
-    }
-}
-
-/// Some PRBs of one symbol.
-#[derive(Clone, Debug)]
-struct Section {
-    start: u16,
-    /// 0: all.
-    count: u16,
-    every_second: bool,
-    next_symbol: bool,
-}
-
-impl Section {
-    fn prbs(&self) -> Vec<u16> {
-        let step = 1 + self.every_second as usize;
-        let all = (self.start..PRBS).step_by(step);
-        if self.count == 0 { all.collect() } else { all.take(self.count as usize).collect() }
-    }
-}
-
-#[derive(Clone, Debug)]
-struct UPlane {
-    slot: u32,
-    stream: usize,
-    symbol: u8,
-    tagged: bool,
-    sections: Vec<Section>,
-}
-
-/// The samples of a PRB: any function of where it belongs.
-fn samples(carrier: Carrier, slot: u32, stream: usize, symbol: u8, prb: u16) -> Vec<u8> {
-    let seed = slot.wrapping_mul(1_000_003) + stream as u32 * 10_007 + symbol as u32 * 331 + prb as u32;
-    (0..carrier.prb_bytes as u32)
-        .map(|i| (seed.wrapping_mul(2_654_435_761).rotate_left(i) >> 7) as u8 | 1)
-        .collect()
-}
-
-impl UPlane {
-    /// The frame on the wire: Ethernet, eCPRI (common header, eAxC, sequence), O-RAN timing, sections.
-    fn frame(&self, carrier: Carrier) -> Vec<u8> {
-        let mut body = Vec::new();
-        let (subframes, slot) =
-            (self.slot / carrier.slots_per_subframe, self.slot % carrier.slots_per_subframe);
-        let (frame, subframe) = (subframes / 10 % 256, subframes % 10);
-        body.extend([0x10, frame as u8, (subframe << 4 | slot >> 2) as u8, (slot << 6) as u8 | self.symbol]);
-        let mut symbol = self.symbol;
-        for section in &self.sections {
-            symbol += section.next_symbol as u8;
-            let word = 5 << 20
-                | (section.every_second as u32) << 19
-                | (section.next_symbol as u32) << 18
-                | (section.start as u32) << 8
-                | section.count as u32;
-            body.extend(word.to_be_bytes());
-            body.extend(carrier.header.into_iter().flat_map(|header| [header, 0]));
-            for prb in section.prbs() {
-                body.extend(samples(carrier, self.slot, self.stream, symbol, prb));
-            }
-        }
-        let mut out = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
-        if self.tagged {
-            out.extend([0x81, 0, 0x60, 5]);
-        }
-        out.extend([0xae, 0xfe, 0x10, 0]);
-        out.extend((body.len() as u16 + 4).to_be_bytes());
-        out.extend(EAXC[self.stream].to_be_bytes());
-        out.extend([9, 0x80]);
-        out.extend(body);
-        out.resize(out.len().max(60), 0);
-        out
-    }
+fn text(carrier: &Carrier) -> String {
+    let rest = if carrier.header.is_some() { "iq=bfp9,header" } else { "iq=16" };
+    let spacing = 15 * carrier.slots_per_subframe;
+    format!("oran-reorder:eaxc=0x102+7,prbs={PRBS},scs={spacing},windows={WINDOWS},limit=1ms,{rest}")
 }
 
 type Prbs = BTreeMap<(usize, u8, u16), Vec<u8>>;
@@ -173,9 +96,9 @@ impl Reference {
             let mut symbol = packet.symbol;
             for section in &packet.sections {
                 symbol += section.next_symbol as u8;
-                for prb in section.prbs() {
+                for prb in section.prbs(&self.carrier) {
                     let place = (packet.stream, symbol, prb);
-                    let samples = samples(self.carrier, slot, packet.stream, symbol, prb);
+                    let samples = samples(&self.carrier, slot, packet.stream, symbol, prb);
                     self.duplicates += prbs.insert(place, samples).is_some() as u64;
                 }
             }
@@ -224,34 +147,13 @@ impl Reference {
     }
 }
 
-/// All packets of a slot.
-fn whole(slot: u32, prbs_a_packet: u16) -> Vec<UPlane> {
-    let mut packets = Vec::new();
-    for stream in 0..EAXC.len() {
-        for symbol in 0..14 {
-            for start in (0..PRBS).step_by(prbs_a_packet as usize) {
-                let count = prbs_a_packet.min(PRBS - start);
-                let section = Section { start, count, every_second: false, next_symbol: false };
-                packets.push(UPlane {
-                    slot,
-                    stream,
-                    symbol,
-                    tagged: symbol & 1 == 1,
-                    sections: vec![section],
-                });
-            }
-        }
-    }
-    packets
-}
-
 fn drive(carrier: Carrier, bursts: &[(Vec<UPlane>, u64)]) -> (Reference, Instance) {
     let mut reference = Reference::new(carrier);
-    let mut instance = instance(&carrier.text());
+    let mut instance = instance(&text(&carrier));
     for (packets, now) in bursts {
         let seen = reference.delivered.len();
         reference.burst(packets, *now);
-        let frames: Vec<Vec<u8>> = packets.iter().map(|packet| packet.frame(carrier)).collect();
+        let frames: Vec<Vec<u8>> = packets.iter().map(|packet| packet.frame(&carrier)).collect();
         let fates = run_shaped(&mut instance, &frames, frames.len().max(1), true, 0, *now);
         if frames.is_empty() {
             instance.tick(*now);
@@ -297,7 +199,7 @@ proptest! {
             now += step;
             (packets, now)
         }).collect();
-        drive(if compressed { Carrier::COMPRESSED } else { Carrier::PLAIN }, &bursts);
+        drive(if compressed { COMPRESSED } else { PLAIN }, &bursts);
     }
 
     /// Whole slots, their packets in any order within some distance, some lost, some twice.
@@ -319,7 +221,7 @@ proptest! {
         };
         let mut packets = Vec::new();
         for slot in first..first + 5 {
-            for packet in whole(slot % 5120, prbs_a_packet) {
+            for packet in whole(&PLAIN, slot % 5120, prbs_a_packet) {
                 let copies = if next() % 100 < lost { next() % 3 } else { 1 };
                 for _ in 0..copies {
                     packets.push((packets.len() as u64 + next() % distance, packet.clone()));
@@ -329,7 +231,7 @@ proptest! {
         packets.sort_by_key(|(order, _)| *order);
         let packets: Vec<UPlane> = packets.into_iter().map(|(_, packet)| packet).collect();
         let bursts: Vec<_> = packets.chunks(burst).enumerate().map(|(i, packets)| (packets.to_vec(), 1 + i as u64 * 3000)).collect();
-        let (reference, _) = drive(Carrier::PLAIN, &bursts);
+        let (reference, _) = drive(PLAIN, &bursts);
         if lost == 0 && distance < 20 {
             prop_assert!(reference.delivered.iter().all(|slot| slot.reason == Reason::Complete));
             prop_assert_eq!(reference.delivered.len(), 5);
@@ -341,9 +243,9 @@ proptest! {
     fn hostile_packets(
         packets in proptest::collection::vec((packet(), proptest::collection::vec((0..40usize, any::<u8>()), 0..4), any::<prop::sample::Index>(), any::<bool>()), 1..20),
     ) {
-        let mut instance = instance(&Carrier::COMPRESSED.text());
+        let mut instance = instance(&text(&COMPRESSED));
         let frames: Vec<Vec<u8>> = packets.into_iter().map(|(packet, changes, cut, whole)| {
-            let mut frame = packet.frame(Carrier::COMPRESSED);
+            let mut frame = packet.frame(&COMPRESSED);
             for (at, byte) in changes {
                 frame[at] = byte;
             }
@@ -362,11 +264,11 @@ proptest! {
 
 #[test]
 fn a_slot_is_delivered_by_tick() {
-    let mut packets = whole(8, 10);
+    let mut packets = whole(&PLAIN, 8, 10);
     packets.truncate(5);
-    let carrier = Carrier::PLAIN;
-    let frames: Vec<Vec<u8>> = packets.iter().map(|packet| packet.frame(carrier)).collect();
-    let mut instance = instance(&carrier.text());
+    let carrier = PLAIN;
+    let frames: Vec<Vec<u8>> = packets.iter().map(|packet| packet.frame(&carrier)).collect();
+    let mut instance = instance(&text(&carrier));
     assert!(instance.ticks());
     run_shaped(&mut instance, &frames, 5, true, 0, 1000);
     instance.tick(1000 + LIMIT_NS - 1);
@@ -381,15 +283,16 @@ fn a_slot_is_delivered_by_tick() {
 
 #[test]
 fn one_wrong_slot_number_holds_a_window_for_three_limits_at_most() {
-    let carrier = Carrier::PLAIN;
-    let mut instance = instance(&carrier.text());
+    let carrier = PLAIN;
+    let mut instance = instance(&text(&carrier));
     let send = |instance: &mut Instance, slot: u32, now: u64| {
-        let frames: Vec<Vec<u8>> = whole(slot, PRBS).iter().map(|packet| packet.frame(carrier)).collect();
+        let frames: Vec<Vec<u8>> =
+            whole(&PLAIN, slot, PRBS).iter().map(|packet| packet.frame(&carrier)).collect();
         run_shaped(instance, &frames, 32, true, 0, now);
         instance.report().counter("complete_slots").expect("it has it")
     };
     assert_eq!(send(&mut instance, 0, 1), 1);
-    let frame = whole(2000, PRBS)[0].frame(carrier);
+    let frame = whole(&PLAIN, 2000, PRBS)[0].frame(&carrier);
     run_shaped(&mut instance, &[frame], 1, true, 0, 2);
     assert_eq!(send(&mut instance, 2, 3), 1, "late, as it seems");
     instance.tick(2 + LIMIT_NS);
@@ -399,13 +302,13 @@ fn one_wrong_slot_number_holds_a_window_for_three_limits_at_most() {
 
 #[test]
 fn what_is_not_u_plane_goes_on() {
-    let carrier = Carrier::PLAIN;
-    let mut frames = vec![whole(0, PRBS)[0].frame(carrier); 4];
+    let carrier = PLAIN;
+    let mut frames = vec![whole(&PLAIN, 0, PRBS)[0].frame(&carrier); 4];
     frames[0][15] = 2; // real-time control
     frames[1][19] = 99; // another eAxC
     frames[2][14] = 0x11; // concatenated
     frames[3][12] = 8; // not eCPRI
-    let mut instance = instance(&carrier.text());
+    let mut instance = instance(&text(&carrier));
     let fates = run_shaped(&mut instance, &frames, 4, true, 0, 0);
     assert_eq!(fates, frames.into_iter().map(Fate::Forward).collect::<Vec<_>>());
     assert_eq!(instance.report().counter("other_packets"), Some(4));
