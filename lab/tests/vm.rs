@@ -133,3 +133,53 @@ fn the_ntb_library_between_two_machines() {
     assert!(first.contains("library: ok") && first.contains("outlived: ok"), "{first}");
     assert!(second.contains("library: ok") && second.contains("returned: ok"), "{second}");
 }
+
+/// `inlane` as the workspace builds it beside this package's programs.
+fn inlane(test: &str) -> Option<String> {
+    let program = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
+    if !program.exists() {
+        eprintln!("SKIPPED {test}: no {}; build it with: cargo build -p inlane", program.display());
+        return None;
+    }
+    Some(program.to_str().unwrap().into())
+}
+
+#[test]
+fn copies_to_and_from_bars() {
+    const TEST: &str = "copies_to_and_from_bars";
+    let Some(inlane) = inlane(TEST) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let memory = directory.path().join("memory");
+    let (mine, held) = ("pci:0000:00:01.0/bar2", "pci:0000:00:02.0/bar2@0+1M");
+    let quick = "--sizes 4K,64K --repeats 2 --time 5ms --allow-bar-write --allow-bar-read";
+    let script = format!(
+        "inlane copy --from host --to {mine}@1M+1M {quick} --json /tmp/to && \
+         inlane copy --from {mine}@1M+1M --to host {quick} --json /tmp/from && \
+         inlane copy --from {mine}@1M+1M --to {mine}@3M+1M {quick} --json /tmp/within || exit 9; \
+         inlane copy --from host --to {mine}@0+4K --sizes 4K 2>&1; echo status $?; \
+         inlane copy --from host --to {mine} --sizes 4K --allow-bar-write 2>&1; echo status $?; \
+         inlane copy --from host --to {held} {quick} 2>&1; echo status $?; \
+         inlane copy --from host --to {mine}@4M+4K {quick} 2>&1; echo status $?; \
+         cat /tmp/to /tmp/from /tmp/within"
+    );
+    let shared = format!("4M:{}", memory.display());
+    let output = run_py()
+        .args(["--memory", "1G", "--timeout", "150", "--iommu", "--ivshmem", &shared, "--ivshmem", "4M"])
+        .args(["--vfio", "0000:00:01.0", "--bind", "pci-stub=0000:00:02.0", "--file", &inlane])
+        .args(["--", "sh", "-c", &script])
+        .output()
+        .unwrap();
+    let Some(text) = outcome(TEST, output) else { return };
+    // Without the flag, without a range, under a driver, beyond the BAR.
+    let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
+    assert_eq!(statuses, ["2", "2", "3", "2"], "{text}");
+    assert!(text.contains("held by the kernel's driver pci-stub"), "{text}");
+    for wanted in ["\"delivered\"", "\"issued\"", "\"altered\": 0"] {
+        assert!(text.contains(wanted), "no {wanted} in {text}");
+    }
+    // What the host finds: bytes in the two ranges that were named, and nowhere else.
+    let bytes = fs::read(memory).unwrap();
+    let written = |range: std::ops::Range<usize>| bytes[range].iter().any(|&byte| byte != 0);
+    let found = [0..1 << 20, 1 << 20..2 << 20, 2 << 20..3 << 20, 3 << 20..4 << 20].map(written);
+    assert_eq!(found, [false, true, false, true]);
+}

@@ -70,9 +70,23 @@ impl fmt::Display for BarSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "pci:{}/bar{}", self.address, self.bar)?;
         if let Some(range) = &self.range {
-            write!(f, "@{}+{}", range.start, range.end - range.start)?;
+            write!(f, "@{}+{}", Size(range.start), Size(range.end - range.start))?;
         }
         if self.write_combining { f.write_str(":wc") } else { Ok(()) }
+    }
+}
+
+/// A size as it is read: `1M`, `64K`, `100`.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit =
+            [(30, "G"), (20, "M"), (10, "K")].into_iter().find(|(bits, _)| self.0.is_multiple_of(1 << bits));
+        match unit.filter(|_| self.0 > 0) {
+            Some((bits, unit)) => write!(f, "{}{unit}", self.0 >> bits),
+            None => write!(f, "{}", self.0),
+        }
     }
 }
 
@@ -88,7 +102,9 @@ mod tests {
         let part: BarSpec = "pci:b5:00.0/bar0@1M+64K:wc".parse().unwrap();
         assert_eq!((part.bar, part.range.clone()), (0, Some(0x100000..0x110000)));
         assert!(part.write_combining);
+        assert_eq!(part.to_string(), "pci:0000:b5:00.0/bar0@1M+64K:wc");
         assert_eq!(part.to_string().parse::<BarSpec>().unwrap(), part);
+        assert_eq!(BarSpec::new(part.address, 1, 0..100).to_string(), "pci:0000:b5:00.0/bar1@0+100");
         for bad in [
             "0000:b5:00.0/bar2",
             "pci:0000:b5:00.0",
