@@ -129,6 +129,9 @@ pub struct Forward {
     /// Disturb what is received: drop=P,duplicate=P,reorder=P,corrupt=P,delay=TIME,seed=N
     #[arg(long, value_name = "SPEC")]
     faults: Option<String>,
+    /// Stay root once ports are open; otherwise a run whose ports needed root goes on as who called sudo, or nobody
+    #[arg(long)]
+    keep_privileges: bool,
     /// Do not run the baseline (the same ports, the work left out) first
     #[arg(long)]
     no_baseline: bool,
@@ -224,6 +227,7 @@ impl Forward {
             PlayPace::Full => Pace::Full,
             PlayPace::Original => Pace::Original,
         };
+        config.drop_privileges = !self.keep_privileges;
         config.playback = Playback { pace, repeat: self.repeat };
         config.buffers = self.buffers;
         config.room = self.room as usize;
@@ -288,6 +292,7 @@ impl Forward {
             return Ok(());
         }
         let config = self.config()?;
+        let json = self.json.as_deref().map(inlane_report::Target::open).transpose()?;
         let control = Arc::new(Control::default());
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         let mut live = Live::new();
@@ -303,8 +308,8 @@ impl Forward {
             print!("{}", inlane_report::packets(&document));
             let _ = std::io::stdout().flush();
         }
-        if let Some(target) = &self.json {
-            inlane_report::json(target, &document)?;
+        if let Some(json) = json {
+            json.json(&document)?;
         }
         match failure {
             Some(error) => Err(error.into()),

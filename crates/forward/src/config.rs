@@ -132,6 +132,8 @@ pub struct Config {
     pub drive: Drive,
     /// Offer no more than this; packets that fall due while the pipeline is behind are missed, and counted.
     pub rate: Option<Rate>,
+    /// Make this process an ordinary user once ports that took privileges are open.
+    pub drop_privileges: bool,
     /// How a capture is played.
     pub playback: Playback,
     /// End after this long.
@@ -161,6 +163,7 @@ impl Config {
             pipelines: 1,
             drive: Drive::default(),
             rate: None,
+            drop_privileges: false,
             playback: Playback::default(),
             duration: None,
             cores: None,

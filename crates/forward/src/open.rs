@@ -27,6 +27,11 @@ pub fn is_shared(name: &str) -> bool {
     kind(name) == "null" || DPDK.contains(&kind(name))
 }
 
+/// True for ports that an ordinary user cannot open.
+pub fn takes_privileges(name: &str) -> bool {
+    ["af_xdp", "af_packet", "tap", "pci"].contains(&kind(name))
+}
+
 /// What was opened.
 pub struct Opened {
     /// The ports, as named.

@@ -72,11 +72,18 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
         ));
     }
     let wrappers = Wrappers::new(config, &names, &clock)?;
-    let (pipelines, faults) = join(config, &function, &mut ports, &pools, &directions, &wrappers)?;
-    let executors = executors(config, pipelines, program.as_ref())?;
-    for port in &mut ports {
-        port.start()?;
-    }
+    let (pipelines, faults) = join(config, &mut ports, &pools, &directions, &wrappers)?;
+    let start = |ports: &mut [Box<dyn Port>]| ports.iter_mut().try_for_each(|port| port.start());
+    let executors = if config.drop_privileges && names.iter().any(|name| open::takes_privileges(name)) {
+        // A user's own function is compiled and loaded without the privileges that ports needed.
+        start(&mut ports)?;
+        inlane_dpdk::privileges::drop_privileges(names.iter().map(String::as_str))?;
+        executors(config, &function, pipelines, program.as_ref())?
+    } else {
+        let executors = executors(config, &function, pipelines, program.as_ref())?;
+        start(&mut ports)?;
+        executors
+    };
     let progress: Vec<_> = executors.iter().map(|_| Progress::default()).collect();
     let cores = config.cores_for(config.threads() * executors.len());
     let started = Instant::now();
@@ -103,11 +110,21 @@ enum Executor {
 /// Gives each pipeline its executor; on a GPU, everything is allocated and loaded here, before a kernel runs.
 fn executors(
     config: &Config,
+    function: &Function,
     pipelines: Vec<Pipeline>,
     program: Option<&Arc<gpu::Program>>,
 ) -> Result<Vec<Executor>> {
     let Some(program) = program else {
-        return Ok(pipelines.into_iter().map(Executor::Cpu).collect());
+        let mut executors = Vec::new();
+        for mut pipeline in pipelines {
+            for _ in 0..config.workers.max(1) {
+                let mut instance = function.instance()?;
+                instance.set_room(pipeline.pool.room() as u32);
+                pipeline.instances.push(instance);
+            }
+            executors.push(Executor::Cpu(pipeline));
+        }
+        return Ok(executors);
     };
     let settings = gpu::Settings { method: config.method, ..config.gpu.clone() };
     let mut executors = Vec::new();
@@ -150,7 +167,6 @@ fn directions(route: &Route) -> (Vec<String>, Vec<Direction>) {
 /// those of the second.
 fn join(
     config: &Config,
-    function: &Function,
     ports: &mut [Box<dyn Port>],
     pools: &[Vec<Arc<dyn Pool>>],
     directions: &[Direction],
@@ -183,14 +199,7 @@ fn join(
                 txs.push(wrappers.tx(ports[tx].take_tx(next_tx[tx], pool.clone())?, pool)?);
                 next_tx[tx] += 1;
             }
-            let mut instances = Vec::new();
-            let workers = if config.on == On::Cpu { config.workers.max(1) } else { 0 };
-            for _ in 0..workers {
-                let mut instance = function.instance()?;
-                instance.set_room(pool.room() as u32);
-                instances.push(instance);
-            }
-            pipelines.push(Pipeline { rx, txs, pool: pool.clone(), instances });
+            pipelines.push(Pipeline { rx, txs, pool: pool.clone(), instances: Vec::new() });
         }
     }
     Ok((pipelines, faults))

@@ -10,4 +10,4 @@ pub use packets::packets;
 pub use plot::{Line, Plot, Scale};
 pub use table::{Rows, grid};
 pub use transfers::transfers;
-pub use write::{Error, csv, json};
+pub use write::{Error, Target, csv, json};

@@ -28,6 +28,41 @@ impl Error {
     }
 }
 
+/// A file for a document, opened before the run that makes it: a run may give up the privileges that opening takes.
+pub struct Target {
+    path: String,
+    file: Option<std::fs::File>,
+}
+
+impl Target {
+    /// Opens a file, or standard output for `-`. What the file holds stays until something is written.
+    ///
+    /// # Errors
+    /// When the file cannot be opened for writing.
+    pub fn open(path: &str) -> Result<Self, Error> {
+        let open = || std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = match path {
+            "-" => None,
+            path => Some(open().map_err(|source| Error::Io { path: path.into(), source })?),
+        };
+        Ok(Self { path: path.into(), file })
+    }
+
+    /// Writes a document as JSON in place of what the file held.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn json<T: Serialize>(self, document: &T) -> Result<(), Error> {
+        let Some(mut file) = self.file else { return json(&self.path, document) };
+        let mut bytes = serde_json::to_vec_pretty(document)?;
+        bytes.push(b'\n');
+        // Devices and pipes have no length to set.
+        let emptied = if file.metadata().is_ok_and(|kind| kind.is_file()) { file.set_len(0) } else { Ok(()) };
+        let written = emptied.and_then(|()| file.write_all(&bytes));
+        written.map_err(|source| Error::Io { path: self.path.into(), source })
+    }
+}
+
 fn put(target: &str, bytes: &[u8]) -> Result<(), Error> {
     let outcome = match target {
         "-" => {
@@ -76,6 +111,18 @@ mod tests {
         csv(path.to_str().unwrap(), &["a", "b"], &[vec!["1,2".into(), "say \"x\"".into()]]).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a,b\r\n\"1,2\",\"say \"\"x\"\"\"\r\n");
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_target_keeps_its_content_until_it_is_written() {
+        let path = std::env::temp_dir().join(format!("inlane-target-{}", std::process::id()));
+        std::fs::write(&path, "something longer than the document").unwrap();
+        let target = Target::open(path.to_str().unwrap()).unwrap();
+        assert!(std::fs::read_to_string(&path).unwrap().starts_with("something"));
+        target.json(&1).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
+        std::fs::remove_file(path).unwrap();
+        assert!(Target::open("/no/such/folder/x.json").is_err());
     }
 
     #[test]
