@@ -81,9 +81,7 @@ impl<'a> Feed<'a> {
             && stream.is_idle()?
         {
             *last = Instant::now();
-            let shape = inlane_cuda::Launch { blocks: 1, threads: 1, shared_bytes: 0, cooperative: false };
-            // SAFETY: the parameter of `inlane_tick`; the lane outlives its streams.
-            unsafe { self.lane.program.tick.launch(stream, shape, [argument(&self.lane.parameters)])? };
+            tick(self.lane, stream, 0)?;
         }
         Ok(())
     }
@@ -109,6 +107,18 @@ impl<'a> Feed<'a> {
         }
         settle(self.lane, self.streams, published)
     }
+}
+
+/// Tells the function the time, by one block; `end` is 0, or a time by which all limits are due.
+///
+/// # Errors
+/// When the driver refuses.
+pub(super) fn tick(lane: &Lane, stream: &Stream, end: u64) -> Result<()> {
+    // Functions count on whole warps.
+    let shape = inlane_cuda::Launch { blocks: 1, threads: 128, shared_bytes: 0, cooperative: false };
+    // SAFETY: the parameters of `inlane_tick`; the lane outlives its streams.
+    unsafe { lane.program.tick.launch(stream, shape, [argument(&lane.parameters), argument(&end)])? };
+    Ok(())
 }
 
 /// Waits until nothing runs on the lane's streams any more.

@@ -7,7 +7,7 @@
 //!
 //! What the threads work with belongs to who started them: when one panics, the ring can still be drained and the GPU let go.
 
-use super::feed::{Feed, settle};
+use super::feed::{Feed, settle, tick};
 use super::lane::{Lane, Report};
 use super::launch::Launcher;
 use super::watch::Watch;
@@ -101,6 +101,10 @@ fn on_streams(
         !shared.control.aborting() && receiving.tally.errors.is_empty() && sending.tally.errors.is_empty();
     let stuck = sending.tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
     feed.finish(receiving.submitted, clean, stuck)?;
+    if lane.program.info.ticks() && !stuck {
+        // What is half assembled is delivered.
+        tick(lane, &side, u64::MAX)?;
+    }
     settle(lane, std::slice::from_ref(&side), 0)
 }
 

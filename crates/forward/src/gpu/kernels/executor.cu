@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_slot(co
     process(lane, at, min(static_cast<uint32_t>(word >> 32), lane.burst), inlane_shared);
 }
 
-// The function's time limits, now and then.
-extern "C" __global__ void inlane_tick(const __grid_constant__ inlane_lane lane) {
-    inlane_run_tick({lane.state, lane.output, lane.output_bytes, now_ns(), lane.room, 0});
+// The function's time limits: now and then, and at the `end` (else 0), when all of them are due.
+extern "C" __global__ void inlane_tick(const __grid_constant__ inlane_lane lane, uint64_t end) {
+    inlane_run_tick({lane.state, lane.output, lane.output_bytes, end ? end : now_ns(), lane.room, 0});
 }
