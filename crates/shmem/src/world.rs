@@ -52,6 +52,10 @@ pub fn fail(error: &Error) -> ! {
     match PROCESS.get() {
         Some(process) => {
             eprintln!("inlane shmem: PE {}: {error}", process.world.me());
+            if matches!(error, Error::LinkLost { .. }) {
+                // Another PE ended first; the launcher knows how, ends this one, and must not take it for the cause.
+                std::thread::sleep(std::time::Duration::from_millis(500));
+            }
             process.twin.exit_all(1);
         }
         None => eprintln!("inlane shmem: {error}"),

@@ -45,6 +45,11 @@ fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
     std::array::from_fn(|index| ntb.scratchpad_read(peer * ROW as u32 + index as u32))
 }
 
+/// The epoch that stands in `peer`'s row: another one than was connected means that it starts anew.
+pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
+    ntb.scratchpad_read(peer * ROW as u32 + 1)
+}
+
 fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
     let row = ntb.port() * ROW as u32;
     // The check goes first to a value that is wrong, so that a row half written is never taken for a whole one.

@@ -6,6 +6,8 @@
 pub mod layout;
 mod requests;
 mod service;
+#[cfg(test)]
+mod tests;
 pub mod wait;
 pub mod windows;
 

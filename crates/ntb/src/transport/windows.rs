@@ -61,6 +61,8 @@ impl Default for Settings {
 pub(super) struct Peer {
     pub window: Window,
     pub tag: AtomicU32,
+    /// The peer's epoch in this connection.
+    theirs: AtomicU32,
     generation: AtomicU64,
     ringer: Mutex<Ringer>,
     /// The nap rung for last, for a look without the lock.
@@ -195,6 +197,7 @@ impl Windows {
         peer.notified.store(0, Ordering::Relaxed);
         peer.taken.store(0, Ordering::Relaxed);
         peer.tag.store(connection.tag(), Ordering::Release);
+        peer.theirs.store(connection.theirs, Ordering::Release);
         peer.generation.store(generation, Ordering::Release);
         Ok(lost)
     }
@@ -235,19 +238,20 @@ fn connect_peer(
     settings: &Settings,
 ) -> Result<Peer> {
     let generation = ntb.link(pe).generation;
-    let (window, tag, generation) = if pe == ntb.port() {
-        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, generation)
+    let (window, tag, theirs, generation) = if pe == ntb.port() {
+        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation)
     } else {
         let offer = Offer { inbound, epoch, timeout: settings.connect_timeout };
         let connection = handshake::connect(ntb, pe, &offer, &settings.faults)?;
         let window = ntb.peer_window(pe, 0)?;
         check_window(pe, &window, layout)?;
         // The link may have come up during the handshake; from here on, every change counts.
-        (window, connection.tag(), ntb.link(pe).generation)
+        (window, connection.tag(), connection.theirs, ntb.link(pe).generation)
     };
     Ok(Peer {
         window,
         tag: AtomicU32::new(tag),
+        theirs: AtomicU32::new(theirs),
         generation: AtomicU64::new(generation),
         ringer: Mutex::default(),
         rung: AtomicU64::new(0),
@@ -309,7 +313,9 @@ impl Shared {
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
             let link = self.ntb.link(pe);
-            if !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
+            // A flap that only the peer noticed shows in the epoch that it starts anew with.
+            let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
+            if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
             }
         }

@@ -1,0 +1,297 @@
+//! What a hostile or mad peer can do: garbage in the handshake, in requests, in replies, in every word of the inboxes.
+
+use super::layout::{Layout, SLOTS};
+use super::requests::sequence;
+use super::windows::{Settings, Windows};
+use super::{Atomic, Operation, Transport};
+use crate::device::Ntb;
+use crate::error::{Error, Result};
+use crate::fault::{Faults, Random};
+use crate::handshake::protocol::{Handshake, ROW, Row, VERSION};
+use crate::handshake::{self, Offer};
+use crate::record::CONTENTS;
+use crate::twin::{Hub, Twin};
+use crate::window::Window;
+use inlane_core::completion::Completion;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const BYTES: usize = 2 << 20;
+
+fn settings(timeout_ms: u64) -> Settings {
+    Settings {
+        connect_timeout: Duration::from_millis(timeout_ms),
+        request_timeout: Duration::from_millis(500),
+        yields: true,
+        ..Settings::default()
+    }
+}
+
+fn pair(bytes: u64) -> (Hub, Twin, Twin) {
+    let hub = Hub::new(2, bytes).unwrap();
+    let attach = |port| Twin::attach(hub.admit(port).unwrap(), &Faults::default()).unwrap();
+    let (a, b) = (attach(0), attach(1));
+    (hub, a, b)
+}
+
+fn write_row(mad: &Twin, words: &[u32; ROW]) {
+    for (index, word) in words.iter().enumerate() {
+        mad.peer_scratchpad_write(0, (ROW + index) as u32, *word).unwrap();
+    }
+}
+
+fn refused(outcome: Result<Windows>) -> Error {
+    outcome.err().expect("must not connect")
+}
+
+#[test]
+fn garbage_in_the_handshake_connects_nobody() {
+    let mut random = Random::new(5);
+    for _ in 0..5 {
+        let (_hub, a, mad) = pair(BYTES as u64);
+        mad.link_enable(true);
+        write_row(&mad, &std::array::from_fn(|_| random.next() as u32));
+        let error = refused(Windows::connect(Arc::new(a), BYTES, settings(60)));
+        assert!(matches!(&error, Error::Handshake { why, .. } if why.contains("garbage")), "{error}");
+    }
+}
+
+#[test]
+fn silence_and_staleness_are_told_apart() {
+    let (_hub, a, stale) = pair(BYTES as u64);
+    let a: Arc<dyn Ntb> = Arc::new(a);
+    let error = refused(Windows::connect(a.clone(), BYTES, settings(60)));
+    assert!(error.to_string().contains("no answer"), "{error}");
+    write_row(&stale, &Row { version: VERSION, epoch: 77, seen: 1, ready: true, ..Row::default() }.encode());
+    let error = refused(Windows::connect(a, BYTES, settings(60)));
+    assert!(error.to_string().contains("another epoch"), "{error}");
+}
+
+/// Answers each row with the own epoch's, until told otherwise.
+fn answer(mad: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, until: Instant) {
+    while Instant::now() < until {
+        let words: [u32; ROW] = std::array::from_fn(|index| mad.scratchpad_read(index as u32));
+        if let Some(row) = Row::decode(&words) {
+            let row = Row { version, epoch: 9, seen: row.epoch, limit_pages, inbound_pages, ready: true };
+            write_row(mad, &row.encode());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn other_versions_and_sizes_are_refused() {
+    let connect = |version, limit, inbound| {
+        let (_hub, a, mad) = pair(BYTES as u64);
+        mad.link_enable(true);
+        std::thread::scope(|scope| {
+            let until = Instant::now() + Duration::from_millis(300);
+            scope.spawn(move || answer(&mad, version, limit, inbound, until));
+            refused(Windows::connect(Arc::new(a), BYTES, settings(200)))
+        })
+    };
+    let pages = (BYTES / 4096) as u32;
+    assert!(
+        matches!(connect(VERSION + 1, pages, pages), Error::Version { theirs, .. } if theirs == VERSION + 1)
+    );
+    for (limit, inbound, what) in
+        [(1, pages, "peer's window takes 1"), (pages, u32::MAX, "this side's window takes")]
+    {
+        let error = connect(VERSION, limit, inbound);
+        assert!(matches!(&error, Error::Window { why, .. } if why.contains(what)), "{error}");
+    }
+    // Sizes that fit and a translation that was never set.
+    let error = connect(VERSION, pages, pages);
+    assert!(matches!(error, Error::Window { .. }), "{error}");
+}
+
+#[test]
+fn too_little_memory_is_refused_at_once() {
+    let (_hub, a, _b) = pair(4096);
+    assert!(matches!(refused(Windows::connect(Arc::new(a), 4096, settings(60))), Error::Invalid { .. }));
+    let (_hub, a, _b) = pair(BYTES as u64);
+    assert!(
+        refused(Windows::connect(Arc::new(a), 2 * BYTES, settings(60))).to_string().contains("ends before")
+    );
+}
+
+/// A peer that shakes hands and then does what it likes: its window onto the other side, and the connection's tag.
+fn mad_peer(mad: &Twin) -> (Window, u32) {
+    let layout = Layout::new(2, BYTES).unwrap();
+    let inbound = mad.inbound().slice(0, BYTES).unwrap();
+    let header = [super::layout::MAGIC, 2, layout.symmetric_bytes() as u64];
+    for (index, word) in header.iter().enumerate() {
+        // SAFETY: the header's words of own memory.
+        unsafe { inbound.as_ptr().cast::<u64>().add(index).write_volatile(*word) };
+    }
+    mad.link_enable(true);
+    let offer = Offer { inbound: &inbound, epoch: 4242, timeout: Duration::from_secs(5) };
+    let connection = handshake::connect(mad, 0, &offer, &Faults::default()).unwrap();
+    (mad.peer_window(0, 0).unwrap(), connection.tag())
+}
+
+/// Connects port 0 in earnest while port 1 is mad.
+fn against_a_mad_peer(body: impl FnOnce(&Windows, &Twin, &Window, u32)) {
+    let (_hub, a, mad) = pair(BYTES as u64);
+    std::thread::scope(|scope| {
+        let honest = scope.spawn(|| Windows::connect(Arc::new(a), BYTES, settings(5000)).unwrap());
+        let (window, tag) = mad_peer(&mad);
+        body(&honest.join().unwrap(), &mad, &window, tag);
+    });
+}
+
+#[test]
+fn mad_requests_are_refused_and_touch_nothing() {
+    against_a_mad_peer(|honest, mad, window, tag| {
+        let layout = *honest.layout();
+        let (symmetric, length) = honest.symmetric();
+        // SAFETY: own symmetric memory.
+        unsafe { std::ptr::write_bytes(symmetric, 0x5A, length) };
+        let mut random = Random::new(11);
+        let edges = [0, 1, 3, 8, length as u64 - 8, length as u64, 1 << 20, u64::MAX - 7, u64::MAX];
+        for number in 1..=20 * SLOTS {
+            let mut contents: [u64; CONTENTS] =
+                std::array::from_fn(|_| edges[random.next() as usize % edges.len()]);
+            // Half of them with a known operation, so that offsets and lengths are what is wrong.
+            contents[0] =
+                if number % 2 == 0 { number / 2 % 3 | (number % 9) << 8 | 8 << 16 } else { random.next() };
+            // Never a valid one: those may well change memory.
+            contents[1] |= 1;
+            let at = layout.request(1, number);
+            for (index, word) in contents.iter().enumerate() {
+                window.store_word(at + 8 + index * 8, *word).unwrap();
+            }
+            window.store_word(at + 56, sequence(tag, number)).unwrap();
+            window.store_word(at, sequence(tag, number)).unwrap();
+            if number % SLOTS == 0 {
+                mad.peer_doorbell_set(0, u64::MAX).unwrap();
+                honest.progress();
+            }
+        }
+        honest.progress();
+        // Nothing of it was carried out but pushes of valid spans, which only read.
+        // SAFETY: own symmetric memory, which nobody writes any more.
+        let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
+        assert!(memory.iter().all(|byte| *byte == 0x5A));
+    });
+}
+
+#[test]
+fn every_word_of_the_inbox_may_be_garbage() {
+    against_a_mad_peer(|honest, mad, window, _tag| {
+        let layout = *honest.layout();
+        let mut random = Random::new(3);
+        let (from, to) = (layout.notifications(1), layout.landing());
+        for round in 0..200 {
+            for offset in (from..to).step_by(8) {
+                window.store_word(offset, random.next() >> (random.next() % 64)).unwrap();
+            }
+            mad.peer_doorbell_set(0, random.next()).unwrap();
+            let word = [round as u8; 8];
+            // SAFETY: the source is 8 bytes.
+            unsafe { honest.put(1, 0, word.as_ptr(), 8) }.unwrap();
+            honest.progress();
+            honest.fence().unwrap();
+            honest.quiet().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_never_answers_is_a_timeout() {
+    against_a_mad_peer(|honest, _mad, _window, _tag| {
+        let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
+        let error = honest.atomic(1, atomic).unwrap_err();
+        assert!(matches!(error, Error::Timeout { peer: 1, .. }), "{error}");
+        // The request's slot stays taken; the others fill up, and then that is a timeout as well.
+        let start = Instant::now();
+        let error =
+            (0..SLOTS).find_map(|_| honest.atomic_nbi(1, atomic).err()).or_else(|| honest.quiet().err());
+        assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
+        assert!(start.elapsed() < Duration::from_secs(5));
+    });
+}
+
+#[test]
+fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
+    for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+        let (_hub, a, mad) = pair(BYTES as u64);
+        std::thread::scope(|scope| {
+            let honest = scope.spawn(|| {
+                let settings = Settings { completion, ..settings(5000) };
+                Windows::connect(Arc::new(a), BYTES, settings).unwrap()
+            });
+            let _peer = mad_peer(&mad);
+            let honest = honest.join().unwrap();
+            let bytes = [7u8; 1000];
+            // SAFETY: the source has that many bytes.
+            unsafe { honest.put(1, 0, bytes.as_ptr(), 1000) }.unwrap();
+            honest.quiet().unwrap();
+            // SAFETY: as above.
+            unsafe { honest.put(1, 0, bytes.as_ptr(), 500) }.unwrap();
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                mad.link_enable(false);
+            });
+            let error = honest.wait(&mut || false).unwrap_err();
+            let Error::LinkLost { peer: 1, lost } = error else { panic!("{error}") };
+            assert_eq!((lost.issued_bytes, lost.delivered_bytes), (1500, 1000));
+            assert!(matches!(honest.quiet(), Err(Error::LinkLost { .. })));
+            assert!(matches!(honest.take_notification(1), Err(Error::LinkLost { .. })));
+        });
+    }
+}
+
+#[test]
+fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
+    let hub = Hub::new(2, BYTES as u64).unwrap();
+    // Set by the first that has seen enough; its leaving is the other's last loss.
+    let over = AtomicBool::new(false);
+    let side = |port: u32| {
+        let faults: Faults =
+            if port == 0 { "flap=30ms,delay=5us,reorder,torn,seed=2" } else { "" }.parse().unwrap();
+        let ntb = Arc::new(Twin::attach(hub.admit(port).unwrap(), &faults).unwrap());
+        let windows = Windows::connect(ntb, BYTES, settings(10_000)).unwrap();
+        let (mut losses, mut rounds) = (0, 0);
+        let start = Instant::now();
+        while losses < 3 && !over.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(20) {
+            let outcome = (|| {
+                let bytes = [rounds as u8; 4000];
+                // SAFETY: the source has that many bytes.
+                unsafe { windows.put(1 - port, 0, bytes.as_ptr(), bytes.len())? };
+                windows.quiet()?;
+                windows.notify(1 - port)?;
+                windows.take_notification(1 - port)
+            })();
+            match outcome {
+                Ok(()) => rounds += 1,
+                Err(Error::LinkLost { lost, .. }) => {
+                    assert!(lost.delivered_bytes <= lost.issued_bytes);
+                    losses += 1;
+                    // The link may flap during the handshake as well.
+                    while losses < 3
+                        && !over.load(Ordering::Acquire)
+                        && windows.reconnect(1 - port, Duration::from_millis(500)).is_err()
+                    {
+                        assert!(start.elapsed() < Duration::from_secs(20), "never connected again");
+                    }
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        over.store(true, Ordering::Release);
+        (losses, rounds)
+    };
+    let (a, b) = std::thread::scope(|scope| {
+        let b = scope.spawn(|| side(1));
+        (side(0), b.join().unwrap())
+    });
+    assert!(a.0 > 0 && b.0 > 0, "{a:?} {b:?}");
+}
+
+#[test]
+fn a_handshake_is_never_ready_before_its_translation() {
+    let side = Handshake::new(3, 1, 1, false);
+    assert!(!side.row().ready);
+}
