@@ -129,7 +129,7 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
         return Err(error);
     }
     if let Kind::Tap { interface, .. } = &spec.kind {
-        kernel_interface = Interface::find(interface).ok();
+        kernel_interface = Interface::find_own_tap(interface).ok();
     }
     let path = match &kernel_interface {
         Some(_) => format!("DPDK {driver} on {}", spec.text.split([':', ',']).nth(1).unwrap_or_default()),

@@ -2,7 +2,7 @@
 //! which capabilities this process has.
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 /// A kernel interface that a port uses, in the network namespace where the port was opened.
@@ -12,6 +12,8 @@ pub(crate) struct Interface {
     index: u32,
     /// Asks in the namespace of the opener, also from threads elsewhere and after privileges are dropped.
     socket: OwnedFd,
+    /// The driver's descriptor behind a tap interface, which follows it into other namespaces.
+    tap: Option<RawFd>,
 }
 
 impl Interface {
@@ -29,16 +31,27 @@ impl Interface {
             return Err(std::io::Error::last_os_error());
         }
         // SAFETY: just opened, owned by nobody else.
-        Ok(Self { name: name.to_owned(), index, socket: unsafe { OwnedFd::from_raw_fd(fd) } })
+        Ok(Self { name: name.to_owned(), index, socket: unsafe { OwnedFd::from_raw_fd(fd) }, tap: None })
     }
 
-    /// The interface is still there, whatever it is called now.
+    /// Finds the tap interface that this process just made.
+    pub(crate) fn find_own_tap(name: &str) -> std::io::Result<Self> {
+        let descriptors = std::fs::read_dir("/proc/self/fd")?
+            .flatten()
+            .filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path.ends_with("net/tun")))
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let tap = descriptors.into_iter().find(|&descriptor| tap_name(descriptor).as_deref() == Some(name));
+        Ok(Self { tap, ..Self::find(name)? })
+    }
+
+    /// The interface is still there, whatever it is called now, and for a tap wherever it was moved.
     pub(crate) fn is_there(&self) -> bool {
         // SAFETY: all zero is an ifreq.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_ifru.ifru_ifindex = self.index as i32;
         // SAFETY: the request lives through the call, which fills in a name.
-        unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut request) == 0 }
+        let here = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFNAME as _, &mut request) == 0 };
+        here || self.tap.is_some_and(|descriptor| tap_name(descriptor).is_some())
     }
 
     /// Largest payload of a frame.
@@ -93,6 +106,19 @@ impl Interface {
         let megabits: f64 = std::fs::read_to_string(folder.join("speed")).ok()?.trim().parse().ok()?;
         (megabits > 0.0).then_some(megabits * 1e6)
     }
+}
+
+/// The interface that a descriptor of `/dev/net/tun` is attached to, if it still is.
+fn tap_name(descriptor: RawFd) -> Option<String> {
+    const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
+    // SAFETY: all zero is an ifreq, and ends its name.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: the request lives through the call, which fills in a name; other descriptors refuse it.
+    if unsafe { libc::ioctl(descriptor, TUNGETIFF as _, &mut request) } != 0 {
+        return None;
+    }
+    let name: Vec<u8> = request.ifr_name.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect();
+    String::from_utf8(name).ok()
 }
 
 /// True when an interface of this name exists in this thread's namespace.
