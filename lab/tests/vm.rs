@@ -88,6 +88,25 @@ fn a_drive_in_use_is_left_alone() {
 }
 
 #[test]
+fn vfio_says_what_is_in_its_way() {
+    // The chipset's functions are one group: the AHCI controller goes to VFIO while the SMBus keeps its driver.
+    let options = [
+        "--iommu",
+        "--device",
+        "edu,addr=05.0",
+        "--vfio",
+        "0000:00:05.0",
+        "--vfio",
+        "0000:00:1f.2",
+        "--module",
+        "i2c_i801",
+    ];
+    let output = machine(&options).args(["vfio", "0000:00:05.0", "0000:00:1f.2"]).output().unwrap();
+    let Some(text) = outcome("vfio_says_what_is_in_its_way", output) else { return };
+    assert!(text.contains("vfio: ok"), "{text}");
+}
+
+#[test]
 fn dma_and_interrupts_go_through_the_iommu() {
     let output = machine(&["--iommu", "--device", "edu,addr=05.0", "--vfio", "0000:00:05.0"])
         .args(["dma", "0000:00:05.0"])
@@ -132,6 +151,21 @@ fn the_ntb_library_between_two_machines() {
     let Some(first) = outcome("the_ntb_library_between_two_machines", output) else { return };
     assert!(first.contains("library: ok") && first.contains("outlived: ok"), "{first}");
     assert!(second.contains("library: ok") && second.contains("returned: ok"), "{second}");
+}
+
+#[test]
+fn ntb_check_between_two_machines() {
+    const TEST: &str = "ntb_check_between_two_machines";
+    let Some(inlane) = inlane(TEST) else { return };
+    let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ntb-two-vms.sh"))
+        .env("IVSHMEM_SERVER", env!("CARGO_BIN_EXE_ivshmem-server"))
+        .args(["--timeout", "150", &inlane, "ntb", "check", "--ivshmem", "0000:00:01.0", "--rounds", "3"])
+        .output()
+        .unwrap();
+    let second = String::from_utf8_lossy(&output.stderr).into_owned();
+    let Some(first) = outcome(TEST, output) else { return };
+    assert!(first.contains("ivshmem, pe 0, 3 rounds"), "{first}");
+    assert!(second.contains("ivshmem, pe 1, 3 rounds"), "{second}");
 }
 
 /// `inlane` as the workspace builds it beside this package's programs.

@@ -4,6 +4,7 @@
 //! ```sh
 //! pci-check memory ADDR HELD FREE     # three ivshmem-plain: under vfio-pci, held by a kernel driver, without a driver
 //! pci-check held ADDR                 # any device that a kernel driver holds
+//! pci-check vfio ADDR UNVIABLE        # under vfio-pci, the second in a group with a device that is not
 //! pci-check dma ADDR                  # QEMU's educational device under vfio-pci
 //! pci-check doorbell ADDR ROUNDS      # ivshmem-doorbell under vfio-pci, once in each of two virtual machines
 //! ```
@@ -22,9 +23,11 @@ fn main() -> anyhow::Result<()> {
     match arguments.first().map(String::as_str) {
         Some("memory") => memory(address(1)?, address(2)?, address(3)?),
         Some("held") => held(address(1)?),
+        Some("vfio") => refusals_of_vfio(address(1)?, address(2)?),
+        Some("busy") => busy(address(1)?),
         Some("dma") => dma(address(1)?),
         Some("doorbell") => doorbell(address(1)?, arguments.get(2).context("how many rounds?")?.parse()?),
-        _ => bail!("give memory, held, dma or doorbell"),
+        _ => bail!("give memory, held, vfio, dma or doorbell"),
     }
 }
 
@@ -103,6 +106,28 @@ fn held(address: Address) -> anyhow::Result<()> {
         refused!("under a kernel driver", Bar::open(&sysfs, &spec, &permission), Error::Held { .. });
     }
     refused!("under VFIO", vfio::Device::open(&sysfs, address), Error::Held { .. });
+    Ok(())
+}
+
+fn refusals_of_vfio(ours: Address, unviable: Address) -> anyhow::Result<()> {
+    let sysfs = Sysfs::system();
+    refused!("in a group with others", vfio::Device::open(&sysfs, unviable), Error::NotViable { .. });
+    let device = vfio::Device::open(&sysfs, ours)?;
+    let again = vfio::Device::open(&sysfs, ours)?;
+    println!("{device:?} and {again:?}: a process may open it twice");
+    let child =
+        std::process::Command::new(std::env::current_exe()?).args(["busy", &ours.to_string()]).status()?;
+    ensure!(child.success(), "the other process: {child}");
+    drop((device, again));
+    // SAFETY: gives up root, for the rest of this process.
+    ensure!(unsafe { libc::setuid(65534) } == 0, "cannot become nobody");
+    refused!("without privileges", vfio::Device::open(&sysfs, ours), Error::Denied { .. });
+    println!("vfio: ok");
+    Ok(())
+}
+
+fn busy(address: Address) -> anyhow::Result<()> {
+    refused!("open elsewhere", vfio::Device::open(&Sysfs::system(), address), Error::Busy { .. });
     Ok(())
 }
 
