@@ -110,7 +110,7 @@ pub fn start() {
 pub fn finish() {
     let Some(process) = PROCESS.get() else { return };
     if !FINISHED.swap(true, Ordering::AcqRel) {
-        check(process.world.barrier_all());
+        check(process.world.leave());
         process.twin.finished();
     }
 }

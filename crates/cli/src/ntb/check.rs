@@ -53,7 +53,7 @@ impl Check {
         let start = Instant::now();
         let world = World::new(Windows::connect(ntb, bytes, settings)?, 0, 0)?;
         inlane_ntb::check::run(&world, self.rounds)?;
-        world.barrier_all()?;
+        world.leave()?;
         let (me, seconds) = (world.me(), start.elapsed().as_secs_f64());
         crate::print(|out| {
             writeln!(out, "ntb check: {name}, pe {me}, {} rounds in {seconds:.2} s, ok", self.rounds)

@@ -128,7 +128,7 @@ pub fn pe(plan: &Plan) -> Result<Vec<Point>> {
     }
     let bench = Bench::new(World::new(windows, 0, 0)?, plan.clone(), largest)?;
     let points = bench.run(&mut engine)?;
-    bench.world.barrier_all()?;
+    bench.world.leave()?;
     twin.finished();
     // The other side may still be leaving the barrier.
     std::thread::sleep(Duration::from_millis(20));

@@ -94,6 +94,16 @@ impl<T: Transport> World<T> {
         self.barrier(self.all())
     }
 
+    /// The last barrier of a PE's life: when it returns, this PE may go, because the others have its part of it.
+    ///
+    /// # Errors
+    /// As for [`World::sync`].
+    pub fn leave(&self) -> Result<()> {
+        self.barrier_all()?;
+        // A notification that is still under way would be lost with its sender.
+        self.quiet()
+    }
+
     /// Copies `bytes` at `source` of the PE at index `root` to symmetric address `destination` of all others of the set, by a
     /// binomial tree.
     ///

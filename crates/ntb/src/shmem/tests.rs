@@ -8,7 +8,6 @@ use crate::transport::windows::{Settings, Windows};
 use crate::twin::{Hub, Twin};
 use inlane_core::completion::Completion;
 use std::sync::Arc;
-use std::time::Duration;
 
 type Pe = World<Windows>;
 
@@ -34,9 +33,7 @@ pub(crate) fn run(
                 let world = World::new(windows, 0, 0).unwrap();
                 world.barrier_all().unwrap();
                 body(&world);
-                world.barrier_all().unwrap();
-                // Links go down with the first that leaves: nobody does before all have passed the barrier's last word.
-                std::thread::sleep(Duration::from_millis(20));
+                world.leave().unwrap();
             });
         }
     });

@@ -154,8 +154,11 @@ fn mad_requests_are_refused_and_touch_nothing() {
             let mut contents: [u64; CONTENTS] =
                 std::array::from_fn(|_| edges[random.next() as usize % edges.len()]);
             // Half of them with a known operation, so that offsets and lengths are what is wrong.
-            contents[0] =
-                if number % 2 == 0 { number / 2 % 3 | (number % 9) << 8 | 8 << 16 } else { random.next() };
+            contents[0] = if number % 2 == 0 {
+                (number / 2 % 3) | ((number % 9) << 8) | (8 << 16)
+            } else {
+                random.next()
+            };
             // Never a valid one: those may well change memory.
             contents[1] |= 1;
             let at = layout.request(1, number);
