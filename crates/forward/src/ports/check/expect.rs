@@ -100,10 +100,7 @@ impl Expectation {
         }
         let index = stamp.flow as usize * self.traffic.sizes.len() + self.traffic.size_index(stamp.number);
         let template = self.templates.get(index)?;
-        let right = template.length as usize == bytes.len()
-            && !template.is_dropped()
-            && template.matches(bytes, last)
-            && stamp::crc_ok(&bytes[template.header_len as usize..]);
+        let right = !template.is_dropped() && template.matches(bytes, &self.body, stamp);
         right.then_some(Found::Right(stamp))
     }
 

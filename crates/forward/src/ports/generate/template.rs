@@ -101,12 +101,21 @@ impl Template {
         bytes[at..at + 2].copy_from_slice(&self.checksum(&stamp));
     }
 
-    /// Whether `bytes`, which has this length, begins with these headers, the checksum being right for its stamp.
+    /// Whether `bytes` is the packet of `stamp`, which stands at its end: headers with the right checksum, `body`, and the
+    /// stamp's CRC.
     #[inline(always)]
-    pub fn matches(&self, bytes: &[u8], stamp: &[u8; stamp::BYTES]) -> bool {
+    pub fn matches(&self, bytes: &[u8], body: &[u8], stamp: Stamp) -> bool {
         let (header, at) = (self.header_len as usize, self.checksum_at as usize);
+        if bytes.len() != self.length as usize {
+            return false;
+        }
+        let stamp_at = bytes.len() - stamp::BYTES;
+        // The body is known: comparing it is faster than its CRC, and the stamp's own goes on from there.
+        let stamp = stamp.to_bytes(self.body_crc);
         bytes[..at] == self.header[..at]
-            && bytes[at..at + 2] == self.checksum(stamp)
+            && bytes[at..at + 2] == self.checksum(&stamp)
             && bytes[at + 2..header] == self.header[at + 2..header]
+            && bytes[stamp_at..] == stamp
+            && bytes[header..stamp_at] == body[..stamp_at - header]
     }
 }
