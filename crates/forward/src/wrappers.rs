@@ -54,7 +54,7 @@ impl Wrappers {
         if let Some(faults) = &self.faults {
             // Each queue is disturbed by a sequence of its own.
             let seed = faults.seed.wrapping_add(done.len() as u64);
-            let faulty = Faults { seed, ..faults.clone() }.rx(rx, pool, &self.clock)?;
+            let faulty = Faults { seed, ..*faults }.rx(rx, pool, &self.clock)?;
             done.push(faulty.done());
             rx = Box::new(faulty);
         }
