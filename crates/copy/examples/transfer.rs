@@ -29,6 +29,7 @@ fn main() -> Result<()> {
         route.submit(&source.slice(offset, SIZE)?, &destination.slice(offset, SIZE)?)?;
     }
     route.finish()?;
+    route.rest()?;
     println!("{} wrong bytes", to.count_wrong(&destination, 42)?);
     Ok(())
 }

@@ -216,6 +216,8 @@ pub fn latency(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
         if repeat > 0 {
             totals.add((count * size) as f64, wall as f64, cpu as f64);
         }
+        // Filling and checking are work of the devices too, and must not wait for kernels that stay.
+        route.rest()?;
         verified += buffers.verify(size, count)?;
     }
     totals.measured(Summary::of(&times), 1, verified)
@@ -288,7 +290,9 @@ fn stream_with(
                 let budget = if repeat == 0 { plan.warm_up } else { plan.time };
                 let cpu = thread_cpu_ns();
                 let streamed = stream_once(route, buffers, size, budget, plan);
-                Some((streamed, thread_cpu_ns() - cpu))
+                let cpu = thread_cpu_ns() - cpu;
+                // As in `latency`; also when it failed, for the other side goes on to fill and check.
+                Some((streamed.and_then(|moved| route.rest().map(|()| moved)), cpu))
             }
         };
         gate.wait();

@@ -353,6 +353,7 @@ impl Mover for Route {
         if index != self.current {
             // Copies end in order, and two movers know nothing of each other.
             self.finish()?;
+            self.movers[self.current].1.rest()?;
             self.current = index;
             let done = self.movers[index].1.done()?;
             self.offset = self.submitted - done.0;
@@ -378,5 +379,9 @@ impl Mover for Route {
             None | Some(0) => Ok(()),
             Some(own) => self.movers[self.current].1.wait(Ticket(own), completion),
         }
+    }
+
+    fn rest(&mut self) -> Result<()> {
+        self.movers.iter_mut().try_for_each(|(_, mover)| mover.rest())
     }
 }

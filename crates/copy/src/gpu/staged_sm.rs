@@ -384,6 +384,11 @@ impl Mover for StagedSm {
         self.retire();
         outcome
     }
+
+    fn rest(&mut self) -> Result<()> {
+        self.wait(self.flight.newest(), Completion::Poll)?;
+        self.park()
+    }
 }
 
 impl Drop for StagedSm {

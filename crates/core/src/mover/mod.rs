@@ -51,6 +51,15 @@ pub trait Mover: Send {
     /// # Errors
     /// When the device is lost or does not answer.
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()>;
+
+    /// Waits for all copies, and lets go of what it holds between them (kernels that stay on a GPU); the next copy takes it
+    /// again. For before a pause, and before other work on the device that would wait for it.
+    ///
+    /// # Errors
+    /// As [`Mover::wait`].
+    fn rest(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What every mover checks before it copies: as many bytes on both sides, and none of them shared.
