@@ -12,7 +12,7 @@ run() { # NAME ARGUMENTS...
     local name=$1
     shift
     echo "== $name: inlane copy $*"
-    timeout 100 "$inlane" copy "$@" --json "$out/$name.json" || echo "FAILED $name"
+    timeout 60 "$inlane" copy "$@" --time 60ms --json "$out/$name.json" || echo "FAILED $name"
 }
 
 nvidia-smi topo -m >"$out/topology.txt" 2>&1
@@ -21,7 +21,7 @@ run staged $pair --require staged --sizes 64K,256K,1M,4M,16M,64M,256M --repeats 
 run staged-sm $pair --require staged-sm --sizes 4K,64K,256K,1M,4M,16M,64M,256M --repeats 7 --no-ceiling
 run cuda $pair --require cuda --sizes 64K,1M,16M,256M --repeats 7 --no-ceiling
 echo "== nccl"
-NCCL_P2P_DISABLE=1 timeout 100 python3 "$here/nccl.py" --repeats 7 >"$out/nccl.json" || echo "FAILED nccl"
+NCCL_P2P_DISABLE=1 timeout 60 python3 "$here/nccl.py" --repeats 5 --seconds 0.06 >"$out/nccl.json" || echo "FAILED nccl"
 run hybrid $pair --require hybrid --sizes 64K,1M,16M,256M --repeats 3 --no-ceiling
 # Both directions at once, against the links' ceiling while all of them run.
 run both $pair --path staged,staged-sm --direction both --sizes 1M,16M,64M,256M --repeats 5

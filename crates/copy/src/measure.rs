@@ -292,7 +292,8 @@ fn stream_with(
                 let streamed = stream_once(route, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
                 // As in `latency`; also when it failed, for the other side goes on to fill and check.
-                Some((streamed.and_then(|moved| route.rest().map(|()| moved)), cpu))
+                let rested = route.rest();
+                Some((streamed.and_then(|moved| rested.map(|()| moved)), cpu))
             }
         };
         gate.wait();
