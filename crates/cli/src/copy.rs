@@ -135,11 +135,14 @@ pub struct Copy {
     #[arg(long, default_value_t = staged_sm::Tuning::default().threads, value_name = "N")]
     sm_threads: u32,
     /// Staging by SMs: bytes of the largest chunk
-    #[arg(long, default_value = "32K", value_name = "SIZE", value_parser = units::parse_size)]
+    #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = units::parse_size)]
     sm_chunk: u64,
     /// Staging by SMs: chunks in each block's ring
     #[arg(long, default_value_t = staged_sm::Tuning::default().slots, value_name = "N")]
     sm_slots: usize,
+    /// Staging by SMs: turns of each block for a transfer of moderate size
+    #[arg(long, default_value_t = staged_sm::Tuning::default().turns, value_name = "N")]
+    sm_turns: usize,
     /// Staging by SMs: launch kernels for each transfer instead of keeping them running
     #[arg(long)]
     sm_launch: bool,
@@ -247,6 +250,7 @@ impl Copy {
                 threads: self.sm_threads,
                 chunk: sm_chunk,
                 slots: self.sm_slots,
+                turns: self.sm_turns,
             },
             resident: !self.sm_launch,
             blocks: self.sm_blocks,

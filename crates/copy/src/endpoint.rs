@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn written_as_read() {
-        for text in ["host", "gpu:0", "twin:15", "pci:0000:b5:00.0/bar2", "pci:0000:00:04.7/bar0@0+4096:wc"] {
+        for text in ["host", "gpu:0", "twin:15", "pci:0000:b5:00.0/bar2", "pci:0000:00:04.7/bar0@0+4K:wc"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
     }

@@ -11,21 +11,34 @@ pub fn word(index: u64, seed: u64) -> u64 {
 
 /// The pattern's next `bytes.len()` bytes, from word 0.
 pub fn fill(bytes: &mut [u8], seed: u64) {
-    for (index, chunk) in bytes.chunks_mut(8).enumerate() {
-        chunk.copy_from_slice(&word(index as u64, seed).to_le_bytes()[..chunk.len()]);
+    let mut words = bytes.chunks_exact_mut(8);
+    let mut index = 0;
+    for chunk in &mut words {
+        chunk.copy_from_slice(&word(index, seed).to_le_bytes());
+        index += 1;
     }
+    let rest = words.into_remainder();
+    rest.copy_from_slice(&word(index, seed).to_le_bytes()[..rest.len()]);
 }
 
 /// How many of the bytes differ from the pattern.
 pub fn count_wrong(bytes: &[u8], seed: u64) -> u64 {
     let mut wrong = 0;
-    for (index, chunk) in bytes.chunks(8).enumerate() {
-        let expected = word(index as u64, seed).to_le_bytes();
-        if chunk != &expected[..chunk.len()] {
-            wrong += chunk.iter().zip(expected).filter(|(byte, expected)| **byte != *expected).count() as u64;
+    let words = bytes.chunks_exact(8);
+    let rest = words.remainder();
+    let mut index = 0;
+    for chunk in words {
+        let found = u64::from_le_bytes(chunk.try_into().expect("a chunk has 8 bytes"));
+        if found != word(index, seed) {
+            wrong += differences(chunk, word(index, seed));
         }
+        index += 1;
     }
-    wrong
+    wrong + differences(rest, word(index, seed))
+}
+
+fn differences(bytes: &[u8], expected: u64) -> u64 {
+    bytes.iter().zip(expected.to_le_bytes()).filter(|(byte, expected)| **byte != *expected).count() as u64
 }
 
 /// The bytes of memory that the CPU maps.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  one span of pinned memory:
-//!  | control 384 | commands: lanes * DEPTH * 64 | lanes * 256 | ring: lanes * slots * slot bytes |
+//!  | control 256 | ended: lanes * 8 | commands: lanes * DEPTH * 64 | lanes * 256 | ring: lanes * slots * slot bytes |
 //! ```
 //!
 //! Resident, both kernels run until they are told to leave, and hold `lanes` blocks of each GPU meanwhile: allocating,
@@ -31,21 +31,24 @@ pub struct Tuning {
     pub chunk: usize,
     /// Chunks in a lane's ring.
     pub slots: usize,
+    /// Turns that a lane takes for a transfer of moderate size: with more, pushing and pulling overlap better; each costs a
+    /// fence. Small transfers take one, large ones as many as their chunks need.
+    pub turns: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { lanes: 32, threads: 512, chunk: 32 << 10, slots: 4 }
+        Self { lanes: 32, threads: 256, chunk: 64 << 10, slots: 4, turns: 3 }
     }
 }
 
 /// Commands in flight at most; a power of two.
 const DEPTH: u64 = 64;
 /// Offsets of the words of `Control`.
-const DONE: usize = 0;
-const FAILED: usize = 128;
-const LEAVE_NOW: usize = 256;
-const CONTROL_BYTES: usize = 384;
+const FAILED: usize = 0;
+const LEAVE_NOW: usize = 128;
+/// Where the lanes' words of ended commands begin.
+const ENDED: usize = 256;
 const COMMAND_BYTES: usize = 64;
 const LANE_BYTES: usize = 256;
 /// A command's length that means: leave.
@@ -66,7 +69,6 @@ pub struct StagedSm {
     /// Where an interrupt is waited for.
     notice: (Stream, Event),
     memory: Region,
-    finished: Region,
     tuning: Tuning,
     resident: bool,
     running: bool,
@@ -108,13 +110,12 @@ impl StagedSm {
         }
         let ring = tuning.lanes as usize * tuning.slots * tuning.chunk;
         let lanes = tuning.lanes as usize;
-        let bytes = CONTROL_BYTES + lanes * (DEPTH as usize * COMMAND_BYTES + LANE_BYTES) + ring;
+        let bytes = commands_at(lanes) + lanes * (DEPTH as usize * COMMAND_BYTES + LANE_BYTES) + ring;
         let mut staged = Self {
             push: (from.1.push.clone(), from.0.stream()?),
             pull: (to.1.pull.clone(), to.0.stream()?),
             notice: (to.0.stream()?, Event::new(to.0, EventKind::Completion)?),
             memory: from.0.pinned(bytes, PinnedKind::Cached)?,
-            finished: to.0.allocate(DEPTH as usize * 4)?,
             from: from.0.clone(),
             to: to.0.clone(),
             tuning,
@@ -139,7 +140,7 @@ impl StagedSm {
     }
 
     fn commands(&self) -> usize {
-        CONTROL_BYTES
+        commands_at(self.tuning.lanes as usize)
     }
 
     fn lanes(&self) -> usize {
@@ -152,7 +153,7 @@ impl StagedSm {
 
     /// The newest ticket that is done.
     fn look(&self) -> Result<Ticket> {
-        look(&self.memory, &self.entries, self.flight.done(), &|| self.short_name())
+        look(&self.memory, self.tuning.lanes, &self.entries, self.flight.done(), &|| self.short_name())
     }
 
     fn short_name(&self) -> String {
@@ -171,13 +172,13 @@ impl StagedSm {
         let at = |offset: usize| base + offset as u64;
         let arguments = Arguments([
             base,
+            at(ENDED),
             at(self.commands()),
             DEPTH,
             at(self.lanes()),
             at(self.ring()),
             self.tuning.slots as u64,
             self.tuning.chunk as u64,
-            self.finished.address(),
             first,
             count,
             IDLE.as_nanos() as u64,
@@ -251,21 +252,28 @@ impl StagedSm {
         self.flight.check(ticket)?;
         let Some(index) = ticket.0.checked_sub(self.flight.done().0 + 1) else { return Ok(()) };
         let sequence = self.entries[index as usize].0;
-        let wait = MemoryOperation::Wait {
-            address: self.memory.address(),
-            value: sequence as u32,
-            until: WaitUntil::Reached,
-        };
+        let waits: Vec<_> = (0..u64::from(self.tuning.lanes))
+            .map(|lane| MemoryOperation::Wait {
+                address: self.memory.address() + ENDED as u64 + lane * 8,
+                value: sequence as u32,
+                until: WaitUntil::Reached,
+            })
+            .collect();
         let (stream, event) = &self.notice;
-        // SAFETY: the word is pinned memory that lives as long as the stream; the kernels write it when the command ends,
-        // or move it ahead when they give up.
-        unsafe { stream.memory_operations(&[wait])? };
+        // SAFETY: the words are pinned memory that lives as long as the stream; the kernels write them when the command ends,
+        // or move them ahead when they give up.
+        unsafe { stream.memory_operations(&waits)? };
         stream.record(event)?;
         event.synchronize()?;
         let seen = self.look()?;
         self.flight.complete(seen, false);
         Ok(())
     }
+}
+
+/// Where the commands begin: after the lanes' words, on a line of their own.
+fn commands_at(lanes: usize) -> usize {
+    (ENDED + lanes * 8).next_multiple_of(128)
 }
 
 /// A word of the pinned span.
@@ -283,11 +291,20 @@ fn short_name(from: &Gpu, to: &Gpu) -> String {
 /// The newest ticket that is done, where the oldest entry is that after `first`.
 fn look(
     memory: &Region,
+    lanes: u32,
     entries: &VecDeque<(u64, [Region; 2])>,
     first: Ticket,
     name: &dyn Fn() -> String,
 ) -> Result<Ticket> {
-    let done = word(memory, DONE).load(Ordering::Acquire);
+    let Some((oldest, _)) = entries.front() else { return Ok(first) };
+    // Each lane's word grows; the first that is behind the oldest command tells that nothing new has ended.
+    let mut done = u64::MAX;
+    for lane in 0..lanes as usize {
+        done = done.min(word(memory, ENDED + lane * 8).load(Ordering::Acquire));
+        if done < *oldest {
+            break;
+        }
+    }
     let why = word(memory, FAILED).load(Ordering::Relaxed);
     if why != 0 {
         let what = if why == 1 { "no command" } else { "no chunk from the other GPU" };
@@ -302,16 +319,16 @@ fn look(
     Ok(Ticket(first.0 + ended as u64))
 }
 
-/// Chunks such that every lane has work, and large transfers four turns of it, so that pushing and pulling overlap.
+/// Chunks such that every lane has work, and transfers that are worth it several turns of it.
 fn chunk_for(bytes: usize, tuning: &Tuning) -> usize {
     let lanes = tuning.lanes as usize;
-    let turns = if bytes >= lanes * 16384 { 4 } else { 1 };
+    let turns = if bytes >= lanes * 8192 { tuning.turns.max(1) } else { 1 };
     bytes.div_ceil(lanes * turns).next_multiple_of(512).clamp(1024.min(tuning.chunk), tuning.chunk)
 }
 
 impl Mover for StagedSm {
     fn name(&self) -> String {
-        let Tuning { lanes, threads, chunk, slots } = self.tuning;
+        let Tuning { lanes, threads, chunk, slots, .. } = self.tuning;
         format!(
             "gpu:{} SMs -> {lanes} rings of {slots} pinned chunks of up to {} -> gpu:{} SMs ({lanes} blocks of {threads} \
              threads each, {})",
@@ -371,9 +388,9 @@ impl Mover for StagedSm {
             Completion::Interrupt => self.wait_interrupt(ticket),
             _ => {
                 // The entries stay until `retire`, so they are counted from where the flight stands now.
-                let Self { flight, memory, entries, from, to, .. } = self;
+                let Self { flight, memory, entries, from, to, tuning, .. } = self;
                 let name = || short_name(from, to);
-                let poll = || look(memory, entries, first, &name);
+                let poll = || look(memory, tuning.lanes, entries, first, &name);
                 match completion {
                     Completion::Adaptive => flight.wait_adaptive(&name, ticket, poll),
                     _ => flight.wait_polling(&name, ticket, poll),
@@ -402,7 +419,9 @@ impl Drop for StagedSm {
         }
         // The kernels' waits are bounded, so this ends; a wait for an interrupt is let go.
         drain(&[&self.push.1, &self.pull.1]);
-        self.word(DONE).store(self.sequence + (1 << 30), Ordering::Release);
+        for lane in 0..self.tuning.lanes as usize {
+            self.word(ENDED + lane * 8).store(self.sequence + (1 << 30), Ordering::Release);
+        }
         drain(&[&self.notice.0]);
     }
 }
@@ -419,7 +438,8 @@ mod tests {
             assert!(chunk <= tuning.chunk && chunk.is_multiple_of(16), "{bytes}: {chunk}");
         }
         assert_eq!(chunk_for(64 << 10, &tuning), 2048, "each lane has a chunk");
-        assert_eq!(chunk_for(1 << 20, &tuning), 8192, "each lane has four");
+        let turns = (1 << 20) / 32usize / chunk_for(1 << 20, &tuning) + 1;
+        assert_eq!(turns, 3, "each lane has three");
         assert_eq!(chunk_for(1 << 30, &tuning), tuning.chunk);
         assert_eq!(chunk_for(100, &Tuning { chunk: 512, ..tuning }), 512);
     }

@@ -13,18 +13,19 @@
 //
 //   | source, seq | destination, seq | bytes, seq | chunk, seq |
 //
-// Chunk c of a transfer goes through lane c % lanes. When all lanes of the puller have done a command, the last of them
-// writes its number to `done`. Lanes run ahead of each other; commands end in order, because each lane does. A side that
-// gives up says so in `failed`, and moves `done` far ahead, so that nothing waits for it for ever.
+// Chunk c of a transfer goes through lane c % lanes. Each lane of the puller writes the number of the command it has done
+// to its word of `ended`; a command is complete when all have. A side that gives up says so in `failed`, and moves its
+// word of `ended` far ahead, so that nothing waits for it for ever.
+//
+// A fence at system scope waits for writes to cross PCIe, 1 us and more, so there is one a chunk and no other: between the
+// chunk and the words that publish it.
 #include "copy.cuh"
 
 struct Control {
-    u64 done;    // the newest command that is complete; written by the puller
-    u64 pad0[15];
     u64 failed;  // written once by whichever side gave up waiting: 1 for a command, 2 for a chunk
-    u64 pad1[15];
+    u64 pad0[15];
     u64 leave;   // written by the CPU when the kernels shall end whatever they wait for
-    u64 pad2[15];
+    u64 pad1[15];
 };
 
 struct Lane {
@@ -44,9 +45,13 @@ __device__ inline ulonglong2 load_pair(const ulonglong2* from) {
     return value;
 }
 
-__device__ inline void give_up_on(Control* control, u64 seq, u64 why) {
-    store_release(&control->failed, why);
-    store_release(&control->done, seq + (1ull << 30));
+// Everything that this block has read and written, before whatever this thread writes next, for whoever reads that.
+__device__ inline void fence_system() {
+    asm volatile("fence.acq_rel.sys;" : : : "memory");
+}
+
+__device__ inline void store_relaxed(u64* word, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
 }
 
 // Told to end, or past the time to wait.
@@ -54,16 +59,21 @@ __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }
 
+__device__ inline void give_up_on(Control* control, u64* ended, u64 seq, u64 why) {
+    store_release(&control->failed, why);
+    store_release(ended + blockIdx.x, seq + (1ull << 30));
+}
+
 template <bool PUSH>
 __device__ void serve(
     Control* control,
+    u64* ended,
     const ulonglong2* commands,
     u64 depth,
     Lane* lanes,
     char* ring,
     u64 slots,
     u64 slot_bytes,
-    u32* finished,
     u64 first,
     u64 count,
     u64 idle_ns,
@@ -98,7 +108,7 @@ __device__ void serve(
                 pair = load_pair(part);
             }
             field[threadIdx.x] = pair.x;
-            __threadfence_system();
+            fence_system(); // what the command tells of was there before it
         }
         __syncthreads();
         const char* source = (const char*)field[0];
@@ -106,10 +116,10 @@ __device__ void serve(
         u64 bytes = field[2];
         u64 chunk = field[3];
         if (leave) {
-            if (threadIdx.x == 0) give_up_on(control, seq, 1);
+            if (threadIdx.x == 0) give_up_on(control, ended, seq, 1);
             return;
         }
-        if (PUSH && threadIdx.x == 0) *(volatile u64*)&lane->seen = seq;
+        if (PUSH && threadIdx.x == 0) store_relaxed(&lane->seen, seq);
         if (bytes == LEAVE) return;
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
             if (threadIdx.x == 0) {
@@ -124,7 +134,7 @@ __device__ void serve(
             }
             __syncthreads();
             if (leave) {
-                if (threadIdx.x == 0) give_up_on(control, seq, 2);
+                if (threadIdx.x == 0) give_up_on(control, ended, seq, 2);
                 return;
             }
             char* slot = mine + chunks_done % slots * slot_bytes;
@@ -136,29 +146,29 @@ __device__ void serve(
             }
             __syncthreads();
             chunks_done += 1;
-            if (threadIdx.x == 0) store_release(PUSH ? &lane->ready : &lane->taken, chunks_done);
-        }
-        if (!PUSH && threadIdx.x == 0) {
-            // The barrier after the last chunk put every thread's writes before this fence.
-            __threadfence_system();
-            u32* counter = finished + seq % depth;
-            if (atomicAdd(counter, 1u) + 1 == gridDim.x) {
-                *counter = 0;
-                __threadfence_system();
-                store_release(&control->done, seq);
+            if (threadIdx.x == 0) {
+                fence_system();
+                if (PUSH) {
+                    store_relaxed(&lane->ready, chunks_done);
+                } else {
+                    if (offset + gridDim.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
+                    store_relaxed(&lane->taken, chunks_done);
+                }
             }
         }
+        // A lane that has no part in a command ends it too.
+        if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // `field` is read by all before thread 0..3 fill it again
     }
 }
 
 #define SERVE(name, push)                                                                                            \
     extern "C" __global__ void __launch_bounds__(1024) name(                                                         \
-        Control* control, const ulonglong2* commands, u64 depth, Lane* lanes, char* ring, u64 slots, u64 slot_bytes, \
-        u32* finished, u64 first, u64 count, u64 idle_ns, u64 stuck_ns                                               \
+        Control* control, u64* ended, const ulonglong2* commands, u64 depth, Lane* lanes, char* ring, u64 slots,     \
+        u64 slot_bytes, u64 first, u64 count, u64 idle_ns, u64 stuck_ns                                              \
     ) {                                                                                                              \
         serve<push>(                                                                                                 \
-            control, commands, depth, lanes, ring, slots, slot_bytes, finished, first, count, idle_ns, stuck_ns      \
+            control, ended, commands, depth, lanes, ring, slots, slot_bytes, first, count, idle_ns, stuck_ns         \
         );                                                                                                           \
     }
 
