@@ -38,7 +38,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { lanes: 32, threads: 256, chunk: 64 << 10, slots: 4, turns: 3 }
+        Self { lanes: 32, threads: 256, chunk: 64 << 10, slots: 4, turns: 2 }
     }
 }
 
@@ -438,8 +438,7 @@ mod tests {
             assert!(chunk <= tuning.chunk && chunk.is_multiple_of(16), "{bytes}: {chunk}");
         }
         assert_eq!(chunk_for(64 << 10, &tuning), 2048, "each lane has a chunk");
-        let turns = (1 << 20) / 32usize / chunk_for(1 << 20, &tuning) + 1;
-        assert_eq!(turns, 3, "each lane has three");
+        assert_eq!(chunk_for(1 << 20, &tuning), 16384, "each lane has two");
         assert_eq!(chunk_for(1 << 30, &tuning), tuning.chunk);
         assert_eq!(chunk_for(100, &Tuning { chunk: 512, ..tuning }), 512);
     }
