@@ -15,8 +15,9 @@ fn machine(options: &[&str]) -> Command {
 fn outcome(test: &str, output: Output) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    if output.status.code() == Some(3) {
-        eprintln!("SKIPPED {test}: {errors}");
+    // Status 3 alone may be the guest's.
+    if output.status.code() == Some(3) && errors.contains("virtual machines need") {
+        eprintln!("SKIPPED {test}: {}", errors.trim().replace('\n', "; "));
         return None;
     }
     assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);

@@ -284,4 +284,16 @@ mod tests {
         let report = read(&Sysfs::at("/nonexistent"), &Names::default());
         assert!(text(&report, false).contains("no PCI devices"));
     }
+
+    /// To take over what changed on purpose: `INLANE_BLESS=1 cargo test -p inlane schema`.
+    #[test]
+    fn the_published_schema_is_that_of_the_type() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schema/topo.json");
+        let made = serde_json::to_string_pretty(&schemars::schema_for!(Report).to_value()).unwrap() + "\n";
+        if std::env::var_os("INLANE_BLESS").is_some() {
+            fs::write(&path, &made).unwrap();
+        }
+        let published = fs::read_to_string(&path).unwrap_or_default();
+        assert!(published == made, "docs/schema/topo.json is another one");
+    }
 }
