@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use inlane_core::completion::Completion;
 use inlane_core::units;
-use inlane_ntb::launch::Job;
+use inlane_ntb::launch::{Job, MoverChoice};
 use std::ffi::OsString;
 
 /// Node to node over PCIe windows: run OpenSHMEM programs, measure windows
@@ -56,6 +56,9 @@ struct Run {
     /// Give the faults to this processing element alone
     #[arg(long, value_name = "PE")]
     faulty: Option<u32>,
+    /// Let a DMA engine's twin copy bulk: twin (from where it beats stores) or twin:SIZE
+    #[arg(long, value_name = "MOVER")]
+    mover: Option<MoverChoice>,
     /// Leave processing elements where the system puts them, instead of one processor each
     #[arg(long)]
     no_bind: bool,
@@ -84,6 +87,7 @@ impl Run {
             completion: self.completion,
             faults: self.faults,
             faulty: self.faulty,
+            mover: self.mover,
             bind: !self.no_bind,
         };
         let (program, arguments) = self.program.split_first().context("no program given")?;

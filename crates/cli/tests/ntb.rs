@@ -68,6 +68,17 @@ fn jobs_check_clean_and_over_a_bad_wire() {
     }
 }
 
+#[test]
+fn bulk_goes_by_a_mover() {
+    for mover in ["twin", "twin:4K"] {
+        let output = inlane(&[
+            "ntb", "run", "-n", "2", "--mover", mover, "--", INLANE, "ntb", "check", "--rounds", "2",
+        ]);
+        assert_eq!(output.status.code(), Some(0), "{mover}: {}", stderr(&output));
+    }
+    assert_eq!(inlane(&["ntb", "run", "--mover", "horse", "--", "true"]).status.code(), Some(2));
+}
+
 /// A child that is port `port` of `hub`, running `inlane ntb check`.
 fn child(hub: &Hub, port: u32, faults: &str) -> Child {
     let socket = hub.admit(port).unwrap();

@@ -9,6 +9,7 @@
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
 //! | `INLANE_NTB_COMPLETION` | how waits end: poll, interrupt or adaptive |
 //! | `INLANE_NTB_FAULTS` | faults to inject (see [`Faults`]) |
+//! | `INLANE_NTB_MOVER` | who copies bulk: `twin` or `twin:SIZE` (a DMA engine's twin, from that size on) |
 //! | `INLANE_NTB_YIELD` | 1: more PEs than processors, let others run while polling |
 
 use crate::error::{Error, Result};
@@ -16,6 +17,8 @@ use crate::fault::Faults;
 use crate::transport::windows::Settings;
 use crate::twin::{Hub, Seen, Twin};
 use inlane_core::completion::Completion;
+use inlane_core::mover::Mover;
+use inlane_twin::{DmaCosts, DmaEngine};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -69,6 +72,7 @@ impl Session {
             completion: variable::<Completion>("INLANE_NTB_COMPLETION")?.unwrap_or(Completion::Adaptive),
             yields: variable::<u8>("INLANE_NTB_YIELD")?.unwrap_or(0) != 0,
             faults: faults.clone(),
+            mover: variable::<MoverChoice>("INLANE_NTB_MOVER")?.map(MoverChoice::start).transpose()?,
             ..Settings::default()
         };
         let (socket, hub) = match variable::<RawFd>("INLANE_NTB_FD")? {
@@ -80,6 +84,39 @@ impl Session {
         };
         let twin = Twin::attach(socket, &faults)?;
         Ok(Self { twin, heap_bytes: heap_bytes as usize, settings, hub })
+    }
+}
+
+/// Who copies bulk, as a user names it: `twin`, or `twin:SIZE` from that size on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoverChoice {
+    from: Option<usize>,
+}
+
+impl std::str::FromStr for MoverChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("twin", "") => Ok(Self { from: None }),
+            ("twin", size) => Ok(Self { from: Some(inlane_core::units::parse_size(size)? as usize) }),
+            _ => Err(Error::invalid(format!("mover '{text}'"), "write twin, or twin:SIZE")),
+        }
+    }
+}
+
+impl std::fmt::Display for MoverChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.from {
+            None => f.write_str("twin"),
+            Some(from) => write!(f, "twin:{from}"),
+        }
+    }
+}
+
+impl MoverChoice {
+    fn start(self) -> Result<(Box<dyn Mover>, Option<usize>)> {
+        Ok((Box::new(DmaEngine::new("dma twin", DmaCosts::unlimited())?), self.from))
     }
 }
 
@@ -114,6 +151,8 @@ pub struct Job {
     pub faults: String,
     /// The PE that alone gets the faults; all when `None`.
     pub faulty: Option<u32>,
+    /// Who copies bulk; stores when `None`.
+    pub mover: Option<MoverChoice>,
     /// Binds each PE to its share of the processors where there are enough.
     pub bind: bool,
 }
@@ -126,6 +165,7 @@ impl Default for Job {
             completion: Completion::Adaptive,
             faults: String::new(),
             faulty: None,
+            mover: None,
             bind: true,
         }
     }
@@ -201,6 +241,10 @@ impl Job {
         match self.faulty.is_none_or(|faulty| faulty == pe) && !self.faults.is_empty() {
             true => command.env("INLANE_NTB_FAULTS", &self.faults),
             false => command.env_remove("INLANE_NTB_FAULTS"),
+        };
+        match &self.mover {
+            Some(mover) => command.env("INLANE_NTB_MOVER", mover.to_string()),
+            None => command.env_remove("INLANE_NTB_MOVER"),
         };
         // SAFETY: only system calls that are safe between fork and exec, on values copied before.
         unsafe {

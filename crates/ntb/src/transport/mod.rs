@@ -8,6 +8,7 @@ mod requests;
 mod service;
 #[cfg(test)]
 mod tests;
+pub mod threshold;
 pub mod wait;
 pub mod windows;
 

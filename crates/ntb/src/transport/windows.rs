@@ -3,6 +3,7 @@
 use super::layout::{LANDING, Layout, MAGIC};
 use super::requests::Requests;
 use super::service::{Expected, encode_atomic, encode_push};
+use super::threshold::calibrate;
 use super::wait::{Manner, Waits, Watch};
 use super::{Atomic, Transport};
 use crate::bell::Ringer;
@@ -38,8 +39,8 @@ pub struct Settings {
     pub yields: bool,
     /// Gets of this many bytes and more ask the owner to push; `None`: as measured for this kind of window.
     pub push_from: Option<usize>,
-    /// Copies bulk, and from how many bytes on.
-    pub mover: Option<(Box<dyn Mover>, usize)>,
+    /// Copies bulk, and from how many bytes on; `None` there: from where it beats stores, measured while connecting.
+    pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
     /// Where the process is to die, for tests.
     pub faults: Faults,
 }
@@ -137,7 +138,16 @@ impl Windows {
         // On coherent windows a load is as cheap as the owner's; on posted ones it is a round trip for each 8 bytes.
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
-            Some((mover, from)) => (Some(Mutex::new(mover)), from),
+            Some((mut mover, from)) => {
+                let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
+                    (Some(from), _) => from,
+                    // Nobody uses landings before all have connected.
+                    (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
+                    (None, None) => usize::MAX,
+                };
+                tracing::debug!(mover = mover.name(), from_bytes = from, "bulk goes by the mover");
+                (Some(Mutex::new(mover)), from)
+            }
             None => (None, usize::MAX),
         };
         let shared = Arc::new(Shared {
@@ -480,7 +490,10 @@ impl Transport for Windows {
         if self.shared.coherent {
             store_fence();
         } else {
-            self.shared.peers.iter().for_each(|peer| peer.window.fence());
+            // A fence orders stores alone; what a mover will copy must find them delivered.
+            let mixed = self.shared.mover.is_some();
+            let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
+            self.shared.peers.iter().for_each(order);
         }
         Ok(())
     }

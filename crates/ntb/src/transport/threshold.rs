@@ -1,0 +1,90 @@
+//! From which size on a mover beats stores: measured once, on the window it will be used for.
+
+use crate::error::Result;
+use crate::window::Window;
+use inlane_core::completion::Completion;
+use inlane_core::mover::Mover;
+use inlane_core::region::Region;
+use std::time::Instant;
+
+/// Runs of which the fastest counts.
+const TRIES: usize = 5;
+/// The smallest size tried; below it, a mover's fixed cost has no chance.
+const SMALLEST: usize = 4096;
+
+fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
+    let mut least = u128::MAX;
+    for _ in 0..TRIES {
+        let start = Instant::now();
+        body()?;
+        least = least.min(start.elapsed().as_nanos());
+    }
+    Ok(least)
+}
+
+/// The size from which on `mover`, polled, is at least as fast as stores to the `room` bytes at offset `at` of `window`;
+/// `usize::MAX` where it never is, or does not reach the window.
+///
+/// # Errors
+/// Those of the mover and of the window.
+pub fn calibrate(mover: &mut dyn Mover, window: &Window, at: usize, room: usize) -> Result<usize> {
+    let source = Region::host(room)?;
+    if !mover.reaches(&source, window.region()) {
+        return Ok(usize::MAX);
+    }
+    let sizes = std::iter::successors(Some(SMALLEST), |size| Some(size * 2)).take_while(|size| *size <= room);
+    let mut from = usize::MAX;
+    for size in sizes {
+        let (part, destination) = (source.slice(0, size)?, window.region().slice(at, size)?);
+        // SAFETY: the source has `size` bytes.
+        let stores = fastest(|| unsafe { window.store_from(at, part.as_ptr(), size) })?;
+        let moved = fastest(|| {
+            let ticket = mover.submit(&part, &destination)?;
+            Ok(mover.wait(ticket, Completion::Poll)?)
+        })?;
+        // It must hold for all larger sizes too: a size where stores win starts anew.
+        from = if moved > stores { usize::MAX } else { from.min(size) };
+    }
+    Ok(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Ordering;
+    use inlane_core::mover::Ticket;
+    use std::time::Duration;
+
+    /// Takes a fixed time, whatever the size.
+    struct Fixed(Duration, bool);
+
+    impl Mover for Fixed {
+        fn name(&self) -> String {
+            "fixed".into()
+        }
+        fn reaches(&self, _: &Region, _: &Region) -> bool {
+            self.1
+        }
+        fn submit(&mut self, _: &Region, _: &Region) -> inlane_core::error::Result<Ticket> {
+            std::thread::sleep(self.0);
+            Ok(Ticket(1))
+        }
+        fn done(&mut self) -> inlane_core::error::Result<Ticket> {
+            Ok(Ticket(1))
+        }
+        fn wait(&mut self, _: Ticket, _: Completion) -> inlane_core::error::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_faster_one_is_found() {
+        let window = Window::new(1, Region::host(1 << 20).unwrap(), Ordering::Coherent, None);
+        let at_once = calibrate(&mut Fixed(Duration::ZERO, true), &window, 0, 1 << 20).unwrap();
+        assert!(at_once < usize::MAX, "a mover of no time wins at the latest with the largest");
+        let slow = calibrate(&mut Fixed(Duration::from_millis(20), true), &window, 0, 1 << 20).unwrap();
+        assert_eq!(slow, usize::MAX);
+        let elsewhere = calibrate(&mut Fixed(Duration::ZERO, false), &window, 0, 1 << 20).unwrap();
+        assert_eq!(elsewhere, usize::MAX);
+    }
+}
