@@ -35,8 +35,8 @@ static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
 		mbuf->port = mark;
 }
 
-/* What is received, told as a packet; not zero when it has more segments. */
-static inline __attribute__((always_inline)) uint64_t tell(struct rte_mbuf *mbuf, struct inlane_packet *packet,
+/* What is received, told as a packet; returns of how many segments. */
+static inline __attribute__((always_inline)) unsigned int tell(struct rte_mbuf *mbuf, struct inlane_packet *packet,
 		uint64_t *sum, const bool marks)
 {
 	uint64_t length = mbuf->data_len;
@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) uint64_t tell(struct rte_mbuf *mbuf
 	if (marks)
 		mbuf->port = INLANE_MARK_HELD;
 	*sum += length;
-	return mbuf->nb_segs ^ 1;
+	return mbuf->nb_segs;
 }
 
 /* The bytes behind first segments. */
@@ -67,30 +67,32 @@ static __attribute__((noinline)) uint64_t tell_chains(struct rte_mbuf **mbufs, u
 static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, uint16_t queue,
 		struct inlane_packet *packets, uint16_t count, uint64_t *bytes, const bool marks)
 {
-	struct rte_mbuf *mbufs[CHUNK];
+	struct rte_mbuf *mbufs[CHUNK + AHEAD + 4], **mbuf = mbufs;
 	uint64_t sum = 0;
 
 	enrol();
 	_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "length and port are stored as one");
-	uint16_t got = rte_eth_rx_burst(port, queue, mbufs, RTE_MIN(count, CHUNK));
-	uint16_t i = 0;
-	for (; i + 4 <= got; i += 4) {
-		uint64_t chained = 0;
+	const size_t got = rte_eth_rx_burst(port, queue, mbufs, RTE_MIN(count, CHUNK));
+	if (got == 0)
+		return 0;
+	/* Something to fetch behind the last. */
+	for (size_t i = 0; i < AHEAD + 4; i++)
+		mbufs[got + i] = mbufs[0];
+	struct rte_mbuf **const end = mbufs + got;
+	for (; mbuf + 4 <= end; mbuf += 4, packets += 4) {
+		unsigned int segments = 0;
 
-		if (i + AHEAD + 4 <= got) {
 #pragma GCC unroll 4
-			for (int k = 0; k < 4; k++)
-				rte_prefetch0(mbufs[i + AHEAD + k]);
+		for (size_t k = 0; k < 4; k++) {
+			rte_prefetch0(mbuf[AHEAD + k]);
+			segments += tell(mbuf[k], &packets[k], &sum, marks);
 		}
-#pragma GCC unroll 4
-		for (int k = 0; k < 4; k++)
-			chained |= tell(mbufs[i + k], &packets[i + k], &sum, marks);
-		if (unlikely(chained))
-			sum += tell_chains(&mbufs[i], 4, marks);
+		if (unlikely(segments != 4))
+			sum += tell_chains(mbuf, 4, marks);
 	}
-	for (; i < got; i++) {
-		if (unlikely(tell(mbufs[i], &packets[i], &sum, marks)))
-			sum += tell_chains(&mbufs[i], 1, marks);
+	for (; mbuf < end; mbuf++, packets++) {
+		if (unlikely(tell(*mbuf, packets, &sum, marks) != 1))
+			sum += tell_chains(mbuf, 1, marks);
 	}
 	*bytes += sum;
 	return got;
@@ -128,33 +130,36 @@ static inline __attribute__((always_inline)) uint16_t tx_burst(uint16_t port, ui
 		const struct inlane_packet *packets, uint16_t count, uint64_t *bytes, uint64_t *errors, const bool marks)
 {
 	struct rte_mbuf *mbufs[CHUNK];
-	uint16_t done = 0;
+	size_t done = 0;
 
 	enrol();
 	while (done < count) {
-		uint16_t most = RTE_MIN((uint16_t)(count - done), CHUNK), chunk = 0;
+		const size_t most = RTE_MIN(count - done, CHUNK);
+		const struct inlane_packet *four = &packets[done];
+		size_t chunk = 0;
 		uint64_t sum = 0;
 		bool broken = false;
 
 		/* Four at a time as long as nothing was changed and nothing has further segments, which is the rule. */
-		for (; chunk + 4 <= most; chunk += 4) {
-			const struct inlane_packet *four = &packets[done + chunk];
+		for (; chunk + 4 <= most; chunk += 4, four += 4) {
 			uint64_t lengths = 0, differs = 0;
+			unsigned int segments = 0;
+
 #pragma GCC unroll 4
-			for (int k = 0; k < 4; k++) {
+			for (size_t k = 0; k < 4; k++) {
 				struct rte_mbuf *mbuf = mbuf_of(&four[k]);
 
 				differs |= four[k].address - (uint64_t)(uintptr_t)mbuf->buf_addr - mbuf->data_off;
 				differs |= four[k].length ^ mbuf->data_len;
-				differs |= mbuf->nb_segs ^ 1;
+				segments += mbuf->nb_segs;
 				lengths += four[k].length;
 				mbufs[chunk + k] = mbuf;
 			}
-			if (unlikely(differs))
+			if (unlikely(differs | (segments ^ 4)))
 				break;
 			sum += lengths;
 			if (marks) {
-				for (int k = 0; k < 4; k++)
+				for (size_t k = 0; k < 4; k++)
 					mbufs[chunk + k]->port = INLANE_MARK_SENT | port;
 			}
 		}
@@ -175,7 +180,7 @@ static inline __attribute__((always_inline)) uint16_t tx_burst(uint16_t port, ui
 			}
 		}
 		uint16_t sent = rte_eth_tx_burst(port, queue, mbufs, chunk);
-		for (uint16_t i = sent; unlikely(i < chunk); i++) {
+		for (size_t i = sent; unlikely(i < chunk); i++) {
 			sum -= mbufs[i]->pkt_len;
 			if (marks)
 				mark_chain(mbufs[i], INLANE_MARK_HELD);
