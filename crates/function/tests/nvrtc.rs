@@ -62,3 +62,17 @@ fn messages_point_at_the_users_lines() {
     let Err(Error::Source { log, .. }) = compile(&program, "sm_90") else { panic!("it compiled") };
     assert!(log.contains("io.cu(7)") && log.contains("nonsense"), "{log}");
 }
+
+#[test]
+fn a_kernel_that_uses_assembled_slots_compiles() {
+    if !compiler_is_here("a_kernel_that_uses_assembled_slots_compiles") {
+        return;
+    }
+    let source = include_str!("../../../examples/functions/oran_power.cu");
+    let program = Program { name: "oran_power.cu", source, headers: &HEADERS, options: &[] };
+    for arch in ARCHITECTURES {
+        let compiled = compile(&program, arch).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(compiled.log(), "", "{arch}: warnings");
+        assert!(contains(compiled.machine_code(), "oran_power"));
+    }
+}

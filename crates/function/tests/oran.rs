@@ -313,3 +313,41 @@ fn what_is_not_u_plane_goes_on() {
     assert_eq!(fates, frames.into_iter().map(Fate::Forward).collect::<Vec<_>>());
     assert_eq!(instance.report().counter("other_packets"), Some(4));
 }
+
+/// The example that uses what was assembled, on the CPU.
+#[test]
+fn the_power_of_symbols_is_that_of_their_samples() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let (here, object) = (std::path::Path::new(env!("CARGO_MANIFEST_DIR")), folder.path().join("power.so"));
+    let compiled = std::process::Command::new("c++")
+        .args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-I"])
+        .arg(here.join("include"))
+        .arg("-o")
+        .arg(&object)
+        .arg("-xc++")
+        .arg(here.join("../../examples/functions/oran_power.cu"))
+        .status();
+    assert!(compiled.expect("the compiler that built this").success());
+    // SAFETY: made above; its symbol has this type, and the output region is whole.
+    let power = |output: &[u8], n: u64| unsafe {
+        let library = libloading::Library::new(&object).expect("loads");
+        let power =
+            library.get::<unsafe extern "C" fn(*const u8, u64, u32, *mut u64) -> bool>(b"oran_power\0");
+        let mut found = [0u64; 28];
+        power.expect("it is there")(output.as_ptr(), n, 2, found.as_mut_ptr()).then_some(found)
+    };
+    let mut instance = instance(&text(&PLAIN));
+    let frames: Vec<Vec<u8>> =
+        whole(&PLAIN, 6, 11).iter().skip(3).map(|packet| packet.frame(&PLAIN)).collect();
+    run_shaped(&mut instance, &frames, 32, true, 0, 1);
+    assert_eq!(power(instance.output(), 0), None);
+    instance.finish();
+    let found = power(instance.output(), 0).expect("it was delivered");
+    for (i, found) in found.into_iter().enumerate() {
+        let prbs = (0..PRBS).filter(|prb| i > 0 || *prb >= 33);
+        let samples =
+            prbs.flat_map(|prb| samples(&PLAIN, 6, i / 14, (i % 14) as u8, prb)).collect::<Vec<u8>>();
+        let words = samples.chunks(2).map(|pair| i16::from_be_bytes([pair[0], pair[1]]) as i64);
+        assert_eq!(found, words.map(|word| (word * word) as u64).sum::<u64>(), "{i}");
+    }
+}
