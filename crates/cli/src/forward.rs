@@ -292,6 +292,13 @@ impl Forward {
             return Ok(());
         }
         let config = self.config()?;
+        // A capture there is alone: the result goes where progress goes.
+        let sends_to_stdout =
+            matches!(&config.route, Route::OneWay { tx, .. } if tx.iter().any(|port| port == "pcap:-"));
+        if sends_to_stdout && self.json.as_deref() == Some("-") {
+            let why = "the capture goes to standard output already; give --json a file";
+            return Err(inlane_core::Error::Invalid { what: "--json -".into(), why: why.into() }.into());
+        }
         let json = self.json.as_deref().map(inlane_report::Target::open).transpose()?;
         let control = Arc::new(Control::default());
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
@@ -304,8 +311,11 @@ impl Forward {
             self.once(&config, &control, &mut watch)?
         };
         live.end();
-        if self.json.as_deref() != Some("-") {
-            print!("{}", inlane_report::packets(&document));
+        let table = inlane_report::packets(&document);
+        if sends_to_stdout {
+            eprint!("{table}");
+        } else if self.json.as_deref() != Some("-") {
+            print!("{table}");
             let _ = std::io::stdout().flush();
         }
         if let Some(json) = json {

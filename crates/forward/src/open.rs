@@ -70,7 +70,7 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
         }
         Some((name, "pcap")) => {
             let opened = Source::open(name, config.playback)?;
-            room = room.max(opened.summary().map_or(0, |summary| summary.longest));
+            room = room.max(opened.longest());
             source = Some(opened);
         }
         _ => {}

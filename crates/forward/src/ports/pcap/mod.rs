@@ -24,6 +24,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 use writer::Writer;
 
+/// What a frame has at most where nobody knows: links beyond are rare, and then the user says so.
+const JUMBO: usize = 9216;
+
 /// How fast a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
@@ -140,7 +143,12 @@ impl Source {
         Ok(Summary { packets: reader.packets(), longest, resolution: reader.resolution() })
     }
 
-    /// What was seen when it was looked through; `None` for a pipe. Buffers must hold [`Summary::longest`].
+    /// Bytes that buffers must hold: of its longest packet, or for a pipe of a jumbo frame.
+    pub fn longest(&self) -> usize {
+        self.summary.map_or(JUMBO, |summary| summary.longest)
+    }
+
+    /// What was seen when it was looked through; `None` for a pipe.
     pub fn summary(&self) -> Option<Summary> {
         self.summary
     }

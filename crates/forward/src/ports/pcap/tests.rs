@@ -404,3 +404,32 @@ fn what_no_source_noted_is_stamped_when_sent() {
     let (entries, _) = read(&std::fs::read(&path).unwrap()).unwrap();
     assert!(entries[0].time_ns > SECOND && entries[0].wire_length == 0);
 }
+
+#[test]
+fn a_real_capture_comes_out_byte_for_byte() {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/capture/mixed.pcap");
+    let folder = tempfile::tempdir().unwrap();
+    let to = folder.path().join("out");
+    copy(&from, &to).1.unwrap();
+    assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap());
+    // The same packets as pcapng, in either resolution, are the same packets.
+    for (format, resolution) in [("pcapng", Resolution::Nano), ("pcap", Resolution::Micro)] {
+        let other = folder.path().join(format);
+        let converted =
+            std::process::Command::new("editcap").args(["-F", format]).arg(&from).arg(&other).status();
+        if !converted.is_ok_and(|status| status.success()) {
+            eprintln!(
+                "SKIPPED a_real_capture_comes_out_byte_for_byte: no editcap (package tshark); install it"
+            );
+            return;
+        }
+        let (entries, found) = read(&std::fs::read(&other).unwrap()).unwrap();
+        assert_eq!(found, resolution);
+        let expected = read(&std::fs::read(&from).unwrap()).unwrap().0;
+        let unit = if resolution == Resolution::Micro { 1000 } else { 1 };
+        assert_eq!(entries.len(), expected.len());
+        for (entry, expected) in entries.iter().zip(&expected) {
+            assert_eq!((entry.time_ns, &entry.bytes), (expected.time_ns / unit * unit, &expected.bytes));
+        }
+    }
+}
