@@ -4,6 +4,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use inlane_core::result::{Document, PacketResult, Verification};
 use inlane_core::units;
+use inlane_forward::choose::{self, Goal};
 use inlane_forward::config::{Config, Method, On, Route};
 use inlane_forward::control::{Control, Reading};
 use inlane_forward::gpu::{self, Memory};
@@ -66,9 +67,15 @@ pub struct Forward {
     on: On,
     #[command(flatten)]
     gpu: OnGpu,
-    /// How control flows: single or split; on a GPU also persistent, stream or graph
-    #[arg(long, default_value = "single")]
-    method: Method,
+    /// How control flows: single or split; on a GPU also persistent, stream or graph; or auto
+    #[arg(long, default_value = "single", value_name = "METHOD|auto")]
+    method: Choice,
+    /// With --method auto: throughput, or give --max-latency
+    #[arg(long, value_enum, conflicts_with = "max_latency")]
+    goal: Option<Aim>,
+    /// With --method auto: 99 % of packets from received to sent within this time
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    max_latency: Option<Duration>,
     /// With split: threads that only process, beside the one that receives and the one that sends
     #[arg(long, default_value_t = 0, value_name = "N")]
     workers: usize,
@@ -117,8 +124,8 @@ pub struct Forward {
     /// Cores to bind threads to, in the order receive, send, workers of each pipeline; 'none' binds none
     #[arg(long, value_name = "LIST|none")]
     cores: Option<String>,
-    /// Buffers of each pipeline
-    #[arg(long, default_value_t = 4096, value_name = "N")]
+    /// Buffers of each pipeline; 0 for as many as its ring holds and some in hand
+    #[arg(long, default_value_t = 0, value_name = "N")]
     buffers: usize,
     /// Bytes that a buffer holds
     #[arg(long, default_value = "2K", value_name = "SIZE", value_parser = units::parse_size)]
@@ -138,6 +145,28 @@ pub struct Forward {
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
+}
+
+/// A method, or the one that suits best.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    Auto,
+    Method(Method),
+}
+
+impl std::str::FromStr for Choice {
+    type Err = inlane_forward::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" { Ok(Choice::Auto) } else { text.parse().map(Choice::Method) }
+    }
+}
+
+/// What `--method auto` aims at.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Aim {
+    /// The most packets a second
+    Throughput,
 }
 
 /// How a GPU is used.
@@ -218,8 +247,18 @@ impl Forward {
         let mut config = Config::new(route);
         config.function = self.function.clone();
         config.on = self.on;
-        config.method = self.method;
-        config.gpu = self.gpu.settings(self.method);
+        config.method = match self.method {
+            Choice::Method(method) => method,
+            Choice::Auto => Method::Single,
+        };
+        if matches!(self.method, Choice::Method(_)) && (self.goal.is_some() || self.max_latency.is_some()) {
+            return Err(inlane_forward::Error::config(
+                "--goal and --max-latency",
+                "are what --method auto aims at; add it or leave them out",
+            )
+            .into());
+        }
+        config.gpu = self.gpu.settings(config.method);
         config.workers = self.workers;
         config.pipelines = self.pipelines;
         config.rate = self.rate;
@@ -333,8 +372,18 @@ impl Forward {
         control: &Control,
         watch: &mut dyn FnMut(Duration, Reading),
     ) -> anyhow::Result<(Document<PacketResult>, Option<inlane_forward::Error>)> {
+        let (mut chosen, mut reason) = (config.clone(), None);
+        if matches!(self.method, Choice::Auto) {
+            let goal = self.max_latency.map_or(Goal::Throughput, Goal::Latency);
+            let (taken, why) = choose::choose(config, goal, control)?;
+            (chosen, reason) = (taken, Some(why));
+        }
+        let config = &chosen;
         let baseline = if self.no_baseline { None } else { measure::baseline(config, control) };
-        let outcome = run::run(config, control, watch)?;
+        let mut outcome = run::run(config, control, watch)?;
+        if let Some(why) = reason {
+            outcome.path.reason = why;
+        }
         let mut document = Document::new("forward", outcome.path);
         document.devices = outcome.devices;
         document.twin = outcome.twin;

@@ -204,6 +204,12 @@ impl Gpu {
     /// # Errors
     /// When there is no driver, no such device, or its context cannot be had.
     pub fn open(index: u32) -> Result<Arc<Self>> {
+        if any_abandoned() {
+            return Err(Error::invalid(
+                format!("gpu:{index}"),
+                "a GPU was given up in this process, and calls to the driver would wait for ever; start another process",
+            ));
+        }
         let device = handle(index)?;
         let info = describe(index, device)?;
         let mut context = std::ptr::null_mut();

@@ -140,7 +140,7 @@ pub struct Config {
     pub duration: Option<Duration>,
     /// Cores to bind threads to; `None` to choose among those allowed, empty to bind none.
     pub cores: Option<Vec<usize>>,
-    /// Buffers of each pipeline's pool.
+    /// Buffers of each pipeline's pool; 0 for as many as its ring can hold and some in hand.
     pub buffers: usize,
     /// Bytes that a buffer holds.
     pub room: usize,
@@ -167,11 +167,27 @@ impl Config {
             playback: Playback::default(),
             duration: None,
             cores: None,
-            buffers: 4096,
+            buffers: 0,
             room: 2048,
             capture: None,
             faults: None,
         }
+    }
+
+    /// Buffers of each pipeline's pool. When the ring, and not the pool, is what runs full, the receiving thread waits by
+    /// reading a word and leaves the pool's lists alone.
+    pub fn buffers(&self) -> usize {
+        if self.buffers != 0 {
+            return self.buffers;
+        }
+        let slots = match (self.on, self.method) {
+            (On::Cpu, Method::Single) => 0,
+            (On::Cpu, _) => self.drive.slots,
+            (On::Gpu(_), method) => {
+                gpu::Settings { method, ..self.gpu.clone() }.slots_for(self.drive.slots, self.drive.burst)
+            }
+        };
+        (slots * self.drive.burst + 4 * self.drive.burst + 64).clamp(4096, 1 << 17)
     }
 
     /// Threads of one pipeline.
@@ -221,7 +237,7 @@ impl Config {
         }
         // Each pipeline needs buffers for the bursts in hand and in the ring, and the device for its queues.
         let least = self.drive.burst * 4;
-        if self.buffers < least || self.buffers > 1 << 22 {
+        if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
             return Err(Error::config(
                 format!("--buffers {}", self.buffers),
                 format!("give {least} (four bursts) to 4M"),

@@ -7,6 +7,7 @@
 //!
 //! [`config::Config`] says what is asked, [`run::run`] does it, [`measure`] repeats it to find limits.
 
+pub mod choose;
 pub mod config;
 pub mod control;
 mod error;

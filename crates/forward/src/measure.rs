@@ -17,6 +17,18 @@ const BASELINE: Duration = Duration::from_millis(300);
 /// How long the function's own speed is measured.
 const CALIBRATION: Duration = Duration::from_millis(30);
 
+/// The same run for a moment, nothing captured or disturbed.
+pub(crate) fn shortened(config: &Config, duration: Duration) -> Config {
+    let mut short = config.clone();
+    short.drive.stages = false;
+    short.drive.packets = u64::MAX;
+    short.rate = None;
+    short.capture = None;
+    short.faults = None;
+    short.duration = Some(duration);
+    short
+}
+
 /// The same ports (or the same source, into nothing) with function `io` and no forced work, for a moment; `None` where
 /// the source cannot be asked twice.
 pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
@@ -87,7 +99,9 @@ pub fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &Pack
 
 fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Ceiling> {
     let size = result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64).max(1) as u32;
-    let info = Function::parse(&config.function)?.info()?;
+    let gpu = inlane_cuda::Gpu::open(index)?;
+    let program = gpu::Program::new(&gpu, &Function::parse(&config.function)?)?;
+    let info = program.info();
     let (moved, what) = match config.gpu.memory {
         Memory::Gpu => (size, "pulls whole packets into GPU memory and writes 16 B of each back"),
         Memory::Split(bytes) => {
@@ -98,7 +112,6 @@ fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Cei
             "reads what the function reads of them and writes 16 B of each back",
         ),
     };
-    let gpu = inlane_cuda::Gpu::open(index)?;
     let found = gpu::ceilings(&gpu, size, moved, &[config.drive.burst as u32])?;
     let pull = &found.pull[0];
     Ok(Ceiling {

@@ -10,7 +10,7 @@ use crate::ports::oran::Radio;
 use crate::ports::pcap::{Sink, Source};
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool, Port};
-use inlane_cuda::Gpu;
+use inlane_cuda::{Gpu, PinnedKind};
 use inlane_dpdk::MbufPool;
 use std::sync::Arc;
 
@@ -135,20 +135,31 @@ pub fn pools(
 ) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
     let mbufs = names.iter().any(|name| DPDK.contains(&kind(name)));
     let one = || -> Result<Arc<dyn Pool>> {
-        if let Some(gpu) = gpu.filter(|_| config.gpu.memory == Memory::Pool) {
-            let bytes = match mbufs {
-                true => MbufPool::bytes(config.buffers, room),
-                false => HeapPool::bytes(config.buffers, room).unwrap_or(0),
+        let buffers = config.buffers();
+        if let Some(gpu) = gpu {
+            let heap = || {
+                HeapPool::bytes(buffers, room).ok_or_else(|| Error::Invalid {
+                    what: format!("a pool of {buffers} buffers of {room} bytes"),
+                    why: "ask for fewer with --buffers".into(),
+                })
             };
-            let region = gpu.allocate(bytes)?;
-            return Ok(match mbufs {
-                true => MbufPool::over(region, room)?,
-                false => Arc::new(HeapPool::over(region, room)?),
-            });
+            match (config.gpu.memory, mbufs) {
+                (Memory::Pool, true) => {
+                    return Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?);
+                }
+                (Memory::Pool, false) => return Ok(Arc::new(HeapPool::over(gpu.allocate(heap()?)?, room)?)),
+                // The driver's own pinned memory is in larger pages than what is registered with it.
+                (_, false) => {
+                    let region = gpu.pinned(heap()?, PinnedKind::Cached)?;
+                    return Ok(Arc::new(HeapPool::over(region, room)?));
+                }
+                // Mbufs and their data are one: DPDK's memory is registered as it is.
+                (_, true) => {}
+            }
         }
         Ok(match mbufs {
-            true => MbufPool::new(config.buffers, room)?,
-            false => Arc::new(HeapPool::new(config.buffers, room)?),
+            true => MbufPool::new(buffers, room)?,
+            false => Arc::new(HeapPool::new(buffers, room)?),
         })
     };
     (0..directions).map(|_| (0..config.pipelines).map(|_| one()).collect()).collect()

@@ -128,8 +128,9 @@ fn executors(
     };
     let settings = gpu::Settings { method: config.method, ..config.gpu.clone() };
     let mut executors = Vec::new();
+    let lanes = pipelines.len() as u32;
     for pipeline in pipelines {
-        let lane = gpu::Lane::new(program, &settings, &config.drive, &*pipeline.pool)?;
+        let lane = gpu::Lane::new(program, &settings, &config.drive, &*pipeline.pool, lanes)?;
         executors.push(Executor::Gpu(pipeline, Box::new(lane)));
     }
     gpu::Lane::check_residence(executors.iter().filter_map(|executor| match executor {

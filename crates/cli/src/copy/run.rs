@@ -123,11 +123,8 @@ impl Copy {
                 }
             }
         }
-        report.path = Explanation {
-            hops: vec!["each pair by the path named in its line".into()],
-            reason: "a matrix".into(),
-            not_taken: Vec::new(),
-        };
+        report.path.hops = vec!["each pair by the path named in its line".into()];
+        report.path.reason = "a matrix".into();
         Ok(report)
     }
 

@@ -53,12 +53,14 @@ pub struct Pull {
 /// When the GPU refuses, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
+    // As many packets as a pipeline's pool holds: a smaller footprint would stay in caches that packets do not stay in.
+    const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
     let kernel = module.function("bare_pull")?;
     let stream = gpu.stream()?;
     let host = gpu.pinned(BUFFER, PinnedKind::Cached)?;
     let device = gpu.allocate(BUFFER)?;
-    let done = gpu.pinned(BUFFER / 16, PinnedKind::Cached)?;
+    let done = gpu.pinned(4096 * 128, PinnedKind::Cached)?;
     let copy = timed(gpu, &stream, 5, || {
         for _ in 0..4 {
             // SAFETY: both regions live until the timer has waited for the stream.
@@ -70,7 +72,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result
     // Buffers as a pool lays them out: packet, rounded up to 128, behind 128 bytes of headroom.
     let stride = size.next_multiple_of(128) + 128;
     for &burst in bursts {
-        let period = (BUFFER as u32 / stride / burst).min(64);
+        let period = (FOOTPRINT as u32 / stride / burst).clamp(1, 4096);
         let mut best: Option<Pull> = None;
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]

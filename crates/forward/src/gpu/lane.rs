@@ -77,11 +77,17 @@ pub struct Report {
 }
 
 impl Lane {
-    /// Allocates it, before any kernel runs: `pool` is where the pipeline's packets come from.
+    /// Allocates it, before any kernel runs: `pool` is where the pipeline's packets come from, `lanes` how many share the GPU.
     ///
     /// # Errors
     /// When the GPU cannot reach the pool's memory, the shape does not fit the GPU, or memory is short.
-    pub fn new(program: &Arc<Program>, settings: &Settings, drive: &Drive, pool: &dyn Pool) -> Result<Self> {
+    pub fn new(
+        program: &Arc<Program>,
+        settings: &Settings,
+        drive: &Drive,
+        pool: &dyn Pool,
+        lanes: u32,
+    ) -> Result<Self> {
         let gpu = &program.gpu;
         let packets = match pool.region().place() {
             Place::Host => gpu.register(pool.region())?,
@@ -155,12 +161,17 @@ impl Lane {
         };
         // Descriptors as given; where payload is pulled, those of the pulled packets, and outcomes.
         let shared_bytes = burst as u32 * if pull == 0 { 16 } else { 16 + 16 + 8 };
-        let shape = Launch {
-            blocks: if settings.method == Method::Persistent { settings.blocks_for(burst) } else { 1 },
-            threads: settings.threads_for(burst),
-            shared_bytes,
-            cooperative: settings.method == Method::Persistent,
+        let persistent = settings.method == Method::Persistent;
+        let threads = settings.threads_for(burst);
+        let blocks = match settings.blocks {
+            _ if !persistent => 1,
+            0 => {
+                let share = program.persistent.resident_blocks(threads, shared_bytes)? / lanes.max(1);
+                settings.blocks_for(burst).min(share.max(1))
+            }
+            blocks => blocks,
         };
+        let shape = Launch { blocks, threads, shared_bytes, cooperative: persistent };
         Ok(Self {
             program: program.clone(),
             settings: settings.clone(),
@@ -223,7 +234,7 @@ impl Lane {
     /// Shows blocks that a thread of the host lives: 0 the receiving, 1 the sending one.
     #[inline]
     pub(super) fn heartbeat(&self, thread: usize, beat: u64) {
-        self.control_word(8 + thread).store(beat, Ordering::Relaxed);
+        self.control_word(16 + thread).store(beat, Ordering::Relaxed);
     }
 
     /// The item at `position` was submitted, and its slot not reused.

@@ -25,6 +25,10 @@ use inlane_cuda::Stream;
 /// How many bursts go by between two publications of the counters.
 const PUBLISH_EVERY: u32 = 64;
 
+/// How many idle rounds go by between two signs of life for the GPU, which looks for them a few times a second. A line that
+/// two cores write all the time would slow every other read of the GPU.
+const BEAT_EVERY: u64 = 1 << 12;
+
 /// Runs `pipeline`, whose packets lie where `lane` was made for, until it ends. Afterwards the GPU has let go of the lane, or
 /// was given up, and an error says so.
 pub fn run(pipeline: Pipeline, lane: Lane, drive: &Drive, shared: &Shared<'_>) -> (Tally, Option<Report>) {
@@ -272,7 +276,7 @@ impl Worker<'_> {
             let outcome = if sending.freed != freed {
                 idle.busy();
                 if sending.bursts.is_multiple_of(PUBLISH_EVERY) {
-                    beat += 1;
+                    beat += BEAT_EVERY;
                     self.lane.heartbeat(1, beat);
                 }
                 feed.done(sending.freed)
@@ -281,7 +285,9 @@ impl Worker<'_> {
             } else {
                 idle.wait();
                 beat += 1;
-                self.lane.heartbeat(1, beat);
+                if beat % BEAT_EVERY == 0 {
+                    self.lane.heartbeat(1, beat);
+                }
                 if idle.just_emptied() {
                     sending.rest(self.shared);
                 }
@@ -319,7 +325,9 @@ fn receive(
                     Ok(false) => {
                         idle.wait();
                         beat += 1;
-                        lane.heartbeat(0, beat);
+                        if beat % BEAT_EVERY == 0 {
+                            lane.heartbeat(0, beat);
+                        }
                     }
                     Err(error) => {
                         control.abort();
@@ -334,7 +342,9 @@ fn receive(
             Gathered::Nothing => {
                 idle.wait();
                 beat += 1;
-                lane.heartbeat(0, beat);
+                if beat % BEAT_EVERY == 0 {
+                    lane.heartbeat(0, beat);
+                }
                 if idle.just_emptied() {
                     receiving.publish(progress);
                 }

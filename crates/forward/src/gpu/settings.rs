@@ -108,18 +108,25 @@ impl Settings {
         let burst = burst as u32;
         let wanted = match (self.threads, self.memory.pull()) {
             (0, 0) => burst.clamp(32, 256),
-            (0, _) => (burst * 32).clamp(128, MOST_THREADS),
+            // Small items: more blocks rather than larger ones.
+            (0, _) if burst < 64 => (burst * 32).clamp(128, 256),
+            (0, _) => MOST_THREADS,
             (threads, _) => threads,
         };
         wanted.next_multiple_of(32).min(MOST_THREADS)
     }
 
-    /// Blocks of a persistent kernel.
+    /// Blocks of a persistent kernel. Each that waits reads over PCIe all the time, and a lone packet waits behind those reads:
+    /// few blocks for the small bursts that are asked for when latency counts, many where items must overlap.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
-        match self.blocks {
-            0 if burst >= 64 && self.memory.pull() == 0 => 32,
-            0 => 64,
-            blocks => blocks,
+        match (self.blocks, self.memory.pull()) {
+            (0, _) if burst <= 2 => 4,
+            (0, _) if burst < 8 => 16,
+            (0, 0) if burst >= 64 => 32,
+            (0, 0) => 64,
+            (0, _) if burst >= 64 => 64,
+            (0, _) => 128,
+            (blocks, _) => blocks,
         }
     }
 
@@ -133,11 +140,11 @@ impl Settings {
         }
     }
 
-    /// Items of the ring: at least `asked`, and so many that every block has one in hand and one to come.
-    pub(super) fn slots_for(&self, asked: usize, burst: usize) -> usize {
+    /// Items of the ring: at least `asked`, and so many that every block has some in hand and some to come.
+    pub(crate) fn slots_for(&self, asked: usize, burst: usize) -> usize {
         let needed = match self.method {
             Method::Single => 2,
-            Method::Persistent => 2 * self.blocks_for(burst) as usize,
+            Method::Persistent => (4 * self.blocks_for(burst) as usize).max((16384 / burst).min(1024)),
             Method::Split => 4 * self.streams_for(),
             Method::Stream => 8 * self.streams_for(),
             Method::Graph => 4 * self.graph_items_for(),

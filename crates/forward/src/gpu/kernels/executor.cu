@@ -11,7 +11,7 @@
 struct inlane_lane {
     const uint8_t *submit;         // the ring's submit half
     uint8_t *complete;             // the ring's complete half
-    const uint64_t *control;       // pinned: [0] not 0: stop at once; [8], [9] heartbeats of the host's two threads
+    const uint64_t *control;       // pinned: [0] not 0: stop at once; [16], [17] signs of life of the host's threads
     uint8_t *stage;                // GPU memory that payload is pulled into; null: packets are worked on in place
     uint8_t *shadow;               // the front of each packet as it was pulled, to see what the function changed
     void *state;                   // the packet function's
@@ -203,8 +203,12 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
 }
 
 // Waits for an item; 0 in place of its word when there will be none.
+//
+// What is polled lies in the host's memory, and every look is a read over PCIe: the item's word each time, the ring's end now
+// and then, the host's signs of life a few times a second.
 __device__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position) {
-    uint64_t since = 0, beat = 0;
+    constexpr uint64_t ask_every_ns = 200000000;
+    uint64_t seen_ns = 0, asked_ns = 0, sign = 0;
     for (uint32_t looks = 1;; looks++) {
         uint64_t word = acquire(at.submit);
         if (static_cast<uint32_t>(word) == at.lap) return word;
@@ -215,12 +219,16 @@ __device__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t p
         }
         if (looks % 64 == 0) {
             if (acquire(lane.control)) return 0;
-            uint64_t now = now_ns(), sign = acquire(lane.control + 8) + acquire(lane.control + 9);
-            if (since == 0 || sign != beat) {
-                beat = sign;
-                since = now;
-            } else if (now - since > lane.orphan_ns) {
-                return 0;
+            uint64_t now = now_ns();
+            if (now - asked_ns > ask_every_ns) {
+                uint64_t latest = acquire(lane.control + 16) + acquire(lane.control + 17);
+                if (asked_ns == 0 || latest != sign) {
+                    sign = latest;
+                    seen_ns = now;
+                } else if (now - seen_ns > lane.orphan_ns) {
+                    return 0;
+                }
+                asked_ns = now;
             }
         }
         if (lane.pause_ns) __nanosleep(lane.pause_ns);
@@ -233,7 +241,7 @@ __device__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t p
 extern __shared__ uint4 inlane_shared[];
 
 // Persistent: runs until the ring ends, the host says so, or is dead. All blocks must be resident at once.
-extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_persistent(const __grid_constant__ inlane_lane lane) {
+extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_persistent(const __grid_constant__ inlane_lane lane) {
     __shared__ uint64_t seen;
     for (uint64_t position = blockIdx.x;; position += gridDim.x) {
         slot at = slot_of(lane, position);
@@ -251,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_persist
 }
 
 // One block an item from `position` on, all published before the launch. A position that never came is left alone.
-extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
+extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
     // Word and descriptors in one go: the launch came after all of them were written. `most` spares reads behind the last.
     uint64_t word = acquire(at.submit);
@@ -264,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_items(c
 }
 
 // As inlane_items, for graphs, which know a slot and not its lap: takes the lap from the word.
-extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS) inlane_slot(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
+extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slot(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index);
     uint64_t word = acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
