@@ -186,6 +186,8 @@ pub struct Route {
     costs: Option<Costs>,
     refused: BTreeMap<Path, String>,
     fallback: Option<String>,
+    /// The path was asked for, not chosen.
+    asked: bool,
     current: usize,
     submitted: u64,
     /// Added to the current mover's tickets to give the route's.
@@ -212,6 +214,7 @@ impl Route {
             costs: None,
             refused: BTreeMap::new(),
             fallback: None,
+            asked: false,
             current: 0,
             submitted: 0,
             offset: 0,
@@ -222,6 +225,7 @@ impl Route {
                 Ok(mover) => {
                     route.movers.push((path, mover));
                     route.costs = costs;
+                    route.asked = true;
                     return Ok(route);
                 }
                 Err(error) if matches!(choice, Choice::Require(_)) => return Err(error),
@@ -283,7 +287,7 @@ impl Route {
         let size = units::bytes(bytes);
         let time = |path: Path| self.costs.as_ref().and_then(|costs| costs.time(path, bytes));
         let reason = match (time(*path), self.movers.len()) {
-            (Some(time), _) if self.fallback.is_none() => {
+            (Some(time), _) if self.fallback.is_none() && !self.asked => {
                 for other in
                     self.costs.iter().flat_map(|costs| costs.paths.keys()).filter(|other| *other != path)
                 {

@@ -120,6 +120,10 @@ fn auto_takes_what_costs_least_and_says_why() {
         .into(),
         ..Default::default()
     };
+    let asked =
+        Route::open(&from, &to, Choice::Require(Path::Hybrid), &options, Some(costs.clone())).unwrap();
+    assert_eq!(asked.explain(4 << 20).reason, "hybrid: asked for", "whatever others would have taken");
+    drop(asked);
     let mut route = Route::open(&from, &to, Choice::Auto, &options, Some(costs)).unwrap();
     assert_eq!((route.path_for(64), route.path_for(4 << 20)), (Path::Bar, Path::Staged));
     let explained = route.explain(4 << 20);
