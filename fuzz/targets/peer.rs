@@ -1,0 +1,97 @@
+//! A peer that shakes hands over the twin and then writes anything anywhere into its inbox at the other side: requests that
+//! look right with any contents, words of any value. The other side refuses or answers, and stays what it is.
+
+#![no_main]
+
+use inlane_ntb::device::Ntb;
+use inlane_ntb::fault::Faults;
+use inlane_ntb::handshake::protocol::{Handshake, ROW, Row};
+use inlane_ntb::handshake::{self, Offer};
+use inlane_ntb::transport::Transport;
+use inlane_ntb::transport::layout::{Layout, MAGIC};
+use inlane_ntb::transport::windows::{Settings, Windows};
+use inlane_ntb::twin::{Hub, Twin};
+use inlane_ntb::window::Window;
+use libfuzzer_sys::fuzz_target;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+const BYTES: usize = 2 << 20;
+
+struct Pair {
+    honest: Windows,
+    mad: Twin,
+    window: Window,
+    layout: Layout,
+    tag: u64,
+    /// Number of the next request.
+    next: Mutex<u64>,
+    _hub: Hub,
+}
+
+fn connect() -> Pair {
+    let hub = Hub::new(2, BYTES as u64).expect("a fabric");
+    let attach = |port| Twin::attach(hub.admit(port).expect("a port"), &Faults::default()).expect("attached");
+    let (a, mad) = (attach(0), attach(1));
+    let honest = std::thread::spawn(|| {
+        let settings = Settings { request_timeout: Duration::from_secs(1), ..Settings::default() };
+        Windows::connect(Arc::new(a), BYTES, settings).expect("connected")
+    });
+    let layout = Layout::new(2, BYTES).expect("a layout");
+    let inbound = mad.inbound().slice(0, BYTES).expect("inside");
+    for (index, word) in [MAGIC, 2, layout.symmetric_bytes() as u64].into_iter().enumerate() {
+        // SAFETY: the header's words of own memory.
+        unsafe { inbound.as_ptr().cast::<u64>().add(index).write_volatile(word) };
+    }
+    mad.link_enable(true);
+    let offer = Offer { inbound: &inbound, epoch: 7, timeout: Duration::from_secs(10) };
+    let tag = handshake::connect(&mad, 0, &offer, &Faults::default()).expect("connected").tag();
+    let window = mad.peer_window(0, 0).expect("a window");
+    let honest = honest.join().expect("connected");
+    Pair { honest, mad, window, layout, tag: u64::from(tag), next: Mutex::new(1), _hub: hub }
+}
+
+fuzz_target!(|data: &[u8]| {
+    static PAIR: OnceLock<Pair> = OnceLock::new();
+    let pair = PAIR.get_or_init(connect);
+    let mut words = data.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("8 bytes")));
+
+    // Rows of scratchpads.
+    let row: [u32; ROW] =
+        std::array::from_fn(|n| data.get(n * 4).map_or(0, |byte| u32::from(*byte) << (n * 3)));
+    let mut side = Handshake::new(1, 512, 512, true);
+    let _ = (Row::decode(&row), side.look(&row));
+
+    // Words of the inbox.
+    let (from, to) = (pair.layout.notifications(1), pair.layout.landing());
+    if let (Some(at), Some(value)) = (words.next(), words.next()) {
+        let offset = from + (at as usize % ((to - from) / 8)) * 8;
+        pair.window.store_word(offset, value).expect("inside");
+    }
+    // Requests.
+    let mut next = pair.next.lock().expect("one thread");
+    while let Some(head) = words.next() {
+        let sequence = pair.tag << 32 | (*next & 0xFFFF_FFFF);
+        let at = pair.layout.request(1, *next);
+        // Known operations and widths half of the time, or nothing but refusals would be seen.
+        let head = if head & 1 == 0 { (head >> 1) & 0x0C_07_03 } else { head };
+        pair.window.store_word(at + 8, head).expect("inside");
+        for index in 2..7 {
+            pair.window.store_word(at + index * 8, words.next().unwrap_or(0)).expect("inside");
+        }
+        pair.window.store_word(at + 56, sequence).expect("inside");
+        pair.window.store_word(at, sequence).expect("inside");
+        pair.honest.progress();
+        // Answered, or somebody else is at it: the service thread after the doorbell.
+        let answer = pair.mad.inbound().address() as usize + pair.layout.reply(0, *next) + 24;
+        let mut looks = 0;
+        // SAFETY: own inbound memory, aligned.
+        while unsafe { (answer as *const u64).read_volatile() } != sequence {
+            pair.mad.peer_doorbell_set(0, 1).expect("a peer");
+            pair.honest.progress();
+            looks += 1;
+            assert!(looks < 1_000_000, "request {next} is not answered");
+        }
+        *next += 1;
+    }
+});
