@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Receive and send descriptors of a queue when the user asks for none: what testpmd takes, or the device's own.
 const DESCRIPTORS: u16 = 1024;
 
-/// How long a memif client waits for its server's answer.
+/// How long a memif client waits for its server's answer, at first; twice as long each time that none came.
 const CALL_AGAIN: Duration = Duration::from_millis(300);
 
 /// How long a queue may stay taken after its AF_XDP socket was closed.
@@ -266,18 +266,18 @@ impl EthPort {
     }
 
     fn wait_for_peer(&self, seconds: f64, server: bool) -> Result<()> {
-        let (start, mut tried) = (Instant::now(), Instant::now());
+        let (start, mut tried, mut patience) = (Instant::now(), Instant::now(), CALL_AGAIN);
         while !link_is_up(self.device.port) {
             if start.elapsed() > Duration::from_secs_f64(seconds) {
                 return Err(self.no_peer(seconds, server));
             }
             std::thread::sleep(Duration::from_millis(5));
             // A server that listens, but has not started its device yet, turned the client away: it must call again.
-            if !server && tried.elapsed() > CALL_AGAIN {
+            if !server && tried.elapsed() > patience {
                 // SAFETY: started, and its ends are not let in before `start` is through.
                 self.call("stopping the device", |port| unsafe { sys::rte_eth_dev_stop(port) })?;
                 self.start_device()?;
-                tried = Instant::now();
+                (tried, patience) = (Instant::now(), patience * 2);
             }
         }
         Ok(())
