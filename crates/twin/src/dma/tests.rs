@@ -55,7 +55,7 @@ fn takes_the_time_of_its_model() {
 
 #[test]
 fn a_lost_interrupt_costs_a_moment_not_the_run() {
-    let costs = DmaCosts { per_transfer: Duration::from_millis(5), ..DmaCosts::unlimited() };
+    let costs = DmaCosts { per_transfer: Duration::from_millis(30), ..DmaCosts::unlimited() };
     let mut engine = engine(costs);
     engine.faults().swallow_interrupts(1);
     let (source, destination) = pair(4096);
