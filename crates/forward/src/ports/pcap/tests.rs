@@ -1,8 +1,12 @@
+use super::reader::{Reader, Resolution};
+use super::writer::Writer;
 use super::*;
-use inlane_core::HeapPool;
+use inlane_core::packet::Note;
+use inlane_core::{HeapPool, Packet, Pool, Port, Rx};
 use proptest::prelude::*;
 use reader::Record;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What a capture says of one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
