@@ -27,7 +27,7 @@ fi
     grep -m1 'model name' /proc/cpuinfo
     nproc
     cat /proc/loadavg
-    [[ -z $ucx ]] || "$ucx" -v 2>/dev/null | head -2 || true
+    [[ -z $ucx ]] || echo "$ucx"
 } >"$out/host.txt"
 
 arguments=(ntb bench --fine --repeats 7 --batch 20ms --json "$out/ntb.json" --svg "$out/ntb.svg")
