@@ -1,0 +1,37 @@
+"""Medians and spread of a results file as a Markdown table: table.py RESULTS.jsonl."""
+import json
+import statistics
+import sys
+from collections import OrderedDict
+
+runs = OrderedDict()
+for line in open(sys.argv[1]):
+    entry = json.loads(line)
+    runs.setdefault(entry["label"], []).append(entry["document"])
+
+print("| run | Mpps (min to max) | Gb/s of frames | PCIe GB/s | bare kernel, Mpps | latency p50 / p99, us | checked |")
+print("| --- | --- | --- | --- | --- | --- | --- |")
+for label, documents in runs.items():
+    results = [document["results"][0] for document in documents]
+    rates = [result["tx"]["packets_per_second"] / 1e6 for result in results]
+    bits = statistics.median(result["tx"]["bits_per_second"] / 1e9 for result in results)
+    pcie = [result["pcie_bytes"] / result["duration_ns"] for result in results if result["pcie_bytes"]]
+    on_gpu = results[0]["parameters"]["on"] != "cpu"
+    bare = [(document["ceiling"] or {}).get("packets_per_second") for document in documents]
+    bare = [rate / 1e6 for rate in bare if rate and on_gpu]
+    totals = [result["stages"]["process"] for result in results if result["stages"]]
+    latency = ""
+    if totals:
+        p50 = statistics.median(total["p50_ns"] for total in totals) / 1e3
+        p99 = statistics.median(total["p99_ns"] for total in totals) / 1e3
+        latency = f"{p50:.1f} / {p99:.1f}"
+    checks = [document["verification"] for document in documents if document["verification"]]
+    checked = ""
+    if checks:
+        bad = sum(c["lost"] + c["duplicated"] + c["reordered"] + c["altered"] for c in checks)
+        checked = f"{sum(c['checked'] for c in checks)}, {bad} wrong"
+    spread = f"{statistics.median(rates):.2f} ({min(rates):.2f} to {max(rates):.2f})" if len(rates) > 1 else f"{rates[0]:.2f}"
+    print(
+        f"| {label} | {spread} | {bits:.0f} | {f'{statistics.median(pcie):.1f}' if pcie else ''} "
+        f"| {f'{statistics.median(bare):.1f}' if bare else ''} | {latency} | {checked} |"
+    )
