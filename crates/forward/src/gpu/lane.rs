@@ -24,6 +24,7 @@ pub(super) struct Parameters {
     shadow: u64,
     state: u64,
     output: u64,
+    relay: u64,
     output_bytes: u64,
     orphan_ns: u64,
     submit_stride: u32,
@@ -41,7 +42,7 @@ pub(super) struct Parameters {
 }
 
 const _: () =
-    assert!(size_of::<Parameters>() == 120 && std::mem::offset_of!(Parameters, submit_stride) == 72);
+    assert!(size_of::<Parameters>() == 128 && std::mem::offset_of!(Parameters, submit_stride) == 80);
 
 /// A host that gives no sign for so long is dead: a persistent kernel ends by itself.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
@@ -56,7 +57,7 @@ pub struct Lane {
     control: Region,
     state: Region,
     output: Option<Region>,
-    /// The packets' memory as registered, and what they are pulled into.
+    /// The packets' memory as registered, the blocks' words, what packets are pulled into.
     _memory: Vec<Region>,
     place: Place,
 }
@@ -106,6 +107,7 @@ impl Lane {
         let complete = gpu.pinned(layout::complete_bytes(slots, burst), PinnedKind::Cached)?;
         let control = gpu.pinned(2 * layout::LINE, PinnedKind::Cached)?;
         let info = &program.info;
+        let relay = gpu.allocate(layout::LINE)?;
         let state = gpu.allocate(info.state_bytes.max(1) as usize)?;
         gpu.write(&state, &program.function.initial_state(info)?)?;
         let output = match info.output_bytes {
@@ -126,7 +128,7 @@ impl Lane {
         }
         // Sixteen-byte chunks that hold the most bytes of a packet, wherever it begins.
         let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
-        let mut memory = vec![packets];
+        let mut memory = vec![packets, relay.clone()];
         let mut room_for = |stride: u32| -> Result<u64> {
             let region = gpu.allocate(slots * burst * stride as usize)?;
             memory.push(region.clone());
@@ -144,6 +146,7 @@ impl Lane {
             shadow,
             state: state.address(),
             output: output.as_ref().map_or(0, Region::address),
+            relay: relay.address(),
             output_bytes: info.output_bytes,
             orphan_ns: ORPHAN_AFTER.as_nanos() as u64,
             submit_stride: layout::submit_stride(burst) as u32,

@@ -16,6 +16,7 @@ struct inlane_lane {
     uint8_t *shadow;               // the front of each packet as it was pulled, to see what the function changed
     void *state;                   // the packet function's
     uint8_t *output;
+    uint64_t *relay;               // GPU memory: what block 0 of a persistent kernel saw of the words that all blocks share
     uint64_t output_bytes;
     uint64_t orphan_ns;            // a host that gives no sign for so long is dead
     uint32_t submit_stride;
@@ -204,31 +205,35 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
 
 // Waits for an item; 0 in place of its word when there will be none.
 //
-// What is polled lies in the host's memory, and every look is a read over PCIe: the item's word each time, the ring's end now
-// and then, the host's signs of life a few times a second.
+// What is polled lies in the host's memory, and every look is a read over PCIe. Reads of one line by several blocks queue up behind
+// each other, microseconds a block: so each block polls its own item's word, and only block 0 also looks at the words that all
+// share (the ring's end now and then, the order to stop, the host's signs of life) and passes them on in GPU memory.
 __device__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position) {
     constexpr uint64_t ask_every_ns = 200000000;
+    volatile uint64_t *relay = lane.relay; // [0] the ring's end; [1] not 0: stop at once
     uint64_t seen_ns = 0, asked_ns = 0, sign = 0;
     for (uint32_t looks = 1;; looks++) {
+        // The end is the number of items there ever were, plus one: whoever waits at or behind it waits in vain.
+        uint64_t end = relay[0];
+        if (relay[1]) return 0;
         uint64_t word = acquire(at.submit);
         if (static_cast<uint32_t>(word) == at.lap) return word;
-        if (looks % 8 == 0) {
-            uint64_t end = acquire(lane.submit);
-            // What was published before the end was seen is there now.
-            if (end != 0 && position >= end - 1) return 0;
-        }
-        if (looks % 64 == 0) {
-            if (acquire(lane.control)) return 0;
-            uint64_t now = now_ns();
-            if (now - asked_ns > ask_every_ns) {
-                uint64_t latest = acquire(lane.control + 16) + acquire(lane.control + 17);
-                if (asked_ns == 0 || latest != sign) {
-                    sign = latest;
-                    seen_ns = now;
-                } else if (now - seen_ns > lane.orphan_ns) {
-                    return 0;
+        if (end != 0 && position >= end - 1) return 0;
+        if (blockIdx.x == 0 && looks % 8 == 0) {
+            relay[0] = acquire(lane.submit);
+            if (looks % 64 == 0) {
+                uint64_t now = now_ns();
+                bool stop = acquire(lane.control) != 0;
+                if (now - asked_ns > ask_every_ns) {
+                    uint64_t latest = acquire(lane.control + 16) + acquire(lane.control + 17);
+                    if (asked_ns == 0 || latest != sign) {
+                        sign = latest;
+                        seen_ns = now;
+                    }
+                    stop |= now - seen_ns > lane.orphan_ns;
+                    asked_ns = now;
                 }
-                asked_ns = now;
+                if (stop) relay[1] = 1;
             }
         }
         if (lane.pause_ns) __nanosleep(lane.pause_ns);
