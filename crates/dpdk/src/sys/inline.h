@@ -55,6 +55,8 @@ size_t inlane_pool_bytes(unsigned int count, unsigned int room);
 struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, unsigned int cache, unsigned int room,
 				       int socket, void *memory, size_t length, size_t page);
 unsigned int inlane_pool_take(struct rte_mempool *pool, struct inlane_packet *packets, unsigned int count);
+void inlane_pool_warm(struct rte_mempool *pool, unsigned int count);
+void inlane_touch(const struct inlane_packet *packets, unsigned int count);
 void inlane_pool_give(const struct inlane_packet *packets, unsigned int count);
 struct inlane_note *inlane_note_of(uint64_t cookie);
 uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length);

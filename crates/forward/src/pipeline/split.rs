@@ -29,7 +29,7 @@ pub fn run(pipeline: Pipeline, drive: &Drive, workers: usize, shared: &Shared<'_
     let ring = Ring::new(drive.slots, drive.burst)?;
     let (producer, mut consumers, sender) = ring.split(workers.max(1) as u32);
     let Pipeline { rx, txs, pool, instances } = pipeline;
-    let inlet = Inlet::new(rx, pool.clone(), drive);
+    let inlet = Inlet::new(rx, pool.clone(), drive).handed_over();
     let outlet = Outlet::new(txs, &pool, drive);
     let mut instances = instances.into_iter();
     let own = if workers == 0 { consumers.pop().zip(instances.next()) } else { None };
@@ -239,6 +239,7 @@ fn send(
                 idle.busy();
                 let processed = if drive.stages { clock.raw() } else { 0 };
                 held.hold(done.forwarded + done.dropped);
+                held.pool().touch(held.as_slice());
                 if done.dropped > 0 {
                     tally.dropped_verdict += (done.dropped - done.invalid) as u64;
                     tally.dropped_invalid += done.invalid as u64;
