@@ -91,7 +91,7 @@ pub struct Forward {
     /// Queues with a pipeline each
     #[arg(long, default_value_t = 1, value_name = "N")]
     pipelines: u16,
-    /// Offer packets at this rate (10G, 1.5Mpps); what is late by more than a queue is missed, and counted
+    /// Offer packets at this rate (10G, 1.5Mpps); a generator that falls behind sends late, and the checker's latency shows it
     #[arg(long, value_parser = units::parse_rate)]
     rate: Option<units::Rate>,
     /// How fast a capture is played: as fast as it goes, or as its timestamps say

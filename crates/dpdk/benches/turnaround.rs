@@ -63,6 +63,7 @@ unsafe fn swap(packets: &[Packet]) {
             _mm_storeu_si128(frame, _mm_shuffle_epi8(_mm_loadu_si128(frame), order));
         }
         #[cfg(not(target_arch = "x86_64"))]
+        // SAFETY: the packet is held here and at least 64 bytes long: two addresses of 6 bytes at its front.
         unsafe {
             let frame = packet.address as *mut [u8; 6];
             std::ptr::swap(frame, frame.add(1));

@@ -130,7 +130,8 @@ pub struct Config {
     pub pipelines: u16,
     /// How each is driven.
     pub drive: Drive,
-    /// Offer no more than this; packets that fall due while the pipeline is behind are missed, and counted.
+    /// Offer no more than this. A generator that is asked late sends late, with the due times that packets had; what another
+    /// port misses meanwhile, it counts itself.
     pub rate: Option<Rate>,
     /// Make this process an ordinary user once ports that took privileges are open.
     pub drop_privileges: bool,

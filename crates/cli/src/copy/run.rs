@@ -123,8 +123,11 @@ impl Copy {
                 }
             }
         }
-        report.path.hops = vec!["each pair by the path named in its line".into()];
-        report.path.reason = "a matrix".into();
+        report.path = Explanation {
+            hops: vec!["each pair by the path named in its line".into()],
+            reason: "a matrix".into(),
+            not_taken: Vec::new(),
+        };
         Ok(report)
     }
 

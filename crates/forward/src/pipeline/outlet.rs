@@ -98,7 +98,6 @@ impl Outlet {
                     queue.free_places(usize::MAX / 2)[0] = *packet;
                     queue.hold(1);
                 }
-                None if packet.port == 0 => invalid.push(*packet),
                 None => invalid.push(*packet),
             }
         }
