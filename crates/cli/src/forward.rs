@@ -76,7 +76,7 @@ pub struct Forward {
     /// With --method auto: 99 % of packets from received to sent within this time
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     max_latency: Option<Duration>,
-    /// With split: threads that only process, beside the one that receives and the one that sends
+    /// With split on the CPU: threads that process, beside the one that receives and sends; 0 for one
     #[arg(long, default_value_t = 0, value_name = "N")]
     workers: usize,
     /// Most packets of a burst
@@ -121,7 +121,7 @@ pub struct Forward {
     /// Time every burst at every stage
     #[arg(long)]
     stages: bool,
-    /// Cores to bind threads to, in the order receive, send, workers of each pipeline; 'none' binds none
+    /// Cores to bind threads to, of each pipeline first those that receive and send, then those that process; 'none' binds none
     #[arg(long, value_name = "LIST|none")]
     cores: Option<String>,
     /// Buffers of each pipeline; 0 for as many as its ring holds and some in hand

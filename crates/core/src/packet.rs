@@ -70,13 +70,6 @@ pub trait Pool: std::any::Any + Send + Sync {
     /// Gives packets back that came from this pool.
     fn give(&self, packets: &[Packet]);
 
-    /// Brings what describes the next `count` buffers to be taken closer to this core: worth it where another core gives
-    /// them back.
-    fn warm(&self, _count: usize) {}
-
-    /// Brings what describes `packets` closer to this core: worth it where another core received them.
-    fn touch(&self, _packets: &[Packet]) {}
-
     /// Bytes that a packet of one segment can hold from its address.
     fn room(&self) -> usize;
 

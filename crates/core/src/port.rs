@@ -129,6 +129,15 @@ pub trait Tx: Send {
     /// When the port is gone or the disk is full. The caller still holds every packet of that call.
     fn send(&mut self, packets: &[Packet]) -> Result<usize>;
 
+    /// As [`Tx::send`], for packets with the addresses and lengths that [`Rx::receive`] gave them: a port that knows them
+    /// need not look again.
+    ///
+    /// # Errors
+    /// As for [`Tx::send`].
+    fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
+        self.send(packets)
+    }
+
     /// Pushes out what is buffered. Called when there is nothing to send, and before the end.
     ///
     /// # Errors

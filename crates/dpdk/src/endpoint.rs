@@ -231,9 +231,12 @@ impl EthTx {
     }
 }
 
-impl Tx for EthTx {
-    #[inline]
-    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+/// A function of `inline.c` that sends.
+type Send = unsafe extern "C" fn(u16, u16, *const sys::inlane_packet, u16, *mut u64, *mut u64) -> u16;
+
+impl EthTx {
+    #[inline(always)]
+    fn send_by(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
         let (port, queue, counters) = (self.shared.port, self.queue, &mut self.counters);
         let count = packets.len().min(u16::MAX as usize) as u16;
         let errors_before = counters.errors;
@@ -242,12 +245,7 @@ impl Tx for EthTx {
             // trait's contract); the device is open and configured with this queue, which only this value drives.
             unsafe {
                 let packets = packets.as_ptr().cast();
-                let (bytes, errors) = (&mut counters.bytes, &mut counters.errors);
-                if self.shared.forgets {
-                    sys::inlane_tx_burst_marked(port, queue, packets, count, bytes, errors) as usize
-                } else {
-                    sys::inlane_tx_burst(port, queue, packets, count, bytes, errors) as usize
-                }
+                send(port, queue, packets, count, &mut counters.bytes, &mut counters.errors) as usize
             }
         });
         let Some(sent) = sent else {
@@ -264,6 +262,24 @@ impl Tx for EthTx {
             }
         }
         Ok(sent)
+    }
+}
+
+impl Tx for EthTx {
+    #[inline]
+    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+        match self.shared.forgets {
+            true => self.send_by(sys::inlane_tx_burst_marked, packets),
+            false => self.send_by(sys::inlane_tx_burst, packets),
+        }
+    }
+
+    #[inline]
+    fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
+        match self.shared.forgets {
+            true => self.send_by(sys::inlane_tx_burst_marked, packets),
+            false => self.send_by(sys::inlane_tx_burst_as_received, packets),
+        }
     }
 
     fn counters(&self) -> Counters {

@@ -224,16 +224,6 @@ impl Pool for MbufPool {
         }
     }
 
-    fn warm(&self, count: usize) {
-        // SAFETY: the pool is alive; looks at this thread's own cache and changes nothing.
-        unsafe { sys::inlane_pool_warm(self.raw(), count as u32) }
-    }
-
-    fn touch(&self, packets: &[Packet]) {
-        // SAFETY: prefetches, which never fault.
-        unsafe { sys::inlane_touch(packets.as_ptr().cast(), packets.len() as u32) }
-    }
-
     fn room(&self) -> usize {
         self.room
     }

@@ -31,7 +31,8 @@ pub enum Method {
     /// One thread receives, processes and sends.
     #[default]
     Single,
-    /// One receives, another processes and sends; on a GPU the first launches a kernel a burst, the other waits and sends.
+    /// On the CPU: one thread receives and sends, others process. On a GPU: one receives and launches a kernel a burst, another
+    /// waits for it and sends.
     Split,
     /// On a GPU: a kernel that runs for good takes items from the ring.
     Persistent,
@@ -124,7 +125,7 @@ pub struct Config {
     pub method: Method,
     /// How a GPU is used; its method is the one above.
     pub gpu: gpu::Settings,
-    /// Threads that process beside those that receive and send (`split` only).
+    /// Threads that process beside the one that receives and sends (`split` on the CPU only); 0 for one.
     pub workers: usize,
     /// How many pipelines a direction has, each with its queue and threads.
     pub pipelines: u16,
@@ -195,7 +196,8 @@ impl Config {
     pub fn threads(&self) -> usize {
         match self.method {
             Method::Single => 1,
-            _ => 2 + self.workers,
+            Method::Split if self.on == On::Cpu => 1 + self.workers.max(1),
+            _ => 2,
         }
     }
 

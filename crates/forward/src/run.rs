@@ -232,7 +232,7 @@ fn drive(
                         (pipeline::run_single(pipeline, &config.drive, &shared), None)
                     }
                     Executor::Cpu(pipeline) => {
-                        let tally = pipeline::run_split(pipeline, &config.drive, config.workers, &shared)
+                        let tally = pipeline::run_split(pipeline, &config.drive, &shared)
                             .unwrap_or_else(|error| Tally { errors: vec![error], ..Tally::default() });
                         (tally, None)
                     }

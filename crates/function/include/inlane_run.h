@@ -151,19 +151,19 @@ INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_outcome 
     constexpr uint32_t ahead = 8;
     F &function = *static_cast<F *>(call.state);
     uint32_t i = 0;
-    for (; i + 4 <= count; i += 4) {
+    for (const uint8_t *four = static_cast<const uint8_t *>(packets); i + 4 <= count; i += 4, four += 4 * Stride) {
         if constexpr (reads<F>(first()) > 0) {
             if (i + ahead + 4 <= count) {
 #pragma GCC unroll 4
                 for (uint32_t k = 0; k < 4; k++)
-                    __builtin_prefetch(reinterpret_cast<void *>(descriptor_at(packets, Stride, i + ahead + k).address), 1);
+                    __builtin_prefetch(reinterpret_cast<void *>(descriptor_at(four, Stride, ahead + k).address), 1);
             }
         }
         inlane_outcome now[4];
         bool changed = false;
 #pragma GCC unroll 4
         for (uint32_t k = 0; k < 4; k++) {
-            inlane_descriptor at = descriptor_at(packets, Stride, i + k);
+            inlane_descriptor at = descriptor_at(four, Stride, k);
             now[k] = one(function, at, call);
             changed |= differs(now[k], at);
         }

@@ -10,6 +10,7 @@
 //! The submit half must lie in memory that the CPU reads as cheaply as it writes (host, pinned): the sender reads the
 //! descriptors again. A submit half in GPU memory (GDRCopy) would need a host copy of them: not supported yet.
 
+mod dispatcher;
 pub mod layout;
 pub mod protocol;
 #[cfg(test)]
@@ -23,6 +24,8 @@ use protocol::{Polled, Words};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+pub use dispatcher::{Back, Dispatcher};
 
 /// A word with a cache line (and its prefetched neighbour) to itself.
 #[repr(align(128))]

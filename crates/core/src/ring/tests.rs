@@ -43,6 +43,68 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Who submits items and takes them back: two ends, or one.
+enum Ends {
+    Apart(Producer, Sender),
+    Joined(Dispatcher, VecDeque<Vec<Packet>>),
+}
+
+impl Ends {
+    fn new(joined: bool, slots: usize, consumers: u32) -> (Self, Vec<Consumer>) {
+        let ring = Ring::new(slots, 4).unwrap();
+        if joined {
+            let (dispatcher, consumers) = ring.dispatch(consumers);
+            return (Self::Joined(dispatcher, VecDeque::new()), consumers);
+        }
+        let (producer, consumers, sender) = ring.split(consumers);
+        (Self::Apart(producer, sender), consumers)
+    }
+
+    fn submit(&mut self, burst: &[Packet]) -> bool {
+        match self {
+            Self::Apart(producer, _) => producer.submit(burst, Stamps::default()),
+            Self::Joined(dispatcher, out) => {
+                let room = dispatcher.has_room();
+                assert_eq!(dispatcher.submit(burst), room);
+                if room {
+                    out.push_back(burst.to_vec());
+                }
+                room
+            }
+        }
+    }
+
+    fn in_flight(&mut self) -> u64 {
+        match self {
+            Self::Apart(producer, _) => producer.in_flight(),
+            Self::Joined(dispatcher, _) => dispatcher.in_flight(),
+        }
+    }
+
+    /// The next item's packets, those forwarded first, if it is complete.
+    fn take_back(&mut self, packets: &mut [Packet]) -> Option<Done> {
+        match self {
+            Self::Apart(_, sender) => match sender.poll(packets, 2048) {
+                Next::Item(done) => Some(done),
+                Next::Empty => None,
+                Next::Closed => panic!("not closed"),
+            },
+            Self::Joined(dispatcher, out) => {
+                let back = dispatcher.poll()?;
+                let item = out.pop_front().expect("submitted");
+                let packets = &mut packets[..item.len()];
+                packets.copy_from_slice(&item);
+                let done = match back.changed() {
+                    true => sort_out(packets, |i| back.outcome(i), 2048),
+                    false => Done { forwarded: item.len(), ..Done::default() },
+                };
+                back.free();
+                Some(done)
+            }
+        }
+    }
+}
+
 /// An item of the model: its packets, whether consumed, and how.
 struct Item {
     ids: Vec<u64>,
@@ -53,9 +115,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn behaves_as_a_queue(consumers in 1u32..4, slots_log in 1u32..4, steps in prop::collection::vec(step(), 0..if cfg!(miri) { 60 } else { 400 })) {
+    fn behaves_as_a_queue(joined in any::<bool>(), consumers in 1u32..4, slots_log in 1u32..4, steps in prop::collection::vec(step(), 0..if cfg!(miri) { 60 } else { 400 })) {
         let slots = 1usize << slots_log;
-        let (mut producer, mut ends, mut sender) = Ring::new(slots, 4).unwrap().split(consumers);
+        let (mut ends, mut consuming) = Ends::new(joined, slots, consumers);
         let mut model: VecDeque<Item> = VecDeque::new();
         let (mut next_id, mut freed) = (0u64, 0u64);
         let mut taken = vec![0u64; consumers as usize];
@@ -64,19 +126,19 @@ proptest! {
             match step {
                 Step::Submit(count) => {
                     let burst: Vec<_> = (next_id..next_id + count as u64).map(packet).collect();
-                    let accepted = producer.submit(&burst, Stamps::default());
+                    let accepted = ends.submit(&burst);
                     prop_assert_eq!(accepted, model.len() < slots);
                     if accepted {
                         next_id += count as u64;
                         model.push_back(Item { ids: burst.iter().map(|p| p.cookie).collect(), consumed: None });
                     }
-                    prop_assert_eq!(producer.in_flight(), model.len() as u64);
+                    prop_assert_eq!(ends.in_flight(), model.len() as u64);
                 }
                 Step::Consume(index, change) => {
                     let index = index % consumers;
                     let position = taken[index as usize] * consumers as u64 + index as u64;
                     let there = position < freed + model.len() as u64;
-                    match ends[index as usize].poll() {
+                    match consuming[index as usize].poll() {
                         Next::Item(mut work) => {
                             prop_assert!(there);
                             let info = consume(&mut work, change);
@@ -88,8 +150,8 @@ proptest! {
                         Next::Closed => prop_assert!(false, "not closed"),
                     }
                 }
-                Step::Send => match sender.poll(&mut packets, 2048) {
-                    Next::Item(done) => {
+                Step::Send => match ends.take_back(&mut packets) {
+                    Some(done) => {
                         let item = model.pop_front().unwrap();
                         freed += 1;
                         let change = item.consumed.expect("only what was consumed is sent");
@@ -105,14 +167,65 @@ proptest! {
                         all.sort_unstable();
                         prop_assert_eq!(all, item.ids, "every packet comes back once");
                     }
-                    Next::Empty => prop_assert!(model.front().is_none_or(|item| item.consumed.is_none())),
-                    Next::Closed => prop_assert!(false, "not closed"),
+                    None => prop_assert!(model.front().is_none_or(|item| item.consumed.is_none())),
                 },
             }
         }
-        producer.close();
-        prop_assert!(matches!(sender.poll(&mut packets, 2048), Next::Closed) == model.is_empty() || !model.is_empty());
+        if let Ends::Apart(producer, sender) = &mut ends {
+            producer.close();
+            prop_assert!(matches!(sender.poll(&mut packets, 2048), Next::Closed) == model.is_empty() || !model.is_empty());
+        }
     }
+}
+
+#[test]
+fn one_thread_hands_out_and_takes_back_in_order() {
+    const ITEMS: u64 = if cfg!(miri) { 40 } else { 20_000 };
+    let (mut dispatcher, consumers) = Ring::new(8, 4).unwrap().dispatch(3);
+    std::thread::scope(|scope| {
+        for mut consumer in consumers {
+            scope.spawn(move || {
+                loop {
+                    match consumer.poll() {
+                        Next::Item(mut work) => {
+                            let info = consume(&mut work, true);
+                            work.complete(info);
+                        }
+                        Next::Empty => std::thread::yield_now(),
+                        Next::Closed => return,
+                    }
+                }
+            });
+        }
+        let (mut submitted, mut taken_back) = (0, 0);
+        while taken_back < ITEMS {
+            let burst: Vec<_> = (submitted * 4..submitted * 4 + 4).map(packet).collect();
+            if submitted < ITEMS && dispatcher.submit(&burst) {
+                submitted += 1;
+            } else if let Some(back) = dispatcher.poll() {
+                for i in 0..4 {
+                    let id = taken_back * 4 + i;
+                    assert_eq!(back.outcome(i as usize), outcome(id, packet(id).length));
+                }
+                back.free();
+                taken_back += 1;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!((dispatcher.in_flight(), dispatcher.poll().is_none()), (0, true));
+        // Its drop closes the ring, and the consumers end.
+        drop(dispatcher);
+    });
+}
+
+#[test]
+fn a_mad_consumer_completes_nothing_that_is_not_out() {
+    let ring = Ring::new(2, 4).unwrap();
+    let word = protocol::Words::completed(&*ring, 0);
+    protocol::Word::store(word, 1);
+    let (mut dispatcher, _consumers) = ring.clone().dispatch(1);
+    assert!(dispatcher.poll().is_none());
 }
 
 #[test]

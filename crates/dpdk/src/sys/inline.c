@@ -24,9 +24,18 @@ static inline void enrol(void)
 		inlane_dpdk_enrol_thread();
 }
 
+/* Set in the cookie of a packet that was received in one segment: address and length are as its mbuf says until someone
+ * changes the packet. Mbufs are aligned to 64 bytes. */
+#define WHOLE 1ull
+
+static inline struct rte_mbuf *mbuf_at(uint64_t cookie)
+{
+	return (struct rte_mbuf *)(uintptr_t)(cookie & ~WHOLE);
+}
+
 static inline struct rte_mbuf *mbuf_of(const struct inlane_packet *packet)
 {
-	return (struct rte_mbuf *)(uintptr_t)packet->cookie;
+	return mbuf_at(packet->cookie);
 }
 
 static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
@@ -35,28 +44,32 @@ static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
 		mbuf->port = mark;
 }
 
-/* What is received, told as a packet; returns of how many segments. */
+/* What is received, told as a packet in one segment; returns of how many it really is. */
 static inline __attribute__((always_inline)) unsigned int tell(struct rte_mbuf *mbuf, struct inlane_packet *packet,
 		uint64_t *sum, const bool marks)
 {
-	uint64_t length = mbuf->data_len;
+	const uint64_t length = mbuf->data_len;
 
 	packet->address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
 	/* Length and, as zero, port: one store. */
 	*(uint64_t *)&packet->length = length;
-	packet->cookie = (uint64_t)(uintptr_t)mbuf;
+	packet->cookie = (uint64_t)(uintptr_t)mbuf + WHOLE;
 	if (marks)
 		mbuf->port = INLANE_MARK_HELD;
 	*sum += length;
 	return mbuf->nb_segs;
 }
 
-/* The bytes behind first segments. */
-static __attribute__((noinline)) uint64_t tell_chains(struct rte_mbuf **mbufs, unsigned int count, const bool marks)
+/* Tells it of those that are in several segments; returns the bytes behind their first ones. */
+static __attribute__((noinline)) uint64_t tell_chains(struct rte_mbuf **mbufs, struct inlane_packet *packets,
+		unsigned int count, const bool marks)
 {
 	uint64_t sum = 0;
 
 	for (unsigned int i = 0; i < count; i++) {
+		if (mbufs[i]->nb_segs == 1)
+			continue;
+		packets[i].cookie = (uint64_t)(uintptr_t)mbufs[i];
 		sum += mbufs[i]->pkt_len - mbufs[i]->data_len;
 		if (marks)
 			mark_chain(mbufs[i], INLANE_MARK_HELD);
@@ -85,14 +98,14 @@ static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, ui
 #pragma GCC unroll 4
 		for (size_t k = 0; k < 4; k++) {
 			rte_prefetch0(mbuf[AHEAD + k]);
-			segments += tell(mbuf[k], &packets[k], &sum, marks);
+			segments |= tell(mbuf[k], &packets[k], &sum, marks);
 		}
-		if (unlikely(segments != 4))
-			sum += tell_chains(mbuf, 4, marks);
+		if (unlikely(segments != 1))
+			sum += tell_chains(mbuf, packets, 4, marks);
 	}
 	for (; mbuf < end; mbuf++, packets++) {
 		if (unlikely(tell(*mbuf, packets, &sum, marks) != 1))
-			sum += tell_chains(mbuf, 1, marks);
+			sum += tell_chains(mbuf, packets, 1, marks);
 	}
 	*bytes += sum;
 	return got;
@@ -210,6 +223,38 @@ uint16_t inlane_tx_burst_marked(uint16_t port, uint16_t queue, const struct inla
 	return tx_burst(port, queue, packets, count, bytes, errors, true);
 }
 
+/* For packets that nobody changed: their mbufs are not even looked at. */
+uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
+				     uint64_t *bytes, uint64_t *errors)
+{
+	struct rte_mbuf *mbufs[CHUNK];
+	size_t done = 0;
+
+	enrol();
+	while (done < count) {
+		const size_t chunk = RTE_MIN(count - done, CHUNK);
+		const struct inlane_packet *from = &packets[done];
+		uint64_t whole = WHOLE, sum = 0;
+
+		for (size_t i = 0; i < chunk; i++) {
+			whole &= from[i].cookie;
+			sum += from[i].length;
+			mbufs[i] = mbuf_of(&from[i]);
+		}
+		/* Taken from the pool by a port that is none of DPDK's, or in several segments. */
+		if (unlikely(!whole))
+			return done + tx_burst(port, queue, from, count - done, bytes, errors, false);
+		const size_t sent = rte_eth_tx_burst(port, queue, mbufs, chunk);
+		for (size_t i = sent; unlikely(i < chunk); i++)
+			sum -= from[i].length;
+		*bytes += sum;
+		done += sent;
+		if (sent < chunk)
+			break;
+	}
+	return done;
+}
+
 static unsigned int element_bytes(unsigned int room)
 {
 	return sizeof(struct rte_mbuf) + INLANE_PRIVATE_BYTES + RTE_PKTMBUF_HEADROOM + room;
@@ -286,32 +331,6 @@ unsigned int inlane_pool_take(struct rte_mempool *pool, struct inlane_packet *pa
 	return done;
 }
 
-/* The mbufs that this thread's cache hands out next were last written on another core: asked for all at once, their lines
- * come side by side instead of one after the other. Both lines of an mbuf are written when it is allocated. */
-void inlane_pool_warm(struct rte_mempool *pool, unsigned int count)
-{
-	struct rte_mempool_cache *cache = rte_mempool_default_cache(pool, rte_lcore_id());
-
-	if (cache == NULL)
-		return;
-	count = RTE_MIN(count, cache->len);
-	for (unsigned int i = 0; i < count; i++) {
-		const char *mbuf = cache->objs[cache->len - 1 - i];
-		__builtin_prefetch(mbuf, 1);
-		__builtin_prefetch(mbuf + RTE_CACHE_LINE_SIZE, 1);
-	}
-}
-
-/* The same for packets that another core received and this one sends: sending and freeing read both lines. */
-void inlane_touch(const struct inlane_packet *packets, unsigned int count)
-{
-	for (unsigned int i = 0; i < count; i++) {
-		const char *mbuf = (const char *)(uintptr_t)packets[i].cookie;
-		__builtin_prefetch(mbuf);
-		__builtin_prefetch(mbuf + RTE_CACHE_LINE_SIZE);
-	}
-}
-
 void inlane_pool_give(const struct inlane_packet *packets, unsigned int count)
 {
 	struct rte_mbuf *mbufs[CHUNK];
@@ -329,13 +348,13 @@ void inlane_pool_give(const struct inlane_packet *packets, unsigned int count)
 
 struct inlane_note *inlane_note_of(uint64_t cookie)
 {
-	return rte_mbuf_to_priv((struct rte_mbuf *)(uintptr_t)cookie);
+	return rte_mbuf_to_priv(mbuf_at(cookie));
 }
 
 /* Describes one segment; returns the next one's cookie, or 0. */
 uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length)
 {
-	struct rte_mbuf *mbuf = (struct rte_mbuf *)(uintptr_t)cookie;
+	struct rte_mbuf *mbuf = mbuf_at(cookie);
 
 	*address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
 	*length = mbuf->data_len;
@@ -346,7 +365,7 @@ uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length)
 int inlane_append_segment(struct rte_mempool *pool, uint64_t cookie, uint32_t head_length, const uint8_t *bytes,
 			  uint32_t length)
 {
-	struct rte_mbuf *head = (struct rte_mbuf *)(uintptr_t)cookie;
+	struct rte_mbuf *head = mbuf_at(cookie);
 	struct rte_mbuf *tail = rte_pktmbuf_alloc(pool);
 
 	if (tail == NULL)

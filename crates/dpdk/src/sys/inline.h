@@ -46,6 +46,8 @@ static const uint64_t INLANE_TX_MULTI_SEGS = RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
 uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes);
 uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 			 uint64_t *bytes, uint64_t *errors);
+uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
+				     uint64_t *bytes, uint64_t *errors);
 /* The same for devices whose buffers inlane_reclaim finds by marks. */
 uint16_t inlane_rx_burst_marked(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes);
@@ -55,8 +57,6 @@ size_t inlane_pool_bytes(unsigned int count, unsigned int room);
 struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, unsigned int cache, unsigned int room,
 				       int socket, void *memory, size_t length, size_t page);
 unsigned int inlane_pool_take(struct rte_mempool *pool, struct inlane_packet *packets, unsigned int count);
-void inlane_pool_warm(struct rte_mempool *pool, unsigned int count);
-void inlane_touch(const struct inlane_packet *packets, unsigned int count);
 void inlane_pool_give(const struct inlane_packet *packets, unsigned int count);
 struct inlane_note *inlane_note_of(uint64_t cookie);
 uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length);

@@ -30,8 +30,6 @@ pub struct Inlet {
     flush_ns: u64,
     overload: Overload,
     timed: bool,
-    /// Another core gives the buffers back.
-    handed_over: bool,
     remaining: u64,
     error: Option<inlane_core::Error>,
 }
@@ -48,16 +46,9 @@ impl Inlet {
             flush_ns: drive.flush.as_nanos() as u64,
             overload: drive.overload,
             timed: drive.stages || !drive.flush.is_zero(),
-            handed_over: false,
             remaining: drive.packets,
             error: None,
         }
-    }
-
-    /// Buffers are given back by another core than this one.
-    pub fn handed_over(mut self) -> Self {
-        self.handed_over = true;
-        self
     }
 
     /// Receives once, and says whether a burst is complete: full, older than the flush time, or the last one.
@@ -67,9 +58,6 @@ impl Inlet {
         let want = (self.current as u64).min(self.held.len() as u64 + self.remaining) as usize;
         let mut got = 0;
         if !ending && self.held.len() < want {
-            if self.handed_over {
-                self.held.pool().warm(want - self.held.len());
-            }
             match self.rx.receive(self.held.free_places(want)) {
                 Ok(count) => got = count,
                 Err(error) => self.error = Some(error),

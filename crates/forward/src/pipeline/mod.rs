@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! single   [ receive -> function -> send ]                                     one thread
-//! split    [ receive ] -> ring -> [ function -> send ]                         two threads
-//!          [ receive ] -> ring -> n x [ function ] -> ring -> [ send ]         with workers
+//! split    [ receive, send ] <- ring -> n x [ function ]                       1 + n threads
 //! ```
 
 pub mod held;
@@ -108,7 +107,8 @@ pub struct Shared<'a> {
     pub clock: &'a Clock,
     /// Which pipeline this is.
     pub index: usize,
-    /// The core of each thread, in the order receive, send, workers; empty to leave them to the kernel.
+    /// The core of each thread, first those that receive and send, then those that process; empty to leave them to the
+    /// kernel.
     pub cores: &'a [usize],
 }
 

@@ -38,23 +38,37 @@ impl Outlet {
         }
     }
 
+    /// Sends all that is held, packets that nobody changed since they were received; see [`Outlet::send`].
+    #[inline]
+    pub fn send_as_received(&mut self, held: &mut Held, control: &Control, clock: &Clock) -> bool {
+        self.send_to(0, true, held, control, clock)
+    }
+
     /// Sends all that is held, or drops and counts it; true when nothing had to wait.
     #[inline]
     pub fn send(&mut self, held: &mut Held, control: &Control, clock: &Clock) -> bool {
         if self.txs.len() == 1 {
             // The quick way: one port, all taken at once. A verdict that names another port finds none.
             if held.as_slice().iter().all(|packet| packet.port == 0) {
-                return self.send_to(0, held, control, clock);
+                return self.send_to(0, false, held, control, clock);
             }
         }
         self.send_sorted(held, control, clock)
     }
 
-    fn send_to(&mut self, port: usize, held: &mut Held, control: &Control, clock: &Clock) -> bool {
+    fn send_to(
+        &mut self,
+        port: usize,
+        as_received: bool,
+        held: &mut Held,
+        control: &Control,
+        clock: &Clock,
+    ) -> bool {
         let mut at_once = true;
         let mut waiting: Option<(u64, Idle)> = None;
         while !held.is_empty() {
-            match self.txs[port].send(held.as_slice()) {
+            let (tx, packets) = (&mut self.txs[port], held.as_slice());
+            match if as_received { tx.send_as_received(packets) } else { tx.send(packets) } {
                 Ok(0) => {}
                 Ok(sent) => {
                     held.release_front(sent);
@@ -111,11 +125,11 @@ impl Outlet {
             let mut queue = Held::new(pool.clone(), good.len().max(1));
             queue.free_places(good.len())[..good.len()].copy_from_slice(&good);
             queue.hold(good.len());
-            at_once &= self.send_to(0, &mut queue, control, clock);
+            at_once &= self.send_to(0, false, &mut queue, control, clock);
             invalid = bad;
         }
         for (port, queue) in queues.iter_mut().enumerate() {
-            at_once &= self.send_to(port, queue, control, clock);
+            at_once &= self.send_to(port, false, queue, control, clock);
         }
         self.sorted = queues;
         self.dropped_invalid += invalid.len() as u64;

@@ -59,14 +59,19 @@ fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
                 // SAFETY: the packets are held here, in memory that the CPU maps (checked when the run was set up), with
                 // room for what the pool says.
                 let info = unsafe { instance.run_packets(held.as_slice(), &mut outcomes, now) };
-                if info != UNCHANGED {
+                let changed = info != UNCHANGED;
+                if changed {
                     let done = sort_out(held.as_mut_slice(), |i| outcomes[i], room);
                     tally.dropped_verdict += (done.dropped - done.invalid) as u64;
                     tally.dropped_invalid += done.invalid as u64;
                     held.give_back_from(done.forwarded);
                 }
                 let processed = if drive.stages { clock.raw() } else { 0 };
-                if outlet.send(held, control, clock) {
+                let at_once = match changed {
+                    true => outlet.send(held, control, clock),
+                    false => outlet.send_as_received(held, control, clock),
+                };
+                if at_once {
                     inlet.room();
                 } else {
                     inlet.no_room();

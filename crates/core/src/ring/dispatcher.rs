@@ -1,0 +1,121 @@
+//! Producer and sender in one: for a thread that hands items out, takes them back itself, and keeps its packets meanwhile.
+//!
+//! Only descriptors go out, and only where something changed do outcomes come back: cookies, and whatever a pool keeps of a
+//! packet beside its bytes, stay with the one thread.
+
+use super::layout::{self, Descriptor, Outcome};
+use super::protocol::{self, Polled};
+use super::{Consumer, Ring};
+use crate::packet::Packet;
+use std::sync::Arc;
+
+/// The end that submits items and takes them back.
+pub struct Dispatcher {
+    ring: Arc<Ring>,
+    producer: protocol::Producer,
+    sender: protocol::Sender,
+    taken_back: u64,
+}
+
+impl Ring {
+    /// Splits a fresh ring between one thread that submits and takes back, and `consumers`.
+    pub fn dispatch(self: Arc<Self>, consumers: u32) -> (Dispatcher, Vec<Consumer>) {
+        let cursors = (0..consumers).map(|index| protocol::Consumer::new(0, index, consumers));
+        let consumers = cursors.map(|cursor| Consumer { ring: self.clone(), cursor }).collect();
+        let (producer, sender) = Default::default();
+        (Dispatcher { ring: self, producer, sender, taken_back: 0 }, consumers)
+    }
+}
+
+impl Dispatcher {
+    /// True when an item can be submitted now.
+    #[inline]
+    pub fn has_room(&mut self) -> bool {
+        self.producer.claim(&*self.ring).is_some()
+    }
+
+    /// Submits `packets` (at most [`Ring::burst`]) as one item; false when all slots are out, and then nothing happened.
+    /// After true the bytes of the packets are the consumer's until the item comes back.
+    ///
+    /// # Panics
+    /// When given more than a burst.
+    #[inline]
+    pub fn submit(&mut self, packets: &[Packet]) -> bool {
+        assert!(packets.len() <= self.ring.burst, "more packets than a burst");
+        let Some(slot) = self.producer.claim(&*self.ring) else { return false };
+        let descriptors = self.ring.descriptors(slot);
+        // From the last to the first: the line of the word, at which the consumer looks all the time, is written at the end,
+        // and crosses once.
+        for (i, packet) in packets.iter().enumerate().rev() {
+            let descriptor = Descriptor { address: packet.address, length: packet.length, reserved: 0 };
+            // SAFETY: the claimed slot is this side's alone until it is published; the count is within burst.
+            unsafe { descriptors.add(i).write(descriptor) };
+        }
+        self.producer.publish(&*self.ring, packets.len() as u32);
+        true
+    }
+
+    /// Items that are out.
+    #[inline]
+    pub fn in_flight(&self) -> u64 {
+        self.producer.position() - self.taken_back
+    }
+
+    /// The oldest item that is out, if it is done. Dropped without [`Back::free`], it is given again by the next poll.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Back<'_>> {
+        // What another process may say of items that are not out is not even read.
+        if self.in_flight() == 0 {
+            return None;
+        }
+        match self.sender.poll(&*self.ring) {
+            Polled::Item { slot, info } => Some(Back { dispatcher: self, slot, info }),
+            Polled::Empty | Polled::Closed => None,
+        }
+    }
+
+    /// Ends the ring: consumers stop once they have done what was submitted.
+    pub fn close(&mut self) {
+        self.producer.close(&*self.ring);
+    }
+}
+
+impl Drop for Dispatcher {
+    fn drop(&mut self) {
+        // Also on a panic: whoever waits for items must learn that none will come.
+        self.close();
+    }
+}
+
+/// An item that is done.
+pub struct Back<'a> {
+    dispatcher: &'a mut Dispatcher,
+    slot: u32,
+    info: u32,
+}
+
+impl Back<'_> {
+    /// True when there is an outcome for each packet; else all are forwarded as they are.
+    #[inline]
+    pub fn changed(&self) -> bool {
+        self.info != layout::UNCHANGED
+    }
+
+    /// What became of packet `i` of the item.
+    ///
+    /// # Panics
+    /// When `i` is beyond a burst.
+    #[inline]
+    pub fn outcome(&self, i: usize) -> Outcome {
+        assert!(i < self.dispatcher.ring.burst, "no such packet");
+        // SAFETY: the slot has room for a burst of outcomes; another process may write them even now, so each is read once.
+        unsafe { self.dispatcher.ring.outcomes(self.slot).add(i).read_volatile() }
+    }
+
+    /// The slot may be used again.
+    #[inline]
+    pub fn free(self) {
+        self.dispatcher.sender.free(&*self.dispatcher.ring);
+        self.dispatcher.taken_back += 1;
+    }
+}
