@@ -1,7 +1,8 @@
 // Uses what oran-reorder assembled: the power of each symbol of a slot, I * I + Q * Q summed over its samples of 16 bits. Not a packet
 // function: a kernel (or on the CPU a call) beside them, which is given the function's output region.
 //
-// On a GPU launch it with one block, on a stream of its own, once record `n` is there; power holds 14 numbers a stream.
+// On a GPU launch it with one block, on a stream of its own: `found` becomes the record, with sequence 0 while it is not there. power
+// holds 14 numbers a stream. examples/oran-power does so while packets come in.
 #include <inlane_oran.h>
 
 // False while slot `n` has not been delivered.
@@ -25,9 +26,12 @@ INLANE bool power_of_slot(const uint8_t *output, uint64_t n, uint32_t streams, u
 }
 
 #if INLANE_GPU
-extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_t streams, uint64_t *power, uint32_t *found) {
+extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_t streams, uint64_t *power,
+                                      oran_record *found) {
     bool there = power_of_slot(output, n, streams, power);
-    if (threadIdx.x == 0) *found = there;
+    if (threadIdx.x != 0) return;
+    found->sequence = 0;
+    if (there) *found = *inlane::oran_slot(output, n);
 }
 #else
 extern "C" __attribute__((visibility("default"))) bool oran_power(const uint8_t *output, uint64_t n, uint32_t streams,

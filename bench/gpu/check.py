@@ -1,0 +1,259 @@
+"""Every method, function, memory and port that a GPU executor has, each run checked; what cannot run here is skipped by name.
+
+Usage: check.py INLANE [SECTION...]      sections: functions own oran ports overload auto; all of them when none is named
+ON=cpu tries the script itself without a GPU, with the methods and the memory that a CPU has.
+"""
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+EXAMPLES = os.path.join(HERE, "..", "..", "examples", "functions")
+INLANE = os.path.abspath(sys.argv[1])
+ON = os.environ.get("ON", "gpu:0")
+CPU = ON == "cpu"
+METHODS = ["single", "split"] if CPU else ["single", "split", "persistent", "stream", "graph"]
+IN_PLACE = [] if CPU else ["--memory", "pinned"]
+MEMORIES = [[]] if CPU else [IN_PLACE, ["--memory", "gpu"], ["--split", "128"]]
+# Side by side: what is checked is not how fast it is.
+WORKERS = 2 if CPU else 5
+DROPS = ("dropped_overload", "dropped_verdict", "dropped_invalid", "dropped_unsent")
+say_alone = threading.Lock()
+failed = []
+os.environ.setdefault("INLANE_CACHE", "/tmp/inlane-cache")
+
+
+class Wrong(Exception):
+    pass
+
+
+class Skipped(Exception):
+    pass
+
+
+def wants(condition, what):
+    if not condition:
+        raise Wrong(what)
+
+
+def forward(*flags, limit=40, on=None, status=(0,)):
+    """Runs inlane forward; its result, with the document's other parts beside, once nothing is unaccounted for."""
+    command = [INLANE, "forward", "--no-baseline", "--json", "-", *flags, "--on", on or ON]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise Wrong(f"not over after {limit} s: {' '.join(command)}")
+    if ran.returncode not in status:
+        raise Wrong(f"exit status {ran.returncode}: {' '.join(command)}\n{ran.stderr[:1500]}")
+    document = json.loads(ran.stdout)
+    result = document["results"][0]
+    result["verification"], result["reason"] = document["verification"], document["path"]["reason"]
+    wants(result["leaked_buffers"] == 0, "buffers leaked")
+    gone = result["tx"]["packets"] + sum(result[drop] for drop in DROPS)
+    wants(gone == result["rx"]["packets"], f"{result['rx']['packets']} received, {gone} sent or counted as dropped")
+    return result
+
+
+def checked(result, at_least=1):
+    found = result["verification"]
+    wrong = sum(found[what] for what in ("lost", "duplicated", "reordered", "altered"))
+    wants(wrong == 0 and found["checked"] >= at_least, str(found))
+    return f"{found['checked']} packets checked"
+
+
+def functions():
+    def case(function, method, memory):
+        burst = {"single": "64", "split": "33", "persistent": "16", "stream": "128", "graph": "32"}[method]
+        flags = ["--rx", "gen:imix,flows=48", "--tx", "check", "--packets", "400000", "--duration", "30s", "--watchdog", "10s"]
+        if function.startswith("drop-rule"):
+            flags += ["--tx", "null"]
+        return checked(forward(*flags, "--function", function, "--method", method, "--burst", burst, *memory))
+
+    rules = "drop-rule:udp:0-40000,src:10.0.0.0/8,tcp"
+    for function in ("io", "macswap", "l3-decrement", "flow-count", rules, "checksum"):
+        for method in METHODS:
+            for memory in MEMORIES:
+                # A front of 128 bytes is too little for what reads all of a packet.
+                if function != "checksum" or memory != ["--split", "128"]:
+                    yield f"{function.split(':')[0]}, {method} {' '.join(memory)}", case, (function, method, memory)
+
+
+def own():
+    """Users' functions; what they do is checked by what they count and drop."""
+    def case(file, method, memory):
+        flags = ["--rx", "gen:imix,flows=8", "--tx", "null", "--packets", "200000", "--duration", "30s", "--watchdog", "10s"]
+        result = forward(*flags, "--function", os.path.join(EXAMPLES, file), "--method", method, "--burst", "64", *memory)
+        wants(result["rx"]["packets"] == 200000, "not all received")
+        return f"{result['tx']['packets']} sent, {result['tx']['bytes']} bytes"
+
+    for file in ("truncate.cu:truncate:100", "vxlan.cu", "sizes.cu"):
+        for method in METHODS:
+            yield f"{file}, {method}", case, (file, method, IN_PLACE)
+
+
+def oran():
+    """A radio in real time, shuffled, with losses: what is received and what is missing is what the CPU found."""
+    radio = "gen:oran,slots=1000,shuffle=256,loss=1%,seed=5,realtime"
+    # Settings with room for every order: then all counts but the reasons follow from the radio alone.
+    roomy = "oran-reorder:windows=16,limit=5ms"
+    exact = ("uplane_packets", "malformed_packets", "late_packets", "received_prbs", "duplicate_prbs", "missing_prbs")
+    slots = ("complete_slots", "timed_out_slots", "overtaken_slots")
+
+    def run(function, method, memory, on=None, radio=radio):
+        flags = ["--rx", radio, "--tx", "null", "--function", function, "--method", method, "--burst", "32", "--flush", "100us"]
+        return forward(*flags, *memory, "--packets", "all", on=on)["function"]
+
+    def counts(found):
+        numbers = {counter["name"]: counter["value"] for counter in found["counters"]}
+        return {name: numbers[name] for name in exact + slots}
+
+    reference = {}
+    lock = threading.Lock()
+
+    def case(method, memory):
+        with lock:
+            if not reference:
+                reference.update(counts(run(roomy, "single", [], on="cpu")))
+        found = counts(run(roomy, method, memory))
+        for name in exact:
+            wants(found[name] == reference[name], f"{name}: {found[name]}, on the CPU {reference[name]}; {found}")
+        wants(found["late_packets"] == 0 and sum(found[name] for name in slots) == 1000, str(found))
+        wants(found["missing_prbs"] > 0 and found["timed_out_slots"] > 0, str(found))
+        return f"1000 slots, {found['missing_prbs']} PRBs missing as on the CPU, {found['timed_out_slots']} at their time limit"
+
+    def late(method):
+        # Shuffled further than the limit allows: packets come late, and every PRB is either received, missing, or late.
+        found = counts(run("oran-reorder:windows=16,limit=50us", method, IN_PLACE,
+                           radio="gen:oran,slots=400,shuffle=2048,seed=5,realtime"))
+        wants(found["late_packets"] > 0 and found["timed_out_slots"] > 0 and found["duplicate_prbs"] == 0, str(found))
+        wants(found["received_prbs"] + found["missing_prbs"] >= 4 * 14 * 273 * 400, str(found))
+        return f"{found['late_packets']} packets late, {found['missing_prbs']} PRBs missing, {found['timed_out_slots']} slots at their limit"
+
+    for method in METHODS:
+        for memory in [[]] if CPU else [IN_PLACE, ["--memory", "gpu"]]:
+            yield f"oran-reorder, {method} {' '.join(memory)}", case, (method, memory)
+        yield f"oran-reorder with late packets, {method}", late, (method,)
+
+
+def ports():
+    """Packets in mbufs: DPDK's ports, and those of another process."""
+    def silent(rx, tx, method, memory):
+        # Ports that never touch payload: any memory will do.
+        result = forward("--rx", rx, "--tx", tx, "--function", "macswap", "--method", method, "--burst", "32", *memory,
+                         "--duration", "300ms", "--watchdog", "10s")
+        wants(result["tx"]["packets"] > 1000, f"{result['tx']['packets']} packets in 300 ms")
+        return f"{result['tx']['packets']} packets"
+
+    def memif(size, method, memory):
+        # The generator's frames of 4000 bytes come out of memif in mbufs of two segments.
+        with tempfile.TemporaryDirectory() as folder:
+            port, packets = f"memif:{folder}/socket", 300000 if size < 2000 else 100000
+            sender = subprocess.Popen(
+                [INLANE, "forward", "--no-baseline", "--rx", f"gen:{size},flows=8", "--tx", f"{port},role=server,wait=30",
+                 "--duration", "60s"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+            try:
+                result = forward("--rx", f"{port},wait=30", "--tx", f"check:{size},flows=8", "--function", "macswap", "--method",
+                                 method, "--burst", "32", *memory, "--packets", str(packets), "--duration", "30s",
+                                 "--watchdog", "10s")
+                wants(result["rx"]["packets"] == packets, f"{result['rx']['packets']} received")
+                return checked(result, packets)
+            finally:
+                sender.kill()
+                sender.wait()
+
+    def veth(method, memory):
+        # The sender in a namespace of its own: packet sockets of two processes may else meet in one fanout group.
+        name = f"inl{os.getpid() % 10000}{METHODS.index(method)}"
+        setting = (f"netns add {name}", f"link add {name}a type veth peer name {name}b", f"link set {name}a netns {name}",
+                   f"link set {name}b up", f"-n {name} link set {name}a up")
+        try:
+            for words in setting:
+                made = subprocess.run(["ip", *words.split()], capture_output=True, text=True)
+                if made.returncode != 0:
+                    raise Skipped(f"ip {words}: {made.stderr.strip()}")
+            sender = subprocess.Popen(
+                ["ip", "netns", "exec", name, INLANE, "forward", "--no-baseline", "--rx", "gen:1000,flows=8", "--tx", f"af_packet:{name}a", "--rate", "50Kpps",
+                 "--duration", "60s"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+            try:
+                result = forward("--rx", f"af_packet:{name}b", "--tx", "check:1000,flows=8", "--function", "macswap", "--method",
+                                 method, "--burst", "32", *memory, "--packets", "50000", "--duration", "20s", status=(0, 1))
+                found = result["verification"]
+                wants(found["altered"] + found["duplicated"] == 0 and found["checked"] > 10000, str(found))
+                return f"{found['checked']} packets checked, {found['lost']} lost before they were received or in front of the first"
+            finally:
+                sender.kill()
+                sender.wait()
+        except FileNotFoundError:
+            raise Skipped("no ip command (package iproute2)")
+        finally:
+            if os.path.exists(f"/var/run/netns/{name}"):
+                subprocess.run(["ip", "netns", "del", name])
+
+    pools = [] if CPU else [["--memory", "gpu-pool"]]
+    for method in METHODS:
+        for memory in MEMORIES + pools:
+            for rx, tx in (("net_null:1024", "net_null"), ("ring:a,prime=1000,size=512", "ring:a,prime=1000,size=512")):
+                yield f"{rx.split(',')[0]}, {method} {' '.join(memory)}", silent, (rx, tx, method, memory)
+        for memory in MEMORIES:
+            yield f"memif, {method} {' '.join(memory)}", memif, (1024, method, memory)
+            yield f"memif, two segments, {method} {' '.join(memory)}", memif, (4000, method, memory)
+        yield f"af_packet, {method}", veth, (method, IN_PLACE)
+
+
+def overload():
+    """What happens when the executor is too slow."""
+    def case(method, policy):
+        result = forward("--rx", "null:64", "--tx", "null", "--function", "macswap", "--method", method, "--burst", "32", *IN_PLACE,
+                         "--work", "5us", "--overload", policy, "--duration", "1s")
+        dropped = result["dropped_overload"]
+        # One thread that does all never finds its ring full.
+        wants((dropped > 0) == (policy == "drop" and method != "single"), f"{dropped} dropped")
+        return f"{result['tx']['packets']} sent, {dropped} dropped and counted"
+
+    for method in METHODS:
+        for policy in ("wait", "drop", "shrink"):
+            yield f"overload {policy}, {method}", case, (method, policy)
+
+
+def auto():
+    """A goal in place of a method."""
+    def case(*goal):
+        result = forward("--rx", "null:1024", "--tx", "null", "--function", "macswap", "--method", "auto", *goal, "--stages",
+                         "--duration", "1s", limit=120)
+        wants(result["reason"].startswith("auto: "), result["reason"] or "no reason")
+        parameters = result["parameters"]
+        return f"{parameters['method']}, burst {parameters['burst']}; {result['reason']}"
+
+    yield "auto, throughput", case, ("--goal", "throughput")
+    yield "auto, 50 us", case, ("--max-latency", "50us")
+    yield "auto, 50 us at 2 Mpps", case, ("--max-latency", "50us", "--rate", "2Mpps")
+
+
+def attempt(label, case, arguments):
+    begun = time.monotonic()
+    try:
+        verdict, said = "ok", case(*arguments)
+    except Skipped as why:
+        verdict, said = "SKIPPED", str(why)
+    except Exception as why:  # also what a broken document raises
+        verdict, said = "FAILED", f"{type(why).__name__}: {why}"
+        failed.append(label)
+    with say_alone:
+        print(f"{verdict:<8}{label:<52} {time.monotonic() - begun:5.1f} s  {said}", flush=True)
+
+
+if __name__ == "__main__":
+    sections = {"functions": functions, "own": own, "oran": oran, "ports": ports, "overload": overload, "auto": auto}
+    for name in sys.argv[2:] or sections:
+        if name not in sections:
+            sys.exit(f"no section {name}: there are {', '.join(sections)}")
+        # What keeps time or measures it runs alone.
+        with concurrent.futures.ThreadPoolExecutor(1 if name in ("oran", "auto") else WORKERS) as pool:
+            for each in [pool.submit(attempt, *case) for case in sections[name]()]:
+                each.result()
+    sys.exit(f"{len(failed)} failed: {'; '.join(failed)}" if failed else 0)

@@ -1,0 +1,63 @@
+//! What a machine without a usable GPU is told. The driver is a stub that says what each case needs.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A folder with a `libcuda.so.1` from `programs/driver.c`, or none without a C compiler.
+fn stub() -> Option<(tempfile::TempDir, PathBuf)> {
+    let folder = tempfile::tempdir().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
+    let library = folder.path().join("libcuda.so.1");
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+    if !made.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED what_a_driver_lacks_is_said: no C compiler makes a stub of the driver");
+        return None;
+    }
+    std::os::unix::fs::symlink(&library, folder.path().join("libcuda.so")).unwrap();
+    let path = folder.path().to_path_buf();
+    Some((folder, path))
+}
+
+#[test]
+fn what_a_driver_lacks_is_said() {
+    let Some((_folder, path)) = stub() else { return };
+    let told = |environment: &[(&str, &str)]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_inlane"))
+            .args(["forward", "--rx", "null", "--tx", "null", "--on", "gpu:0", "--method", "persistent"])
+            .env("LD_LIBRARY_PATH", &path)
+            .envs(environment.iter().copied())
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    // What is told it, the exit status, what it says: what was found, and what to do.
+    type Case = (&'static [(&'static str, &'static str)], [&'static str; 2]);
+    let cases: [Case; 4] = [
+        (&[("STUB_VERSION", "12040")], ["it supports CUDA 12.4", "install a newer NVIDIA driver"]),
+        (&[("STUB_INIT", "100")], ["CUDA_ERROR_NO_DEVICE", "nvidia-smi -L"]),
+        (&[("STUB_INIT", "803")], ["CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "reload the module"]),
+        (&[("STUB_DEVICES", "0")], ["the driver sees no GPU", "inlane topo"]),
+    ];
+    for (environment, wanted) in cases {
+        let (status, said) = told(environment);
+        assert_eq!(status, Some(3), "{environment:?}: {said}");
+        for text in wanted {
+            assert!(said.contains(text), "{environment:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_machine_without_a_driver_is_told_what_to_install() {
+    if inlane_cuda::driver_version().is_ok() {
+        eprintln!("SKIPPED a_machine_without_a_driver_is_told_what_to_install: there is a driver");
+        return;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_inlane"))
+        .args(["forward", "--rx", "null", "--tx", "null", "--on", "gpu:0", "--method", "graph"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("libcuda.so.1") && said.contains("--on cpu"), "{said}");
+}

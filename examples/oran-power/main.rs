@@ -1,0 +1,109 @@
+//! Signal processing behind `oran-reorder`: packets of a radio, out of order and with losses, are assembled in GPU memory, and a
+//! kernel of one's own takes the power of each symbol there while more packets come in. Every figure is checked on the CPU.
+//!
+//! `cargo run --release -p inlane-forward --example oran-power` (needs a GPU; without one it says what is missing)
+
+use inlane_core::clock::Clock;
+use inlane_core::{HeapPool, Pool, Port};
+use inlane_cuda::{Gpu, Launch, Module, PinnedKind, Program, argument, compile};
+use inlane_forward::control::{Control, Progress};
+use inlane_forward::gpu::{self, Lane, Settings};
+use inlane_forward::pipeline::{Drive, Pipeline, Shared};
+use inlane_forward::ports::null::Null;
+use inlane_forward::ports::oran::{Plan, Radio};
+use inlane_function::{Function, HEADERS};
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const STREAMS: usize = 2;
+const SYMBOLS: usize = 14;
+const SLOTS: u64 = 400;
+/// The radio sends each symbol at its time; slots of 0.5 ms are kept for eight of these.
+const RADIO: &str = "gen:oran,eaxc=0+1,prbs=106,slots=400,shuffle=64,loss=0.5%,realtime";
+const REORDER: &str = "oran-reorder:eaxc=0+1,prbs=106,windows=16,limit=2ms";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let gpu = Gpu::open(0)?;
+    let function = gpu::Program::new(&gpu, &Function::parse(REORDER)?)?;
+    let source = include_str!("../functions/oran_power.cu");
+    let program = Program { name: "oran_power.cu", source, headers: &HEADERS, options: &["-default-device"] };
+    let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.function("oran_power")?;
+
+    // Everything is allocated before the persistent kernel runs.
+    let clock = Clock::new();
+    let mut radio = Radio::open(RADIO, &clock)?;
+    let plan = radio.plan().clone();
+    let room = plan.longest();
+    let bytes = HeapPool::bytes(16384, room).ok_or("no such pool")?;
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes, PinnedKind::Cached)?, room)?);
+    let mut null = Null::open("null", &clock)?;
+    radio.configure(std::slice::from_ref(&pool), 0)?;
+    null.configure(&[], 1)?;
+    let (rx, txs) = (radio.take_rx(0)?, vec![null.take_tx(0, pool.clone())?]);
+    let pipeline = Pipeline { rx, txs, pool: pool.clone(), instances: Vec::new() };
+    let drive = Drive { burst: 32, flush: Duration::from_micros(50), ..Drive::default() };
+    let lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
+    let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
+    let answer = gpu.pinned(4096, PinnedKind::Cached)?;
+    let stream = gpu.stream()?;
+    radio.start()?;
+
+    let (control, progress) = (Control::default(), Progress::default());
+    let shared = Shared { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+    let (mut complete, mut wrong, mut slots) = (0, 0, 0);
+    let (tally, _) = std::thread::scope(|scope| -> Result<_, Box<dyn Error>> {
+        let running = scope.spawn(|| gpu::run(pipeline, lane, &drive, &shared));
+        let mut last = Instant::now();
+        while slots < SLOTS && last.elapsed() < Duration::from_secs(2) {
+            let (from, streams, power) = (output.address(), STREAMS as u32, answer.address());
+            let found = power + 2048;
+            let shape = Launch { blocks: 1, threads: 256, shared_bytes: 0, cooperative: false };
+            let arguments =
+                [argument(&from), argument(&slots), argument(&streams), argument(&power), argument(&found)];
+            // SAFETY: the kernel's parameters, in order; both regions outlive the wait below.
+            unsafe { kernel.launch(&stream, shape, arguments)? };
+            stream.synchronize()?;
+            // SAFETY: pinned memory of 4096 bytes; the kernel that wrote it has ended.
+            let answer = unsafe { std::slice::from_raw_parts(answer.as_ptr(), 4096) };
+            let word = |at: usize| u64::from_le_bytes(answer[at..at + 8].try_into().expect("eight bytes"));
+            if word(2048) != slots + 1 {
+                continue;
+            }
+            // The record: frame, subframe, slot, and why it was delivered (0: complete).
+            let [frame, subframe, slot, why] = [56, 57, 58, 59].map(|at| answer[2048 + at]);
+            let number = (frame as u64 * 10 + subframe as u64) * plan.slots_per_subframe + slot as u64;
+            let powers = (0..STREAMS * SYMBOLS).map(|i| word(i * 8));
+            wrong += powers.zip(expected(&plan, number)).filter(|(there, here)| there != here).count();
+            complete += (why == 0) as u64;
+            slots += 1;
+            last = Instant::now();
+        }
+        control.stop();
+        running.join().map_err(|_| "the pipeline panicked".into())
+    })?;
+    if let Some(error) = tally.errors.into_iter().next() {
+        return Err(error.into());
+    }
+    println!(
+        "{} packets, {slots} slots, {complete} of them complete; power of {} symbols taken on {gpu}, {wrong} other than the CPU's",
+        tally.rx.packets,
+        slots * (STREAMS * SYMBOLS) as u64
+    );
+    if slots == SLOTS && wrong == 0 { Ok(()) } else { Err("slots are missing, or sums differ".into()) }
+}
+
+/// The power of each symbol of a slot, from what the radio planned to send: what was lost counts as zeros.
+fn expected(plan: &Plan, slot: u64) -> Vec<u64> {
+    let mut power = vec![0; STREAMS * SYMBOLS];
+    let packets = plan.packets_per_symbol() * SYMBOLS as u64;
+    for position in (slot * packets..(slot + 1) * packets).filter(|&position| !plan.is_lost(position)) {
+        let place = plan.place(position);
+        let samples = &plan.samples(place.stream, place.symbol)[place.first_prb * 48..][..place.prbs * 48];
+        let squares = samples
+            .chunks_exact(2)
+            .map(|part| i64::from(i16::from_be_bytes([part[0], part[1]])).pow(2) as u64);
+        power[place.stream * SYMBOLS + place.symbol as usize % SYMBOLS] += squares.sum::<u64>();
+    }
+    power
+}
