@@ -4,7 +4,7 @@
 # process of its own. Usage: faults.sh INLANE
 inlane=$1 here=$(dirname "$0")
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache}
-ports="--rx null:1024 --tx null --on gpu:0 --no-baseline"
+ports="--rx null:1024 --tx null --on gpu:0 --no-baseline --cores none"
 said=$(mktemp -d)
 trap 'rm -rf "$said"' EXIT
 expect() { # label, status wanted, text wanted, command...

@@ -15,7 +15,7 @@ one() { # tool, method, memory, function
     # Only the executor's kernels: the ceiling's bare ones move a lot.
     output=$(timeout -k 1 120 compute-sanitizer --tool "$tool" --kernel-name kernel_substring=inlane_ --error-exitcode 9 "$inlane" \
         forward $ports --function "$function" --on gpu:0 --method "$method" $memory --burst 32 --watchdog 60s --duration 60s \
-        --no-baseline 2>&1)
+        --no-baseline --cores none 2>&1)
     rc=$?
     [ $rc = 0 ] && printf ok || printf FAILED
     echo "      $tool $method $memory ${function##*/}: exit status $rc; $(grep -E 'SUMMARY' <<<"$output" | tr -d =); $(grep -E '^verified' <<<"$output")"

@@ -2,7 +2,7 @@
 // function: a kernel (or on the CPU a call) beside them, which is given the function's output region.
 //
 // On a GPU launch it with one block, on a stream of its own: `found` becomes the record, with sequence 0 while it is not there. power
-// holds 14 numbers a stream. examples/oran-power does so while packets come in.
+// holds 14 numbers a stream, in GPU memory. examples/oran-power does so while packets come in.
 #include <inlane_oran.h>
 
 // False while slot `n` has not been delivered.

@@ -23,7 +23,14 @@ const SLOTS: u64 = 400;
 const RADIO: &str = "gen:oran,eaxc=0+1,prbs=106,slots=400,shuffle=64,loss=0.5%,realtime";
 const REORDER: &str = "oran-reorder:eaxc=0+1,prbs=106,windows=16,limit=2ms";
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("oran-power: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let gpu = Gpu::open(0)?;
     let function = gpu::Program::new(&gpu, &Function::parse(REORDER)?)?;
     let source = include_str!("../functions/oran_power.cu");
@@ -45,7 +52,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let drive = Drive { burst: 32, flush: Duration::from_micros(50), ..Drive::default() };
     let lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
     let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
-    let answer = gpu.pinned(4096, PinnedKind::Cached)?;
+    // Sums are added up in GPU memory, and copied out: the GPU has no atomic operations on the host's.
+    let (sums, answer) = (gpu.allocate(4096)?, gpu.pinned(4096, PinnedKind::Cached)?);
     let stream = gpu.stream()?;
     radio.start()?;
 
@@ -56,15 +64,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         let running = scope.spawn(|| gpu::run(pipeline, lane, &drive, &shared));
         let mut last = Instant::now();
         while slots < SLOTS && last.elapsed() < Duration::from_secs(2) {
-            let (from, streams, power) = (output.address(), STREAMS as u32, answer.address());
+            let (from, streams, power) = (output.address(), STREAMS as u32, sums.address());
             let found = power + 2048;
             let shape = Launch { blocks: 1, threads: 256, shared_bytes: 0, cooperative: false };
             let arguments =
                 [argument(&from), argument(&slots), argument(&streams), argument(&power), argument(&found)];
-            // SAFETY: the kernel's parameters, in order; both regions outlive the wait below.
-            unsafe { kernel.launch(&stream, shape, arguments)? };
+            // SAFETY: the kernel's parameters, in order; all regions outlive the wait below.
+            unsafe {
+                kernel.launch(&stream, shape, arguments)?;
+                stream.copy(&sums, &answer)?;
+            }
             stream.synchronize()?;
-            // SAFETY: pinned memory of 4096 bytes; the kernel that wrote it has ended.
+            // SAFETY: pinned memory of 4096 bytes; the copy into it has ended.
             let answer = unsafe { std::slice::from_raw_parts(answer.as_ptr(), 4096) };
             let word = |at: usize| u64::from_le_bytes(answer[at..at + 8].try_into().expect("eight bytes"));
             if word(2048) != slots + 1 {

@@ -14,7 +14,14 @@ const SLOTS: usize = 64;
 const BURST: usize = 32;
 const PACKETS: u64 = 100_000;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("own-kernel: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let gpu = Gpu::open(0)?;
     let program = Program {
         name: "kernel.cu",

@@ -114,7 +114,11 @@ impl Mover for CopyEngine {
         };
         // SAFETY: the regions are kept in `pending` until the copy has run; that nobody touches them is the trait's contract.
         unsafe { self.stream.copy(source, destination)? };
-        self.stream.record(&event)?;
+        if let Err(error) = self.stream.record(&event) {
+            // Nothing would tell of this copy's end: it must be over before the regions may go.
+            let _ = self.stream.synchronize();
+            return Err(error.into());
+        }
         self.pending.push_back(Pending { event, _regions: [source.clone(), destination.clone()] });
         Ok(self.flight.submit(source.len()))
     }

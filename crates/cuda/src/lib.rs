@@ -36,3 +36,6 @@ pub use memory::PinnedKind;
 pub use nvrtc::{Compiled, Program, compile, compiler_version};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
+
+/// A header for device code, by name and text: words handed over between GPUs and the CPU, and loads of what is read once.
+pub const SYSTEM: (&str, &str) = ("system.cuh", include_str!("system.cuh"));

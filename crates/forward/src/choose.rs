@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::measure;
 use crate::open;
-use crate::run::run;
+use crate::run::{Outcome, run};
 use inlane_core::units::{self, Rate};
 use std::time::Duration;
 
@@ -56,14 +56,21 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
         Goal::Throughput => &[16, 32, 64, 128, 256],
         Goal::Latency(_) => &[1, 4, 16, 64],
     };
-    let mut trials = Vec::new();
+    let (mut trials, mut refused) = (Vec::new(), None);
     for method in Method::ALL.into_iter().filter(|method| config.on != On::Cpu || method.is_cpu()) {
         for &burst in bursts {
             if control.stopping() {
                 break;
             }
-            trials.extend(attempt(config, method, burst, goal));
+            match attempt(config, method, burst, goal) {
+                Ok(trial) => trials.push(trial),
+                Err(error) => refused = refused.or(Some(error)),
+            }
         }
+    }
+    // Where nothing ran at all, the first refusal says why: it may be the machine's, or another setting's.
+    if let (true, Some(error)) = (trials.is_empty(), refused) {
+        return Err(error);
     }
     let chosen = pick(&trials, goal).ok_or_else(|| {
         let best = trials.iter().filter_map(|trial| trial.p99).min();
@@ -86,24 +93,30 @@ fn set(config: &mut Config, method: Method, burst: usize, goal: Goal) {
     };
 }
 
-fn attempt(config: &Config, method: Method, burst: usize, goal: Goal) -> Option<Trial> {
+fn attempt(config: &Config, method: Method, burst: usize, goal: Goal) -> Result<Trial> {
     let mut trial = measure::shortened(config, TRIAL);
     set(&mut trial, method, burst, goal);
-    let flat_out =
-        run(&trial, &Control::default(), &mut |_, _| ()).ok().filter(|ran| ran.errors.is_empty())?;
+    let flat_out = ran(&trial)?;
     let packets_per_second = flat_out.result.tx.packets_per_second;
     let p99 = match goal {
         Goal::Throughput => None,
         Goal::Latency(_) => {
             trial.rate = Some(config.rate.unwrap_or(Rate::Packets(packets_per_second / 5.0)));
             trial.drive.stages = true;
-            let paced =
-                run(&trial, &Control::default(), &mut |_, _| ()).ok().filter(|ran| ran.errors.is_empty())?;
-            let total = paced.result.stages.and_then(|stages| stages.total)?;
-            Some(Duration::from_nanos(total.p99_ns as u64))
+            let total = ran(&trial)?.result.stages.and_then(|stages| stages.total);
+            total.map(|total| Duration::from_nanos(total.p99_ns as u64))
         }
     };
-    Some(Trial { method, burst, packets_per_second, p99 })
+    Ok(Trial { method, burst, packets_per_second, p99 })
+}
+
+/// A run that went well.
+fn ran(config: &Config) -> Result<Outcome> {
+    let mut outcome = run(config, &Control::default(), &mut |_, _| ())?;
+    match outcome.errors.is_empty() {
+        true => Ok(outcome),
+        false => Err(outcome.errors.swap_remove(0)),
+    }
 }
 
 /// The best of what was tried.
@@ -180,5 +193,13 @@ mod tests {
         assert!(taken.method.is_cpu() && why.starts_with("auto: "), "{why}");
         config.route = Route::OneWay { rx: "pcap:x".into(), tx: vec!["null".into()] };
         assert!(choose(&config, Goal::Throughput, &Control::default()).is_err());
+    }
+
+    #[test]
+    fn what_stops_every_trial_is_said() {
+        let mut config = Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] });
+        config.room = 1;
+        let error = choose(&config, Goal::Throughput, &Control::default()).unwrap_err().to_string();
+        assert!(error.contains("--room"), "{error}");
     }
 }

@@ -56,12 +56,11 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     let clock = Clock::new();
     let open::Opened { mut ports, room } = open::ports(&names, config, &clock)?;
     let touched = ports.iter().any(|port| port.info().touches_payload);
-    let program = match config.on {
+    let gpu = match config.on {
         On::Cpu => None,
-        On::Gpu(index) => Some(gpu::Program::new(&inlane_cuda::Gpu::open(index)?, &function)?),
+        On::Gpu(index) => Some(inlane_cuda::Gpu::open(index)?),
     };
-    let pools =
-        open::pools(&names, config, room, directions.len(), program.as_ref().map(|program| program.gpu()))?;
+    let pools = open::pools(&names, config, room, directions.len(), gpu.as_ref())?;
     if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().place().is_cpu_memory())
         && (touched || (config.on == On::Cpu && config.function != "io"))
     {
@@ -78,9 +77,9 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
         // A user's own function is compiled and loaded without the privileges that ports needed.
         start(&mut ports)?;
         inlane_dpdk::privileges::drop_privileges(names.iter().map(String::as_str))?;
-        executors(config, &function, pipelines, program.as_ref())?
+        executors(config, &function, pipelines, gpu.as_ref())?
     } else {
-        let executors = executors(config, &function, pipelines, program.as_ref())?;
+        let executors = executors(config, &function, pipelines, gpu.as_ref())?;
         start(&mut ports)?;
         executors
     };
@@ -97,7 +96,7 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     let leaked = pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum();
     let mut outcome = outcome(config, tallies, &function, &ports, &directions, elapsed, device, leaked);
     outcome.notes.extend(faults_note(&faults));
-    outcome.devices.extend(program.map(|program| program.gpu().to_string()));
+    outcome.devices.extend(gpu.map(|gpu| gpu.to_string()));
     Ok(outcome)
 }
 
@@ -112,9 +111,9 @@ fn executors(
     config: &Config,
     function: &Function,
     pipelines: Vec<Pipeline>,
-    program: Option<&Arc<gpu::Program>>,
+    gpu: Option<&Arc<inlane_cuda::Gpu>>,
 ) -> Result<Vec<Executor>> {
-    let Some(program) = program else {
+    let Some(gpu) = gpu else {
         let mut executors = Vec::new();
         for mut pipeline in pipelines {
             for _ in 0..config.workers.max(1) {
@@ -126,11 +125,12 @@ fn executors(
         }
         return Ok(executors);
     };
+    let program = gpu::Program::new(gpu, function)?;
     let settings = gpu::Settings { method: config.method, ..config.gpu.clone() };
     let mut executors = Vec::new();
     let lanes = pipelines.len() as u32;
     for pipeline in pipelines {
-        let lane = gpu::Lane::new(program, &settings, &config.drive, &*pipeline.pool, lanes)?;
+        let lane = gpu::Lane::new(&program, &settings, &config.drive, &*pipeline.pool, lanes)?;
         executors.push(Executor::Gpu(pipeline, Box::new(lane)));
     }
     gpu::Lane::check_residence(executors.iter().filter_map(|executor| match executor {

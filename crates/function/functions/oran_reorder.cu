@@ -192,6 +192,7 @@ struct oran_reorder {
 
     // ---- Windows. Called by all threads of a block; the plan is one thread's, the others learn it at a barrier. -----------
 
+    static constexpr uint64_t half_cycle_ns = 1280000000; // of 256 frames of 10 ms
     INLANE uint32_t cycle() const { return 2560 * slots_per_subframe; }
 
     // All packets of one slot.
@@ -266,8 +267,9 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // One wrong slot number must not keep a window for half a cycle: late is what comes soon after.
-                if (!newer && now <= window.since_ns + 2 * limit_ns) {
+                // What comes for a delivered slot is late until its number may be another's. Of an older slot only what comes
+                // soon after: one wrong slot number must not keep a window for half a cycle.
+                if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;
                 }

@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 
 const EAXC: [u16; 2] = [0x0102, 7];
 const PRBS: u16 = 40;
+/// Half of the 256 frames of 10 ms after which slot numbers begin again.
+const HALF_CYCLE_NS: u64 = 1_280_000_000;
 const LIMIT_NS: u64 = 1_000_000;
 const WINDOWS: u32 = 2;
 
@@ -83,7 +85,10 @@ impl Reference {
             Some((held, true, _, _)) if *held == slot => {}
             Some((held, true, _, _)) if newer(*held) => self.deliver(window, Reason::Overtaken, now),
             Some((_, true, _, _)) => return self.late += packets.count() as u64,
-            Some((held, false, since, _)) if !newer(*held) && now <= since + 2 * LIMIT_NS => {
+            Some((held, false, since, _))
+                if !newer(*held)
+                    && now <= since + if *held == slot { HALF_CYCLE_NS } else { 2 * LIMIT_NS } =>
+            {
                 return self.late += packets.count() as u64;
             }
             _ => {}
@@ -279,6 +284,13 @@ fn a_slot_is_delivered_by_tick() {
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
+    // However late: the slot is delivered once, until its number is that of a slot in the next cycle.
+    run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
+    assert_eq!(instance.report().counter("late_packets"), Some(10));
+    run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);
+    instance.finish();
+    assert_eq!(instance.report().counter("late_packets"), Some(10));
+    assert!(oran_slot(instance.output(), 1).is_some() && oran_slot(instance.output(), 2).is_none());
 }
 
 #[test]

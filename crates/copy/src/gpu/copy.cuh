@@ -1,36 +1,11 @@
-// Copies by the threads of a block, and the words that GPUs and CPU hand to each other. Included by every kernel of
-// this crate.
+// Copies by the threads of a block. Included by every kernel of this crate.
 #pragma once
+#include "system.cuh"
+
+using namespace inlane_system;
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
-
-// One writer a word; release and acquire at system scope; no read-modify-write on host memory.
-__device__ inline u64 load_acquire(const u64* word) {
-    u64 value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
-
-__device__ inline void store_release(u64* word, u64 value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
-}
-
-__device__ inline u64 now_ns() {
-    u64 time;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
-    return time;
-}
-
-// Loads that do not stay in the first-level cache: data is read once, and host memory changes under it.
-__device__ inline uint4 load16(const uint4* from) {
-    uint4 value;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(from)
-                 : "memory");
-    return value;
-}
 
 // `thread` of `threads` takes every threads-th 16 bytes, four loads in flight. Addresses that are no multiples of 16
 // on both sides are copied byte by byte: right, and slow.

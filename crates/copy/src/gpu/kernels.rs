@@ -4,7 +4,7 @@ use inlane_core::Result;
 use inlane_cuda::{Function, Gpu, Module, Program, compile};
 use std::sync::Arc;
 
-const HEADERS: &[(&str, &str)] = &[("copy.cuh", include_str!("copy.cuh"))];
+const HEADERS: &[(&str, &str)] = &[inlane_cuda::SYSTEM, ("copy.cuh", include_str!("copy.cuh"))];
 
 /// All kernels on one GPU.
 #[derive(Clone)]

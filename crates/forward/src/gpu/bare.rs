@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 pub(super) const SOURCE: &str = include_str!("kernels/bare.cu");
 
 fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
-    let program = Program { name: "bare.cu", source: SOURCE, headers: &[], options: &["-lineinfo"] };
+    let program =
+        Program { name: "bare.cu", source: SOURCE, headers: &[inlane_cuda::SYSTEM], options: &["-lineinfo"] };
     Ok(Module::load(gpu, &compile(&program, &gpu.info().arch())?)?)
 }
 
@@ -77,7 +78,10 @@ pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
         {
-            let items = ((1u64 << 30) / (burst as u64 * size as u64)).min(500_000);
+            // Milliseconds a launch: long beside what launching takes, short for a result that somebody waits for.
+            let items = ((1u64 << 28) / (burst as u64 * moved.max(64) as u64))
+                .min((1 << 21) / burst as u64)
+                .max(4096);
             let chunks = moved.div_ceil(16);
             let shape = Launch { blocks, threads, shared_bytes: 0, cooperative: false };
             let seconds = timed(gpu, &stream, 3, || {

@@ -31,6 +31,8 @@ impl<'a> Feed<'a> {
     /// # Errors
     /// When the GPU refuses.
     pub(super) fn start(lane: &'a Lane, streams: &'a [Stream], side: &'a Stream) -> Result<Self> {
+        // What was posted before the driver refused waits for words that nobody will write, and frees would wait for it.
+        let give_up = |_: &crate::Error| lane.program.gpu.abandon();
         let posting = match lane.settings.method {
             Method::Single | Method::Split => Posting::None,
             Method::Persistent => {
@@ -41,12 +43,12 @@ impl<'a> Feed<'a> {
             }
             Method::Stream => {
                 let mut poster = StreamPoster::new(lane, streams);
-                poster.post(0, u64::MAX)?;
+                poster.post(0, u64::MAX).inspect_err(give_up)?;
                 Posting::Stream(poster)
             }
             Method::Graph => {
                 let mut poster = GraphPoster::new(lane, streams)?;
-                poster.post(0)?;
+                poster.post(0).inspect_err(give_up)?;
                 Posting::Graph(poster)
             }
         };

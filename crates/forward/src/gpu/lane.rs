@@ -165,7 +165,7 @@ impl Lane {
         // Descriptors as given; where payload is pulled, those of the pulled packets, and outcomes.
         let shared_bytes = burst as u32 * if pull == 0 { 16 } else { 16 + 16 + 8 };
         let persistent = settings.method == Method::Persistent;
-        let threads = settings.threads_for(burst);
+        let threads = settings.threads_for(burst, info.kind());
         let blocks = match settings.blocks {
             _ if !persistent => 1,
             0 => {

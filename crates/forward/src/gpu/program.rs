@@ -72,8 +72,9 @@ pub(super) fn compile(function: &Function, arch: &str) -> Result<cuda::Compiled>
     let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
     // Line numbers, for compute-sanitizer and profilers. Functions need no annotation to be the device's.
     let options = ["-lineinfo", "-default-device", threads.as_str()];
+    let headers = [&HEADERS[..], &[cuda::SYSTEM]].concat();
     let program =
-        cuda::Program { name: "executor.cu", source: &source, headers: &HEADERS, options: &options };
+        cuda::Program { name: "executor.cu", source: &source, headers: &headers, options: &options };
     match cuda::compile(&program, arch) {
         // The user knows the function, not the file that includes it.
         Err(cuda::Error::Source { arch, log, .. }) => {

@@ -2,6 +2,7 @@
 
 use crate::config::Method;
 use crate::error::{Error, Result};
+use inlane_function::Kind;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -102,15 +103,16 @@ impl Default for Settings {
 pub(super) const MOST_THREADS: u32 = 512;
 
 impl Settings {
-    /// Threads a block for items of `burst` packets: one a packet where packets are worked on in place, a warp a packet
-    /// where their payload is pulled.
-    pub(super) fn threads_for(&self, burst: usize) -> u32 {
+    /// Threads a block for items of `burst` packets: one a packet where a thread works on it in place, a warp a packet
+    /// where payload is pulled, or the function takes the block as a whole.
+    pub(super) fn threads_for(&self, burst: usize, kind: Kind) -> u32 {
         let burst = burst as u32;
-        let wanted = match (self.threads, self.memory.pull()) {
-            (0, 0) => burst.clamp(32, 256),
+        let warps = self.memory.pull() != 0 || kind == Kind::Burst;
+        let wanted = match (self.threads, warps) {
+            (0, false) => burst.clamp(32, 256),
             // Small items: more blocks rather than larger ones.
-            (0, _) if burst < 64 => (burst * 32).clamp(128, 256),
-            (0, _) => MOST_THREADS,
+            (0, true) if burst < 64 => (burst * 32).clamp(128, 256),
+            (0, true) => MOST_THREADS,
             (threads, _) => threads,
         };
         wanted.next_multiple_of(32).min(MOST_THREADS)

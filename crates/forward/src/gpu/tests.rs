@@ -3,7 +3,7 @@
 use super::settings::MOST_THREADS;
 use super::*;
 use crate::config::Method;
-use inlane_function::Function;
+use inlane_function::{Function, Kind};
 
 /// True when the run-time compiler is there; else says so.
 fn compiler_is_there(test: &str) -> bool {
@@ -38,7 +38,9 @@ fn the_bare_kernels_compile_for_every_architecture() {
     if !compiler_is_there("the_bare_kernels_compile_for_every_architecture") {
         return;
     }
-    let program = inlane_cuda::Program { name: "bare.cu", source: bare::SOURCE, headers: &[], options: &[] };
+    let headers = [inlane_cuda::SYSTEM];
+    let program =
+        inlane_cuda::Program { name: "bare.cu", source: bare::SOURCE, headers: &headers, options: &[] };
     for arch in ARCHITECTURES {
         let compiled = inlane_cuda::compile(&program, arch).unwrap();
         assert_eq!(compiled.log(), "");
@@ -51,8 +53,12 @@ fn shapes_fit_every_burst() {
         for memory in [Memory::Pinned, Memory::Gpu, Memory::Split(64), Memory::Pool] {
             let settings = Settings { method, memory, ..Settings::default() };
             for burst in [1, 7, 16, 33, 128, 1024] {
-                let threads = settings.threads_for(burst);
-                assert!(threads.is_multiple_of(32) && (32..=MOST_THREADS).contains(&threads));
+                for kind in [Kind::Packet, Kind::Burst] {
+                    let threads = settings.threads_for(burst, kind);
+                    assert!(threads.is_multiple_of(32) && (32..=MOST_THREADS).contains(&threads));
+                    let warps = kind == Kind::Burst || memory.pull() != 0;
+                    assert!(threads >= if warps { 128 } else { 32 });
+                }
                 let slots = settings.slots_for(2, burst);
                 assert!(slots.is_power_of_two() && slots >= 2);
                 assert_eq!(slots % settings.graph_items_for().min(slots), 0, "graphs tile the ring");

@@ -1,27 +1,12 @@
 // Bare kernels: the same memory traffic as an executor's without ring, threads or ports. What they reach is the ceiling that
 // results name.
+#include "system.cuh"
+
 typedef unsigned char uint8_t;
 typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 
-namespace {
-__device__ __forceinline__ uint4 far_load(const void *from) {
-    uint4 value;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(from)
-                 : "memory");
-    return value;
-}
-__device__ __forceinline__ uint64_t acquire(const void *word) {
-    uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
-__device__ __forceinline__ void release(void *word, uint64_t value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-} // namespace
+using namespace inlane_system;
 
 // Moves `items` items of `count` packets of `chunks` sixteen-byte chunks, `stride` bytes apart in pinned memory, into GPU
 // memory; writes each packet's first chunk back, fences, and stores a word an item. Items repeat every `period`.
@@ -40,7 +25,7 @@ extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uin
 #pragma unroll
                     for (uint32_t c = 0; c < 2; c++) {
                         uint32_t i = base + p * warps, chunk = front + c * 32 + lane;
-                        if (i < count && chunk < chunks) values[p][c] = far_load(from + i * stride + chunk * 16);
+                        if (i < count && chunk < chunks) values[p][c] = load16(from + i * stride + chunk * 16);
                     }
 #pragma unroll
                 for (uint32_t p = 0; p < 4; p++)
@@ -54,7 +39,7 @@ extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uin
             }
         }
         __syncthreads();
-        if (threadIdx.x == 0) release(done + place * 16, item + 1);
+        if (threadIdx.x == 0) store_release(done + place * 16, item + 1);
     }
 }
 
@@ -63,30 +48,29 @@ extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uin
 //   line: [0] flag to the GPU, [2..3] descriptor; answer: flag to the host.
 extern "C" __global__ void bare_round_trip(const uint64_t *line, uint64_t *answer, uint64_t last) {
     for (uint64_t item = 1; item <= last; item++) {
-        for (uint32_t looks = 0; acquire(line) != item; looks++)
+        for (uint32_t looks = 0; load_acquire(line) != item; looks++)
             if (looks > 50000000u) return;
-        uint4 descriptor = far_load(line + 2);
+        uint4 descriptor = load16(line + 2);
         uint8_t *packet = reinterpret_cast<uint8_t *>(descriptor.x | static_cast<uint64_t>(descriptor.y) << 32);
-        uint4 bytes = far_load(packet);
+        uint4 bytes = load16(packet);
         uint32_t kept = bytes.x;
         bytes.x = bytes.y;
         bytes.y = kept;
         *reinterpret_cast<uint4 *>(packet) = bytes;
-        release(answer, item);
+        store_release(answer, item);
     }
 }
 
 // A competing job: keeps `blocks` blocks busy with arithmetic for `nanoseconds`, and counts the rounds it got.
 extern "C" __global__ void bare_compete(uint64_t *rounds, uint64_t nanoseconds) {
-    uint64_t start, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+    uint64_t start = now_ns(), now;
     float x = threadIdx.x * 1e-3f + 1.0f;
     uint64_t count = 0;
     do {
 #pragma unroll 16
         for (int i = 0; i < 4096; i++) x = x * 1.0000001f + 1e-7f;
         count++;
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+        now = now_ns();
     } while (now - start < nanoseconds);
     if (x == 12345.0f) count = 0;
     if (threadIdx.x == 0) rounds[blockIdx.x] = count;

@@ -8,6 +8,8 @@
 // Order: one thread acquires the item's word (system scope), then a barrier, then all threads read the item. All threads'
 // writes, a barrier, then one thread releases the completed word (system scope). Nothing else orders anything.
 
+#include "system.cuh"
+
 struct inlane_lane {
     const uint8_t *submit;         // the ring's submit half
     uint8_t *complete;             // the ring's complete half
@@ -35,33 +37,10 @@ struct inlane_lane {
 
 namespace {
 
-// ---- Words shared with the host. --------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint64_t acquire(const void *word) {
-    uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ void release(void *word, uint64_t value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-
-__device__ __forceinline__ uint64_t now_ns() {
-    uint64_t value;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
-    return value;
-}
-
-// Sixteen bytes from the host's memory, which nothing here reads twice.
-__device__ __forceinline__ uint4 far_load(const void *from) {
-    uint4 value;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "l"(from)
-                 : "memory");
-    return value;
-}
+using inlane_system::load16;
+using inlane_system::load_acquire;
+using inlane_system::now_ns;
+using inlane_system::store_release;
 
 __device__ __forceinline__ bool same(uint4 a, uint4 b) {
     return a.x == b.x && a.y == b.y && a.z == b.z && a.w == b.w;
@@ -122,7 +101,7 @@ __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, co
 #pragma unroll
                 for (uint32_t c = 0; c < chunks; c++) {
                     uint32_t chunk = front + c * 32 + lane_id;
-                    if (chunk * 16 < from.skew + from.length) values[p][c] = far_load(from.host + chunk * 16);
+                    if (chunk * 16 < from.skew + from.length) values[p][c] = load16(from.host + chunk * 16);
                 }
             }
 #pragma unroll
@@ -200,7 +179,12 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0) release(at.complete, at.lap | static_cast<uint64_t>(info) << 32);
+    if (threadIdx.x == 0) store_release(at.complete, at.lap | static_cast<uint64_t>(info) << 32);
+}
+
+// For the persistent kernel: inlined there, what lives across it would make the loops in it spill registers.
+__device__ __noinline__ void process_apart(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
+    process(lane, at, count, given);
 }
 
 // Waits for an item; 0 in place of its word when there will be none.
@@ -216,16 +200,16 @@ __device__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t p
         // The end is the number of items there ever were, plus one: whoever waits at or behind it waits in vain.
         uint64_t end = relay[0];
         if (relay[1]) return 0;
-        uint64_t word = acquire(at.submit);
+        uint64_t word = load_acquire(at.submit);
         if (static_cast<uint32_t>(word) == at.lap) return word;
         if (end != 0 && position >= end - 1) return 0;
         if (blockIdx.x == 0 && looks % 8 == 0) {
-            relay[0] = acquire(lane.submit);
+            relay[0] = load_acquire(lane.submit);
             if (looks % 64 == 0) {
                 uint64_t now = now_ns();
-                bool stop = acquire(lane.control) != 0;
+                bool stop = load_acquire(lane.control) != 0;
                 if (now - asked_ns > ask_every_ns) {
-                    uint64_t latest = acquire(lane.control + 16) + acquire(lane.control + 17);
+                    uint64_t latest = load_acquire(lane.control + 16) + load_acquire(lane.control + 17);
                     if (asked_ns == 0 || latest != sign) {
                         sign = latest;
                         seen_ns = now;
@@ -256,9 +240,9 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
         if (word == 0) return;
         uint32_t count = min(static_cast<uint32_t>(word >> 32), lane.burst);
         const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
-        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) inlane_shared[i] = far_load(entries + i * 16);
+        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
         __syncthreads();
-        process(lane, at, count, inlane_shared);
+        process_apart(lane, at, count, inlane_shared);
         __syncthreads();
     }
 }
@@ -267,9 +251,9 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
     // Word and descriptors in one go: the launch came after all of them were written. `most` spares reads behind the last.
-    uint64_t word = acquire(at.submit);
+    uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
-    for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = far_load(entries + i * 16);
+    for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
     // The host ends a stream that waits for items which will not come by words without packets.
     if (static_cast<uint32_t>(word) != at.lap || word >> 32 == 0) return;
     __syncthreads();
@@ -279,9 +263,9 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
 // As inlane_items, for graphs, which know a slot and not its lap: takes the lap from the word.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slot(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index);
-    uint64_t word = acquire(at.submit);
+    uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
-    for (uint32_t i = threadIdx.x; i < lane.burst; i += blockDim.x) inlane_shared[i] = far_load(entries + i * 16);
+    for (uint32_t i = threadIdx.x; i < lane.burst; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
     if ((static_cast<uint32_t>(word) & 1u) != odd || word >> 32 == 0) return;
     at.lap = static_cast<uint32_t>(word);
     __syncthreads();
@@ -290,5 +274,5 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slot
 
 // The function's time limits: now and then, and at the `end` (else 0), when all of them are due.
 extern "C" __global__ void inlane_tick(const __grid_constant__ inlane_lane lane, uint64_t end) {
-    inlane_run_tick({lane.state, lane.output, lane.output_bytes, end ? end : now_ns(), lane.room, 0});
+    inlane_run_tick({lane.state, lane.output, lane.output_bytes, end ? end : inlane_system::now_ns(), lane.room, 0});
 }
