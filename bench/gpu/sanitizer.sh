@@ -1,7 +1,8 @@
 #!/bin/bash
 # compute-sanitizer on every method and function: memcheck; and on the functions that use a block's own memory, and payload pulled
-# into GPU memory, racecheck and synccheck. Usage: sanitizer.sh INLANE [WIDTH]     WIDTH: how many at a time (6)
-inlane=$1 width=${2:-6} here=$(dirname "$0")
+# into GPU memory, racecheck and synccheck. Usage: sanitizer.sh INLANE [WIDTH]     WIDTH: how many at a time (3)
+# FULL=1 crosses methods and functions, which otherwise take turns.
+inlane=$1 width=${2:-3} here=$(dirname "$0")
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache} inlane here
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
 command -v compute-sanitizer >/dev/null || { echo "SKIPPED compute-sanitizer: not there; it comes with the CUDA toolkit"; exit 0; }
@@ -23,18 +24,22 @@ one() { # tool, method, memory, function
 }
 export -f one
 list() {
+    local turn=0 others=("io" "l3-decrement" "flow-count" "drop-rule:udp,tcp:80" "checksum")
     for method in single split persistent stream graph; do
-        for function in macswap io l3-decrement flow-count drop-rule:udp,tcp:80 checksum oran-reorder:limit=1s "$here/../../examples/functions/sizes.cu"; do
-            echo "memcheck $method --memory=gpu $function"
-            case $function in macswap | checksum | oran*) echo "memcheck $method --memory=pinned $function" ;; esac
-            case $method.$function in
-            single.oran* | persistent.oran* | graph.oran* | *.*sizes.cu | persistent.macswap | persistent.drop*)
-                echo "racecheck $method --memory=gpu $function"
-                echo "synccheck $method --memory=gpu $function"
-                ;;
-            esac
-        done
+        echo "memcheck $method --memory=gpu macswap"
         echo "memcheck $method --split=64 macswap"
+        echo "memcheck $method --memory=gpu oran-reorder:limit=1s"
+        if [ -n "$FULL" ]; then
+            for function in macswap checksum oran-reorder:limit=1s; do echo "memcheck $method --memory=pinned $function"; done
+            for function in "${others[@]}" "$here/../../examples/functions/sizes.cu"; do echo "memcheck $method --memory=gpu $function"; done
+        else
+            echo "memcheck $method --memory=pinned ${others[turn++]}"
+        fi
+        # What uses a block's own memory, and barriers.
+        for tool in racecheck synccheck; do
+            case $method in single | persistent) echo "$tool $method --memory=gpu oran-reorder:limit=1s" ;; esac
+            case $method in persistent | graph) echo "$tool $method --memory=gpu $here/../../examples/functions/sizes.cu" ;; esac
+        done
     done
 }
 list | xargs -P "$width" -L 1 bash -c 'one "$@"' _ | tee /tmp/inlane-sanitizer.$$
