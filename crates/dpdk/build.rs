@@ -38,6 +38,9 @@ const WHOLE: &[&str] = &["ethdev", "eal", "mempool", "mbuf", "ring"];
 /// What the drivers need of the system, static where the distribution has the archive.
 const SYSTEM: &[&str] = &["xdp", "bpf", "elf", "z", "zstd", "numa", "bsd", "md"];
 
+/// elfutils 0.192 (Debian 13) ships libelf.a without the part that defines this, so there the shared library is taken.
+const LIBELF_LACKS: &[u8] = b"eu_search_tree_init";
+
 /// What to install where something is missing.
 const PACKAGES: &str = "apt-get install libdpdk-dev pkg-config clang libclang-dev gcc";
 
@@ -162,9 +165,15 @@ fn link() {
 }
 
 fn link_system(directory: &Path, name: &str) {
-    if directory.join(format!("lib{name}.a")).exists() {
+    let archive = directory.join(format!("lib{name}.a"));
+    if archive.exists() && !lacks_a_part(name, &archive) {
         println!("cargo:rustc-link-lib=static:-bundle={name}");
     } else if directory.join(format!("lib{name}.so")).exists() {
         println!("cargo:rustc-link-lib=dylib={name}");
     }
+}
+
+fn lacks_a_part(name: &str, archive: &Path) -> bool {
+    let bytes = if name == "elf" { std::fs::read(archive).unwrap_or_default() } else { Vec::new() };
+    bytes.windows(LIBELF_LACKS.len()).any(|window| window == LIBELF_LACKS)
 }

@@ -58,6 +58,9 @@ def arguments():
                         help="an NVMe drive of zeroes, or of FILE's contents (opened read-write)")
     parser.add_argument("--link", action="append", default=[], metavar="SOCKET",
                         help="a virtio network card, cabled to that of a machine started later with the same SOCKET")
+    parser.add_argument("--card", action="append", default=[], metavar="MODEL:SOCKET",
+                        help="a network card of QEMU's (e1000e, virtio-net-pci); each frame is a datagram: it receives what "
+                             "is sent to SOCKET, and sends to SOCKET.out")
     parser.add_argument("--device", action="append", default=[], metavar="QEMU", help="any other QEMU -device (edu)")
     parser.add_argument("--vfio", action="append", default=[], metavar="DEVICE",
                         help="bind to vfio-pci, by address (0000:00:04.0) or by vendor:device (1af4:1110)")
@@ -252,6 +255,15 @@ def devices(options, directory):
         end = f"stream,id=link{n},addr.type=unix,addr.path={path},server={'off' if Path(path).exists() else 'on'}"
         mac = "52:54:00:%02x:%02x:%02x" % (os.getpid() >> 8 & 255, os.getpid() & 255, n)
         yield from ("-netdev", end, "-device", f"virtio-net-pci,netdev=link{n},mac={mac}")
+    for n, entry in enumerate(options.card):
+        model, _, path = entry.partition(":")
+        if not path:
+            raise Usage(f"'{entry}' names no socket: write MODEL:SOCKET")
+        # A virtio device goes through the IOMMU only when told to; others know no way around it.
+        behind = ",disable-legacy=on,iommu_platform=on" if model.startswith("virtio") else ""
+        yield from ("-netdev", f"dgram,id=card{n},local.type=unix,local.path={path},"
+                               f"remote.type=unix,remote.path={path}.out")
+        yield from ("-device", f"{model},netdev=card{n}{behind}")
     for device in options.device:
         yield from ("-device", device)
 

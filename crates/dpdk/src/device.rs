@@ -46,7 +46,16 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
             if !Capability::Bpf.is_held() && !Capability::SysAdmin.is_held() {
                 return Err(refused(spec, "load an XDP program", "cap_net_admin,cap_net_raw,cap_bpf+ep"));
             }
-            let queues = found.queues().saturating_sub(*queue).max(1);
+            let queue = queue.unwrap_or(0);
+            let there = found.queues();
+            if queue >= there.receive {
+                let last = there.receive - 1;
+                let why =
+                    format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
+                return Err(Error::Spec { spec: spec.text.clone(), why });
+            }
+            // Where queues are no pairs the driver takes one alone: `joined` puts several devices together.
+            let queues = there.pairs.saturating_sub(queue).max(1);
             kernel_interface = Some(found);
             unlimited_locked_memory();
             let mut arguments =
@@ -67,7 +76,8 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
             vdev(
                 "net_af_packet",
                 format!(
-                    "iface={interface},qpairs={queues},blocksz={block},framesz={frame},framecnt={},qdisc_bypass={}",
+                    "iface={interface},qpairs={},blocksz={block},framesz={frame},framecnt={},qdisc_bypass={}",
+                    queues.unwrap_or(1),
                     u32::from(spec.descriptors.unwrap_or(1024)).next_multiple_of(block / frame),
                     u8::from(*bypass)
                 ),
@@ -138,8 +148,9 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
     Ok(Device { port, bus, name, path, interface: kernel_interface, slot })
 }
 
-/// Stops, closes and takes a device off its bus, after which no buffer is in its driver's hands.
-pub(crate) fn close(device: &Device, started: bool) {
+/// Stops, closes and takes a device off its bus, after which no buffer is in its driver's hands. `closed` runs when the device
+/// touches memory no more and is still there.
+pub(crate) fn close(device: &Device, started: bool, closed: impl FnOnce()) {
     let _alone = control();
     // SAFETY: the port is valid, and its ends are out of the driver.
     unsafe {
@@ -148,6 +159,7 @@ pub(crate) fn close(device: &Device, started: bool) {
         }
         sys::rte_eth_dev_close(device.port);
     }
+    closed();
     // SAFETY: terminated strings; DPDK refuses what it does not know.
     unsafe { sys::rte_eal_hotplug_remove(device.bus.as_ptr(), device.name.as_ptr()) };
 }
@@ -280,6 +292,10 @@ fn memif_listens(path: &std::path::Path) -> bool {
 /// The device is there, and bound to a driver that leaves it to user space.
 fn pci_ready(spec: &Spec, address: &str) -> Result<()> {
     match interface::pci_driver(address).as_deref() {
+        Some(_) if !interface::is_network_card(address) => Err(Error::Spec {
+            spec: spec.text.clone(),
+            why: format!("{address} is no network card; lspci -D | grep -i net lists those that are there"),
+        }),
         None => Err(Error::Missing {
             port: spec.text.clone(),
             what: format!("PCI device {address}"),

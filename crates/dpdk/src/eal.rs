@@ -134,7 +134,8 @@ fn allowed_cpus() -> String {
     list.map(str::trim).filter(|list| !list.is_empty()).unwrap_or("0").to_owned()
 }
 
-/// What DPDK's heap may grow to without hugepages. It is reserved, not touched: pools bring memory of their own.
+/// What DPDK's heap may grow to without hugepages; pools bring memory of their own. It is reserved and not touched, until a
+/// card under vfio-pci is opened: then all of it is mapped for the card, and so locked.
 fn ordinary_memory_mib() -> u64 {
     let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = information
@@ -143,7 +144,7 @@ fn ordinary_memory_mib() -> u64 {
             line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
         })
         .unwrap_or(1 << 20);
-    (total_kib / 1024 / 2).clamp(64, 2048)
+    (total_kib / 1024 / 4).clamp(64, 512)
 }
 
 /// Bytes in free hugepages of every size.

@@ -10,7 +10,7 @@ use crate::sys;
 use inlane_core::error::Result;
 use inlane_core::packet::Packet;
 use inlane_core::port::{Counters, Rx, Tx};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex};
 
 /// Calls that moved nothing, between two looks whether the device is still there.
@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     gate: Gate,
     /// Stopped, for good.
     ended: AtomicBool,
+    /// Packets that the device took through ends which are gone by now.
+    sent: AtomicU64,
 }
 
 impl Shared {
@@ -49,6 +51,7 @@ impl Shared {
             forgets,
             gate: Gate::default(),
             ended: AtomicBool::new(false),
+            sent: AtomicU64::new(0),
         })
     }
 
@@ -61,6 +64,11 @@ impl Shared {
     pub(crate) fn close_gate(&self) {
         self.gate.close();
         self.ended.store(true, Ordering::Release);
+    }
+
+    /// Packets sent through ends that were dropped.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Acquire)
     }
 
     /// What is gone, if something is.
@@ -85,15 +93,17 @@ impl Shared {
 
 /// The link of an open device.
 pub(crate) fn link_is_up(port: u16) -> bool {
-    let mut link = sys::rte_eth_link::default();
-    // SAFETY: fills the structure; a port that is not valid is refused.
-    unsafe { sys::rte_eth_link_get_nowait(port, &mut link) == 0 && inlane_link_up(&link) }
+    link_megabits(port).is_some()
 }
 
-fn inlane_link_up(link: &sys::rte_eth_link) -> bool {
+/// What the link of an open device carries in Mb/s, as far as the device says; `None` while it is down.
+pub(crate) fn link_megabits(port: u16) -> Option<u32> {
+    let mut link = sys::rte_eth_link::default();
     // The status is a bit of a bit-field whose place differs between releases: C reads it.
-    // SAFETY: reads one structure.
-    unsafe { sys::inlane_link_is_up(link) != 0 }
+    // SAFETY: fills the structure, a port that is not valid is refused; reads it.
+    let up =
+        unsafe { sys::rte_eth_link_get_nowait(port, &mut link) == 0 && sys::inlane_link_is_up(&link) != 0 };
+    up.then_some(link.link_speed)
 }
 
 /// Lets ends into the driver while it is open.
@@ -284,6 +294,12 @@ impl Tx for EthTx {
 
     fn counters(&self) -> Counters {
         self.counters
+    }
+}
+
+impl Drop for EthTx {
+    fn drop(&mut self) {
+        self.shared.sent.fetch_add(self.counters.packets, Ordering::Release);
     }
 }
 

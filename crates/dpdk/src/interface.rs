@@ -5,6 +5,15 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
+/// How many queues an interface has: 1 where it says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Queues {
+    /// That receive, alone or paired with one that sends.
+    pub(crate) receive: u16,
+    /// Of these, pairs, as DPDK's AF_XDP driver counts them.
+    pub(crate) pairs: u16,
+}
+
 /// A kernel interface that a port uses, in the network namespace where the port was opened.
 #[derive(Debug)]
 pub(crate) struct Interface {
@@ -65,8 +74,24 @@ impl Interface {
         if code == 0 { unsafe { request.ifr_ifru.ifru_mtu as u32 } } else { 1500 }
     }
 
-    /// How many receive queues it has, as the kernel's ethtool interface says; 1 where it says nothing.
-    pub(crate) fn queues(&self) -> u16 {
+    /// The kernel's number for it.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Packets that the kernel dropped on their way out of it: for a tap interface, because the port was not read in time.
+    /// 0 where that cannot be seen (it was moved to another namespace).
+    pub(crate) fn dropped_on_sending(&self) -> u64 {
+        let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        let counters = table.lines().find_map(|line| {
+            line.split_once(':').filter(|(name, _)| name.trim() == self.name).map(|(_, counters)| counters)
+        });
+        // Eight of receiving, then bytes, packets, errors, dropped of sending.
+        counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
+    }
+
+    /// How many queues it has, as the kernel's ethtool interface says.
+    pub(crate) fn queues(&self) -> Queues {
         /// `struct ethtool_channels` of `linux/ethtool.h`.
         #[repr(C)]
         #[derive(Default)]
@@ -87,8 +112,8 @@ impl Interface {
         request.ifr_ifru.ifru_data = (&raw mut channels).cast();
         // SAFETY: request and channels live through the call, which fills the latter in.
         let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, &mut request) };
-        let count = if code == 0 { channels.rx.max(channels.combined) } else { 1 };
-        count.clamp(1, 1024) as u16
+        let count = |count: u32| if code == 0 { count.clamp(1, 1024) as u16 } else { 1 };
+        Queues { receive: count(channels.rx.max(channels.combined)), pairs: count(channels.combined) }
     }
 
     fn write_name(&self, request: &mut libc::ifreq) {
@@ -148,6 +173,12 @@ pub(crate) fn effective_capabilities() -> u64 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// A PCI device of the network controllers' class.
+pub(crate) fn is_network_card(address: &str) -> bool {
+    let class = Path::new("/sys/bus/pci/devices").join(address).join("class");
+    std::fs::read_to_string(class).is_ok_and(|class| class.starts_with("0x02"))
 }
 
 /// The kernel driver that a PCI device is bound to; `None` when the device is not there, empty when it has no driver.

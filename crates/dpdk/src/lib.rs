@@ -18,11 +18,14 @@
 //! libraries on the machine.
 
 mod device;
+mod dma;
 mod dmadev;
+mod drops;
 pub mod eal;
 mod endpoint;
 mod error;
 mod interface;
+mod joined;
 mod log;
 mod pool;
 mod port;
@@ -32,8 +35,21 @@ mod sys;
 mod thread;
 mod xdp_sockets;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 pub use dmadev::DmaDev;
 pub use error::{Error, Result};
 pub use pool::MbufPool;
-pub use port::{EthPort, open};
+pub use port::{EthPort, open, open_for};
 pub use thread::ThreadGuard;
+
+static HURRIED: AtomicBool = AtomicBool::new(false);
+
+/// The program is about to end: ports that wait for a peer or a link while they start wait no longer, in this process.
+pub fn wait_no_more() {
+    HURRIED.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn hurried() -> bool {
+    HURRIED.load(Ordering::Relaxed)
+}

@@ -32,6 +32,7 @@ pub struct MbufPool {
     region: Region,
     /// Registered with DPDK as external memory, to be taken back.
     external: bool,
+    hugepages: bool,
 }
 
 // SAFETY: mempools take calls from any thread; the rest is plain data.
@@ -70,10 +71,10 @@ impl MbufPool {
             )
         };
         let raw = NonNull::new(raw).ok_or_else(|| refuse(refusal(&mark)))?;
-        let (address, length) = (memory.address(), memory.len());
+        let (address, length, hugepages) = (memory.address(), memory.len(), memory.in_hugepages());
         // SAFETY: the mapping lives in the keeper.
         let region = unsafe { Region::from_raw(address, length, Place::Host, Arc::new(memory)) };
-        Ok(Self::registered(raw, count, room, region, false))
+        Ok(Self::registered(raw, count, room, region, false, hugepages))
     }
 
     /// A pool whose packet data lies in `region`, as many buffers of `room` bytes as fit; the mbufs themselves are in host
@@ -131,7 +132,7 @@ impl MbufPool {
             unsafe { sys::rte_extmem_unregister(region.as_ptr().cast(), region.len()) };
             return Err(refuse(why));
         };
-        Ok(Self::registered(raw, count, room, region, true))
+        Ok(Self::registered(raw, count, room, region, true, false))
     }
 
     /// The bytes of region that [`MbufPool::over`] needs for `count` buffers of `room` bytes.
@@ -145,9 +146,10 @@ impl MbufPool {
         room: usize,
         region: Region,
         external: bool,
+        hugepages: bool,
     ) -> Arc<Self> {
         pools().push(raw.as_ptr() as usize);
-        Arc::new(Self { raw, capacity, room, region, external })
+        Arc::new(Self { raw, capacity, room, region, external, hugepages })
     }
 
     pub(crate) fn raw(&self) -> *mut sys::rte_mempool {
@@ -157,6 +159,11 @@ impl MbufPool {
     /// The data lies in a region that was given, not in the pool's own memory.
     pub fn is_external(&self) -> bool {
         self.external
+    }
+
+    /// Its memory is in hugepages of the system's reserve, which stay where they are.
+    pub(crate) fn is_in_hugepages(&self) -> bool {
+        self.hugepages
     }
 
     /// Adds a segment with a copy of `bytes` behind `packet`, which the caller holds.

@@ -4,14 +4,19 @@
 //! that its pools count nothing out that the program does not hold.
 
 use crate::device::{self, Device};
-use crate::endpoint::{EthRx, EthTx, Shared, link_is_up};
+use crate::dma;
+use crate::endpoint::{EthRx, EthTx, Shared, link_is_up, link_megabits};
 use crate::error::{Error, Result};
+use crate::interface::Interface;
+use crate::joined::Joined;
 use crate::spec::{Kind, Spec};
-use crate::{MbufPool, eal, log, pool, sys, xdp_sockets};
+use crate::{MbufPool, drops, eal, log, pool, sys, xdp_sockets};
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
 use std::any::Any;
+use std::ffi::CStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Receive and send descriptors of a queue when the user asks for none: what testpmd takes, or the device's own.
@@ -19,6 +24,12 @@ const DESCRIPTORS: u16 = 1024;
 
 /// How long a memif client waits for its server's answer, at first; twice as long each time that none came.
 const CALL_AGAIN: Duration = Duration::from_millis(300);
+
+/// How long a card's link may take to come up: testpmd waits as long.
+const LINK_UP: Duration = Duration::from_secs(9);
+
+/// How long a card may take to put on the wire what it was given.
+const LAST_PACKETS: Duration = Duration::from_millis(200);
 
 /// How long a queue may stay taken after its AF_XDP socket was closed.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
@@ -28,7 +39,29 @@ const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 /// # Errors
 /// When the specification means nothing, the device is missing, taken or forbidden, or DPDK does not start.
 pub fn open(spec: &str) -> Result<Box<dyn Port>> {
-    Ok(Box::new(EthPort::open(spec)?))
+    open_for(spec, 1)
+}
+
+/// As [`open`], for a run that will drive `queues` queues of it: for ports that must know when they are opened.
+///
+/// # Errors
+/// As for [`open`].
+pub fn open_for(spec: &str, queues: u16) -> Result<Box<dyn Port>> {
+    let mut spec = Spec::parse(spec)?;
+    if let Kind::AfPacket { queues: asked @ None, .. } = &mut spec.kind
+        && queues > 1
+    {
+        *asked = Some(queues);
+    }
+    let port = EthPort::of(spec.clone())?;
+    if let (Kind::AfXdp { queue, .. }, Some(interface)) = (&spec.kind, &port.shared.interface) {
+        let there = interface.queues();
+        if there.receive > there.pairs {
+            let queues = there.receive - queue.unwrap_or(0);
+            return Ok(Box::new(Joined::new(spec, port, queues)));
+        }
+    }
+    Ok(Box::new(port))
 }
 
 /// One ethdev.
@@ -41,11 +74,15 @@ pub struct EthPort {
     /// What receive queues fill from, and what was sent comes from: devices hold buffers of these until they close.
     filled: Vec<Arc<MbufPool>>,
     sent: Vec<Arc<dyn Pool>>,
+    /// Those of a card, within its reach.
+    mapped: Vec<dma::Mapping>,
     rx_taken: Vec<bool>,
     tx_taken: Vec<bool>,
     /// Those of an AF_XDP port.
     sockets: Vec<xdp_sockets::Socket>,
     state: State,
+    /// What the kernel dropped so far, where it counts from one look to the next.
+    dropped: AtomicU64,
     last_counters: Counters,
 }
 
@@ -66,7 +103,10 @@ impl EthPort {
     /// # Errors
     /// As for [`open`].
     pub fn open(spec: &str) -> Result<Self> {
-        let spec = Spec::parse(spec)?;
+        Self::of(Spec::parse(spec)?)
+    }
+
+    pub(crate) fn of(spec: Spec) -> Result<Self> {
         eal::start()?;
         let mut device = device::attach(&spec)?;
         let mut limits = sys::rte_eth_dev_info::default();
@@ -83,9 +123,17 @@ impl EthPort {
         let has_peer = matches!(spec.kind, Kind::Memif { .. });
         let forgets = matches!(spec.kind, Kind::AfXdp { .. });
         let shared = Shared::new(spec.text.clone(), device.port, interface, has_peer, forgets);
+        // SAFETY: the driver's name is a constant of its, or null.
+        let driver = (!limits.driver_name.is_null()).then(|| unsafe { CStr::from_ptr(limits.driver_name) });
+        let card = match (&spec.kind, driver) {
+            (Kind::Pci { address }, Some(driver)) => {
+                Some(format!("DPDK {} on {address}", driver.to_string_lossy()))
+            }
+            _ => None,
+        };
         let info = PortInfo {
             name: spec.text.clone(),
-            path: device.path.clone(),
+            path: card.unwrap_or_else(|| device.path.clone()),
             touches_payload: !matches!(
                 spec.kind,
                 Kind::Null { copy: false, .. } | Kind::Ring { .. } | Kind::Pci { .. }
@@ -107,10 +155,12 @@ impl EthPort {
             shared,
             filled: Vec::new(),
             sent: Vec::new(),
+            mapped: Vec::new(),
             rx_taken: Vec::new(),
             tx_taken: Vec::new(),
             sockets: Vec::new(),
             state: State::Open,
+            dropped: AtomicU64::new(0),
             last_counters: Counters::default(),
         })
     }
@@ -193,6 +243,9 @@ impl EthPort {
         })?;
         // SAFETY: reads a number of a valid port.
         let socket = unsafe { sys::rte_eth_dev_socket_id(self.device.port) } as u32;
+        for pool in &filled {
+            self.map(pool)?;
+        }
         // From the first queue on the device may hold buffers, also when a later step fails.
         self.filled = filled;
         for queue in 0..rx {
@@ -213,9 +266,58 @@ impl EthPort {
         Ok(())
     }
 
-    /// Puts packets into a ring port, so that something goes round.
-    fn prime(&self, count: u32, size: u16) -> Result<()> {
-        let pool = &self.filled[0];
+    /// Lets a card reach the memory of `pool`; other ports move packets with the CPU.
+    fn map(&mut self, pool: &Arc<MbufPool>) -> Result<()> {
+        if self.is_card() {
+            self.mapped.push(dma::Mapping::new(&self.spec.text, pool.clone(), self.limits.device)?);
+        }
+        Ok(())
+    }
+
+    fn is_card(&self) -> bool {
+        matches!(self.spec.kind, Kind::Pci { .. })
+    }
+
+    /// A card without a link drops what it is given: waits for it, and goes on without after a while, aloud.
+    fn wait_for_link(&mut self) {
+        let start = Instant::now();
+        let megabits = loop {
+            match link_megabits(self.device.port) {
+                Some(megabits) => break megabits,
+                None if crate::hurried() => return,
+                None if start.elapsed() > LINK_UP => {
+                    tracing::warn!(
+                        "port {}: its link is down; is the cable in, and the other end up? Going on",
+                        self.spec.text
+                    );
+                    return;
+                }
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        // Those that do not know say 0 or all ones.
+        if (1..u32::MAX).contains(&megabits) {
+            self.info.link_bits_per_second = Some(f64::from(megabits) * 1e6);
+        }
+    }
+
+    /// A card that stops drops what waits in its send queues: lets it finish.
+    fn let_last_packets_out(&self) {
+        let start = Instant::now();
+        let mut statistics = sys::rte_eth_stats::default();
+        while start.elapsed() < LAST_PACKETS {
+            // SAFETY: fills the structure; a port that is not valid is refused.
+            let code = unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) };
+            if code != 0 || statistics.opackets + statistics.oerrors >= self.shared.sent() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Puts packets into a queue of a ring port, so that something goes round.
+    fn prime(&self, queue: u16, count: u32, size: u16) -> Result<()> {
+        let pool = &self.filled[queue as usize % self.filled.len()];
         let mut packets = vec![Packet::EMPTY; count as usize];
         if size as usize > pool.room() {
             return Err(
@@ -230,7 +332,7 @@ impl EthPort {
                 fill_frame(unsafe { packet.bytes_mut() });
             }
         }
-        let mut tx = EthTx::new(self.shared.clone(), 0);
+        let mut tx = EthTx::new(self.shared.clone(), queue);
         let sent = tx.send(&packets[..taken]).unwrap_or(0);
         pool.give(&packets[sent..taken]);
         if sent < count as usize {
@@ -247,7 +349,7 @@ impl EthPort {
         let Kind::Memif { server: false, wait_s, .. } = self.spec.kind else { return start() };
         // A client of memif starts only when its server listens.
         let begun = Instant::now();
-        while start().is_err() {
+        while start().is_err() && !crate::hurried() {
             if begun.elapsed() > Duration::from_secs_f64(wait_s) {
                 return Err(self.no_peer(wait_s, false));
             }
@@ -261,13 +363,16 @@ impl EthPort {
         Error::NoPeer {
             port: self.spec.text.clone(),
             seconds,
-            remedy: format!("start one with role={other}, the same id and socket, or give wait=SECONDS"),
+            remedy: format!(
+                "start one with role={other}, the same id, socket and number of queues (--pipelines), or give \
+                 wait=SECONDS"
+            ),
         }
     }
 
     fn wait_for_peer(&self, seconds: f64, server: bool) -> Result<()> {
         let (start, mut tried, mut patience) = (Instant::now(), Instant::now(), CALL_AGAIN);
-        while !link_is_up(self.device.port) {
+        while !link_is_up(self.device.port) && !crate::hurried() {
             if start.elapsed() > Duration::from_secs_f64(seconds) {
                 return Err(self.no_peer(seconds, server));
             }
@@ -290,11 +395,21 @@ impl EthPort {
             return self.last_counters;
         }
         // Software drivers count as send errors what they left with the caller, who offers it again: nothing is lost by it.
-        let unsent = if matches!(self.spec.kind, Kind::Pci { .. }) { statistics.oerrors } else { 0 };
+        let unsent = if self.is_card() { statistics.oerrors } else { 0 };
+        let dropped = match (&self.spec.kind, &self.shared.interface) {
+            _ if self.rx_taken.is_empty() => 0,
+            (Kind::AfPacket { .. }, Some(interface)) => {
+                let dropped = drops::of_packet_sockets(interface);
+                self.dropped.fetch_add(dropped, Ordering::Relaxed) + dropped
+            }
+            (Kind::Tap { .. }, Some(interface)) => interface.dropped_on_sending(),
+            (Kind::AfXdp { .. }, _) => drops::of_full_rings(&self.sockets),
+            _ => 0,
+        };
         Counters {
             packets: 0,
             bytes: 0,
-            missed: statistics.imissed + statistics.rx_nombuf,
+            missed: statistics.imissed + statistics.rx_nombuf + dropped,
             errors: statistics.ierrors + unsent,
         }
     }
@@ -303,8 +418,11 @@ impl EthPort {
         if self.state == State::Closed {
             return;
         }
-        self.last_counters = self.read_counters();
         self.shared.close_gate();
+        if self.state == State::Started && self.is_card() {
+            self.let_last_packets_out();
+        }
+        self.last_counters = self.read_counters();
         let port = self.device.port;
         if self.state == State::Started && matches!(self.spec.kind, Kind::Ring { .. }) {
             for queue in 0..self.rx_taken.len().max(self.tx_taken.len()) as u16 {
@@ -312,7 +430,8 @@ impl EthPort {
                 unsafe { sys::inlane_drain(port, queue) };
             }
         }
-        device::close(&self.device, self.state == State::Started);
+        let mapped = std::mem::take(&mut self.mapped);
+        device::close(&self.device, self.state == State::Started, move || drop(mapped));
         self.state = State::Closed;
         if self.shared.forgets {
             let sockets = xdp_sockets::close_leftovers(&self.sockets);
@@ -352,6 +471,17 @@ impl Port for EthPort {
             let why = format!("{queues} queues were asked for; it has 1 to {}", self.info.max_queues);
             return Err(self.usage(why).into());
         }
+        // Of an AF_XDP interface whose queues are no pairs, this is one queue's device.
+        let joined = matches!(self.spec.kind, Kind::AfXdp { .. })
+            && self
+                .shared
+                .interface
+                .as_ref()
+                .map(Interface::queues)
+                .is_some_and(|there| there.receive > there.pairs);
+        if !joined {
+            self.spec.check_all_are_read(pools.len(), self.info.max_queues)?;
+        }
         let mut filled = pools.iter().map(|pool| self.own_pool(pool)).collect::<Result<Vec<_>>>()?;
         // Software drivers want queues in pairs; those that nobody drives get a pool just large enough.
         if filled.is_empty() {
@@ -366,7 +496,7 @@ impl Port for EthPort {
         {
             std::thread::sleep(Duration::from_millis(20));
             self.close();
-            *self = Self::open(&self.spec.text)?;
+            *self = Self::of(self.spec.clone())?;
             outcome = self.configure_and_watch(filled.clone(), queues as u16);
         }
         outcome?;
@@ -386,11 +516,14 @@ impl Port for EthPort {
     }
 
     fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> inlane_core::Result<Box<dyn Tx>> {
-        self.own_pool(&pool)?;
+        let own = self.own_pool(&pool)?;
         match self.tx_taken.get_mut(queue as usize) {
             Some(taken @ false) => *taken = true,
             Some(_) => return Err(self.usage(format!("send queue {queue} was taken")).into()),
             None => return Err(self.usage(format!("no send queue {queue} was configured")).into()),
+        }
+        if !self.filled.iter().any(|filled| Arc::ptr_eq(filled, &own)) {
+            self.map(&own)?;
         }
         self.sent.push(pool);
         Ok(Box::new(EthTx::new(self.shared.clone(), queue)))
@@ -408,9 +541,12 @@ impl Port for EthPort {
         if let Kind::Memif { server, wait_s, .. } = self.spec.kind {
             self.wait_for_peer(wait_s, server)?;
         }
+        if self.is_card() {
+            self.wait_for_link();
+        }
         self.shared.open_gate();
         if let Kind::Ring { prime, size, .. } = self.spec.kind {
-            self.prime(prime, size)?;
+            (0..self.tx_taken.len() as u16).try_for_each(|queue| self.prime(queue, prime, size))?;
         }
         Ok(())
     }

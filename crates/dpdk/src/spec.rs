@@ -3,9 +3,9 @@
 //! | kind | argument | options |
 //! | --- | --- | --- |
 //! | `null` | frame size in bytes (64) | `copy=on` writes and reads the bytes |
-//! | `ring` | a name | `prime=N` packets put in at the start, `size=BYTES` of each |
+//! | `ring` | a name | `prime=N` packets put into each queue at the start, `size=BYTES` of each |
 //! | `af_xdp` | interface | `queue=N` first queue (0), `busy=N` busy-poll budget, `copy=on` forces copy mode |
-//! | `af_packet` | interface | `queues=N` (1), `frame=BYTES` a slot of its rings, `bypass=on` skips the queueing discipline |
+//! | `af_packet` | interface | `queues=N` (one a pipeline), `frame=BYTES` a slot of its rings, `bypass=on` skips the queueing discipline |
 //! | `tap` | interface to make | `mac=fixed` |
 //! | `memif` | socket path | `role=server` or `client` (client), `id=N` (0), `wait=SECONDS` (10), `secret=TEXT` |
 //! | `pci` | address as `lspci -D` prints it | |
@@ -50,8 +50,8 @@ pub enum Kind {
     AfXdp {
         /// The interface.
         interface: String,
-        /// First queue.
-        queue: u16,
+        /// First queue, where one was named.
+        queue: Option<u16>,
         /// Busy-poll budget; 0 leaves busy polling off.
         busy: u32,
         /// Copy mode even where zero-copy is possible.
@@ -61,8 +61,8 @@ pub enum Kind {
     AfPacket {
         /// The interface.
         interface: String,
-        /// Sockets, that the kernel spreads flows over.
-        queues: u16,
+        /// Sockets, that the kernel spreads flows over; as many as there are pipelines when absent.
+        queues: Option<u16>,
         /// Bytes of a slot in the shared rings; chosen by the interface's MTU when absent.
         frame: Option<u32>,
         /// Sends past the queueing discipline.
@@ -111,6 +111,39 @@ impl Spec {
     /// [`Error::Spec`] that says what was expected.
     pub fn parse(text: &str) -> Result<Self> {
         Reader::new(text)?.finish()
+    }
+
+    /// The same AF_XDP port, `further` queues on.
+    pub(crate) fn of_queue(&self, further: u16) -> Self {
+        let mut spec = self.clone();
+        if let Kind::AfXdp { queue, .. } = &mut spec.kind {
+            *queue = Some(queue.unwrap_or(0) + further);
+        }
+        spec
+    }
+
+    /// Packets of a queue that nobody reads go to the kernel, or nowhere: refuses to receive from `read` queues of `there` unless
+    /// the user named the first.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with what to give.
+    pub(crate) fn check_all_are_read(&self, read: usize, there: u16) -> Result<()> {
+        let remedy = match &self.kind {
+            Kind::AfXdp { interface, queue: None, .. } => {
+                format!(
+                    "'ethtool -L {interface} rx {read}' or 'combined {read}', or queue=0 to mean that one alone"
+                )
+            }
+            Kind::AfPacket { queues: Some(_), .. } => format!("queues={read}"),
+            _ => return Ok(()),
+        };
+        if read == 0 || read >= there.into() {
+            return Ok(());
+        }
+        let why = format!(
+            "flows are spread over {there} queues, and this run reads {read}; give --pipelines {there}, or {remedy}"
+        );
+        Err(Error::Usage { port: self.text.clone(), why })
     }
 }
 
@@ -218,13 +251,13 @@ impl<'a> Reader<'a> {
             }
             "af_xdp" => Kind::AfXdp {
                 interface: self.interface()?,
-                queue: self.number("queue", 0, 1023)?.unwrap_or(0),
+                queue: self.number("queue", 0, 1023)?,
                 busy: self.number("busy", 0, 65535)?.unwrap_or(0),
                 copy: self.switch("copy")?,
             },
             "af_packet" => Kind::AfPacket {
                 interface: self.interface()?,
-                queues: self.number("queues", 1, 16)?.unwrap_or(1),
+                queues: self.number("queues", 1, 16)?,
                 frame: self.number("frame", 256, 1 << 17)?,
                 bypass: self.switch("bypass")?,
             },
@@ -315,7 +348,7 @@ mod tests {
         assert_eq!(ring.kind, Kind::Ring { name: "a".into(), prime: 32, size: 64 });
         assert_eq!(ring.descriptors, Some(512));
         let xdp = Spec::parse("af_xdp:veth0,queue=1,mtu=1500").unwrap();
-        assert_eq!(xdp.kind, Kind::AfXdp { interface: "veth0".into(), queue: 1, busy: 0, copy: false });
+        assert_eq!(xdp.kind, Kind::AfXdp { interface: "veth0".into(), queue: Some(1), busy: 0, copy: false });
         assert_eq!(xdp.mtu, Some(1500));
         assert!(matches!(Spec::parse("af_packet:eth0.100,bypass=on").unwrap().kind, Kind::AfPacket { .. }));
         assert!(matches!(Spec::parse("tap:t0,mac=fixed").unwrap().kind, Kind::Tap { fixed_mac: true, .. }));

@@ -15,6 +15,12 @@ pub(crate) struct Socket {
     inode: u64,
 }
 
+impl Socket {
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.descriptor
+    }
+}
+
 /// Notes which sockets come while it lives.
 pub(crate) struct Watch {
     before: Vec<Socket>,
@@ -48,10 +54,14 @@ pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
 }
 
 fn open_sockets() -> Vec<Socket> {
-    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
-    let descriptors: Vec<RawFd> =
-        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    descriptors.into_iter().filter_map(xdp_socket).collect()
+    descriptors().filter_map(xdp_socket).collect()
+}
+
+/// All descriptors that this process has open.
+pub(crate) fn descriptors() -> impl Iterator<Item = RawFd> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let all: Vec<RawFd> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    all.into_iter()
 }
 
 fn xdp_socket(descriptor: RawFd) -> Option<Socket> {

@@ -102,7 +102,7 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
             }
             // What DPDK calls net_null, the layer below knows as null.
             "net_null" => Some(inlane_dpdk::open(name.trim_start_matches("net_"))?),
-            kind if DPDK.contains(&kind) => Some(inlane_dpdk::open(name)?),
+            kind if DPDK.contains(&kind) => Some(inlane_dpdk::open_for(name, config.pipelines)?),
             kind => {
                 let why = format!(
                     "no port of kind '{kind}'; there are null, gen, check, pcap, {}",

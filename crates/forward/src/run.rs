@@ -52,7 +52,7 @@ struct Direction {
 pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, Reading)) -> Result<Outcome> {
     config.check()?;
     let function = Function::parse(&config.function)?;
-    let (names, directions) = directions(&config.route);
+    let (names, directions) = directions(&config.route)?;
     let clock = Clock::new();
     let open::Opened { mut ports, room } = open::ports(&names, config, &clock)?;
     let touched = ports.iter().any(|port| port.info().touches_payload);
@@ -141,12 +141,19 @@ fn executors(
 }
 
 /// The ports' names, each once where ports can be shared, and who sends to whom.
-fn directions(route: &Route) -> (Vec<String>, Vec<Direction>) {
+fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
     let mut names: Vec<String> = Vec::new();
+    // What is sent to a ring comes back from it: its name says which one, and options need only be said once.
+    let is_ring = |name: &str| open::kind(name) == "ring";
+    let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
+    let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));
     let mut index = |name: &String| {
         if open::is_shared(name)
-            && let Some(found) = names.iter().position(|known| known == name)
+            && let Some(found) = names.iter().position(|known| same(known, name))
         {
+            if names[found] == bare(name) {
+                names[found] = name.clone();
+            }
             return found;
         }
         names.push(name.clone());
@@ -161,7 +168,17 @@ fn directions(route: &Route) -> (Vec<String>, Vec<Direction>) {
             vec![Direction { rx: a, tx: vec![b] }, Direction { rx: b, tx: vec![a] }]
         }
     };
-    (names, directions)
+    let written = match route {
+        Route::OneWay { rx, tx } => std::iter::once(rx).chain(tx).collect(),
+        Route::Between(a, b) => vec![a, b],
+    };
+    for name in written.into_iter().filter(|name| is_ring(name) && name.contains(',')) {
+        if let Some(other) = names.iter().find(|known| known != &name && bare(known) == bare(name)) {
+            let why = format!("and {other} are one ring with different options; give options once");
+            return Err(Error::config(format!("port {name}"), why));
+        }
+    }
+    Ok((names, directions))
 }
 
 /// Configures every port with the queues that its directions need, and makes the pipelines: those of the first direction, then
@@ -288,6 +305,7 @@ fn outcome(
     let mut sum = Tally::default();
     let mut said = Report::default();
     let mut on_gpu: Option<gpu::Report> = None;
+    let each: Vec<String> = tallies.iter().map(|(tally, _)| tally.rx.packets.to_string()).collect();
     for (tally, report) in tallies {
         tally.functions.iter().for_each(|instance| said.merge(instance.report()));
         if let Some(report) = report {
@@ -358,7 +376,10 @@ fn outcome(
             .iter()
             .filter_map(|port| port.info().link_bits_per_second)
             .min_by(f64::total_cmp),
-        notes: Vec::new(),
+        notes: match config.pipelines {
+            1 => Vec::new(),
+            _ => vec![format!("packets received by each pipeline: {}", each.join(", "))],
+        },
         errors: sum.errors,
     }
 }

@@ -1,9 +1,18 @@
 //! The memory of a pool: hugepages, transparent hugepages, or ordinary pages, in that order.
 
 use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A hugepage of x86-64 and of arm64 with pages of 4 KiB.
 const HUGE: usize = 2 << 20;
+
+/// Where memory is placed if it can be: devices are given its virtual addresses, and the IOMMUs of smaller machines translate
+/// 39 bits of them. DPDK's own memory begins at 4 GiB.
+const LOW: Range<usize> = 1 << 36..1 << 39;
+
+/// Where the next mapping is tried.
+static NEXT: AtomicUsize = AtomicUsize::new(LOW.start);
 
 /// An anonymous mapping, given back on drop.
 pub(super) struct Mapping {
@@ -21,11 +30,20 @@ impl Mapping {
     /// At least `length` bytes, aligned to a hugepage.
     pub(super) fn new(length: usize, hugepages: bool) -> io::Result<Self> {
         let length = length.next_multiple_of(HUGE);
-        if hugepages && let Ok(base) = map(length, libc::MAP_HUGETLB | libc::MAP_POPULATE) {
+        const RESERVED: i32 = libc::MAP_HUGETLB | libc::MAP_POPULATE;
+        if hugepages
+            && let Some(base) =
+                map_low(length, RESERVED).or_else(|| map(std::ptr::null_mut(), length, RESERVED).ok())
+        {
             return Ok(Self { base, length, page: HUGE });
         }
+        if let Some(base) = map_low(length, 0) {
+            // SAFETY: the mapping just made. A wish: without it the pool works with small pages.
+            unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
+            return Ok(Self { base, length, page: 4096 });
+        }
         // Room to align by hand, since the system may place ordinary mappings at any page.
-        let base = map(length + HUGE, 0)?;
+        let base = map(std::ptr::null_mut(), length + HUGE, 0)?;
         let aligned = (base as usize).next_multiple_of(HUGE);
         let before = aligned - base as usize;
         let behind = HUGE - before;
@@ -37,7 +55,6 @@ impl Mapping {
             if behind > 0 {
                 libc::munmap((aligned + length) as *mut _, behind);
             }
-            // A wish: without it the pool works with small pages.
             libc::madvise(aligned as *mut _, length, libc::MADV_HUGEPAGE);
         }
         Ok(Self { base: aligned as *mut _, length, page: 4096 })
@@ -49,6 +66,11 @@ impl Mapping {
 
     pub(super) fn len(&self) -> usize {
         self.length
+    }
+
+    /// It lies in hugepages that were reserved.
+    pub(super) fn in_hugepages(&self) -> bool {
+        self.page == HUGE
     }
 
     /// Bytes that are surely contiguous in physical memory.
@@ -64,11 +86,37 @@ impl Drop for Mapping {
     }
 }
 
-fn map(length: usize, flags: i32) -> io::Result<*mut libc::c_void> {
-    // SAFETY: an anonymous mapping at an address of the system's choice.
+/// A mapping of whole hugepages in [`LOW`], where there is room.
+fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
+    // Further on each time that something is there already.
+    const STEP: usize = 1 << 30;
+    loop {
+        let at = NEXT.fetch_add(length, Ordering::Relaxed);
+        if at.checked_add(length).is_none_or(|end| end > LOW.end) {
+            return None;
+        }
+        match map(at as *mut _, length, flags | libc::MAP_FIXED_NOREPLACE) {
+            Ok(base) if base as usize == at => return Some(base),
+            // A kernel that does not know the flag takes the address for a hint.
+            Ok(elsewhere) => {
+                // SAFETY: just mapped, used by nobody.
+                unsafe { libc::munmap(elsewhere, length) };
+                return None;
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                NEXT.fetch_add(STEP, Ordering::Relaxed);
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+/// An anonymous mapping; `at` is null, or a free place with the flag that says so.
+fn map(at: *mut libc::c_void, length: usize, flags: i32) -> io::Result<*mut libc::c_void> {
+    // SAFETY: an anonymous mapping that replaces no other: at an address of the system's choice, or refused.
     let base = unsafe {
         libc::mmap(
-            std::ptr::null_mut(),
+            at,
             length,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,

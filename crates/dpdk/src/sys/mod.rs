@@ -13,6 +13,7 @@
     dead_code,
     non_upper_case_globals,
     unsafe_op_in_unsafe_fn,
+    unnecessary_transmutes,
     reason = "some constants are of one DPDK release only"
 )]
 mod bindings {

@@ -1,0 +1,225 @@
+//! Several pipelines, each with a queue of its own: `inlane forward` from a generator in one process to a checker in another, over
+//! ports that spread flows. Every packet is accounted for, and each flow comes in order.
+//!
+//! ```text
+//!   namespace A   gen -> af_packet:v0 ===veth=== v1 (two queues) -> inlane, two pipelines -> check     namespace B
+//! ```
+
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// What the generator makes, and the checker is told of.
+const TRAFFIC: &str = "200,flows=64";
+const PACKETS: u64 = 40_000;
+
+/// A namespace, gone with the value.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(test: &str, name: &str) -> Option<Self> {
+        // SAFETY: reads a number.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED {test}: network namespaces need root");
+            return None;
+        }
+        let name = format!("inlane-{test}-{}-{name}", std::process::id());
+        if !ip(&format!("netns add {name}")) {
+            eprintln!("SKIPPED {test}: no network namespace (ip netns add; apt-get install iproute2)");
+            return None;
+        }
+        Some(Self(name))
+    }
+
+    fn must(&self, line: &str) {
+        assert!(ip(&format!("-n {} {line}", self.0)), "ip {line}");
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        ip(&format!("netns delete {}", self.0));
+    }
+}
+
+fn ip(line: &str) -> bool {
+    let status = Command::new("ip").args(line.split_whitespace()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// `inlane forward` in a namespace, or here.
+fn inlane(namespace: Option<&Namespace>, arguments: &[&str]) -> Child {
+    let program = env!("CARGO_BIN_EXE_inlane");
+    let mut command = match namespace {
+        Some(Namespace(name)) => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", name, program]);
+            command
+        }
+        None => Command::new(program),
+    };
+    command.args(["forward", "--no-baseline", "--json", "-"]).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn document(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// What each pipeline received.
+fn by_pipeline(document: &serde_json::Value) -> Vec<u64> {
+    let notes = document["notes"].as_array().unwrap().iter().filter_map(|note| note.as_str());
+    let list = notes.filter_map(|note| note.strip_prefix("packets received by each pipeline: ")).next();
+    list.unwrap_or_default().split(", ").filter_map(|count| count.parse().ok()).collect()
+}
+
+/// Sends through `sender` what a checker behind `receiver`, which has two pipelines, looks at; `ready` waits until it is there.
+fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, ready: impl FnOnce()) {
+    let check = format!("check:{TRAFFIC}");
+    let mut to =
+        inlane(sides[1], &["--rx", receiver, "--tx", &check, "--pipelines", "2", "--duration", "60s"]);
+    ready();
+    let source = format!("gen:{TRAFFIC}");
+    let from = inlane(sides[0], &[&["--rx", source.as_str(), "--rate", "20kpps"], sender].concat());
+    let sent = from.wait_with_output().unwrap();
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
+    std::thread::sleep(Duration::from_millis(500));
+    // SAFETY: a child of ours, not waited for yet. `ip netns exec` has become inlane.
+    unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
+    let begun = Instant::now();
+    while to.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = to.wait_with_output().unwrap();
+    let came = document(&output);
+    let (result, verification) = (&came["results"][0], &came["verification"]);
+    let said = format!("{receiver}: {result} {verification} {}", String::from_utf8_lossy(&output.stderr));
+    for wrong in ["duplicated", "reordered", "altered"] {
+        assert_eq!(verification[wrong], 0, "{wrong}, {said}");
+    }
+    // What the kernel had to drop on a busy machine was counted.
+    let missed = result["rx"]["missed"].as_u64().unwrap();
+    assert_eq!(verification["checked"].as_u64().unwrap() + missed, PACKETS, "{said}");
+    assert_eq!(result["leaked_buffers"], 0, "{said}");
+    let each = by_pipeline(&came);
+    assert!(each.len() == 2 && each.iter().all(|&count| count > PACKETS / 10), "{each:?}, {said}");
+}
+
+/// Two namespaces joined by a veth pair with two queues at the second end.
+fn joined(test: &str) -> Option<[Namespace; 2]> {
+    let (a, b) = (Namespace::new(test, "a")?, Namespace::new(test, "b")?);
+    let two = "numrxqueues 2 numtxqueues 2";
+    assert!(ip(&format!("link add v0 netns {} {two} type veth peer name v1 netns {} {two}", a.0, b.0)));
+    // What the kernel says on a fresh link would come between.
+    for (side, name) in [(&a, "v0"), (&b, "v1")] {
+        let quiet = format!("sysctl -q -w net.ipv6.conf.{name}.disable_ipv6=1");
+        let line = ["netns", "exec", &side.0].into_iter().chain(quiet.split(' '));
+        assert!(Command::new("ip").args(line).status().unwrap().success());
+        side.must(&format!("link set {name} up"));
+    }
+    Some([a, b])
+}
+
+fn a_moment() {
+    std::thread::sleep(Duration::from_millis(2500));
+}
+
+fn over_veth(test: &str, receiver: &str) {
+    let Some([a, b]) = joined(test) else { return };
+    // Each sending queue is the other end's receiving queue.
+    let sender = ["--tx", "af_packet:v0", "--packets", "40000"];
+    if receiver.starts_with("af_packet") {
+        return accounted([Some(&a), Some(&b)], &sender, receiver, a_moment);
+    }
+    let sender = ["--tx", "af_xdp:v0", "--pipelines", "2", "--packets", "20000"];
+    accounted([Some(&a), Some(&b)], &sender, receiver, a_moment);
+}
+
+#[test]
+fn packet_sockets_share_flows_out() {
+    over_veth("packet-queues", "af_packet:v1");
+}
+
+#[test]
+fn af_xdp_reads_every_queue() {
+    over_veth("xdp-queues", "af_xdp:v1");
+}
+
+#[test]
+fn a_queue_that_nobody_reads_is_refused() {
+    let Some([_a, b]) = joined("unread-queues") else { return };
+    for (port, remedy) in [("af_xdp:v1", "ethtool -L v1 rx 1"), ("af_packet:v1,queues=2", "queues=1")] {
+        let output = inlane(Some(&b), &["--rx", port, "--tx", "null"]).wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{port}: {said}");
+        assert!(said.contains("--pipelines 2") && said.contains(remedy), "{said}");
+    }
+    // The one that is named is read, and no other.
+    let output = inlane(Some(&b), &["--rx", "af_xdp:v1,queue=1", "--tx", "null", "--duration", "200ms"]);
+    let output = output.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_tap_interface_with_two_queues() {
+    let Some(a) = Namespace::new("tap-queues", "a") else { return };
+    let sender = ["--tx", "af_packet:t0", "--packets", "40000"];
+    accounted([Some(&a), Some(&a)], &sender, "tap:t0", || {
+        let begun = Instant::now();
+        while !ip(&format!("-n {} link set t0 up", a.0)) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "inlane made no t0");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let quiet = ["sysctl", "-q", "-w", "net.ipv6.conf.t0.disable_ipv6=1"];
+        assert!(Command::new("ip").args(["netns", "exec", &a.0]).args(quiet).status().unwrap().success());
+        a_moment();
+        a.must("link set t0 up");
+    });
+}
+
+#[test]
+fn memif_with_two_queues() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("memif.sock");
+    let (server, client) =
+        (format!("memif:{},role=server", socket.display()), format!("memif:{}", socket.display()));
+    let sender = ["--tx", server.as_str(), "--pipelines", "2", "--packets", "20000"];
+    let source = format!("gen:{TRAFFIC}");
+    let from = inlane(None, &[&["--rx", source.as_str(), "--rate", "20kpps"], &sender[..]].concat());
+    let check = format!("check:{TRAFFIC}");
+    let to = ["--rx", &client, "--tx", &check, "--pipelines", "2", "--packets", "20000"];
+    let came = inlane(None, &to).wait_with_output().unwrap();
+    let sent = from.wait_with_output().unwrap();
+    assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
+    let came = document(&came);
+    let verification = &came["verification"];
+    assert_eq!(by_pipeline(&came), [PACKETS / 2, PACKETS / 2], "{verification}");
+    for (what, count) in
+        [("checked", PACKETS), ("lost", 0), ("duplicated", 0), ("reordered", 0), ("altered", 0)]
+    {
+        assert_eq!(verification[what], count, "{what}: {verification}");
+    }
+}
+
+#[test]
+fn drivers_of_no_device_have_queues_too() {
+    for arguments in [
+        ["--rx", "net_null:64", "--tx", "net_null:64"],
+        ["--rx", "ring:a,prime=32", "--tx", "ring:a"],
+        ["--rx", "gen:200,flows=64", "--tx", "check"],
+    ] {
+        for method in ["single", "split"] {
+            let more =
+                ["--pipelines", "2", "--method", method, "--duration", "300ms", "--function", "macswap"];
+            let output = inlane(None, &[&arguments[..], &more[..]].concat()).wait_with_output().unwrap();
+            let document = document(&output);
+            let result = &document["results"][0];
+            assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(result["rx"]["packets"], result["tx"]["packets"], "{arguments:?}: {result}");
+            assert!(result["rx"]["packets"].as_u64().unwrap() > 1000, "{arguments:?}: {result}");
+            assert_eq!(result["leaked_buffers"], 0, "{arguments:?}: {result}");
+        }
+    }
+}

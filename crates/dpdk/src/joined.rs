@@ -1,0 +1,75 @@
+//! AF_XDP on an interface that counts its queues in each direction (veth does), instead of pairs of them: DPDK's driver takes
+//! it for one with a single queue, so here a device is opened for each queue, and together they are one port.
+
+use crate::error::{Error, Result};
+use crate::port::EthPort;
+use crate::spec::Spec;
+use inlane_core::packet::Pool;
+use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
+use std::sync::Arc;
+
+/// Devices of one queue each, as one port.
+pub(crate) struct Joined {
+    spec: Spec,
+    info: PortInfo,
+    /// One a queue; those behind the first are opened when it is known how many are wanted.
+    devices: Vec<EthPort>,
+}
+
+impl Joined {
+    /// Of the first queue's device, on an interface that has `queues`.
+    pub(crate) fn new(spec: Spec, first: EthPort, queues: u16) -> Self {
+        let info = PortInfo { max_queues: queues, spreads_flows: true, ..first.info().clone() };
+        Self { spec, info, devices: vec![first] }
+    }
+
+    fn device(&mut self, queue: u16) -> Result<&mut EthPort> {
+        let why = format!("queue {queue} was not configured");
+        self.devices.get_mut(queue as usize).ok_or_else(|| Error::Usage { port: self.info.name.clone(), why })
+    }
+}
+
+impl Port for Joined {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> inlane_core::Result<()> {
+        let queues = pools.len().max(tx_queues as usize);
+        if queues > self.info.max_queues as usize || queues == 0 {
+            let why = format!("{queues} queues were asked for; it has 1 to {}", self.info.max_queues);
+            return Err(Error::Usage { port: self.info.name.clone(), why }.into());
+        }
+        self.spec.check_all_are_read(pools.len(), self.info.max_queues)?;
+        for queue in self.devices.len()..queues {
+            self.devices.push(EthPort::of(self.spec.of_queue(queue as u16))?);
+        }
+        for (queue, device) in self.devices.iter_mut().enumerate() {
+            let pool = pools.get(queue).map(std::slice::from_ref).unwrap_or_default();
+            device.configure(pool, u16::from(queue < tx_queues as usize))?;
+        }
+        Ok(())
+    }
+
+    fn take_rx(&mut self, queue: u16) -> inlane_core::Result<Box<dyn Rx>> {
+        self.device(queue)?.take_rx(0)
+    }
+
+    fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> inlane_core::Result<Box<dyn Tx>> {
+        self.device(queue)?.take_tx(0, pool)
+    }
+
+    fn start(&mut self) -> inlane_core::Result<()> {
+        self.devices.iter_mut().try_for_each(Port::start)
+    }
+
+    fn stop(&mut self) {
+        self.devices.iter_mut().for_each(Port::stop);
+    }
+
+    fn device_counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        self.devices.iter().for_each(|device| sum += device.device_counters());
+        sum
+    }
+}

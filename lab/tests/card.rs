@@ -1,0 +1,189 @@
+//! `inlane forward` between network cards under vfio-pci, in a virtual machine: QEMU's e1000e and virtio-net, behind an emulated IOMMU
+//! that lets them reach nothing but what was mapped for them. What comes out of them is checked out here.
+//!
+//! ```text
+//!   this test  ==datagrams==>  card A  --DMA-->  inlane's pool  --DMA-->  card B  ==datagrams==>  this test     and back
+//! ```
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Frames on their way at once.
+const WINDOW: u32 = 16;
+
+/// Frames after which cards are surely set up.
+const SETTLED: u64 = 100;
+
+/// Where frames go into a card, and where they come out of it.
+struct Card {
+    into: PathBuf,
+    out: UnixDatagram,
+}
+
+impl Card {
+    fn new(folder: &Path, name: &str) -> Self {
+        let into = folder.join(name);
+        let out = UnixDatagram::bind(folder.join(format!("{name}.out"))).unwrap();
+        out.set_nonblocking(true).unwrap();
+        Self { into, out }
+    }
+
+    fn option(&self, model: &str) -> String {
+        format!("{model}:{}", self.into.display())
+    }
+}
+
+/// One way between two cards: what went in, and what came out.
+#[derive(Debug, Default)]
+struct Way {
+    sent: u32,
+    /// The number that comes next.
+    next: u32,
+    came: u64,
+    /// Numbers that did not come, once the cards were surely set up (QEMU drops what it held for one that is reset).
+    lost: Vec<std::ops::Range<u32>>,
+}
+
+impl Way {
+    /// Keeps frames on their way; before the first one came, inlane was not there yet and they are sent anew.
+    fn push(&mut self, sender: &UnixDatagram, from: &Card) {
+        while self.sent - self.next < WINDOW && sender.send_to(&frame(self.sent), &from.into).is_ok() {
+            self.sent += 1;
+        }
+        if self.came == 0 {
+            self.next = self.sent;
+        }
+    }
+
+    /// Takes what came, which must be what went in, in order, with its addresses swapped.
+    fn pull(&mut self, to: &Card) {
+        let mut buffer = [0; 2048];
+        while let Ok(length) = to.out.recv(&mut buffer) {
+            let got = &buffer[..length];
+            let number = u32::from_be_bytes(got[14..18].try_into().unwrap());
+            let mut wanted = frame(number);
+            wanted[..12].rotate_left(6);
+            assert!(got == wanted, "frame {number} was altered");
+            if self.came > 0 {
+                assert!(number >= self.next, "frame {number} came after {}", self.next);
+                if number > self.next && self.came > SETTLED {
+                    self.lost.push(self.next..number);
+                }
+            }
+            (self.came, self.next) = (self.came + 1, number + 1);
+        }
+    }
+}
+
+/// Frame `number`, of a length and with bytes that follow from it.
+fn frame(number: u32) -> Vec<u8> {
+    let mut frame = b"\x02\0\0\0\0\x02\x02\0\0\0\0\x01\x88\xb5".to_vec();
+    frame.extend(number.to_be_bytes());
+    let length = 60 + (number.wrapping_mul(2_654_435_761) >> 8) % 1455;
+    frame.extend((18..length).map(|at| (at ^ number) as u8));
+    frame
+}
+
+/// Sends and receives both ways through each pair of cards until the machine is gone.
+fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Way; 2]> {
+    let sender = UnixDatagram::unbound().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    let mut ways: Vec<[Way; 2]> = pairs.iter().map(|_| Default::default()).collect();
+    let begun = Instant::now();
+    loop {
+        let gone = machine.try_wait().unwrap().is_some();
+        for ([a, b], [there, back]) in pairs.iter().zip(&mut ways) {
+            for (way, from, to) in [(there, a, b), (back, b, a)] {
+                way.pull(to);
+                way.push(&sender, from);
+            }
+        }
+        if gone {
+            return ways;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(200), "the machine does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn packets_go_from_card_to_card() {
+    const TEST: &str = "packets_go_from_card_to_card";
+    // As the workspace builds it beside this package's programs.
+    let inlane = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
+    if !inlane.exists() {
+        eprintln!("SKIPPED {TEST}: no {}; build it with: cargo build -p inlane", inlane.display());
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let cards = ["a", "b", "c", "d", "e"].map(|name| Card::new(folder.path(), name));
+    let [a, b, c, d, held] = &cards;
+    let run = |number: u32, function: &str, first: &str, second: &str| {
+        // A frame whose buffer lies in two pages that are no neighbours in the machine's memory, QEMU's e1000e drops: few and
+        // small pools fit a huge page each.
+        format!(
+            "inlane forward --between pci:0000:00:{first}.0,descriptors=128 pci:0000:00:{second}.0,descriptors=128 \
+             --buffers 800 --function {function} --duration 4s --json /tmp/{number} >&2; echo status $?; "
+        )
+    };
+    let script = run(1, "macswap", "01", "02")
+        + &run(2, "macswap --method split", "03", "04")
+        + "inlane forward --rx pci:0000:00:05.0 --tx null 2>&1; echo status $?; \
+           echo 0000:00:05.0 >/sys/bus/pci/drivers/pci-stub/unbind; \
+           inlane forward --rx pci:0000:00:05.0 --tx null 2>&1; echo status $?; \
+           inlane doctor vfio 2>&1; \
+           for n in 1 2; do echo; echo document; cat /tmp/$n; done";
+    let mut machine = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("vm/run.py"))
+        .args(["--memory", "1G", "--timeout", "180", "--iommu"])
+        .args(["--card", &a.option("e1000e"), "--card", &b.option("e1000e")])
+        .args(["--card", &c.option("virtio-net-pci"), "--card", &d.option("virtio-net-pci")])
+        .args(["--card", &held.option("e1000e"), "--bind", "pci-stub=0000:00:05.0"])
+        .args(["--vfio", "0000:00:01.0", "--vfio", "0000:00:02.0"])
+        .args(["--vfio", "0000:00:03.0", "--vfio", "0000:00:04.0"])
+        .args(["--file", inlane.to_str().unwrap(), "--", "sh", "-c", &script])
+        .stdin(Stdio::null())
+        .stdout(fs::File::create(folder.path().join("stdout")).unwrap())
+        .stderr(fs::File::create(folder.path().join("stderr")).unwrap())
+        .spawn()
+        .unwrap();
+    let ways = exchange(&mut machine, &[[a, b], [c, d]]);
+    let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    let (text, errors) = (read("stdout"), read("stderr"));
+    let status = machine.wait().unwrap();
+    if status.code() == Some(3) && errors.contains("virtual machines need") {
+        eprintln!("SKIPPED {TEST}: {}", errors.trim().replace('\n', "; "));
+        return;
+    }
+    assert!(status.success(), "{status}\n{text}\n{errors}");
+    let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
+    assert_eq!(statuses, ["0", "0", "3", "3"], "{text}\n{errors}");
+    assert!(text.contains("the kernel's driver pci-stub has it"), "{text}");
+    assert!(
+        text.contains("no driver is bound to it; run: dpdk-devbind.py --bind=vfio-pci 0000:00:05.0"),
+        "{text}"
+    );
+    assert!(text.contains("0000:00:01.0") && text.contains("vfio"), "{text}");
+
+    let documents: Vec<serde_json::Value> =
+        text.split("\ndocument\n").skip(1).map(|json| serde_json::from_str(json).unwrap()).collect();
+    for (document, (ways, driver)) in documents.iter().zip(ways.iter().zip(["net_e1000_em", "net_virtio"])) {
+        let result = &document["results"][0];
+        let hops = document["path"]["hops"].to_string();
+        assert!(hops.contains(&format!("DPDK {driver} on 0000:00:0")), "{hops}");
+        assert!(ways.iter().all(|way| way.came > 200), "{ways:?}");
+        for way in ways {
+            assert!(way.lost.is_empty(), "{ways:?} {result}");
+        }
+        // All that a card was given to send came out of it, and all that came in was given to one.
+        let came: u64 = ways.iter().map(|way| way.came).sum();
+        assert_eq!(result["tx"]["packets"], came, "{ways:?} {result}");
+        assert_eq!(result["rx"]["packets"], came, "{ways:?} {result}");
+        for nothing in ["leaked_buffers", "dropped_unsent", "dropped_invalid"] {
+            assert_eq!(result[nothing], 0, "{result}");
+        }
+    }
+    assert_eq!(documents.len(), 2);
+}
