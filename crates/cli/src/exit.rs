@@ -15,7 +15,12 @@ pub struct NotReady(pub String);
 
 /// Prints the error on stderr and gives its exit status.
 pub fn report(error: &anyhow::Error) -> u8 {
-    eprintln!("inlane: {error:#}");
+    // Some say in their own words what caused them: that is not said twice.
+    let text = error.chain().map(ToString::to_string).reduce(|text, cause| match text.contains(&cause) {
+        true => text,
+        false => format!("{text}: {cause}"),
+    });
+    eprintln!("inlane: {}", text.unwrap_or_default());
     let class = error.chain().find_map(|cause| {
         if cause.is::<NotReady>() {
             return Some(Class::Environment);
@@ -24,7 +29,8 @@ pub fn report(error: &anyhow::Error) -> u8 {
         let forward = || cause.downcast_ref::<inlane_forward::Error>().map(inlane_forward::Error::class);
         let pci = || cause.downcast_ref::<inlane_pci::Error>().map(inlane_pci::Error::class);
         let ntb = || cause.downcast_ref::<inlane_ntb::error::Error>().map(inlane_ntb::error::Error::class);
-        core().or_else(forward).or_else(pci).or_else(ntb)
+        let report = || cause.downcast_ref::<inlane_report::Error>().map(inlane_report::Error::class);
+        core().or_else(forward).or_else(pci).or_else(ntb).or_else(report)
     });
     match class {
         Some(Class::Usage) => 2,

@@ -331,6 +331,8 @@ impl Forward {
             return Ok(());
         }
         let config = self.config()?;
+        let control = Arc::new(Control::default());
+        crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         // A capture there is alone: the result goes where progress goes.
         let sends_to_stdout =
             matches!(&config.route, Route::OneWay { tx, .. } if tx.iter().any(|port| port == "pcap:-"));
@@ -339,8 +341,6 @@ impl Forward {
             return Err(inlane_core::Error::Invalid { what: "--json -".into(), why: why.into() }.into());
         }
         let json = self.json.as_deref().map(inlane_report::Target::open).transpose()?;
-        let control = Arc::new(Control::default());
-        crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         let mut live = Live::new();
         let mut watch = |elapsed: Duration, reading: Reading| live.show(elapsed, reading);
         let (document, failure) = if self.zero_loss || self.load.is_some() {

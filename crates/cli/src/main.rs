@@ -41,6 +41,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    say_warnings();
     let environment: Vec<_> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| name.starts_with("INLANE_"))
@@ -64,6 +65,19 @@ fn main() -> ExitCode {
         Ok(()) => 0,
         Err(error) => exit::report(&error),
     })
+}
+
+/// What falls back, or cannot be done as asked, is said on stderr; `INLANE_LOG=debug` says more (DPDK's own messages).
+fn say_warnings() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("INLANE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_target(false)
+        .without_time()
+        .with_ansi(false)
+        .init();
 }
 
 /// Writes to stdout. A reader that has seen enough (`| head`) is no error.

@@ -15,7 +15,10 @@ pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     std::thread::Builder::new().name("inlane-signals".into()).spawn(move || {
         for count in signals.forever().zip(0u32..).map(|(_, count)| count) {
             match count {
-                0 => control.stop(),
+                0 => {
+                    control.stop();
+                    inlane_dpdk::wait_no_more();
+                }
                 _ => control.abort(),
             }
         }

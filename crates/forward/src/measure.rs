@@ -4,18 +4,27 @@ use crate::config::{Config, On, Route};
 use crate::control::{Control, Reading};
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
+use crate::open;
+use crate::ports::pcap::{Pace, Playback};
 use crate::run::{Outcome, run};
+use inlane_core::clock::Clock;
 use inlane_core::result::{Baseline, Ceiling, Document, PacketResult};
 use inlane_core::ring::layout::Outcome as Verdict;
 use inlane_core::units::Rate;
 use inlane_core::{HeapPool, Packet, Pool};
 use inlane_function::Function;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a baseline runs.
 const BASELINE: Duration = Duration::from_millis(300);
 /// How long the function's own speed is measured.
 const CALIBRATION: Duration = Duration::from_millis(30);
+/// Packets that it is measured on, and how many times they go through before they are as they were at first.
+const SAMPLE: usize = 64;
+const ROUNDS: u64 = 32;
+/// Less than this a packet is the loop around a function that does nothing.
+const NOTHING_NS: f64 = 0.3;
 
 /// The same run for a moment, nothing captured or disturbed.
 pub(crate) fn shortened(config: &Config, duration: Duration) -> Config {
@@ -33,8 +42,8 @@ pub(crate) fn shortened(config: &Config, duration: Duration) -> Config {
 /// the source cannot be asked twice.
 pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let Route::OneWay { rx, tx } = &config.route else { return None };
-    let kind = |name: &str| name.split([':', ',']).next().unwrap_or_default().to_string();
-    if !["null", "gen", "pcap"].contains(&kind(rx).as_str()) || rx.contains(":-") || control.stopping() {
+    let kind = open::kind;
+    if !is_repeatable(rx) || control.stopping() {
         return None;
     }
     let mut plain = config.clone();
@@ -49,11 +58,17 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     plain.capture = None;
     plain.faults = None;
     plain.duration = Some(BASELINE);
+    // A short capture is over before its rate means anything.
+    plain.playback = Playback { pace: Pace::Full, repeat: true };
+    plain.drive.packets = u64::MAX;
     let own = Control::default();
     let outcome = run(&plain, &own, &mut |_, _| ()).ok().filter(|outcome| outcome.errors.is_empty())?;
     let tx = &outcome.result.tx;
     let what = match same_sink {
         true => "the same ports and method, function io, no forced work".to_string(),
+        false if kind(rx) == "pcap" => {
+            format!("{rx} over and over into null, the same method, function io, no forced work")
+        }
         false => format!("{rx} into null, the same method, function io, no forced work"),
     };
     Some(Baseline {
@@ -64,36 +79,37 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
 }
 
 /// What the resources of the path allow: the slowest link where there is one, and one core's time in the packet
-/// function alone, measured now on 64 packets that stay in its cache.
+/// function alone, measured now on 64 packets of the source (of a port that cannot be asked twice, on UDP of the mean size)
+/// that stay in its cache. A function that does nothing a packet has no such ceiling, which is said.
 ///
 /// On a GPU: a bare kernel that moves the same bytes of `result`'s packets, without ring, threads and ports.
 pub fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     if let On::Gpu(index) = config.on {
         return gpu_ceiling(config, index, result).ok();
     }
-    let function = function_rate(config).ok()?;
+    let function_ns = function_ns(config, result).ok()?;
     let executors = config.pipelines as f64 * config.workers.max(1) as f64;
-    let each = config.drive.work.as_nanos() as f64 + 1e9 / function;
-    let core_time = executors * 1e9 / each;
-    Some(match link_bits_per_second {
-        Some(bits) => Ceiling {
+    let each = config.drive.work.as_nanos() as f64 + function_ns;
+    let core_time = (each >= NOTHING_NS).then_some(executors * 1e9 / each);
+    let in_function = match core_time {
+        Some(_) => format!("core time of {executors} executor(s) in the function alone, packets in cache"),
+        None => format!("none by core time: function {} does nothing a packet", config.function),
+    };
+    Some(match (link_bits_per_second, core_time) {
+        (Some(bits), Some(rate)) => Ceiling {
             what: format!(
-                "the slowest link; {} of core time in the function alone allow {}",
-                if executors == 1.0 {
-                    "one core's second".into()
-                } else {
-                    format!("{executors} cores' seconds")
-                },
-                inlane_core::units::packets_per_second(core_time)
+                "the slowest link; {in_function}: {}",
+                inlane_core::units::packets_per_second(rate)
             ),
             bytes_per_second: Some(bits / 8.0),
             packets_per_second: None,
         },
-        None => Ceiling {
-            what: format!("core time of {executors} executor(s) in the function alone, packets in cache"),
-            bytes_per_second: None,
-            packets_per_second: Some(core_time),
+        (Some(bits), None) => Ceiling {
+            what: format!("the slowest link; {in_function}"),
+            bytes_per_second: Some(bits / 8.0),
+            packets_per_second: None,
         },
+        (None, rate) => Ceiling { what: in_function, bytes_per_second: None, packets_per_second: rate },
     })
 }
 
@@ -141,31 +157,75 @@ pub fn round_trip_note(config: &Config) -> Option<String> {
     ))
 }
 
-/// Packets a second that the function alone manages on this core.
-fn function_rate(config: &Config) -> Result<f64> {
-    let pool = HeapPool::new(64, 256)?;
-    let mut packets = [Packet::EMPTY; 64];
-    let got = pool.take(&mut packets);
-    for packet in &mut packets {
-        packet.length = 64;
-        // SAFETY: just taken, host memory.
-        let bytes = unsafe { packet.bytes_mut() };
-        bytes[12..14].copy_from_slice(&[0x08, 0x00]);
-    }
-    let mut outcomes = [Verdict::default(); 64];
+/// Nanoseconds that the function alone takes for a packet like those of `result`, on this core.
+fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
+    let (pool, packets) = sample(config, result)?;
+    let contents: Vec<Vec<u8>> = packets
+        .iter()
+        // SAFETY: held here, in host memory.
+        .map(|packet| unsafe { packet.bytes() }.to_vec())
+        .collect();
+    let mut outcomes = vec![Verdict::default(); packets.len()];
     let mut instance = Function::parse(&config.function)?.instance()?;
-    let start = Instant::now();
-    let mut done = 0u64;
-    while start.elapsed() < CALIBRATION {
-        for _ in 0..64 {
-            // SAFETY: the packets are held here, in host memory.
-            unsafe { instance.run_packets(&packets[..got], &mut outcomes, 0) };
+    instance.set_room(pool.room() as u32);
+    let begun = Instant::now();
+    let (mut spent, mut done) = (Duration::ZERO, 0u64);
+    while begun.elapsed() < CALIBRATION {
+        // As they came: a function that counts hops down meets the same packets again.
+        for (packet, content) in packets.iter().zip(&contents) {
+            // SAFETY: as above, and as long as its content was.
+            unsafe { std::slice::from_raw_parts_mut(packet.address as *mut u8, content.len()) }
+                .copy_from_slice(content);
         }
-        done += 64 * got as u64;
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            // SAFETY: the packets are held here, in host memory with the room that was set.
+            unsafe { instance.run_packets(&packets, &mut outcomes, 0) };
+        }
+        spent += start.elapsed();
+        done += ROUNDS * packets.len() as u64;
     }
-    let rate = done as f64 / start.elapsed().as_secs_f64();
-    pool.give(&packets[..got]);
-    Ok(rate)
+    pool.give(&packets);
+    Ok(spent.as_secs_f64() * 1e9 / done as f64)
+}
+
+/// Up to 64 packets such as the run received, in a pool of their own.
+fn sample(config: &Config, result: &PacketResult) -> Result<(Arc<dyn Pool>, Vec<Packet>)> {
+    let mean = result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64).clamp(64, 9216);
+    let source = match &config.route {
+        Route::OneWay { rx, .. } if is_repeatable(rx) => rx.clone(),
+        _ => format!("gen:{mean}"),
+    };
+    let mut alone = config.clone();
+    alone.route = Route::OneWay { rx: source.clone(), tx: vec!["null".into()] };
+    alone.playback = Playback { pace: Pace::Full, repeat: true };
+    alone.rate = None;
+    let open::Opened { mut ports, room } = open::ports(&[source], &alone, &Clock::new())?;
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(2 * SAMPLE, room)?);
+    let port = &mut ports[0];
+    port.configure(std::slice::from_ref(&pool), 0)?;
+    let mut rx = port.take_rx(0)?;
+    port.start()?;
+    let mut packets = vec![Packet::EMPTY; SAMPLE];
+    let mut got = 0;
+    while got < SAMPLE {
+        match rx.receive(&mut packets[got..])? {
+            0 => break,
+            more => got += more,
+        }
+    }
+    drop(rx);
+    port.stop();
+    if got == 0 {
+        return Err(Error::config("ceiling", "the source gave no packet to measure the function on"));
+    }
+    packets.truncate(got);
+    Ok((pool, packets))
+}
+
+/// Sources that can be asked a second time and give the same.
+fn is_repeatable(rx: &str) -> bool {
+    ["null", "gen", "pcap"].contains(&open::kind(rx)) && !rx.starts_with("pcap:-")
 }
 
 /// True when nothing was lost, missed or altered, and what was offered went through: a generator that is asked late does not
@@ -249,7 +309,12 @@ pub fn against_load(
         }
     }
     let Some(best) = best else {
-        let why = last_lossy.unwrap_or_else(|| "the search was ended before a trial passed".into());
+        if control.stopping() {
+            document.notes.push("the search was ended before a rate passed: this is the run flat out".into());
+            document.results.push(flat_out.result);
+            return Ok((document, None));
+        }
+        let why = last_lossy.unwrap_or_default();
         let failure = Error::Verification(format!("no rate passed without loss: {why}"));
         return Ok((document, Some(failure)));
     };

@@ -53,7 +53,7 @@ pub fn packets(document: &Document<PacketResult>) -> String {
 fn rates(packets: Option<f64>, bytes: Option<f64>, what: &str) -> String {
     let mut parts: Vec<String> = packets.map(units::packets_per_second).into_iter().collect();
     parts.extend(bytes.map(|bytes| units::bits_per_second(bytes * 8.0)));
-    format!("{}: {what}", parts.join(", "))
+    if parts.is_empty() { what.into() } else { format!("{}: {what}", parts.join(", ")) }
 }
 
 fn flow(flow: &Flow) -> String {

@@ -8,6 +8,14 @@ use std::path::PathBuf;
 /// A result that could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// There can be no such file.
+    #[error("cannot write {path}: {source}; name a file in a directory that you may write")]
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
     /// The file or stream failed.
     #[error("cannot write {path}: {source}; choose another file, or free space")]
     Io {
@@ -22,9 +30,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// It ran, and its result was lost: [`Class::Failed`].
+    /// [`Class::Environment`] before the run; behind it, its result was lost: [`Class::Failed`].
     pub fn class(&self) -> Class {
-        Class::Failed
+        match self {
+            Error::Open { .. } => Class::Environment,
+            _ => Class::Failed,
+        }
     }
 }
 
@@ -43,7 +54,7 @@ impl Target {
         let open = || std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
         let file = match path {
             "-" => None,
-            path => Some(open().map_err(|source| Error::Io { path: path.into(), source })?),
+            path => Some(open().map_err(|source| Error::Open { path: path.into(), source })?),
         };
         Ok(Self { path: path.into(), file })
     }

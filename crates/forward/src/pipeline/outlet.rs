@@ -20,6 +20,8 @@ pub struct Outlet {
     dropped_overload: u64,
     dropped_invalid: u64,
     dropped_unsent: u64,
+    /// A port took nothing for [`PATIENCE`] while the run was stopping: what is still in flight does not wait as long again.
+    gave_up: bool,
     error: Option<inlane_core::Error>,
 }
 
@@ -34,6 +36,7 @@ impl Outlet {
             dropped_overload: 0,
             dropped_invalid: 0,
             dropped_unsent: 0,
+            gave_up: false,
             error: None,
         }
     }
@@ -91,9 +94,9 @@ impl Outlet {
                 break;
             }
             let (since, idle) = waiting.get_or_insert_with(|| (clock.raw(), Idle::default()));
-            let stuck =
-                control.stopping() && clock.between_ns(*since, clock.raw()) > PATIENCE.as_nanos() as u64;
-            if stuck || control.aborting() {
+            let waited = clock.between_ns(*since, clock.raw()) > PATIENCE.as_nanos() as u64;
+            if control.stopping() && (self.gave_up || waited) || control.aborting() {
+                self.gave_up = true;
                 self.dropped_unsent += held.give_back_from(0) as u64;
                 break;
             }
