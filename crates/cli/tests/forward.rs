@@ -86,6 +86,95 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
     }
 }
 
+/// A capture of frames of every awkward length, in the order of bytes and with the magic number given.
+fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
+    let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
+    let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
+    let mut bytes: Vec<u8> = [magic, versions, 0, 0, 262_144, 1].into_iter().flat_map(word).collect();
+    for (number, length) in [0u32, 1, 12, 13, 14, 60, 1514, 9014, 65_535, 60].into_iter().enumerate() {
+        let number = number as u32;
+        // Some were longer on the wire than what was kept.
+        let wire = length + number % 3 * 100;
+        bytes.extend([1_700_000_000 + number, fraction - number, length, wire].into_iter().flat_map(word));
+        bytes.extend((0..length).map(|at| (at * 7 + number) as u8));
+    }
+    bytes
+}
+
+/// A pcapng file of two sections in different orders of bytes, the first with three interfaces of different resolutions.
+fn pcapng() -> Vec<u8> {
+    fn block(big_endian: bool, kind: u32, body: &[u8]) -> Vec<u8> {
+        let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
+        let size = word(12 + body.len().next_multiple_of(4) as u32);
+        let padding = vec![0; body.len().next_multiple_of(4) - body.len()];
+        [&word(kind)[..], &size, body, &padding, &size].concat()
+    }
+    let mut file = Vec::new();
+    for big_endian in [false, true] {
+        let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
+        let half = |value: u16| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
+        let header = [&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat();
+        file.extend(block(big_endian, 0x0a0d_0d0a, &header));
+        // Microseconds (no option), nanoseconds, 2^-20 s.
+        for resolution in [None, Some(9u8), Some(0x80 | 20)] {
+            let option = |value| [&half(9)[..], &half(1), &[value, 0, 0, 0], &[0; 4]].concat();
+            let options = resolution.map(option).unwrap_or_default();
+            file.extend(block(big_endian, 1, &[&half(1)[..], &half(0), &word(0), &options].concat()));
+        }
+        for number in 0..30u32 {
+            let unit = [1_000_000u64, 1_000_000_000, 1 << 20][number as usize % 3];
+            let time = (1_700_000_000 + u64::from(number)) * unit + 123_457 + u64::from(number);
+            let data: Vec<u8> = (0..60 + number).map(|at| (at + number) as u8).collect();
+            let (high, low) = (word((time >> 32) as u32), word(time as u32));
+            let length = word(data.len() as u32);
+            file.extend(block(
+                big_endian,
+                6,
+                &[&word(number % 3)[..], &high, &low, &length, &length, &data].concat(),
+            ));
+            // A block that nobody knows.
+            file.extend(block(big_endian, 0x8000_0bad, &[number as u8; 13]));
+        }
+    }
+    file
+}
+
+/// The check that somebody else would write: packaging/check-macswap shares no code with inlane.
+#[test]
+fn captures_of_every_kind_are_copied_as_an_independent_reader_sees() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        eprintln!("SKIPPED captures_of_every_kind_are_copied_as_an_independent_reader_sees: no python3");
+        return;
+    }
+    let files = files(1);
+    let out = files.tx.trim_start_matches("pcap:");
+    let captures = [
+        ("classic, microseconds", awkward(false, 0xa1b2_c3d4, 999_999), 10),
+        ("classic, nanoseconds", awkward(false, 0xa1b2_3c4d, 999_999_999), 10),
+        ("classic, microseconds, big-endian", awkward(true, 0xa1b2_c3d4, 999_999), 10),
+        ("classic, nanoseconds, big-endian", awkward(true, 0xa1b2_3c4d, 999_999_999), 10),
+        ("pcapng", pcapng(), 60),
+    ];
+    for (kind, bytes, packets) in captures {
+        std::fs::write(&files.input, bytes).unwrap();
+        let mut arguments = vec!["--rx", &files.rx, "--tx", &files.tx, "--json", &files.json];
+        arguments.extend(MACSWAP);
+        let output = run(&arguments);
+        assert!(output.status.success(), "{kind}: {}", stderr(&output));
+        assert_eq!(result(&files.json)["results"][0]["tx"]["packets"], packets, "{kind}");
+        let check = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/check-macswap");
+        let output = Command::new("python3").args([check, &files.input, out]).output().unwrap();
+        assert!(output.status.success(), "{kind}: {}", stderr(&output));
+        // It sees a difference, too.
+        let mut changed = std::fs::read(out).unwrap();
+        let last = changed.len() - 1;
+        changed[last] ^= 1;
+        std::fs::write(out, changed).unwrap();
+        let output = Command::new("python3").args([check, &files.input, out]).output().unwrap();
+        assert!(!output.status.success(), "{kind}: a changed byte went unseen");
+    }
+}
+
 #[test]
 fn the_document_keeps_to_the_published_schema() {
     let files = files(100);
