@@ -26,6 +26,7 @@ mod peer;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod through;
 
 pub use copy::CopyEngine;
 pub use device::{DeviceInfo, Gpu, GpuDirect, Link, any_abandoned, device_count, devices, driver_version};
@@ -36,6 +37,7 @@ pub use memory::PinnedKind;
 pub use nvrtc::{Compiled, Program, compile, compiler_version};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
+pub use through::ThroughGpu;
 
 /// A header for device code, by name and text: words handed over between GPUs and the CPU, and loads of what is read once.
 pub const SYSTEM: (&str, &str) = ("system.cuh", include_str!("system.cuh"));

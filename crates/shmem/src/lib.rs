@@ -279,7 +279,7 @@ pub unsafe extern "C" fn inlane_shmem_wait(
     value: u64,
 ) {
     // SAFETY: the caller's contract.
-    check(world().wait(|| unsafe { holds(word, width, signed != 0, how, value) }));
+    check(world().wait_word(word as usize, width, || unsafe { holds(word, width, signed != 0, how, value) }));
 }
 
 /// 1 when the integer compares so; lets others' requests proceed.

@@ -3,15 +3,24 @@
 use anyhow::{Context, bail};
 use clap::Args;
 use inlane_core::completion::Completion;
+use inlane_core::region::{Place, Region};
 use inlane_core::result::{Document, NotTaken, Path, TransferResult, Verification};
 use inlane_core::units;
-use inlane_ntb::bench::{Operation, Plan, Point, figure, findings, peer, results};
+use inlane_cuda::{Gpu, ThroughGpu};
+use inlane_ntb::bench::{Operation, Plan, Point, Started, Ucx, figure, findings, results};
+use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::launch::Job;
+use inlane_pci::Address;
 use inlane_report::{Line, Plot, Scale};
+use inlane_twin::{DmaCosts, DmaEngine};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Measure windows: put, get, both ways, message rate, delivery by poll, interrupt and adaptive, doorbells
+/// Measure windows: put, get, both ways, message rate, delivery by poll, interrupt and adaptive, doorbells, a mover
+///
+/// Between two processes of this machine; with --ivshmem, run it with the same options in each of two virtual machines that
+/// share the device.
 #[derive(Args)]
 pub struct Bench {
     /// Smallest size
@@ -29,9 +38,21 @@ pub struct Bench {
     /// Batches of which the median is given
     #[arg(long, value_name = "N", default_value_t = 5)]
     repeats: u32,
-    /// Measure this ucx_perftest's shared-memory put beside ours
+    /// Measure this ucx_perftest's shared-memory put beside ours, taking turns
     #[arg(long, value_name = "PROGRAM")]
     ucx: Option<PathBuf>,
+    /// Turns it takes, each the start of two processes (at most --repeats)
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    ucx_repeats: u32,
+    /// Measure only put, beside a plain copy and --ucx
+    #[arg(long)]
+    puts_only: bool,
+    /// Who moves bulk: twin (a DMA engine's, as fast as a core copies), twin:RATE, or gpu:N (its copy engines)
+    #[arg(long, value_name = "MOVER", default_value = "twin")]
+    mover: MoverChoice,
+    /// Over this ivshmem device, bound to vfio-pci, instead of the twin
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["ucx", "mover"])]
+    ivshmem: Option<Address>,
     /// Write the results as JSON ('-': stdout)
     #[arg(long, value_name = "FILE")]
     json: Option<String>,
@@ -47,13 +68,75 @@ pub struct BenchPe {
     plan: String,
     #[arg(long)]
     out: PathBuf,
+    #[arg(long)]
+    mover: MoverChoice,
+}
+
+/// Who moves bulk.
+#[derive(Clone, Debug)]
+enum MoverChoice {
+    /// A DMA engine's twin of so many bits a second.
+    Twin(Option<f64>),
+    /// The copy engines of a GPU.
+    Gpu(u32),
+}
+
+impl std::str::FromStr for MoverChoice {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("twin", "") => Ok(Self::Twin(None)),
+            ("twin", rate) => match units::parse_rate(rate)? {
+                units::Rate::Bits(bits) => Ok(Self::Twin(Some(bits))),
+                units::Rate::Packets(_) => bail!("a mover has no packets; write twin:30G"),
+            },
+            ("gpu", number) => Ok(Self::Gpu(number.parse().context("write gpu:0")?)),
+            _ => bail!("write twin, twin:RATE (twin:30G) or gpu:N"),
+        }
+    }
+}
+
+impl std::fmt::Display for MoverChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Twin(None) => write!(f, "twin"),
+            Self::Twin(Some(bits)) => write!(f, "twin:{bits}"),
+            Self::Gpu(number) => write!(f, "gpu:{number}"),
+        }
+    }
+}
+
+impl MoverChoice {
+    fn start(&self) -> inlane_ntb::error::Result<Started> {
+        let costs = match *self {
+            Self::Twin(None) => DmaCosts::unlimited(),
+            Self::Twin(Some(bits)) => DmaCosts { to_device: bits / 8.0, ..DmaCosts::unlimited() },
+            Self::Gpu(number) => return through_gpu(number),
+        };
+        Ok(Started { mover: Box::new(DmaEngine::new("dma twin", costs)?), reach: Box::new(Ok) })
+    }
+}
+
+fn through_gpu(number: u32) -> inlane_ntb::error::Result<Started> {
+    let core = |error: inlane_cuda::Error| inlane_core::Error::from(error);
+    let gpu = Gpu::open(number).map_err(core)?;
+    let mover = Box::new(ThroughGpu::new(&gpu).map_err(core)?);
+    let reach = move |memory: Region| {
+        // SAFETY: a window of the twin is host memory like any other; the keeper holds its mapping.
+        let host = unsafe {
+            Region::from_raw(memory.address(), memory.len(), Place::Host, Arc::new(memory.clone()))
+        };
+        Ok(gpu.register(&host).map_err(core)?)
+    };
+    Ok(Started { mover, reach: Box::new(reach) })
 }
 
 impl BenchPe {
     /// Takes part; PE 0 writes the points.
     pub fn run(self) -> anyhow::Result<()> {
         let plan: Plan = serde_json::from_str(&self.plan).context("the plan")?;
-        let points = inlane_ntb::bench::pe(&plan)?;
+        let points = inlane_ntb::bench::pe(&plan, None, || self.mover.start())?;
         if !points.is_empty() {
             std::fs::write(&self.out, serde_json::to_vec(&points)?)
                 .with_context(|| format!("writing {}", self.out.display()))?;
@@ -89,16 +172,26 @@ impl Bench {
             }
             .into());
         }
-        let sizes = self.sizes();
-        let plan =
-            Plan { sizes: sizes.clone(), batch_us: self.batch.as_micros() as u64, repeats: self.repeats };
-        let mut points = self.measure(&plan)?;
-        if let Some(program) = &self.ucx {
-            for &size in &sizes {
-                points.push(peer::ucx_put(program, size, self.batch, self.repeats)?);
+        let plan = Plan {
+            sizes: self.sizes(),
+            batch_us: self.batch.as_micros() as u64,
+            repeats: self.repeats,
+            ucx: self.ucx.clone().map(|program| Ucx { program, repeats: self.ucx_repeats }),
+            puts_only: self.puts_only,
+        };
+        let points = match self.ivshmem {
+            None => self.measure(&plan)?,
+            Some(address) => {
+                let bridge = Ivshmem::open(address, 2)?;
+                let points = inlane_ntb::bench::pe(&plan, Some(Arc::new(bridge)), || self.mover.start())?;
+                if points.is_empty() {
+                    eprintln!("inlane: the other machine has the results");
+                    return Ok(());
+                }
+                points
             }
-        }
-        let document = document(&points);
+        };
+        let document = self.document(&points);
         if self.json.as_deref() != Some("-") {
             crate::print(|out| write!(out, "{}", inlane_report::transfers(&document)))?;
         }
@@ -117,7 +210,7 @@ impl Bench {
         let arguments = ["ntb", "bench-pe", "--plan", &serde_json::to_string(plan)?, "--out"]
             .into_iter()
             .map(Into::into)
-            .chain([out.clone().into_os_string()])
+            .chain([out.clone().into_os_string(), "--mover".into(), self.mover.to_string().into()])
             .collect::<Vec<_>>();
         let job = Job { pes: 2, completion: Completion::Adaptive, bind: false, ..Job::default() };
         let this = std::env::current_exe().context("finding this program")?;
@@ -131,38 +224,46 @@ impl Bench {
     }
 }
 
-fn document(points: &[Point]) -> Document<TransferResult> {
-    let path = Path {
-        hops: vec!["pe 0".into(), "twin window (coherent shared memory)".into(), "pe 1".into()],
-        reason: "the default back-end; no bridge is in this machine".into(),
-        not_taken: vec![NotTaken { path: "a hardware NTB".into(), why: "not supported yet".into() }],
-    };
-    let mut document = Document::new("ntb bench", path);
-    document.twin = true;
-    document.verification = Some(Verification {
-        method: "the receiver compares every byte of each case's last transfer".into(),
-        checked: points.iter().map(|point| point.verified_bytes).sum(),
-        ..Verification::default()
-    });
-    document.notes = findings(points);
-    document.notes.push(
+impl Bench {
+    fn document(&self, points: &[Point]) -> Document<TransferResult> {
+        let (hop, reason) = match self.ivshmem {
+            None => {
+                ("twin window (coherent shared memory)", "the default back-end; no bridge is in this machine")
+            }
+            Some(_) => ("ivshmem window (a BAR under vfio-pci)", "asked for by --ivshmem"),
+        };
+        let path = Path {
+            hops: vec!["pe 0".into(), hop.into(), "pe 1".into()],
+            reason: reason.into(),
+            not_taken: vec![NotTaken { path: "a hardware NTB".into(), why: "not supported yet".into() }],
+        };
+        let mut document = Document::new("ntb bench", path);
+        document.twin = true;
+        document.verification = Some(Verification {
+            method: "the receiver compares every byte of each case's last transfer".into(),
+            checked: points.iter().map(|point| point.verified_bytes).sum(),
+            ..Verification::default()
+        });
+        document.notes = findings(points);
+        document.notes.push(
         "shares of the ceiling are of a plain copy between the same memories; source and destination are the same each time"
             .into(),
     );
-    if points.iter().any(|point| point.operation == Operation::PeerPut) {
-        document.notes.push(
-            "the peer is ucx_perftest -t ucp_put_bw with UCX_TLS=shm,self,tcp on the same two processors"
-                .into(),
-        );
+        if points.iter().any(|point| point.operation == Operation::PeerPut) {
+            document.notes.push(
+                "the peer is ucx_perftest -t ucp_put_bw with UCX_TLS=shm,self,tcp on the same two processors"
+                    .into(),
+            );
+        }
+        document.results = results(points);
+        document
     }
-    document.results = results(points);
-    document
 }
 
 fn plot(points: &[Point]) -> Plot {
     let mut lines = Vec::new();
     for (operation, name) in
-        [(Operation::PutByMover, "DMA twin"), (Operation::PutDelivered, "stores, delivered")]
+        [(Operation::PutByMover, "by mover"), (Operation::PutDelivered, "stores, delivered")]
     {
         for (completion, points) in figure(points, operation) {
             lines.push(Line { name: format!("{name}, {completion}"), points });

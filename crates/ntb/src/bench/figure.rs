@@ -19,6 +19,7 @@ pub fn results(points: &[Point]) -> Vec<TransferResult> {
         .collect();
     points
         .iter()
+        .filter(|point| point.operation != Operation::Idle)
         .map(|point| {
             let issued =
                 matches!(point.operation, Operation::Put | Operation::PeerPut | Operation::PlainCopy);
@@ -75,6 +76,22 @@ fn latency(points: &[Point], operation: Operation) -> Option<f64> {
     median(&points.iter().find(|point| point.operation == operation)?.latency_ns)
 }
 
+/// The most that an adaptive wait for the mover takes of a polling one's processor time, from 4 MiB.
+fn waiting_share(points: &[Point]) -> Option<f64> {
+    let of = |completion: &str| {
+        let points = points.iter().filter(move |point| {
+            point.operation == Operation::PutByMover
+                && point.completion == completion
+                && point.size_bytes >= 4 << 20
+        });
+        points
+            .filter_map(|point| Some((point.size_bytes, point.cpu_seconds_per_gigabyte?)))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let poll = of("poll");
+    of("adaptive").iter().filter_map(|(size, cpu)| Some(cpu / poll.get(size)?)).reduce(f64::max)
+}
+
 /// What the points say of the aims, a sentence each.
 pub fn findings(points: &[Point]) -> Vec<String> {
     let mut findings = Vec::new();
@@ -114,7 +131,22 @@ pub fn findings(points: &[Point]) -> Vec<String> {
             inlane_core::units::bytes(worst.1)
         ));
     }
-    for operation in [Operation::PutByMover, Operation::PutDelivered] {
+    for (completion, busy) in points
+        .iter()
+        .filter(|point| point.operation == Operation::Idle)
+        .filter_map(|p| Some((&p.completion, p.busy?)))
+    {
+        findings.push(format!("idle, a wait by {completion} takes {:.2} % of a processor", busy * 100.0));
+    }
+    if let Some(share) = waiting_share(points) {
+        findings.push(format!(
+            "put by mover, from 4 MiB: adaptive's waiting thread takes at most {:.0} % of polling's processor time",
+            share * 100.0
+        ));
+    }
+    for operation in
+        [Operation::PutByMover, Operation::PutDelivered, Operation::Exchange, Operation::GetPushed]
+    {
         let poll = rates(points, operation, "poll");
         for (completion, from) in [("adaptive", 64 << 10), ("interrupt", 1u64)] {
             let shares: Vec<f64> = rates(points, operation, completion)

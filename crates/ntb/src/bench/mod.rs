@@ -7,6 +7,8 @@
 mod cases;
 mod figure;
 pub mod peer;
+mod series;
+mod waits;
 
 pub use figure::{figure, findings, results};
 
@@ -15,12 +17,14 @@ use crate::error::{Error, Result};
 use crate::launch::{Session, bind, processors};
 use crate::shmem::{Symmetric, World};
 use crate::transport::layout::Layout;
-use crate::transport::windows::Windows;
-use inlane_core::completion::Completion;
-use inlane_twin::{DmaCosts, DmaEngine};
+use crate::transport::windows::{Settings, Windows};
+use inlane_core::mover::Mover;
+use inlane_core::region::Region;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use waits::{Moving, WAYS};
 
 /// What is done again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,8 +38,14 @@ pub enum Operation {
     PutDelivered,
     /// Reads through the window.
     Get,
-    /// Both PEs put at once.
+    /// Asks the owner to push.
+    GetPushed,
+    /// Both PEs put at once; issued.
     PutBothWays,
+    /// Both PEs put, and wait for the other's.
+    Exchange,
+    /// Trains of puts, each with a word behind it; the last of a train is answered.
+    Messages,
     /// One transfer at a time by a DMA engine.
     PutByMover,
     /// A doorbell and one back.
@@ -46,6 +56,8 @@ pub enum Operation {
     CacheToCache,
     /// Another program's put, named by the path.
     PeerPut,
+    /// A wait while nothing arrives.
+    Idle,
 }
 
 impl Operation {
@@ -56,8 +68,12 @@ impl Operation {
             Operation::PlainCopy => "plain copy",
             Operation::PutDelivered => "put, delivered",
             Operation::Get => "get",
+            Operation::GetPushed => "get by push",
             Operation::PutBothWays => "put both ways, issued",
-            Operation::PutByMover => "put by DMA",
+            Operation::Exchange => "put both ways, delivered",
+            Operation::Messages => "messages",
+            Operation::Idle => "idle",
+            Operation::PutByMover => "put by mover",
             Operation::Doorbell => "doorbell round trip",
             Operation::OneWay => "put one way",
             Operation::CacheToCache => "cache to cache",
@@ -75,6 +91,27 @@ pub struct Plan {
     pub batch_us: u64,
     /// Batches of which the median is taken.
     pub repeats: u32,
+    /// The program to measure beside.
+    pub ucx: Option<Ucx>,
+    /// Only put beside a plain copy and the peer's.
+    pub puts_only: bool,
+}
+
+/// UCX's ucx_perftest as the peer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ucx {
+    /// The program.
+    pub program: PathBuf,
+    /// In how many of the repeats it takes part: each starts two processes.
+    pub repeats: u32,
+}
+
+/// A mover, and what makes host memory reachable for it.
+pub struct Started {
+    /// Copies.
+    pub mover: Box<dyn Mover>,
+    /// Gives the same memory as a region that the mover reaches.
+    pub reach: Box<dyn Fn(Region) -> Result<Region>>,
 }
 
 /// One measurement: a value a repeat.
@@ -98,40 +135,61 @@ pub struct Point {
     pub cpu_seconds_per_gigabyte: Option<f64>,
     /// Processor seconds of the rest of the process for each 10^9 bytes.
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
+    /// Processor time of the waiting thread as a share of the time that passed.
+    pub busy: Option<f64>,
     /// Bytes that the receiver compared.
     pub verified_bytes: u64,
 }
 
-/// The part of one PE. PE 0 gives the points, the other one nothing.
+/// The part of one PE: over `bridge`, or as the launcher's environment says, with the mover that `start` starts. PE 0 gives the points, the other one nothing.
 ///
 /// # Errors
 /// Those of the session and of the library; [`Error::Invalid`] for another number of PEs than two, and when bytes arrive
 /// wrong.
-pub fn pe(plan: &Plan) -> Result<Vec<Point>> {
+pub fn pe(
+    plan: &Plan,
+    bridge: Option<Arc<dyn Ntb>>,
+    start: impl FnOnce() -> Result<Started>,
+) -> Result<Vec<Point>> {
     // The two that measure have a processor each; their service threads and the DMA engine go elsewhere where there is room.
+    // The engine keeps one, as hardware would: a thread that moves leaves its cache behind.
     let processors = processors();
-    let elsewhere = if processors.len() >= 4 { &processors[2..] } else { &processors };
-    bind(elsewhere);
-    let session = Session::from_environment()?;
-    let twin = Arc::new(session.twin);
+    let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
+    bind(if spare.is_empty() { &processors } else { spare });
+    let (ntb, settings, twin): (Arc<dyn Ntb>, _, _) = match bridge {
+        Some(ntb) => {
+            (ntb, Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() }, None)
+        }
+        None => {
+            let session = Session::from_environment()?;
+            let twin = Arc::new(session.twin);
+            (twin.clone(), session.settings, Some(twin))
+        }
+    };
     let largest = plan.sizes.iter().copied().max().unwrap_or(8).max(4096) as usize;
     let heap = 2 * largest.next_multiple_of(4096) + (1 << 20);
     let bytes = Layout::overhead(2) + World::<Windows>::symmetric_bytes(2, 0, heap);
-    let yields = session.settings.yields;
-    let windows = Windows::connect(twin.clone(), bytes, session.settings)?;
+    let (yields, own) = (settings.yields, ntb.port() as usize);
+    let windows = Windows::connect(ntb, bytes, settings)?;
     if yields {
         return Err(Error::invalid("the bench", "it needs a processor for each of its two processes"));
     }
-    let mut engine = DmaEngine::new("dma twin", DmaCosts::unlimited())?;
-    if let Some(own) = processors.get(twin.port() as usize) {
+    if let Some(engine) = engines.get(own % engines.len().max(1)) {
+        bind(&[*engine]);
+    }
+    let mover = start()?;
+    if let Some(own) = processors.get(own) {
         bind(&[*own]);
     }
-    let bench = Bench::new(World::new(windows, 0, 0)?, plan.clone(), largest)?;
-    let points = bench.run(&mut engine)?;
+    let mut bench = Bench::new(World::new(windows, 0, 0)?, plan.clone(), largest)?;
+    bench.pair = processors[..2.min(processors.len())].to_vec();
+    let points = bench.run(mover)?;
     bench.world.leave()?;
-    twin.finished();
+    if let Some(twin) = &twin {
+        twin.finished();
+    }
     // The other side may still be leaving the barrier.
-    std::thread::sleep(Duration::from_millis(20));
+    std::thread::sleep(Duration::from_millis(if twin.is_some() { 20 } else { 1000 }));
     Ok(points)
 }
 
@@ -141,6 +199,7 @@ const SIGNAL: usize = 16;
 const ANSWER: usize = 32;
 const NANOSECONDS: usize = 48;
 const WRONG: usize = 64;
+const DONE: usize = 80;
 
 struct Bench {
     world: World<Windows>,
@@ -150,6 +209,8 @@ struct Bench {
     words: Symmetric<u64>,
     driver: bool,
     other: u32,
+    /// The processors of the two.
+    pair: Vec<usize>,
 }
 
 impl Bench {
@@ -161,27 +222,54 @@ impl Bench {
         let inbox = world.array(largest)?;
         let words = world.array(128)?;
         let (driver, other) = (world.me() == 0, 1 - world.me());
-        Ok(Self { world, plan, source, inbox, words, driver, other })
+        Ok(Self { world, plan, source, inbox, words, driver, other, pair: Vec::new() })
     }
 
-    fn run(&self, engine: &mut DmaEngine) -> Result<Vec<Point>> {
+    fn run(&self, mover: Started) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        let all = [Completion::Poll, Completion::Adaptive, Completion::Interrupt];
-        points.extend(self.one_way()?);
-        for completion in all {
-            points.extend(self.doorbell(completion)?);
+        if !self.plan.puts_only {
+            points.extend(self.one_way()?);
+            points.extend(self.idle()?);
+            for completion in WAYS {
+                points.extend(self.doorbell(completion)?);
+            }
         }
         for &size in &self.plan.sizes {
             let size = size as usize;
             points.extend(self.put_and_plain_copy(size)?);
+            if self.plan.puts_only {
+                continue;
+            }
             points.extend(self.get(size)?);
+            points.extend(self.pushed(size)?);
             points.extend(self.both_ways(size)?);
-            for completion in all {
-                points.extend(self.delivered(size, completion)?);
+            points.extend(self.exchanged(size)?);
+            points.extend(self.delivered(size)?);
+            // A train of the largest would take seconds, and is no message.
+            if size <= 1 << 20 {
+                points.extend(self.messages(size)?);
             }
         }
-        points.extend(self.by_mover(engine, &all)?);
+        if !self.plan.puts_only {
+            let mut moving = self.moving(mover)?;
+            for &size in self.plan.sizes.iter().filter(|size| **size >= 512) {
+                points.extend(self.by_mover(&mut moving, size as usize)?);
+            }
+        }
         Ok(if self.driver { points } else { Vec::new() })
+    }
+
+    /// The mover with memory to move: what is sent, and the peer's inbox.
+    fn moving(&self, Started { mover, reach }: Started) -> Result<Moving> {
+        let transport = self.world.transport();
+        let length = self.source.len();
+        let at =
+            transport.layout().symmetric() + self.world.offset_of(self.inbox.as_ptr() as usize, length)?;
+        let source = Region::host(length)?;
+        // SAFETY: a fresh region of that length.
+        unsafe { std::ptr::copy_nonoverlapping(self.source.as_ptr(), source.as_ptr(), length) };
+        let destination = transport.window(self.other)?.region().slice(at, length)?;
+        Ok(Moving { mover, source: reach(source)?, destination: reach(destination)? })
     }
 
     /// PE 0's number, known to both after it.
@@ -199,6 +287,17 @@ impl Bench {
     /// How often to do what takes `nanoseconds` to fill a batch.
     fn count(&self, nanoseconds: f64) -> u64 {
         (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).clamp(1.0, 1e7) as u64
+    }
+
+    /// PE 0 compares what it got with what PE 1 keeps for it.
+    fn compare(&self, got: &[u8], size: usize) -> Result<()> {
+        match self.driver && got[..size] != self.source[..size] {
+            true => Err(Error::invalid(
+                format!("a get of {size} bytes"),
+                "they arrived altered; do not trust this path",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// PE 1 compares what it received with what PE 0 sent; both learn whether it was right, and how much was compared.

@@ -1,11 +1,11 @@
 //! The peer to compare with: UCX's shared-memory put as ucx_perftest measures it, issued against issued.
 
-use super::{Operation, Point};
+use super::{Operation, Point, Ucx};
 use crate::error::{Error, Result};
-use crate::launch::processors;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 /// What ends with this value.
@@ -44,47 +44,43 @@ fn parse(output: &str) -> Option<f64> {
     Some(megabytes * 1048576.0)
 }
 
-/// ucx_perftest's `ucp_put_bw` of `size` bytes, `repeats` times, on the first two processors.
+/// Bytes a second of ucx_perftest's `ucp_put_bw` of `size` bytes for about a batch's time, its two processes on the
+/// processors `pair`.
 ///
 /// # Errors
 /// [`Error::Os`] when it does not start, [`Error::Invalid`] when it prints no result.
-pub fn ucx_put(program: &Path, size: u64, batch: Duration, repeats: u32) -> Result<Point> {
+pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Result<f64> {
+    static RUNS: AtomicU16 = AtomicU16::new(0);
+    let program = &ucx.program;
     let start = |command: &mut Command| {
         command.spawn().map_err(|error| Error::os(format!("starting {}", program.display()), error))
     };
-    let processors = processors();
     // About the batch's time at 10 GB/s and 100 ns a message.
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
-    let count = (batch.as_nanos() as f64 / each).clamp(10.0, 1e7) as u64;
-    let mut rates = Vec::new();
-    for repeat in 0..repeats {
-        let port = 20_000 + (std::process::id() as u16 % 20_000) + repeat as u16;
-        let server = Server(start(command(program, port, processors.get(1).copied()).stdout(Stdio::null()))?);
-        let mut output = String::new();
-        // The server needs a moment to listen, the longer the busier the machine.
-        for attempt in 0..40 {
-            std::thread::sleep(Duration::from_millis(25 + attempt * 5));
-            let mut client = command(program, port, processors.first().copied());
-            client.args(["127.0.0.1", "-t", "ucp_put_bw", "-f", "-v", "-s", &size.to_string()]);
-            client.args(["-n", &count.to_string(), "-w", &(count / 10 + 1).to_string()]);
-            let result = client
-                .output()
-                .map_err(|error| Error::os(format!("starting {}", program.display()), error))?;
-            output = String::from_utf8_lossy(&result.stdout).into_owned();
-            if parse(&output).is_some() {
-                break;
-            }
+    let count = (batch_us as f64 * 1e3 / each).clamp(10.0, 1e7) as u64;
+    // Another port each time: the last one's may still be in TIME_WAIT.
+    let port = 20_000 + (std::process::id() as u16 % 200) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
+    let _server = Server(start(command(program, port, pair.get(1).copied()).stdout(Stdio::null()))?);
+    let mut output = String::new();
+    // The server needs a moment to listen, the longer the busier the machine.
+    for attempt in 0..60 {
+        std::thread::sleep(Duration::from_millis(10 + attempt * 4));
+        let mut client = command(program, port, pair.first().copied());
+        client.args(["127.0.0.1", "-t", "ucp_put_bw", "-f", "-v", "-s", &size.to_string()]);
+        client.args(["-n", &count.to_string(), "-w", &(count / 10 + 1).to_string()]);
+        let result =
+            client.output().map_err(|error| Error::os(format!("starting {}", program.display()), error))?;
+        output = String::from_utf8_lossy(&result.stdout).into_owned();
+        if let Some(rate) = parse(&output) {
+            return Ok(rate);
         }
-        drop(server);
-        let rate = parse(&output).ok_or_else(|| {
-            Error::invalid(
-                format!("{}", program.display()),
-                format!("no result for {size} bytes in: {output}"),
-            )
-        })?;
-        rates.push(rate);
     }
-    Ok(Point {
+    Err(Error::invalid(format!("{}", program.display()), format!("no result for {size} bytes in: {output}")))
+}
+
+/// Its rates as a point.
+pub(super) fn point(size: u64, rates: Vec<f64>) -> Point {
+    Point {
         operation: Operation::PeerPut,
         path: "ucx shm".into(),
         size_bytes: size,
@@ -94,8 +90,9 @@ pub fn ucx_put(program: &Path, size: u64, batch: Duration, repeats: u32) -> Resu
         bytes_per_second: rates,
         cpu_seconds_per_gigabyte: None,
         mover_cpu_seconds_per_gigabyte: None,
+        busy: None,
         verified_bytes: 0,
-    })
+    }
 }
 
 #[cfg(test)]

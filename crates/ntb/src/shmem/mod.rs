@@ -342,11 +342,21 @@ impl<T: Transport> World<T> {
         self.transport.quiet()
     }
 
-    /// Waits until `done`.
+    /// Waits until `done`, which may look at anything in own symmetric memory.
     ///
     /// # Errors
     /// Those of [`Transport::wait`].
     pub fn wait(&self, mut done: impl FnMut() -> bool) -> Result<()> {
-        self.transport.wait(&mut done)
+        self.transport.wait(None, &mut done)
+    }
+
+    /// Waits until `done`, which looks at the `bytes` (at most 8) at symmetric address `word` alone.
+    ///
+    /// # Errors
+    /// Those of [`Transport::wait`].
+    pub fn wait_word(&self, word: usize, bytes: usize, mut done: impl FnMut() -> bool) -> Result<()> {
+        // Words elsewhere are waited for too, if only by looking now and then.
+        let word = self.offset_of(word, bytes).ok().map(|offset| (offset, bytes));
+        self.transport.wait(word, &mut done)
     }
 }

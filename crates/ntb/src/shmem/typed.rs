@@ -142,7 +142,7 @@ impl<T: Transport> World<T> {
     ) -> Result<E> {
         let at = array.at(index, 1)? as *const E;
         let mut seen = value;
-        self.wait(|| {
+        self.wait_word(at as usize, size_of::<E>(), || {
             // SAFETY: inside the array, aligned by its allocation.
             seen = unsafe { at.read_volatile() };
             std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);

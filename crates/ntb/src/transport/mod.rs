@@ -124,11 +124,12 @@ pub trait Transport: Send + Sync + 'static {
     /// When the peer is lost.
     fn take_notification(&self, pe: u32) -> Result<()>;
 
-    /// Waits until `done`, which looks at this PE's symmetric memory.
+    /// Waits until `done`, which looks at this PE's symmetric memory: at the word of `(offset, width)` alone, where that is
+    /// given, so that what peers put elsewhere meanwhile does not disturb a sleeper.
     ///
     /// # Errors
     /// When a peer is lost meanwhile.
-    fn wait(&self, done: &mut dyn FnMut() -> bool) -> Result<()>;
+    fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()>;
 
     /// Lets others' requests proceed.
     fn progress(&self);

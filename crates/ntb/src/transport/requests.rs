@@ -4,7 +4,7 @@
 //! its last request was seen, so neither side ever overwrites what the other has not read.
 
 use super::layout::SLOTS;
-use super::wait::Watch;
+use super::wait::{Manner, Watch};
 use super::windows::{Peer, REQUEST, Shared};
 use crate::error::{Error, Result};
 use crate::record::{CONTENTS, Sink, write};
@@ -77,7 +77,7 @@ impl Shared {
         self.check(Watch::Peer(pe))?;
         let (number, tag) = (*next, peer.tag.load(Ordering::Acquire));
         let slot = &peer.requests.slots[(number % SLOTS) as usize];
-        self.wait_ringing(pe, "a request", || self.reap(pe, slot, tag))?;
+        self.wait_ringing(pe, self.manner("a request"), || self.reap(pe, slot, tag))?;
         let mut sink =
             Slot { window: &peer.window, offset: self.layout.request(self.me, number), failed: None };
         slot.store(number << 1 | waits, Ordering::Release);
@@ -108,9 +108,8 @@ impl Shared {
     }
 
     /// Waits for something that the owner does, ringing when it does not do it by itself.
-    fn wait_ringing(&self, pe: u32, what: &'static str, mut done: impl FnMut() -> bool) -> Result<()> {
+    fn wait_ringing(&self, pe: u32, manner: Manner, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
-        let manner = self.manner(what);
         // Who sleeps at once looks too seldom to ring later.
         let after = if manner.completion == Completion::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
@@ -132,16 +131,16 @@ impl Shared {
     }
 
     /// Has `pe` carry out a request and gives its answer.
-    pub(super) fn request(&self, pe: u32, contents: &[u64; CONTENTS], what: &'static str) -> Result<u64> {
+    pub(super) fn request(&self, pe: u32, contents: &[u64; CONTENTS], manner: Manner) -> Result<u64> {
         let number = self.post(pe, contents, SOMEBODY)?;
         let peer = &self.peers[pe as usize];
         let tag = peer.tag.load(Ordering::Acquire);
-        self.wait_ringing(pe, what, || self.answered(pe, number, tag))?;
+        self.wait_ringing(pe, manner, || self.answered(pe, number, tag))?;
         let status = self.reply_word(pe, number, 0).load(Ordering::Relaxed);
         let value = self.reply_word(pe, number, 1).load(Ordering::Relaxed);
         peer.requests.slots[(number % SLOTS) as usize].store(0, Ordering::Release);
         peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-        if status == DONE { Ok(value) } else { Err(Error::Refused { peer: pe, what }) }
+        if status == DONE { Ok(value) } else { Err(Error::Refused { peer: pe, what: manner.what }) }
     }
 
     /// Has `pe` carry out a request some time before the next [`Shared::collect`].
@@ -159,7 +158,7 @@ impl Shared {
         let tag = peer.tag.load(Ordering::Acquire);
         for slot in &peer.requests.slots {
             // Slots with a waiting thread are that thread's business.
-            self.wait_ringing(pe, "an atomic", || {
+            self.wait_ringing(pe, self.manner("an atomic"), || {
                 slot.load(Ordering::Acquire) & 1 == SOMEBODY || self.reap(pe, slot, tag)
             })?;
         }

@@ -7,7 +7,7 @@ use super::layout::{LANDING, REPLY};
 use super::requests::{DONE, REFUSED, sequence};
 use super::windows::{REQUEST, REQUEST_VECTOR, Shared};
 use super::{Atomic, Operation};
-use crate::bell::Word;
+use crate::bell::{Stored, Word, concerns};
 use crate::device::Event;
 use crate::record::{self, CONTENTS};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -97,7 +97,11 @@ impl Shared {
 
     fn carry_out(&self, pe: u32, contents: &[u64; CONTENTS]) -> Option<u64> {
         match contents[0] & 0xFF {
-            ATOMIC => self.apply(&decode_atomic(contents)?),
+            ATOMIC => {
+                let before = self.apply(&decode_atomic(contents)?)?;
+                self.changed_own_memory();
+                Some(before)
+            }
             PUSH => self.push(pe, contents),
             _ => None,
         }
@@ -159,7 +163,7 @@ impl Shared {
         let _ = peer.window.store_word(at + 8, answer.unwrap_or(0));
         peer.window.fence_words();
         let _ = peer.window.store_word(at + REPLY - 8, sequence(tag, number));
-        self.stored(pe, peer);
+        self.stored(pe, peer, Stored::Control);
     }
 
     /// The service thread's loop: asleep until a request rings.
@@ -197,12 +201,16 @@ impl Shared {
         unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
     }
 
-    /// To be called after a store to `pe`: rings when it naps.
+    /// To be called after a store to `pe`: rings when it naps and waits for that.
     #[inline(always)]
-    pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer) {
+    pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
+        if pe == self.me {
+            return self.changed_own_memory();
+        }
         let nap = self.word(self.layout.nap(pe));
-        if Word::load(nap) != peer.rung.load(Ordering::Relaxed) {
-            self.ring(pe, peer, nap);
+        let now = Word::load(nap);
+        if now != peer.rung.load(Ordering::Relaxed) && concerns(now, what) {
+            self.ring(pe, peer, nap, what);
         }
     }
 }

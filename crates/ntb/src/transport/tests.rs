@@ -237,7 +237,7 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
                 std::thread::sleep(Duration::from_millis(30));
                 mad.link_enable(false);
             });
-            let error = honest.wait(&mut || false).unwrap_err();
+            let error = honest.wait(None, &mut || false).unwrap_err();
             let Error::LinkLost { peer: 1, lost } = error else { panic!("{error}") };
             assert_eq!((lost.issued_bytes, lost.delivered_bytes), (1500, 1000));
             assert!(matches!(honest.quiet(), Err(Error::LinkLost { .. })));

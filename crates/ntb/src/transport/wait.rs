@@ -1,12 +1,12 @@
 //! Waiting: by polling, asleep until a doorbell, or adaptively, chosen for each wait.
 
 use super::windows::{Shared, WAKE, WAKE_VECTOR};
-use crate::bell::{BACKSTOP, GRACE, Napper};
+use crate::bell::{BACKSTOP, GRACE, Napper, Wanted};
 use crate::device::Event;
 use crate::error::{Error, Result};
-use inlane_core::completion::{Completion, Expectation};
+use inlane_core::completion::{Completion, Expectation, sleep_precisely};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ pub struct Manner {
     pub completion: Completion,
     /// Bytes of the operation awaited, for adaptive waits to expect its time by.
     pub bytes: u64,
+    /// Which stores can end the wait: peers ring a sleeper for those alone.
+    pub wanted: Wanted,
     /// Gives up after this long.
     pub timeout: Option<Duration>,
     /// What is awaited, for the message.
@@ -36,6 +38,8 @@ pub struct Manner {
 #[derive(Default)]
 pub(super) struct Waits {
     napper: Mutex<Napper>,
+    /// Some thread sleeps until words of own memory change.
+    on_memory: AtomicBool,
     expectation: Mutex<Expectation>,
     /// Held by the one thread that sleeps on the doorbell; others sleep on `woken`.
     doorkeeper: Mutex<()>,
@@ -74,7 +78,7 @@ impl Shared {
         if adaptive {
             let sleep = lock(&self.waits.expectation).sleep(manner.bytes).min(LONGEST);
             if !sleep.is_zero() {
-                std::thread::sleep(sleep);
+                sleep_precisely(sleep);
                 let late = start.elapsed().saturating_sub(sleep);
                 let mut expectation = lock(&self.waits.expectation);
                 expectation.learn_overshoot(late);
@@ -109,7 +113,7 @@ impl Shared {
                 Completion::Poll => {}
                 Completion::Adaptive if !self.yields && waited < POLL_FOR => {}
                 Completion::Adaptive | Completion::Interrupt => {
-                    self.nap(backstop, &mut done);
+                    self.nap(backstop, manner.wanted, &mut done);
                     backstop = (backstop * 2).min(BACKSTOP.1);
                 }
             }
@@ -121,13 +125,14 @@ impl Shared {
     }
 
     /// Sleeps until a peer rings, or for `backstop`. See [`crate::bell`].
-    fn nap(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
+    fn nap(&self, backstop: Duration, wanted: Wanted, done: &mut impl FnMut() -> bool) {
         self.faults.step("sleep");
         self.ntb.doorbell_clear(WAKE);
         // Announced under the lock: peers must see the numbers of all threads in order.
         {
             let mut napper = lock(&self.waits.napper);
-            let number = napper.announce();
+            let number = napper.announce(wanted);
+            self.waits.on_memory.store(napper.sleeps_on_memory(), Ordering::Relaxed);
             for (pe, peer) in self.peers.iter().enumerate().filter(|(pe, _)| *pe as u32 != self.me) {
                 // Inside the window: its size was checked when it was mapped.
                 let _ = peer.window.store_word(self.layout.nap(self.me), number);
@@ -136,6 +141,22 @@ impl Shared {
         }
         fence(Ordering::SeqCst);
         crate::store::store_fence();
+        self.sleep(backstop, done);
+        let mut napper = lock(&self.waits.napper);
+        napper.woke(wanted);
+        self.waits.on_memory.store(napper.sleeps_on_memory(), Ordering::Relaxed);
+    }
+
+    /// Wakes those of this PE who wait for words of its own memory: a peer's atomic or another thread has changed some.
+    pub(super) fn changed_own_memory(&self) {
+        fence(Ordering::SeqCst);
+        if self.waits.on_memory.load(Ordering::Relaxed) {
+            // The own port exists.
+            let _ = self.ntb.peer_doorbell_set(self.me, WAKE);
+        }
+    }
+
+    fn sleep(&self, backstop: Duration, done: &mut impl FnMut() -> bool) {
         let announced = Instant::now();
         while announced.elapsed() < GRACE {
             if done() {

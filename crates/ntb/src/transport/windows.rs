@@ -6,7 +6,7 @@ use super::service::{Expected, encode_atomic, encode_push};
 use super::threshold::calibrate;
 use super::wait::{Manner, Waits, Watch};
 use super::{Atomic, Transport};
-use crate::bell::Ringer;
+use crate::bell::{Ringer, Stored, Wanted};
 use crate::device::{Ntb, Ordering as Promise};
 use crate::error::{Error, Lost, Result};
 use crate::fault::Faults;
@@ -230,6 +230,37 @@ impl Windows {
         &self.shared.layout
     }
 
+    /// A get that asks the owner to push, whatever the size; its waits end as the settings say unless told otherwise.
+    ///
+    /// # Errors
+    /// As for [`Transport::get`].
+    ///
+    /// # Safety
+    /// As for [`Transport::get`].
+    pub unsafe fn get_pushed(
+        &self,
+        pe: u32,
+        offset: usize,
+        destination: *mut u8,
+        length: usize,
+        completion: Option<Completion>,
+    ) -> Result<()> {
+        let shared = &*self.shared;
+        let completion = completion.unwrap_or(shared.completion);
+        let _landing = shared.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = shared.layout.landing();
+        let mut done = 0;
+        while done < length {
+            let piece = (length - done).min(LANDING);
+            let contents = encode_push(offset.saturating_add(done), piece, at);
+            shared.request(pe, &contents, Manner { completion, ..shared.manner("a get") })?;
+            // SAFETY: the landing holds `piece` bytes, written by the owner before its reply; `done + piece <= length`.
+            unsafe { std::ptr::copy_nonoverlapping(shared.base.add(at), destination.add(done), piece) };
+            done += piece;
+        }
+        Ok(())
+    }
+
     /// Waits until `done` in a manner of the caller's choice; ends when `watch` is lost.
     ///
     /// # Errors
@@ -333,14 +364,20 @@ impl Shared {
     }
 
     pub(super) fn manner(&self, what: &'static str) -> Manner {
-        Manner { completion: self.completion, bytes: 0, timeout: Some(self.request_timeout), what }
+        Manner {
+            completion: self.completion,
+            bytes: 0,
+            wanted: Wanted::Control,
+            timeout: Some(self.request_timeout),
+            what,
+        }
     }
 
     #[cold]
-    pub(super) fn ring(&self, pe: u32, peer: &Peer, nap: &AtomicU64) {
+    pub(super) fn ring(&self, pe: u32, peer: &Peer, nap: &AtomicU64, what: Stored) {
         let mut ringer = peer.ringer.lock().unwrap_or_else(PoisonError::into_inner);
-        if ringer.must_ring(nap) {
-            peer.rung.store(nap.load(Ordering::Relaxed), Ordering::Relaxed);
+        if let Some(rung) = ringer.must_ring(nap, what) {
+            peer.rung.store(rung, Ordering::Relaxed);
             peer.window.fence();
             // The peer exists; a doorbell that is lost costs the sleeper its backstop.
             let _ = self.ntb.peer_doorbell_set(pe, WAKE);
@@ -427,7 +464,7 @@ impl Transport for Windows {
             _ => unsafe { peer.window.store_from(at, source, length)? },
         }
         shared.count(peer, length);
-        shared.stored(pe, peer);
+        shared.stored(pe, peer, Stored::Put(offset, length));
         Ok(())
     }
 
@@ -453,27 +490,19 @@ impl Transport for Windows {
             // SAFETY: the caller's promise; the window checks the source.
             return unsafe { peer.window.load_into(destination, shared.symmetric_offset(offset), length) };
         }
-        let _landing = shared.landing.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = shared.layout.landing();
-        let mut done = 0;
-        while done < length {
-            let piece = (length - done).min(LANDING);
-            let contents = encode_push(offset.saturating_add(done), piece, at);
-            shared.request(pe, &contents, "a get")?;
-            // SAFETY: the landing holds `piece` bytes, written by the owner before its reply; `done + piece <= length`.
-            unsafe { std::ptr::copy_nonoverlapping(shared.base.add(at), destination.add(done), piece) };
-            done += piece;
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { self.get_pushed(pe, offset, destination, length, None) }
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
         let shared = &*self.shared;
         shared.peer(pe)?;
         if pe == shared.me {
-            return shared.apply(&atomic).ok_or(Error::Refused { peer: pe, what: "an atomic" });
+            let before = shared.apply(&atomic).ok_or(Error::Refused { peer: pe, what: "an atomic" })?;
+            shared.changed_own_memory();
+            return Ok(before);
         }
-        shared.request(pe, &encode_atomic(&atomic), "an atomic")
+        shared.request(pe, &encode_atomic(&atomic), shared.manner("an atomic"))
     }
 
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
@@ -527,7 +556,7 @@ impl Transport for Windows {
         let tag = peer.tag.load(Ordering::Acquire) as u64;
         peer.window.fence();
         peer.window.store_word(shared.layout.notifications(shared.me), tag << 32 | count as u64)?;
-        shared.stored(pe, peer);
+        shared.stored(pe, peer, Stored::Control);
         Ok(())
     }
 
@@ -537,17 +566,16 @@ impl Transport for Windows {
         let expected = peer.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let tag = peer.tag.load(Ordering::Acquire);
         let word = shared.word(shared.layout.notifications(pe));
-        let manner =
-            Manner { completion: shared.completion, bytes: 0, timeout: None, what: "a notification" };
+        let manner = Manner { timeout: None, ..shared.manner("a notification") };
         shared.wait_for(manner, Watch::Peer(pe), || {
             let value = word.load(Ordering::Acquire);
             (value >> 32) as u32 == tag && (value as u32).wrapping_sub(expected) as i32 >= 0
         })
     }
 
-    fn wait(&self, done: &mut dyn FnMut() -> bool) -> Result<()> {
-        let manner =
-            Manner { completion: self.shared.completion, bytes: 0, timeout: None, what: "a condition" };
+    fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
+        let wanted = word.map_or(Wanted::Any, |(offset, width)| Wanted::word(offset, width));
+        let manner = Manner { timeout: None, wanted, ..self.shared.manner("a condition") };
         self.shared.wait_for(manner, Watch::Any, done)
     }
 

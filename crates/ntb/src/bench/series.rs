@@ -1,0 +1,74 @@
+//! Times, rates and processor time of one case.
+
+use super::{Operation, Point};
+use crate::error::Result;
+use inlane_core::clock::thread_cpu_ns;
+use inlane_core::completion::Completion;
+use std::time::{Duration, Instant};
+
+fn process_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to the struct given.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Times and rates of one case, a value a repeat.
+#[derive(Default)]
+pub(super) struct Series {
+    latency: Vec<f64>,
+    bytes: Vec<f64>,
+    operations: Vec<f64>,
+    thread_cpu: u64,
+    process_cpu: u64,
+    elapsed: u64,
+    moved: u64,
+}
+
+impl Series {
+    /// Adds `count` operations of `size` bytes that took `elapsed`.
+    pub fn add(&mut self, count: u64, size: usize, elapsed: Duration) {
+        let nanoseconds = elapsed.as_nanos().max(1) as f64;
+        self.latency.push(nanoseconds / count as f64);
+        self.bytes.push(count as f64 * size as f64 * 1e9 / nanoseconds);
+        self.operations.push(count as f64 * 1e9 / nanoseconds);
+        self.moved += count * size as u64;
+    }
+
+    /// Runs `body`, counting the processor time it takes.
+    pub fn timed(&mut self, body: impl FnOnce() -> Result<()>) -> Result<Duration> {
+        let (thread, process) = (thread_cpu_ns(), process_cpu_ns());
+        let start = Instant::now();
+        body()?;
+        let elapsed = start.elapsed();
+        self.thread_cpu += thread_cpu_ns() - thread;
+        self.process_cpu += process_cpu_ns() - process;
+        self.elapsed += elapsed.as_nanos() as u64;
+        Ok(elapsed)
+    }
+
+    pub fn point(
+        self,
+        operation: Operation,
+        path: &str,
+        size: usize,
+        completion: Completion,
+        verified: u64,
+    ) -> Point {
+        // Nanoseconds a byte are seconds for each 10^9 bytes.
+        let per_gigabyte = |cpu: u64| (self.moved > 0).then(|| cpu as f64 / self.moved as f64);
+        Point {
+            operation,
+            path: path.into(),
+            size_bytes: size as u64,
+            completion: completion.to_string(),
+            cpu_seconds_per_gigabyte: per_gigabyte(self.thread_cpu),
+            mover_cpu_seconds_per_gigabyte: per_gigabyte(self.process_cpu.saturating_sub(self.thread_cpu)),
+            latency_ns: self.latency,
+            bytes_per_second: self.bytes,
+            operations_per_second: self.operations,
+            busy: (self.elapsed > 0).then(|| self.thread_cpu as f64 / self.elapsed as f64),
+            verified_bytes: verified,
+        }
+    }
+}
