@@ -7,7 +7,7 @@ use inlane_core::region::{Place, Region};
 use inlane_core::result::{Document, NotTaken, Path, TransferResult, Verification};
 use inlane_core::units;
 use inlane_cuda::{Gpu, ThroughGpu};
-use inlane_ntb::bench::{Operation, Plan, Point, Started, Ucx, figure, findings, results};
+use inlane_ntb::bench::{Operation, Part, Plan, Point, Started, Ucx, figure, findings, results};
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::launch::Job;
 use inlane_pci::Address;
@@ -44,9 +44,9 @@ pub struct Bench {
     /// Turns it takes, each the start of two processes (at most --repeats)
     #[arg(long, value_name = "N", default_value_t = 3)]
     ucx_repeats: u32,
-    /// Measure only put, beside a plain copy and --ucx
-    #[arg(long)]
-    puts_only: bool,
+    /// Measure only: puts (beside a plain copy and --ucx), or mover
+    #[arg(long, value_name = "PART", value_parser = part)]
+    only: Option<Part>,
     /// Who moves bulk: twin (a DMA engine's, as fast as a core copies), twin:RATE, or gpu:N (its copy engines)
     #[arg(long, value_name = "MOVER", default_value = "twin")]
     mover: MoverChoice,
@@ -70,6 +70,14 @@ pub struct BenchPe {
     out: PathBuf,
     #[arg(long)]
     mover: MoverChoice,
+}
+
+fn part(text: &str) -> Result<Part, &'static str> {
+    match text {
+        "puts" => Ok(Part::Puts),
+        "mover" => Ok(Part::Mover),
+        _ => Err("write puts or mover"),
+    }
 }
 
 /// Who moves bulk.
@@ -177,7 +185,7 @@ impl Bench {
             batch_us: self.batch.as_micros() as u64,
             repeats: self.repeats,
             ucx: self.ucx.clone().map(|program| Ucx { program, repeats: self.ucx_repeats }),
-            puts_only: self.puts_only,
+            only: self.only,
         };
         let points = match self.ivshmem {
             None => self.measure(&plan)?,

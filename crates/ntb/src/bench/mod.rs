@@ -93,8 +93,18 @@ pub struct Plan {
     pub repeats: u32,
     /// The program to measure beside.
     pub ucx: Option<Ucx>,
-    /// Only put beside a plain copy and the peer's.
-    pub puts_only: bool,
+    /// Only this part of it.
+    pub only: Option<Part>,
+}
+
+/// A part of the bench.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Put, beside a plain copy and the peer's.
+    Puts,
+    /// Put by the mover.
+    Mover,
 }
 
 /// UCX's ucx_perftest as the peer.
@@ -177,7 +187,8 @@ pub fn pe(
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
         bind(&[*engine]);
     }
-    let mover = start()?;
+    // PE 0 drives.
+    let mover = if own == 0 && plan.only != Some(Part::Puts) { Some(start()?) } else { None };
     if let Some(own) = processors.get(own) {
         bind(&[*own]);
     }
@@ -225,9 +236,10 @@ impl Bench {
         Ok(Self { world, plan, source, inbox, words, driver, other, pair: Vec::new() })
     }
 
-    fn run(&self, mover: Started) -> Result<Vec<Point>> {
+    fn run(&self, mover: Option<Started>) -> Result<Vec<Point>> {
         let mut points = Vec::new();
-        if !self.plan.puts_only {
+        let all = self.plan.only.is_none();
+        if all {
             points.extend(self.one_way()?);
             points.extend(self.idle()?);
             for completion in WAYS {
@@ -236,22 +248,23 @@ impl Bench {
         }
         for &size in &self.plan.sizes {
             let size = size as usize;
-            points.extend(self.put_and_plain_copy(size)?);
-            if self.plan.puts_only {
-                continue;
+            if self.plan.only != Some(Part::Mover) {
+                points.extend(self.put_and_plain_copy(size)?);
             }
-            points.extend(self.get(size)?);
-            points.extend(self.pushed(size)?);
-            points.extend(self.both_ways(size)?);
-            points.extend(self.exchanged(size)?);
-            points.extend(self.delivered(size)?);
-            // A train of the largest would take seconds, and is no message.
-            if size <= 1 << 20 {
-                points.extend(self.messages(size)?);
+            if all {
+                points.extend(self.get(size)?);
+                points.extend(self.pushed(size)?);
+                points.extend(self.both_ways(size)?);
+                points.extend(self.exchanged(size)?);
+                points.extend(self.delivered(size)?);
+                // A train of the largest would take seconds, and is no message.
+                if size <= 1 << 20 {
+                    points.extend(self.messages(size)?);
+                }
             }
         }
-        if !self.plan.puts_only {
-            let mut moving = self.moving(mover)?;
+        if self.plan.only != Some(Part::Puts) {
+            let mut moving = mover.map(|mover| self.moving(mover)).transpose()?;
             for &size in self.plan.sizes.iter().filter(|size| **size >= 512) {
                 points.extend(self.by_mover(&mut moving, size as usize)?);
             }

@@ -159,10 +159,10 @@ impl Bench {
         Ok(points)
     }
 
-    /// One transfer at a time by a mover.
-    pub(super) fn by_mover(&self, mover: &mut Moving, size: usize) -> Result<Vec<Point>> {
+    /// One transfer at a time by PE 0's mover.
+    pub(super) fn by_mover(&self, mover: &mut Option<Moving>, size: usize) -> Result<Vec<Point>> {
         let mut series: [Series; WAYS.len()] = Default::default();
-        if self.driver {
+        if let Some(mover) = mover {
             let source = mover.source.slice(0, size)?;
             let destination = mover.destination.slice(0, size)?;
             let mut moving = |way, count| -> Result<()> {
@@ -188,7 +188,7 @@ impl Bench {
             }
         }
         let verified = self.verify(size)?;
-        let name = mover.mover.name();
+        let name = mover.as_ref().map_or_else(String::new, |mover| mover.mover.name());
         let point =
             |(series, way): (Series, _)| series.point(Operation::PutByMover, &name, size, way, verified);
         Ok(series.into_iter().zip(WAYS).map(point).collect())

@@ -55,7 +55,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 const LONGEST: Duration = Duration::from_millis(20);
 /// Looks between two readings of the clock.
 const LOOKS: u32 = 64;
-/// How long an adaptive wait of unknown length polls before it sleeps: about what a sleep and a wake-up cost twice over.
+/// How long an adaptive wait polls beyond the time it expects before it sleeps until rung: about what a sleep and a wake-up cost twice over.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
 impl Shared {
@@ -75,14 +75,20 @@ impl Shared {
         }
         let start = Instant::now();
         let adaptive = manner.completion == Completion::Adaptive && manner.bytes > 0;
+        let mut poll_for = POLL_FOR;
         if adaptive {
-            let sleep = lock(&self.waits.expectation).sleep(manner.bytes).min(LONGEST);
+            let sleep = {
+                let expectation = lock(&self.waits.expectation);
+                poll_for += expectation.expected(manner.bytes).unwrap_or_default().min(LONGEST);
+                expectation.sleep(manner.bytes).min(LONGEST)
+            };
             if !sleep.is_zero() {
                 sleep_precisely(sleep);
-                let late = start.elapsed().saturating_sub(sleep);
+                let over = done();
                 let mut expectation = lock(&self.waits.expectation);
-                expectation.learn_overshoot(late);
-                if done() {
+                expectation.learn_overshoot(start.elapsed().saturating_sub(sleep));
+                expectation.woke(manner.bytes, over);
+                if over {
                     // It was over before the sleep was: the true time is unknown, and shorter. Two sides that wait for each
                     // other would otherwise learn each other's sleep, and sleep ever longer.
                     expectation.learn(manner.bytes, start.elapsed().as_nanos() as u64 / 2);
@@ -111,7 +117,7 @@ impl Shared {
             match manner.completion {
                 Completion::Poll if self.yields => std::thread::yield_now(),
                 Completion::Poll => {}
-                Completion::Adaptive if !self.yields && waited < POLL_FOR => {}
+                Completion::Adaptive if !self.yields && waited < poll_for => {}
                 Completion::Adaptive | Completion::Interrupt => {
                     self.nap(backstop, manner.wanted, &mut done);
                     backstop = (backstop * 2).min(BACKSTOP.1);
