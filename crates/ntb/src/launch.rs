@@ -33,6 +33,8 @@ pub const HEAP: u64 = 1 << 30;
 const STATICS: u64 = 4 << 30;
 /// Between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long after a process's end the hub's news of it are awaited, and the end of one that it lost.
+const SETTLE: Duration = Duration::from_secs(2);
 
 /// A process's part in a job.
 pub struct Session {
@@ -181,7 +183,16 @@ struct Running {
     attached: bool,
     finished: bool,
     gone: bool,
-    ended: Option<ExitStatus>,
+    /// Gave up because it lost that PE.
+    lost: Option<u32>,
+    ended: Option<(ExitStatus, Instant)>,
+}
+
+impl Running {
+    /// It has ended, and the hub has said all that it had to say of it. (A child that it left behind may keep its socket open.)
+    fn settled(&self) -> bool {
+        self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE)
+    }
 }
 
 impl Job {
@@ -270,7 +281,7 @@ impl Job {
                 let _ = sender.send(News::Ended(pe, status));
             }
         });
-        Ok(Running { pidfd, attached: false, finished: false, gone: false, ended: None })
+        Ok(Running { pidfd, attached: false, finished: false, gone: false, lost: None, ended: None })
     }
 }
 
@@ -298,10 +309,11 @@ pub fn processors() -> Vec<usize> {
 
 fn note(running: &mut [Running], news: News) -> Option<i32> {
     match news {
-        News::Ended(pe, status) => running[pe as usize].ended = Some(status),
+        News::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
         News::Hub(pe, Seen::Attached) => running[pe as usize].attached = true,
         News::Hub(pe, Seen::Finished) => running[pe as usize].finished = true,
         News::Hub(pe, Seen::Gone) => running[pe as usize].gone = true,
+        News::Hub(pe, Seen::Lost(peer)) => running[pe as usize].lost = Some(peer),
         News::Hub(_, Seen::ExitAll(status)) => return Some(status),
     }
     None
@@ -309,7 +321,7 @@ fn note(running: &mut [Running], news: News) -> Option<i32> {
 
 /// Why PE `pe` failed, and the job's status for it; `None` while it has not.
 fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
-    let status = process.ended?;
+    let (status, _) = process.ended?;
     if let Some(signal) = status.signal() {
         return Some((128 + signal, format!("PE {pe} was killed by signal {signal}")));
     }
@@ -322,11 +334,26 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     }
 }
 
+/// The failure to report. One that lost another PE is reported only when that one has nothing to answer for: whose news come
+/// first says nothing about whose end came first.
+fn verdict(running: &[Running]) -> Option<(i32, String)> {
+    let failed = |pe: usize| running[pe].settled().then(|| failure(pe, &running[pe])).flatten();
+    let alone = |pe: usize| {
+        let lost = running[pe].lost.and_then(|peer| running.get(peer as usize));
+        lost.is_none_or(|peer| {
+            peer.settled() || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE)
+        })
+    };
+    let all = || 0..running.len();
+    let causes = all().filter(|pe| running[*pe].lost.is_none()).find_map(failed);
+    causes.or_else(|| all().filter(|pe| alone(*pe)).find_map(failed))
+}
+
 fn watch(news: &Receiver<News>, running: &mut [Running]) -> (i32, Option<String>) {
     loop {
-        let all_ended = running.iter().all(|process| process.ended.is_some());
-        // A little longer, for what the hub has yet to say of them.
-        let patience = if all_ended { Duration::from_millis(200) } else { Duration::from_secs(3600) };
+        // A little longer, for what the hub has yet to say of those that ended.
+        let some_ended = running.iter().any(|process| process.ended.is_some());
+        let patience = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match news.recv_timeout(patience) {
             Ok(event) => {
                 if let Some(status) = note(running, event) {
@@ -334,18 +361,16 @@ fn watch(news: &Receiver<News>, running: &mut [Running]) -> (i32, Option<String>
                     return (status, (status != 0).then(|| format!("shmem_global_exit({status})")));
                 }
             }
-            Err(RecvTimeoutError::Timeout) if all_ended => return (0, None),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return (0, None),
         }
-        let failed = running.iter().enumerate().find_map(|(pe, process)| failure(pe, process));
-        if let Some((status, why)) = failed {
+        if let Some((status, why)) = verdict(running) {
             let others = running.iter().filter(|process| process.ended.is_none()).count();
             end_all(news, running);
             let why = if others > 0 { format!("{why}; ended the other {others}") } else { why };
             return (status, Some(why));
         }
-        if running.iter().all(|process| process.ended.is_some() && process.gone) {
+        if running.iter().all(Running::settled) {
             return (0, None);
         }
     }
@@ -365,3 +390,6 @@ fn end_all(news: &Receiver<News>, running: &mut [Running]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,11 +52,11 @@ pub fn fail(error: &Error) -> ! {
     match PROCESS.get() {
         Some(process) => {
             eprintln!("inlane shmem: PE {}: {error}", process.world.me());
-            if matches!(error, Error::LinkLost { .. }) {
-                // Another PE ended first; the launcher knows how, ends this one, and must not take it for the cause.
-                std::thread::sleep(std::time::Duration::from_millis(500));
+            match error {
+                // Another PE ended first: the launcher knows how, and must not take this one for the cause.
+                Error::LinkLost { peer, .. } => process.twin.lost(*peer),
+                _ => process.twin.exit_all(1),
             }
-            process.twin.exit_all(1);
         }
         None => eprintln!("inlane shmem: {error}"),
     }

@@ -57,6 +57,8 @@ pub enum Seen {
     Attached,
     /// It has finished with the fabric in good order.
     Finished,
+    /// It gives up because the link to that port went down: what follows is not its own failure.
+    Lost(u32),
     /// It asks for all processes to end with this status.
     ExitAll(i32),
     /// Its socket closed: it exited or was killed.
@@ -66,6 +68,7 @@ pub enum Seen {
 pub(super) const SAYS_ATTACHED: u32 = 1;
 pub(super) const SAYS_FINISHED: u32 = 2;
 pub(super) const SAYS_EXIT: u32 = 3;
+pub(super) const SAYS_LOST: u32 = 4;
 
 /// Owner of a fabric; see the module.
 pub struct Hub {
@@ -166,6 +169,7 @@ fn serve(parts: &Parts, port: u32, socket: &OwnedFd, seen: &Sender<(u32, Seen)>)
             }
             SAYS_FINISHED => Seen::Finished,
             SAYS_EXIT => Seen::ExitAll(word(4) as i32),
+            SAYS_LOST => Seen::Lost(word(4)),
             _ => continue,
         };
         let _ = seen.send((port, what));

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::fault::{Faults, Random, Wire};
 use crate::registers::{PortRegisters, SCRATCHPADS, VECTORS, limits, vector_bits};
 use crate::window::Window;
-use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts, SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED};
+use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts, SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED, SAYS_LOST};
 use inlane_core::region::{Place, Region};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -99,6 +99,12 @@ impl Twin {
     /// Tells the hub that this port is done in good order.
     pub fn finished(&self) {
         self.inner.say(SAYS_FINISHED, 0);
+    }
+
+    /// Tells the launcher that this process gives up because the link to `peer` went down: the launcher then looks for the
+    /// cause there.
+    pub fn lost(&self, peer: u32) {
+        self.inner.say(SAYS_LOST, peer);
     }
 
     /// Asks the hub to end all processes of the fabric with `status`.

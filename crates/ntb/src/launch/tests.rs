@@ -1,0 +1,85 @@
+//! Which failure a job reports, whatever the order of the news.
+
+use super::*;
+
+fn running(pes: usize) -> Vec<Running> {
+    let one = || Running {
+        pidfd: std::fs::File::open("/dev/null").unwrap().into(),
+        attached: true,
+        finished: false,
+        gone: false,
+        lost: None,
+        ended: None,
+    };
+    (0..pes).map(|_| one()).collect()
+}
+
+fn exited(status: i32) -> ExitStatus {
+    ExitStatus::from_raw(status << 8)
+}
+
+#[test]
+fn the_cause_is_reported_whatever_the_order_of_the_news() {
+    let news = || {
+        vec![
+            News::Ended(1, exited(5)),
+            News::Hub(1, Seen::Gone),
+            News::Hub(0, Seen::Lost(1)),
+            News::Hub(0, Seen::Gone),
+            News::Ended(0, exited(1)),
+        ]
+    };
+    // Every order that keeps the hub's news of PE 0 in theirs.
+    for order in permutations(5) {
+        let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
+        if place(2) > place(3) {
+            continue;
+        }
+        let mut running = running(3);
+        let mut news: Vec<Option<News>> = news().into_iter().map(Some).collect();
+        let verdict = order.iter().find_map(|index| {
+            note(&mut running, news[*index].take().unwrap());
+            verdict(&running)
+        });
+        assert_eq!(verdict.as_ref().map(|(status, _)| *status), Some(5), "{order:?}: {verdict:?}");
+    }
+}
+
+#[test]
+fn a_link_lost_to_a_living_process_is_a_failure_in_the_end() {
+    let mut running = running(2);
+    for news in [News::Hub(0, Seen::Lost(1)), News::Hub(0, Seen::Gone), News::Ended(0, exited(1))] {
+        note(&mut running, news);
+    }
+    assert_eq!(verdict(&running), None, "PE 1 may be about to end");
+    running[0].ended = Some((exited(1), Instant::now() - SETTLE - Duration::from_millis(1)));
+    assert_eq!(verdict(&running).unwrap().0, 1);
+    // A hub that names a port that does not exist.
+    running[0].lost = Some(77);
+    assert_eq!(verdict(&running).unwrap().0, 1);
+}
+
+#[test]
+fn two_that_lost_each_other_end_the_job() {
+    let mut running = running(2);
+    for pe in 0..2 {
+        for news in [News::Hub(pe, Seen::Lost(1 - pe)), News::Hub(pe, Seen::Gone), News::Ended(pe, exited(1))]
+        {
+            note(&mut running, news);
+        }
+    }
+    assert_eq!(verdict(&running).unwrap().0, 1);
+}
+
+fn permutations(length: usize) -> Vec<Vec<usize>> {
+    if length == 0 {
+        return vec![Vec::new()];
+    }
+    let shorter = permutations(length - 1);
+    let with = |one: &Vec<usize>, at: usize| {
+        let mut one = one.clone();
+        one.insert(at, length - 1);
+        one
+    };
+    shorter.iter().flat_map(|one| (0..length).map(move |at| with(one, at))).collect()
+}
