@@ -53,8 +53,9 @@ impl FromStr for Completion {
 /// What adaptive completion has learnt: the expected time by size, and how long before it to be awake.
 ///
 /// The expected time is the smallest of recent runs: what the operation takes when nothing disturbs it. The lead is
-/// steered: a wake-up that came after the end lengthens it by half, one that came before shortens it by a sixteenth, so
-/// that it settles where few wake-ups are late, whatever the system's timers cost.
+/// steered: a wake-up that came after the end lengthens it by half, one that came before shortens it by a 64th, so that it
+/// settles where about one wake-up in 27 is late, whatever the system's timers cost. Where it has become too long to sleep at
+/// all, it shrinks by and by to what sleeps overshoot by, for another try.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     by_size: Vec<Learnt>,
@@ -67,10 +68,20 @@ struct Learnt {
     lead_ns: u64,
 }
 
+impl Learnt {
+    fn sleep_ns(&self) -> Option<u64> {
+        let sleep = self.expected_ns.checked_sub(self.lead_ns)?;
+        // It must be worth its own cost: longer than what it leaves to polling, or at least a good part of it.
+        (sleep >= SHORTEST_SLEEP_NS.max(self.lead_ns / 2)).then_some(sleep)
+    }
+}
+
 /// Steps between two powers of two that are told apart.
 const STEPS: usize = 4;
 /// A sleep shorter than this costs more than it saves: entering and leaving the kernel is a good part of it.
-const SHORTEST_SLEEP_NS: u64 = 5_000;
+const SHORTEST_SLEEP_NS: u64 = 15_000;
+/// A lead that was long enough becomes shorter by this part of it.
+const SHORTEN: u64 = 64;
 
 impl Default for Expectation {
     fn default() -> Self {
@@ -98,6 +109,9 @@ impl Expectation {
             old if nanoseconds < old => nanoseconds,
             old => old + (nanoseconds - old) / 8,
         };
+        if entry.sleep_ns().is_none() {
+            entry.lead_ns = (entry.lead_ns - entry.lead_ns / SHORTEN).max(overshoot.min(entry.lead_ns));
+        }
     }
 
     /// Notes that a sleep lasted `late` longer than asked.
@@ -112,18 +126,13 @@ impl Expectation {
         entry.lead_ns = if late {
             (entry.lead_ns * 3 / 2 + 1_000).min(entry.expected_ns)
         } else {
-            entry.lead_ns - entry.lead_ns / 16
+            entry.lead_ns - entry.lead_ns / SHORTEN
         };
     }
 
     /// How long to sleep before polling for an operation of `bytes` that began now; zero means poll at once.
     pub fn sleep(&self, bytes: u64) -> Duration {
-        let Learnt { expected_ns, lead_ns } = self.by_size[Self::class(bytes)];
-        match expected_ns.checked_sub(lead_ns) {
-            // It must be worth its own cost: longer than what it leaves to polling, or at least a good part of it.
-            Some(sleep) if sleep >= SHORTEST_SLEEP_NS.max(lead_ns / 2) => Duration::from_nanos(sleep),
-            _ => Duration::ZERO,
-        }
+        Duration::from_nanos(self.by_size[Self::class(bytes)].sleep_ns().unwrap_or(0))
     }
 
     /// The time expected for `bytes`, if any was seen.
@@ -191,6 +200,8 @@ mod tests {
         assert!(expectation.sleep(4 << 20) > first);
         (0..64).for_each(|_| expectation.woke(4 << 20, true));
         assert_eq!(expectation.sleep(4 << 20), Duration::ZERO, "always late: polls");
+        (0..200).for_each(|_| expectation.learn(4 << 20, 80_000));
+        assert!(!expectation.sleep(4 << 20).is_zero(), "and tries again in the end");
         assert_eq!(expectation.expected(5 << 20), None, "sizes a quarter apart are learnt apart");
     }
 

@@ -8,9 +8,12 @@ use inlane_core::{Completion, Place, Region};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of a piece, and pieces of memory on the GPU: one is filled while another is emptied.
-const PIECE: usize = 2 << 20;
+/// Pieces of memory on the GPU, and their bytes: one is filled while another is emptied.
 const SLOTS: usize = 4;
+const SLOT: usize = 4 << 20;
+/// Larger transfers go in whole slots, smaller ones in halves: a piece costs six calls of the driver, and the first piece in and
+/// the last one out have nothing to overlap with.
+const LARGE: usize = 32 << 20;
 
 /// Copies between pinned host memories by a GPU's DMA engines.
 ///
@@ -43,13 +46,13 @@ struct Pending {
 }
 
 impl ThroughGpu {
-    /// A mover on `gpu`, with 8 MiB of its memory.
+    /// A mover on `gpu`, with 16 MiB of its memory.
     ///
     /// # Errors
     /// When the driver refuses memory or streams.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let event = || Event::new(gpu, EventKind::Completion);
-        let slot = |_| Ok(Slot { memory: gpu.allocate(PIECE)?, full: event()?, free: event()? });
+        let slot = |_| Ok(Slot { memory: gpu.allocate(SLOT)?, full: event()?, free: event()? });
         Ok(Self {
             inward: gpu.stream()?,
             outward: gpu.stream()?,
@@ -62,9 +65,9 @@ impl ThroughGpu {
     }
 
     fn queue(&mut self, source: &Region, destination: &Region) -> inlane_core::Result<()> {
-        let mut at = 0;
+        let (mut at, most) = (0, if source.len() >= LARGE { SLOT } else { SLOT / 2 });
         while at < source.len() {
-            let piece = PIECE.min(source.len() - at);
+            let piece = most.min(source.len() - at);
             let slot = &self.slots[self.next];
             self.next = (self.next + 1) % SLOTS;
             let (from, to) = (source.slice(at, piece)?, destination.slice(at, piece)?);

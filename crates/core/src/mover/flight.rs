@@ -157,7 +157,9 @@ impl Flight {
         let (sleep, bytes) = self.until_nearly(ticket);
         let slept = !sleep.is_zero();
         if slept {
+            let began = Instant::now();
             sleep_precisely(sleep);
+            self.expectation.learn_overshoot(began.elapsed().saturating_sub(sleep));
             let seen = poll()?;
             let late = seen >= ticket;
             self.expectation.woke(bytes, late);

@@ -10,21 +10,49 @@ fn median(values: &[f64]) -> Option<f64> {
     Summary::of(values).map(|summary| summary.median)
 }
 
-/// The points as transfer results; put shares are of the plain copy of that size.
-pub fn results(points: &[Point]) -> Vec<TransferResult> {
-    let plain: BTreeMap<u64, f64> = points
+/// The median of the ratios of two cases' repeats, which took turns: what the machine did meanwhile is in both of a pair.
+fn ratio(one: &Point, other: &Point) -> Option<f64> {
+    let pairs = one.bytes_per_second.iter().zip(&other.bytes_per_second);
+    median(&pairs.map(|(one, other)| one / other).collect::<Vec<_>>())
+}
+
+fn find<'a>(points: &'a [Point], operation: Operation, completion: &str, size: u64) -> Option<&'a Point> {
+    points.iter().find(|point| {
+        point.operation == operation && point.completion == completion && point.size_bytes == size
+    })
+}
+
+/// For each size of `operation` from `from` bytes on, the ratio to the point that `other` finds.
+fn ratios<'a>(
+    points: &'a [Point],
+    operation: Operation,
+    completion: &str,
+    from: u64,
+    other: impl Fn(&Point) -> Option<&'a Point>,
+) -> Vec<(f64, u64)> {
+    points
         .iter()
-        .filter(|point| point.operation == Operation::PlainCopy)
-        .filter_map(|point| Some((point.size_bytes, median(&point.bytes_per_second)?)))
-        .collect();
+        .filter(|point| {
+            point.operation == operation && point.completion == completion && point.size_bytes >= from
+        })
+        .filter_map(|point| Some((ratio(point, other(point)?)?, point.size_bytes)))
+        .collect()
+}
+
+fn least(ratios: &[(f64, u64)]) -> Option<(f64, u64)> {
+    ratios.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0))
+}
+
+/// The points as transfer results; put shares are of the plain copies between its batches.
+pub fn results(points: &[Point]) -> Vec<TransferResult> {
     points
         .iter()
         .filter(|point| point.operation != Operation::Idle)
         .map(|point| {
             let issued =
                 matches!(point.operation, Operation::Put | Operation::PeerPut | Operation::PlainCopy);
-            let rate = median(&point.bytes_per_second);
-            let share = rate.zip(plain.get(&point.size_bytes)).map(|(rate, plain)| rate / plain);
+            let plain = find(points, Operation::PlainCopy, "poll", point.size_bytes);
+            let share = plain.and_then(|plain| ratio(point, plain));
             TransferResult {
                 from: "pe 0".into(),
                 to: "pe 1".into(),
@@ -63,15 +91,6 @@ pub fn figure(points: &[Point], operation: Operation) -> Vec<(String, Vec<(f64, 
         .collect()
 }
 
-/// Medians of the bytes a second of `operation`, by size.
-fn rates(points: &[Point], operation: Operation, completion: &str) -> BTreeMap<u64, f64> {
-    points
-        .iter()
-        .filter(|point| point.operation == operation && point.completion == completion)
-        .filter_map(|point| Some((point.size_bytes, median(&point.bytes_per_second)?)))
-        .collect()
-}
-
 fn latency(points: &[Point], operation: Operation) -> Option<f64> {
     median(&points.iter().find(|point| point.operation == operation)?.latency_ns)
 }
@@ -95,14 +114,8 @@ fn waiting_share(points: &[Point]) -> Option<f64> {
 /// What the points say of the aims, a sentence each.
 pub fn findings(points: &[Point]) -> Vec<String> {
     let mut findings = Vec::new();
-    let put = rates(points, Operation::Put, "poll");
-    let plain = rates(points, Operation::PlainCopy, "poll");
-    let least = put
-        .iter()
-        .filter(|(size, _)| **size >= 1 << 20)
-        .filter_map(|(size, rate)| Some((rate / plain.get(size)?, *size)))
-        .min_by(|a, b| a.0.total_cmp(&b.0));
-    if let Some((share, size)) = least {
+    let plain = |point: &Point| find(points, Operation::PlainCopy, "poll", point.size_bytes);
+    if let Some((share, size)) = least(&ratios(points, Operation::Put, "poll", 1 << 20, plain)) {
         findings.push(format!(
             "from 1 MiB, put is at least {:.1} % of a plain copy (at {})",
             share * 100.0,
@@ -117,18 +130,13 @@ pub fn findings(points: &[Point]) -> Vec<String> {
             put / floor
         ));
     }
-    let peer = rates(points, Operation::PeerPut, "poll");
-    let ratios: Vec<(f64, u64)> = peer
-        .iter()
-        .filter(|(size, _)| **size >= 8)
-        .filter_map(|(size, rate)| Some((put.get(size)? / rate, *size)))
-        .collect();
-    if let Some(worst) = ratios.iter().min_by(|a, b| a.0.total_cmp(&b.0)) {
-        let mean = (ratios.iter().map(|(ratio, _)| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    let peer = |point: &Point| find(points, Operation::PeerPut, "poll", point.size_bytes);
+    let against = ratios(points, Operation::Put, "poll", 8, peer);
+    if let Some((worst, size)) = least(&against) {
+        let mean = (against.iter().map(|(ratio, _)| ratio.ln()).sum::<f64>() / against.len() as f64).exp();
         findings.push(format!(
-            "against the peer's put, from 8 B: geometric mean {mean:.2}, least {:.2} at {}",
-            worst.0,
-            inlane_core::units::bytes(worst.1)
+            "against the peer's put, from 8 B: geometric mean {mean:.2}, least {worst:.2} at {}",
+            inlane_core::units::bytes(size)
         ));
     }
     for (completion, busy) in points
@@ -147,20 +155,16 @@ pub fn findings(points: &[Point]) -> Vec<String> {
     for operation in
         [Operation::PutByMover, Operation::PutDelivered, Operation::Exchange, Operation::GetPushed]
     {
-        let poll = rates(points, operation, "poll");
+        let poll = |point: &Point| find(points, operation, "poll", point.size_bytes);
         for (completion, from) in [("adaptive", 64 << 10), ("interrupt", 1u64)] {
-            let shares: Vec<f64> = rates(points, operation, completion)
-                .iter()
-                .filter(|(size, _)| **size >= from)
-                .filter_map(|(size, rate)| Some(rate / poll.get(size)?))
-                .collect();
-            let least = shares.iter().copied().reduce(f64::min);
-            let most = shares.iter().copied().reduce(f64::max);
-            if let (Some(least), Some(most)) = (least, most) {
+            let shares = ratios(points, operation, completion, from, poll);
+            let most = shares.iter().map(|(share, _)| *share).reduce(f64::max);
+            if let (Some((least, size)), Some(most)) = (least(&shares), most) {
                 findings.push(format!(
-                    "{}: {completion} reaches {:.0} % to {:.0} % of polling's bandwidth from {}",
+                    "{}: {completion} reaches {:.0} % (at {}) to {:.0} % of polling's bandwidth from {}",
                     operation.name(),
                     least * 100.0,
+                    inlane_core::units::bytes(size),
                     most * 100.0,
                     inlane_core::units::bytes(from)
                 ));
@@ -168,4 +172,47 @@ pub fn findings(points: &[Point]) -> Vec<String> {
         }
     }
     findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(operation: Operation, completion: &str, rates: &[f64], cpu: f64) -> Point {
+        Point {
+            operation,
+            path: "test".into(),
+            size_bytes: 4 << 20,
+            completion: completion.into(),
+            latency_ns: Vec::new(),
+            bytes_per_second: rates.to_vec(),
+            operations_per_second: Vec::new(),
+            cpu_seconds_per_gigabyte: Some(cpu),
+            mover_cpu_seconds_per_gigabyte: None,
+            busy: None,
+            verified_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn shares_are_medians_of_pairs() {
+        // The machine was slow for both of the second pair.
+        let points = [
+            point(Operation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
+            point(Operation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),
+            point(Operation::PeerPut, "poll", &[4.8], 1.0),
+            point(Operation::PutByMover, "poll", &[10.0, 5.0, 10.0], 0.9),
+            point(Operation::PutByMover, "adaptive", &[9.8, 4.9, 1.0], 0.3),
+        ];
+        let findings = findings(&points).join("\n");
+        for text in [
+            "at least 96.0 % of a plain copy (at 4 MiB)",
+            "geometric mean 2.00, least 2.00 at 4 MiB",
+            "adaptive reaches 98 % (at 4 MiB) to 98 %",
+            "takes at most 33 % of polling's",
+        ] {
+            assert!(findings.contains(text), "{text} is not in {findings}");
+        }
+        assert_eq!(results(&points)[0].share_of_ceiling, Some(0.96));
+    }
 }
