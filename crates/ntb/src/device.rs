@@ -56,6 +56,9 @@ pub struct Capabilities {
     pub vectors: u32,
     /// 32-bit scratchpads of each port.
     pub scratchpads: u32,
+    /// 32-bit message registers towards each peer, which some bridges (IDT's) have instead of scratchpads. No back-end has
+    /// any yet; the handshake then says that it needs scratchpads.
+    pub message_registers: u32,
     /// Doorbell registers of the peer should not be touched (an erratum, or shared registers).
     pub doorbells_unsafe: bool,
     /// Scratchpads may be overwritten by others (an erratum, or emulated in ordinary memory).

@@ -62,7 +62,7 @@ pub enum Error {
         lost: Lost,
     },
     /// A peer did not answer in time, though its link is up.
-    #[error("port {peer} did not answer {what} within {seconds} s: is its process stopped?")]
+    #[error("port {peer} did not answer {what} within {seconds} s, {lost}: is its process stopped?")]
     Timeout {
         /// The peer's port.
         peer: u32,
@@ -70,6 +70,8 @@ pub enum Error {
         what: &'static str,
         /// How long was waited.
         seconds: u64,
+        /// What is known of the bytes sent to it.
+        lost: Lost,
     },
     /// The owner refused a request: offset, length or operation outside what it offers.
     #[error("port {peer} refused {what}: offset or length outside its symmetric memory")]

@@ -3,7 +3,7 @@
 use super::series::Series;
 use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};
 use crate::device::{Event, Ntb};
-use crate::error::Result;
+use crate::error::{Error, Lost, Result};
 use inlane_core::completion::Completion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -255,7 +255,7 @@ fn await_bell(ntb: &dyn Ntb, vector: u32, completion: Completion) -> Result<()> 
             }
         }
         if looks.is_multiple_of(1 << 20) && start.elapsed() > Duration::from_secs(20) {
-            return Err(crate::error::Error::Timeout { peer: 1, what: "a doorbell", seconds: 20 });
+            return Err(Error::Timeout { peer: 1, what: "a doorbell", seconds: 20, lost: Lost::default() });
         }
     }
 }

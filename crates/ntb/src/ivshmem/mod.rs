@@ -151,6 +151,7 @@ fn capabilities(window_bytes: u64) -> Capabilities {
         doorbells: u64::MAX,
         vectors: VECTORS,
         scratchpads: SCRATCHPADS,
+        message_registers: 0,
         doorbells_unsafe: false,
         scratchpads_unsafe: true,
         ordering: Promise::Posted,

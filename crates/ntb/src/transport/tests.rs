@@ -205,8 +205,12 @@ fn every_word_of_the_inbox_may_be_garbage() {
 fn a_peer_that_never_answers_is_a_timeout() {
     against_a_mad_peer(|honest, _mad, _window, _tag| {
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
+        // SAFETY: the source has that many bytes.
+        unsafe { honest.put(1, 0, [1u8; 24].as_ptr(), 24) }.unwrap();
+        honest.quiet().unwrap();
         let error = honest.atomic(1, atomic).unwrap_err();
-        assert!(matches!(error, Error::Timeout { peer: 1, .. }), "{error}");
+        let Error::Timeout { peer: 1, lost, .. } = error else { panic!("{error}") };
+        assert_eq!((lost.issued_bytes, lost.delivered_bytes, lost.unanswered), (24, 24, 1));
         // The request's slot stays taken; the others fill up, and then that is a timeout as well.
         let start = Instant::now();
         let error =
@@ -214,6 +218,124 @@ fn a_peer_that_never_answers_is_a_timeout() {
         assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
         assert!(start.elapsed() < Duration::from_secs(5));
     });
+}
+
+#[test]
+fn a_storm_of_doorbells_stops_nobody() {
+    for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+        let hub = Hub::new(3, BYTES as u64).unwrap();
+        let attach = |port| Arc::new(Twin::attach(hub.admit(port).unwrap(), &Faults::default()).unwrap());
+        let over = AtomicBool::new(false);
+        let side = |port| {
+            let ntb = attach(port);
+            let windows =
+                Windows::connect(ntb.clone(), BYTES, Settings { completion, ..settings(10_000) }).unwrap();
+            // Port 2 rings all it can at the others, whatever they do.
+            while port == 2 && !over.load(Ordering::Acquire) {
+                (0..2).for_each(|peer| ntb.peer_doorbell_set(peer, u64::MAX).unwrap());
+            }
+            for round in 0..200 * u64::from(port != 2) {
+                let add = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
+                assert_eq!(windows.atomic(1 - port, add).unwrap(), round);
+                windows.notify(1 - port).unwrap();
+                windows.take_notification(1 - port).unwrap();
+            }
+            windows
+        };
+        std::thread::scope(|scope| {
+            let mad = scope.spawn(|| side(2));
+            let both = [scope.spawn(|| side(0)), scope.spawn(|| side(1))].map(|one| one.join().is_ok());
+            over.store(true, Ordering::Release);
+            let _ = mad.join();
+            assert_eq!(both, [true; 2], "{completion}");
+        });
+    }
+}
+
+/// Two that wait by interrupt: the first puts and asks as `body` says, while the second does what `other` says.
+fn two(body: impl FnOnce(&Windows, &Twin) + Send, other: impl FnOnce(&Windows) + Send) {
+    let (_hub, a, b) = pair(BYTES as u64);
+    let b = Arc::new(b);
+    let connect = |ntb: Arc<Twin>| {
+        let settings = Settings { completion: Completion::Interrupt, ..settings(5000) };
+        Windows::connect(ntb, BYTES, settings).unwrap()
+    };
+    std::thread::scope(|scope| {
+        let theirs = b.clone();
+        let second = scope.spawn(move || {
+            let windows = connect(theirs);
+            other(&windows);
+            windows
+        });
+        let first = connect(Arc::new(a));
+        body(&first, &b);
+        let _ = second.join().unwrap();
+    });
+}
+
+#[test]
+fn puts_do_not_ring_who_waits_for_something_else() {
+    const WAKE: u64 = super::windows::WAKE;
+    let second = |windows: &Windows| {
+        windows.take_notification(0).unwrap();
+        let word = windows.symmetric().0.wrapping_add(64) as usize;
+        // SAFETY: a word of own symmetric memory, aligned.
+        let mut set = || unsafe { (word as *const u64).read_volatile() } == 1;
+        windows.wait(Some((64, 8)), &mut set).unwrap();
+    };
+    two(
+        |first, theirs| {
+            let put = |offset: usize, value: u64| {
+                // SAFETY: a local of 8 bytes.
+                unsafe { first.put(1, offset, (&raw const value).cast(), 8) }.unwrap();
+            };
+            let mut rung = [0; 2];
+            for (rung, end) in rung.iter_mut().zip([0, 1]) {
+                // Long enough for it to be asleep, and to sleep for long.
+                std::thread::sleep(Duration::from_millis(150));
+                for _ in 0..200 {
+                    put(512, 7);
+                    *rung += u32::from(theirs.doorbell_read() & WAKE != 0);
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                if end == 0 { first.notify(1).unwrap() } else { put(64, 1) }
+            }
+            assert_eq!(rung, [0; 2], "rings for a notification's sleeper, for a word's");
+        },
+        second,
+    );
+}
+
+#[test]
+fn an_atomic_at_the_owner_wakes_who_waits_for_the_word_there() {
+    const ROUNDS: u64 = 7;
+    let (sender, asked) = std::sync::mpsc::channel::<Instant>();
+    two(
+        |first, _| {
+            for _ in 0..ROUNDS {
+                // By then it sleeps for 64 ms at a time.
+                std::thread::sleep(Duration::from_millis(200));
+                sender.send(Instant::now()).unwrap();
+                let add =
+                    Atomic { operation: Operation::Add, offset: 64, width: 8, operand: 1, comparand: 0 };
+                first.atomic_nbi(1, add).unwrap();
+            }
+            first.quiet().unwrap();
+        },
+        move |second| {
+            let word = second.symmetric().0.wrapping_add(64) as usize;
+            let mut took: Vec<Duration> = (1..=ROUNDS)
+                .map(|round| {
+                    // SAFETY: a word of own symmetric memory, aligned.
+                    let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
+                    second.wait(Some((64, 8)), &mut set).unwrap();
+                    asked.recv().unwrap().elapsed()
+                })
+                .collect();
+            took.sort();
+            assert!(took[ROUNDS as usize / 2] < Duration::from_millis(12), "by the backstop: {took:?}");
+        },
+    );
 }
 
 #[test]

@@ -112,7 +112,8 @@ impl Shared {
             let waited = start.elapsed();
             if manner.timeout.is_some_and(|timeout| waited > timeout) {
                 let peer = if let Watch::Peer(peer) = watch { peer } else { self.me };
-                break Err(Error::Timeout { peer, what: manner.what, seconds: waited.as_secs() });
+                let lost = self.peers[peer as usize].lost();
+                break Err(Error::Timeout { peer, what: manner.what, seconds: waited.as_secs(), lost });
             }
             match manner.completion {
                 Completion::Poll if self.yields => std::thread::yield_now(),

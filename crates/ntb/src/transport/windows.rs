@@ -327,7 +327,7 @@ fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<()> {
 }
 
 impl Peer {
-    fn lost(&self) -> Lost {
+    pub(super) fn lost(&self) -> Lost {
         Lost {
             issued_bytes: self.issued.load(Ordering::Relaxed),
             delivered_bytes: self.delivered.load(Ordering::Relaxed),
