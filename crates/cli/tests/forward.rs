@@ -340,6 +340,27 @@ fn signals_drain_print_the_figures_and_exit_0() {
 }
 
 #[test]
+fn a_signal_ends_what_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    let lonely = format!("memif:{},role=server,wait=60", folder.path().join("memif.sock").display());
+    let cases: [&[&str]; 3] = [
+        // For a peer that does not come.
+        &["--rx", &lonely, "--tx", "null"],
+        // For room in a ring that nobody empties, with a thousand packets on their way there.
+        &["--rx", "gen:64", "--tx", "ring:full", "--method", "split", "--slots", "256"],
+        // For a rate without loss.
+        &["--rx", "gen:64", "--tx", "check", "--zero-loss", "--duration", "20s"],
+    ];
+    for arguments in cases {
+        let (output, took) = signalled(libc::SIGINT, arguments);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+        assert!(text.contains("tx "), "{arguments:?}: {text}");
+        assert!(took < Duration::from_secs(8), "{arguments:?}: {took:?}");
+    }
+}
+
+#[test]
 fn settings_come_from_a_file_and_the_environment() {
     let files = files(20);
     let settings = files.input.replace("in.pcap", "settings.toml");

@@ -204,6 +204,26 @@ fn memif_with_two_queues() {
 }
 
 #[test]
+fn large_frames_go_over_memif_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = format!("memif:{}", folder.path().join("memif.sock").display());
+    let output = inlane(None, &["--rx", "gen:9000", "--tx", &port]).wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("give mtu=8982 at both ends"), "{output:?}");
+
+    let (server, client) = (format!("{port},role=server,mtu=9000"), format!("{port},mtu=9000"));
+    let from =
+        inlane(None, &["--rx", "gen:9000,flows=4", "--tx", &server, "--rate", "5kpps", "--packets", "5000"]);
+    let to = ["--rx", &client, "--tx", "check:9000,flows=4", "--room", "16K", "--packets", "5000"];
+    let came = document(&inlane(None, &to).wait_with_output().unwrap());
+    let sent = document(&from.wait_with_output().unwrap());
+    assert_eq!(sent["results"][0]["tx"]["packets"], 5000);
+    for (what, count) in [("checked", 5000), ("lost", 0), ("reordered", 0), ("altered", 0)] {
+        assert_eq!(came["verification"][what], count, "{what}: {}", came["verification"]);
+    }
+}
+
+#[test]
 fn drivers_of_no_device_have_queues_too() {
     for arguments in [
         ["--rx", "net_null:64", "--tx", "net_null:64"],

@@ -107,6 +107,7 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
             let role = if *server { "server" } else { "client" };
             // A path that does not begin with '@' is a file; the driver takes abstract names by default.
             let mut arguments = format!("role={role},id={id},socket={socket},socket-abstract=no");
+            arguments += &format!(",bsize={}", memif_buffer(spec));
             if let Some(secret) = secret {
                 arguments += &format!(",secret={secret}");
             }
@@ -217,6 +218,15 @@ fn refused(spec: &Spec, doing: &str, capabilities: &'static str) -> Error {
         capabilities,
         command: format!("setcap {capabilities} {program}"),
     }
+}
+
+/// Of Ethernet, with a VLAN tag.
+pub(crate) const LINK_HEADERS: u32 = 18;
+
+/// Bytes of memif's shared buffers, for which the client's word counts. Larger frames go in pieces, of which DPDK's driver
+/// loses some.
+pub(crate) fn memif_buffer(spec: &Spec) -> u32 {
+    spec.mtu.map_or(0, |mtu| u32::from(mtu) + LINK_HEADERS).next_multiple_of(64).max(2048)
 }
 
 /// A slot of a packet socket's ring: the kernel's header, link header with a VLAN tag, payload.

@@ -25,6 +25,9 @@ const DESCRIPTORS: u16 = 1024;
 /// How long a memif client waits for its server's answer, at first; twice as long each time that none came.
 const CALL_AGAIN: Duration = Duration::from_millis(300);
 
+/// Bytes of a buffer that fits a page of memory with what DPDK puts in front of it.
+const MOST_XDP_ROOM: usize = 3584;
+
 /// How long a card's link may take to come up: testpmd waits as long.
 const LINK_UP: Duration = Duration::from_secs(9);
 
@@ -210,17 +213,10 @@ impl EthPort {
             configuration.rx_adv_conf.rss_conf.rss_hf =
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
         }
-        if let Some(mtu) = self.spec.mtu {
+        self.check_frames_fit(&filled)?;
+        // memif's driver has a limit of its own, which it does not keep to.
+        if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, Kind::Memif { .. })) {
             configuration.rxmode.mtu = mtu.into();
-        }
-        if let (Some(slot), Some(pool)) = (self.device.slot, filled.iter().min_by_key(|pool| pool.room()))
-            && pool.room() < slot as usize
-        {
-            return Err(self.usage(format!(
-                "its frames need buffers of {slot} bytes, and the pool's have {}; lower the interface's MTU, or give \
-                 frame=BYTES",
-                pool.room()
-            )));
         }
         let frame = self.spec.mtu.map_or(1500, u32::from) + 18;
         let scatter = sys::INLANE_RX_SCATTER;
@@ -264,6 +260,50 @@ impl EthPort {
             })?;
         }
         Ok(())
+    }
+
+    /// Refuses frames that the driver or the buffers cannot hold, before DPDK does so in its own words.
+    fn check_frames_fit(&self, filled: &[Arc<MbufPool>]) -> Result<()> {
+        let room = filled.iter().map(|pool| pool.room()).min().unwrap_or(usize::MAX);
+        if let Some(slot) = self.device.slot
+            && room < slot as usize
+        {
+            return Err(self.usage(format!(
+                "its frames need buffers of {slot} bytes, and the pool's have {room}; give --room {slot}, lower the \
+                 interface's MTU, or give frame=BYTES"
+            )));
+        }
+        if let (Kind::AfXdp { interface: name, .. }, Some(interface)) =
+            (&self.spec.kind, &self.shared.interface)
+        {
+            if room != usize::MAX && room > MOST_XDP_ROOM {
+                return Err(self.usage(format!(
+                    "AF_XDP's buffers fit a page of memory: give --room {MOST_XDP_ROOM} at most"
+                )));
+            }
+            let frame = interface.mtu() + device::LINK_HEADERS;
+            if frame as usize > MOST_XDP_ROOM {
+                return Err(self.usage(format!(
+                    "its frames have up to {frame} bytes, and AF_XDP takes {MOST_XDP_ROOM}; lower the interface's MTU (ip link \
+                     set {name} mtu 1500) or use af_packet:{name}"
+                )));
+            }
+            if frame as usize > room {
+                return Err(
+                    self.usage(format!("its frames need buffers of {frame} bytes: give --room {frame}"))
+                );
+            }
+        }
+        let longest = self.limits.max_rx_pktlen;
+        match self.spec.mtu.map(|mtu| u32::from(mtu) + device::LINK_HEADERS) {
+            Some(frame) if frame > longest && !matches!(self.spec.kind, Kind::Memif { .. }) => {
+                let most = longest.saturating_sub(device::LINK_HEADERS);
+                Err(self.usage(format!(
+                    "its driver takes frames of up to {longest} bytes: give mtu={most} at most"
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Lets a card reach the memory of `pool`; other ports move packets with the CPU.
@@ -485,7 +525,7 @@ impl Port for EthPort {
         let mut filled = pools.iter().map(|pool| self.own_pool(pool)).collect::<Result<Vec<_>>>()?;
         // Software drivers want queues in pairs; those that nobody drives get a pool just large enough.
         if filled.is_empty() {
-            filled.push(MbufPool::new(4096, 2048)?);
+            filled.push(MbufPool::new(4096, self.device.slot.map_or(2048, |slot| slot.max(2048) as usize))?);
         }
         let mut outcome = self.configure_and_watch(filled.clone(), queues as u16);
         // The kernel frees the queue of a closed AF_XDP socket some milliseconds later: a restart must not fail on that.
@@ -521,6 +561,15 @@ impl Port for EthPort {
             Some(taken @ false) => *taken = true,
             Some(_) => return Err(self.usage(format!("send queue {queue} was taken")).into()),
             None => return Err(self.usage(format!("no send queue {queue} was configured")).into()),
+        }
+        let most = device::memif_buffer(&self.spec) as usize;
+        if matches!(self.spec.kind, Kind::Memif { .. }) && own.room() > most {
+            let why = format!(
+                "frames may have up to {} bytes, and memif's buffers hold {most}: give mtu={} at both ends, or --room {most}",
+                own.room(),
+                own.room() - device::LINK_HEADERS as usize
+            );
+            return Err(self.usage(why).into());
         }
         if !self.filled.iter().any(|filled| Arc::ptr_eq(filled, &own)) {
             self.map(&own)?;

@@ -7,7 +7,7 @@
 //! | `af_xdp` | interface | `queue=N` first queue (0), `busy=N` busy-poll budget, `copy=on` forces copy mode |
 //! | `af_packet` | interface | `queues=N` (one a pipeline), `frame=BYTES` a slot of its rings, `bypass=on` skips the queueing discipline |
 //! | `tap` | interface to make | `mac=fixed` |
-//! | `memif` | socket path | `role=server` or `client` (client), `id=N` (0), `wait=SECONDS` (10), `secret=TEXT` |
+//! | `memif` | socket path | `role=server` or `client` (client), `id=N` (0), `wait=SECONDS` (10), `secret=TEXT`; `mtu` for frames over 2 KiB |
 //! | `pci` | address as `lspci -D` prints it | |
 //!
 //! All take `descriptors=N` (receive and send) and all but `null` and `ring` take `mtu=BYTES`.

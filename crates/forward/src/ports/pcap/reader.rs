@@ -292,7 +292,15 @@ impl Reader {
         let kind = if big_endian { kind.swap_bytes() } else { kind };
         let length = word(&self.buffer[self.start + 4..], big_endian) as usize;
         let longest = if matches!(kind, 2 | 3 | 6) { LONGEST_RECORD } else { LONGEST_BLOCK };
+        if length < 12 || !length.is_multiple_of(4) {
+            return Err(self.damaged(&format!("a block of {length} bytes, which no block has")));
+        }
         self.fill_record(length, longest)?;
+        // Who reads a file from its end goes by the second length; where they differ, one of them is wrong.
+        let again = word(&self.buffer[self.start + length - 4..], big_endian) as usize;
+        if again != length {
+            return Err(self.damaged(&format!("a block whose two lengths are {length} and {again}")));
+        }
         let bytes = &self.buffer[self.start..self.start + length];
         let parsed = if big_endian { parse_block_be(bytes) } else { parse_block_le(bytes) };
         let Ok((_, block)) = parsed else {

@@ -211,6 +211,44 @@ fn foreign_and_damaged_files_are_named() {
     assert!(error(&ng.bytes).contains("byte order"));
 }
 
+#[test]
+fn blocks_that_say_wrong_lengths_end_a_pcapng_file() {
+    for big in [false, true] {
+        let mut ng = Ng::new(big);
+        ng.interface(1, 0, None, None);
+        ng.packet(0, 0, 60, &[1; 60]);
+        let second = ng.bytes.len();
+        ng.packet(0, 0, 60, &[2; 60]);
+        let end = ng.bytes.len();
+        // What follows is there to be run into.
+        ng.packet(0, 0, 60, &[3; 60]);
+        let length = (end - second) as u32;
+        for (first, last, said) in [
+            (length, length - 4, "two lengths are"),
+            (length - 4, length, "two lengths are"),
+            (0, 0, "a block of 0 bytes"),
+            (8, 8, "a block of 8 bytes"),
+            (length + 1, length + 1, "which no block has"),
+            (length + 4, length + 4, "two lengths are"),
+            (u32::MAX - 3, u32::MAX - 3, "claims"),
+        ] {
+            let mut bytes = ng.bytes.clone();
+            bytes[second + 4..second + 8].copy_from_slice(&ng.word(first));
+            bytes[end - 4..end].copy_from_slice(&ng.word(last));
+            let (before, error) = read(&bytes).unwrap_err();
+            assert_eq!(before.len(), 1, "{first} {last}: {error}");
+            assert!(
+                error.contains(said) && error.contains(&format!("offset {second}")),
+                "{first} {last}: {error}"
+            );
+        }
+        // The section header, too.
+        let mut bytes = ng.bytes.clone();
+        bytes[24..28].copy_from_slice(&ng.word(32));
+        assert!(read(&bytes).unwrap_err().1.contains("two lengths are 28 and 32"));
+    }
+}
+
 fn source(path: &Path, playback: Playback, room: usize) -> (Source, Arc<dyn Pool>, Box<dyn Rx>) {
     let mut source = Source::open(&format!("pcap:{}", path.display()), playback).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, room).unwrap());
