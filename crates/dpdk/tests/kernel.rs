@@ -135,6 +135,41 @@ fn af_packet_jumbo() {
 }
 
 #[test]
+fn fragments_pass_as_they_come() {
+    if !private_network("fragments_pass_as_they_come") {
+        return;
+    }
+    veth();
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    let (mut port, mut rx, _tx) = one_queue("af_packet:v0", &pool);
+    ip("link set v1 up");
+    let raw = RawSocket::open("v1");
+    std::thread::sleep(Duration::from_millis(300));
+    receive(&mut *rx, 64).iter().for_each(|packet| pool.give(std::slice::from_ref(packet)));
+    // Both halves of a datagram of 2960 bytes: more than a buffer holds, were they put together.
+    let fragment = |offset: u16, more: bool| {
+        let mut frame = frame(14 + 20 + 1480, offset as u8);
+        frame[12..14].copy_from_slice(&[0x08, 0x00]);
+        let place = (offset / 8 | u16::from(more) << 13).to_be_bytes();
+        let header = [0x45, 0, 5, 0xdc, 0, 7, place[0], place[1], 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2];
+        frame[14..34].copy_from_slice(&header);
+        let sum: u32 = header.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();
+        let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+        frame
+    };
+    let frames = [fragment(0, true), fragment(1480, false)];
+    frames.iter().for_each(|frame| raw.send(frame));
+    let packets = receive(&mut *rx, 2);
+    // SAFETY: held; host memory.
+    let came: Vec<Vec<u8>> = packets.iter().map(|packet| unsafe { packet.bytes() }.to_vec()).collect();
+    assert_eq!(came, frames);
+    pool.give(&packets);
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
 fn af_xdp() {
     if !private_network("af_xdp") {
         return;

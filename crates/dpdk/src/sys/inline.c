@@ -1,11 +1,15 @@
 #define _GNU_SOURCE
 #include "inline.h"
 
+#include <linux/if_packet.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* Rust: gives the calling thread an lcore id, so that mempools cache for it. */
 extern void inlane_dpdk_enrol_thread(void);
@@ -541,4 +545,19 @@ uint16_t inlane_dma_completed(int16_t device, uint16_t most, int *failed)
 
 	*failed = error;
 	return count;
+}
+
+/* DPDK's driver of packet sockets asks the kernel to put IP fragments together, which then do not fit the port and are cut, and
+ * to give what a full socket has no room for to another, which reorders flows. It has no option against either. It is linked
+ * statically, so that its call comes here instead of to the C library. */
+int setsockopt(int socket, int level, int name, const void *value, socklen_t length)
+{
+	uint32_t fanout;
+
+	if (level == SOL_PACKET && name == PACKET_FANOUT && length == sizeof(fanout)) {
+		memcpy(&fanout, value, sizeof(fanout));
+		fanout &= ~((PACKET_FANOUT_FLAG_DEFRAG | PACKET_FANOUT_FLAG_ROLLOVER) * UINT32_C(0x10000));
+		value = &fanout;
+	}
+	return (int)syscall(SYS_setsockopt, socket, level, name, value, length);
 }
