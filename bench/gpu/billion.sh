@@ -1,7 +1,7 @@
 #!/bin/bash
 # 10^9 packets a method at burst 128, each made, processed and checked. Several pipelines, for one core makes or checks about ten
 # million packets a second; how many is tried for a moment, the fastest is taken. Usage: billion.sh INLANE OUT [METHOD...]
-inlane=$1 out=$2 here=$(dirname "$0")
+inlane=$1 out=$2 here=$(dirname "$0") failed=0
 shift 2
 [ $# != 0 ] || set -- single split persistent stream graph
 trials=$(mktemp -d)
@@ -16,8 +16,10 @@ for method in "$@"; do
     pipelines=$(python3 -c '
 import json, sys
 runs = [json.loads(line) for line in open(sys.argv[1])]
-print(max(runs, key=lambda run: run["document"]["results"][0]["tx"]["packets_per_second"])["label"])' "$trials/results.jsonl")
+print(max(runs, key=lambda run: run["document"]["results"][0]["tx"]["packets_per_second"])["label"])' "$trials/results.jsonl" 2>/dev/null)
     rm -f "$trials/results.jsonl"
+    [ -n "$pipelines" ] || { failed=1; continue; }
     echo "billion $method | $flags --method $method --pipelines $pipelines --packets $((1000000000 / pipelines + 1)) --duration 100s" |
-        LIMIT=110 "$here/run.sh" "$inlane" "$out"
+        LIMIT=110 "$here/run.sh" "$inlane" "$out" || failed=1
 done
+exit $failed

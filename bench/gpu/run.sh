@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs inlane forward once per line of a list, prints a line each, keeps every JSON document.
 # Usage: run.sh INLANE OUT < list      a line: LABEL | FLAGS
-inlane=$1 out=$2
+inlane=$1 out=$2 failed=0
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache}
 here=$(dirname "$0")
 while IFS='|' read -r label flags; do
@@ -10,6 +10,7 @@ while IFS='|' read -r label flags; do
     timeout "${LIMIT:-30}" "$inlane" forward --no-baseline --json - $flags 2>"$out/err.txt" >"$out/one.json" </dev/null
     rc=$?
     [ -s "$out/one.json" ] && python3 "$here/line.py" "$out/one.json" "$label" "$out/results.jsonl"
-    [ $rc = 0 ] || { echo "   $label: exit status $rc"; head -5 "$out/err.txt"; }
+    [ $rc = 0 ] || { failed=1; echo "   $label: exit status $rc"; head -5 "$out/err.txt"; }
 done
 rm -f "$out/one.json" "$out/err.txt"
+exit $failed

@@ -47,6 +47,25 @@ fn what_a_driver_lacks_is_said() {
     }
 }
 
+/// What runs on GPUs is checked by a script, so that it runs where there is one and no Rust.
+#[test]
+fn all_that_a_gpu_runs_is_right() {
+    if let Err(why) = inlane_cuda::driver_version() {
+        eprintln!("SKIPPED all_that_a_gpu_runs_is_right: {why}");
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/gpu/check.py");
+    let sections = ["functions", "own", "oran", "ports", "overload"];
+    match Command::new("python3").arg(script).arg(env!("CARGO_BIN_EXE_inlane")).args(sections).output() {
+        Err(why) => eprintln!("SKIPPED all_that_a_gpu_runs_is_right: no python3: {why}"),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            said.lines().filter(|line| line.starts_with("SKIPPED")).for_each(|line| eprintln!("{line}"));
+            assert!(output.status.success(), "{said}");
+        }
+    }
+}
+
 #[test]
 fn a_machine_without_a_driver_is_told_what_to_install() {
     if inlane_cuda::driver_version().is_ok() {

@@ -64,15 +64,20 @@ fn messages_point_at_the_users_lines() {
 }
 
 #[test]
-fn a_kernel_that_uses_assembled_slots_compiles() {
-    if !compiler_is_here("a_kernel_that_uses_assembled_slots_compiles") {
+fn the_kernels_of_the_examples_compile() {
+    if !compiler_is_here("the_kernels_of_the_examples_compile") {
         return;
     }
-    let source = include_str!("../../../examples/functions/oran_power.cu");
-    let program = Program { name: "oran_power.cu", source, headers: &HEADERS, options: &[] };
-    for arch in ARCHITECTURES {
-        let compiled = compile(&program, arch).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(compiled.log(), "", "{arch}: warnings");
-        assert!(contains(compiled.machine_code(), "oran_power"));
+    let kernels = [
+        ("oran_power", include_str!("../../../examples/functions/oran_power.cu")),
+        ("add_up", include_str!("../../../examples/own-kernel/kernel.cu")),
+    ];
+    for (name, source) in kernels {
+        let program = Program { name, source, headers: &HEADERS, options: &["-default-device"] };
+        for arch in ARCHITECTURES {
+            let compiled = compile(&program, arch).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(compiled.log(), "", "{name} for {arch}: warnings");
+            assert!(contains(compiled.machine_code(), name));
+        }
     }
 }
