@@ -7,7 +7,7 @@ here=$(dirname "$0")
 while IFS='|' read -r label flags; do
     [ -n "$flags" ] || continue
     # shellcheck disable=SC2086
-    timeout "${LIMIT:-30}" "$inlane" forward --no-baseline --json - $flags 2>"$out/err.txt" >"$out/one.json" </dev/null
+    timeout -k 3 "${LIMIT:-30}" "$inlane" forward --no-baseline --json - $flags 2>"$out/err.txt" >"$out/one.json" </dev/null
     rc=$?
     [ -s "$out/one.json" ] && python3 "$here/line.py" "$out/one.json" "$label" "$out/results.jsonl"
     [ $rc = 0 ] || { failed=1; echo "   $label: exit status $rc"; head -5 "$out/err.txt"; }

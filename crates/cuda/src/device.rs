@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::stream::Stream;
 use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// A PCIe link, as the kernel sees it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
@@ -176,6 +176,9 @@ fn link(address: &str) -> Option<Link> {
     })
 }
 
+/// What [`Gpu::open`] gave.
+static OPENED: Mutex<Vec<Arc<Gpu>>> = Mutex::new(Vec::new());
+
 static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
 
 /// A GPU of this process was given up ([`Gpu::abandon`]): end it by `_exit`, for exit handlers would wait for the GPU.
@@ -199,7 +202,8 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens `gpu:index`.
+    /// Opens `gpu:index`; it stays open until the process ends, for its context takes tenths of a second to make, and who opens it once
+    /// (a trial, a run, its ceiling) mostly opens it again.
     ///
     /// # Errors
     /// When there is no driver, no such device, or its context cannot be had.
@@ -210,6 +214,11 @@ impl Gpu {
                 "a GPU was given up in this process, and calls to the driver would wait for ever; start another process",
             ));
         }
+        let mut opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(gpu) = opened.iter().find(|gpu| gpu.index() == index) {
+            gpu.enter()?;
+            return Ok(gpu.clone());
+        }
         let device = handle(index)?;
         let info = describe(index, device)?;
         let mut context = std::ptr::null_mut();
@@ -217,7 +226,9 @@ impl Gpu {
         unsafe { call!(format!("gpu:{index}"), cuDevicePrimaryCtxRetain(&mut context, device))? };
         let gpu = Self { info, device, context, abandoned: AtomicBool::new(false) };
         gpu.enter()?;
-        Ok(Arc::new(gpu))
+        let gpu = Arc::new(gpu);
+        opened.push(gpu.clone());
+        Ok(gpu)
     }
 
     /// What is known of it.

@@ -15,6 +15,8 @@ pub(super) struct Feed<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     posting: Posting<'a>,
+    /// What was posted for items that will not come was released.
+    released: bool,
     ticks: Option<(&'a Stream, Instant)>,
 }
 
@@ -26,11 +28,12 @@ enum Posting<'a> {
 }
 
 impl<'a> Feed<'a> {
-    /// Starts the method: launches the persistent kernel, posts the first lap. `side` is a stream for ticks.
+    /// Starts the method: launches the persistent kernel, posts the first lap. `side` is a stream for ticks, where the
+    /// function has them.
     ///
     /// # Errors
     /// When the GPU refuses.
-    pub(super) fn start(lane: &'a Lane, streams: &'a [Stream], side: &'a Stream) -> Result<Self> {
+    pub(super) fn start(lane: &'a Lane, streams: &'a [Stream], side: Option<&'a Stream>) -> Result<Self> {
         // What was posted before the driver refused waits for words that nobody will write, and frees would wait for it.
         let give_up = |_: &crate::Error| lane.program.gpu.abandon();
         let posting = match lane.settings.method {
@@ -52,8 +55,8 @@ impl<'a> Feed<'a> {
                 Posting::Graph(poster)
             }
         };
-        let ticks = lane.program.info.ticks().then(|| (side, Instant::now()));
-        Ok(Self { lane, streams, posting, ticks })
+        let ticks = side.map(|side| (side, Instant::now()));
+        Ok(Self { lane, streams, posting, released: false, ticks })
     }
 
     /// `freed` items are done: posts what may follow.
@@ -63,19 +66,24 @@ impl<'a> Feed<'a> {
     #[inline]
     pub(super) fn done(&mut self, freed: u64) -> Result<()> {
         match &mut self.posting {
-            Posting::None => Ok(()),
-            Posting::Stream(poster) => poster.post(freed, 1),
-            Posting::Graph(poster) => poster.post(freed),
+            Posting::Stream(poster) if !self.released => poster.post(freed, 1),
+            Posting::Graph(poster) if !self.released => poster.post(freed),
+            _ => Ok(()),
         }
     }
 
-    /// Nothing was done: catches up, and gives the function the time.
+    /// Nothing was done: catches up, releases what waits in vain, and gives the function the time.
     ///
     /// # Errors
     /// As for [`Feed::done`].
     #[inline]
     pub(super) fn idle(&mut self, freed: u64) -> Result<()> {
-        if let Posting::Stream(poster) = &mut self.posting {
+        if let Some(published) = self.lane.closed_at().filter(|_| !self.released) {
+            self.release(published);
+        }
+        if let Posting::Stream(poster) = &mut self.posting
+            && !self.released
+        {
             poster.post(freed, 4)?;
         }
         if let Some((stream, last)) = &mut self.ticks
@@ -93,21 +101,28 @@ impl<'a> Feed<'a> {
     ///
     /// # Errors
     /// A kernel's fault, or that it did not end.
-    pub(super) fn finish(self, published: u64, clean: bool, stuck: bool) -> Result<()> {
-        let posted = match &self.posting {
-            Posting::None => published,
-            Posting::Stream(poster) => poster.posted(),
-            Posting::Graph(poster) => poster.posted(),
-        };
+    pub(super) fn finish(&mut self, published: u64, clean: bool, stuck: bool) -> Result<()> {
         if !clean {
             self.lane.order_exit();
         }
-        release_waits(self.lane, published, posted);
+        self.release(published);
         if stuck {
             self.lane.program.gpu.abandon();
             return Ok(());
         }
         settle(self.lane, self.streams, published)
+    }
+}
+
+impl Feed<'_> {
+    /// Ends the waits for items that will not come: the producer is gone, after `published` items.
+    fn release(&mut self, published: u64) {
+        self.released = true;
+        match &self.posting {
+            Posting::None => {}
+            Posting::Stream(poster) => release_waits(self.lane, published, poster.posted()),
+            Posting::Graph(poster) => release_waits(self.lane, published, poster.posted()),
+        }
     }
 }
 

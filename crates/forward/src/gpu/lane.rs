@@ -10,7 +10,7 @@ use inlane_core::ring::{Ring, layout};
 use inlane_core::{Place, Pool, Region};
 use inlane_cuda::{Launch, PinnedKind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// `inlane_lane` of `kernels/executor.cu`, passed to kernels by value.
@@ -60,6 +60,8 @@ pub struct Lane {
     /// The packets' memory as registered, the blocks' words, what packets are pulled into.
     _memory: Vec<Region>,
     place: Place,
+    /// It counts among its program's users.
+    uses: AtomicBool,
 }
 
 /// What a result says of a lane once it has ended.
@@ -79,6 +81,7 @@ pub struct Report {
 
 impl Lane {
     /// Allocates it, before any kernel runs: `pool` is where the pipeline's packets come from, `lanes` how many share the GPU.
+    /// Each must be run or dropped: none is freed while another of its program runs.
     ///
     /// # Errors
     /// When the GPU cannot reach the pool's memory, the shape does not fit the GPU, or memory is short.
@@ -90,6 +93,7 @@ impl Lane {
         lanes: u32,
     ) -> Result<Self> {
         let gpu = &program.gpu;
+        let settings = &settings.among(lanes, program.info.ticks())?;
         let packets = match pool.region().place() {
             Place::Host => gpu.register(pool.region())?,
             Place::Pinned => pool.region().clone(),
@@ -175,10 +179,12 @@ impl Lane {
             blocks => blocks,
         };
         let shape = Launch { blocks, threads, shared_bytes, cooperative: persistent };
+        let ring = Ring::over(slots, burst, submit, complete)?;
+        program.users.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             program: program.clone(),
             settings: settings.clone(),
-            ring: Ring::over(slots, burst, submit, complete)?,
+            ring,
             parameters,
             shape,
             control,
@@ -186,7 +192,23 @@ impl Lane {
             output,
             _memory: memory,
             place,
+            uses: AtomicBool::new(true),
         })
+    }
+
+    /// This lane's work is over; waits until the others' is, too. Frees wait for the whole device: for what other lanes have posted
+    /// for packets to come, while these need the driver, that frees hold locked, to go on.
+    pub(super) fn leave_together(&self) {
+        self.leave();
+        while self.program.users.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    fn leave(&self) {
+        if self.uses.swap(false, Ordering::Relaxed) {
+            self.program.users.fetch_sub(1, Ordering::Release);
+        }
     }
 
     /// Checks that the persistent kernels of `lanes` fit the GPU together: their blocks must all be resident.
@@ -238,6 +260,12 @@ impl Lane {
     #[inline]
     pub(super) fn heartbeat(&self, thread: usize, beat: u64) {
         self.control_word(16 + thread).store(beat, Ordering::Relaxed);
+    }
+
+    /// How many items there ever were, once the producer has said that no more will come.
+    #[inline]
+    pub(super) fn closed_at(&self) -> Option<u64> {
+        self.ring.end().load(Ordering::Acquire).checked_sub(1)
     }
 
     /// The item at `position` was submitted, and its slot not reused.
@@ -304,5 +332,11 @@ impl Lane {
             pcie_bytes: self.pcie_bytes(items, packets, bytes),
             state: self.program.gpu.read(&self.state)?,
         })
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.leave();
     }
 }

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
 use inlane_function::{Function, HEADERS, Info};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
@@ -17,6 +18,8 @@ pub struct Program {
     pub(super) items: cuda::Function,
     pub(super) slot: cuda::Function,
     pub(super) tick: cuda::Function,
+    /// Lanes that use the GPU.
+    pub(super) users: AtomicU32,
     cached: bool,
 }
 
@@ -46,6 +49,7 @@ impl Program {
             items: module.function("inlane_items")?,
             slot: module.function("inlane_slot")?,
             tick: module.function("inlane_tick")?,
+            users: AtomicU32::new(0),
             cached: compiled.is_cached(),
         }))
     }

@@ -49,7 +49,9 @@ pub fn run(pipeline: Pipeline, lane: Lane, drive: &Drive, shared: &Shared<'_>) -
         Sending { sender, outlet: Some(outlet), held, room, freed: 0, bursts: 0, tally: Tally::default() };
     if let Err(error) = on_streams(&lane, &mut receiving, &mut sending, drive, shared) {
         tally.errors.push(error);
+        shared.control.stop();
     }
+    lane.leave_together();
     let Receiving { producer, submitted, tally: received, inlet } = receiving;
     drop(inlet);
     let Sending { sender, outlet, held, tally: sent, .. } = sending;
@@ -91,8 +93,9 @@ fn on_streams(
     let gpu = lane.program.gpu();
     let streams =
         (0..lane.settings.streams_for()).map(|_| gpu.stream()).collect::<inlane_cuda::Result<Vec<_>>>()?;
-    let side = gpu.stream()?;
-    let mut feed = Feed::start(lane, &streams, &side)?;
+    let ticks = lane.program.info.ticks();
+    let side = ticks.then(|| gpu.stream()).transpose()?;
+    let mut feed = Feed::start(lane, &streams, side.as_ref())?;
     let mut worker =
         Worker { lane, streams: &streams, drive, shared, watch: Watch::new(lane.settings.watchdog) };
     if lane.settings.method == Method::Single {
@@ -104,12 +107,21 @@ fn on_streams(
     let clean =
         !shared.control.aborting() && receiving.tally.errors.is_empty() && sending.tally.errors.is_empty();
     let stuck = sending.tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
-    feed.finish(receiving.submitted, clean, stuck)?;
-    if lane.program.info.ticks() && !stuck {
+    let ended = feed.finish(receiving.submitted, clean, stuck).and_then(|()| match &side {
         // What is half assembled is delivered.
-        tick(lane, &side, u64::MAX)?;
+        Some(side) if !stuck => {
+            tick(lane, side, u64::MAX)?;
+            settle(lane, std::slice::from_ref(side), 0)
+        }
+        _ => Ok(()),
+    });
+    if ended.is_err() || !clean {
+        // One that broke ends the others, in order.
+        shared.control.stop();
     }
-    settle(lane, std::slice::from_ref(&side), 0)
+    // Streams and graphs go only then, too.
+    lane.leave_together();
+    ended
 }
 
 /// What the receiving side works with.

@@ -102,7 +102,50 @@ impl Default for Settings {
 /// Most threads a block; the kernels are compiled for it.
 pub(super) const MOST_THREADS: u32 = 512;
 
+/// Work queues of a GPU, as the driver is told ([`inlane_cuda`]). Streams beyond them share one, and what waits there holds up what
+/// is behind it, whosever it is.
+const QUEUES: usize = 32;
+
 impl Settings {
+    /// As they are for each of `lanes` pipelines: whatever waits for packets on the GPU has a queue of its own.
+    ///
+    /// # Errors
+    /// When more queues are asked for than there are.
+    pub(super) fn among(&self, lanes: u32, ticks: bool) -> Result<Self> {
+        let mut own = self.clone();
+        if !matches!(self.method, Method::Stream | Method::Graph) {
+            return Ok(own);
+        }
+        let each = (QUEUES / lanes.max(1) as usize).saturating_sub(ticks as usize);
+        if own.streams == 0 {
+            let streams = if self.method == Method::Graph && each < 8 { 1 } else { self.streams_for() };
+            own.streams = streams.clamp(1, each.max(1)) as u32;
+        }
+        let chains = match self.method {
+            Method::Graph => {
+                if own.graph_branches == 0 {
+                    let most = (each / own.streams_for()).max(1);
+                    own.graph_branches = (1 << most.ilog2()).min(self.graph_branches_for()) as u32;
+                }
+                own.graph_branches_for()
+            }
+            _ => 1,
+        };
+        let queues = lanes as usize * (own.streams_for() * chains + ticks as usize);
+        if queues > QUEUES {
+            return Err(Error::config(
+                format!(
+                    "--pipelines, --streams and --graph-branches ({lanes}, {}, {chains})",
+                    own.streams_for()
+                ),
+                format!(
+                    "{queues} streams would wait for packets, and a GPU has {QUEUES} queues for them; ask for fewer"
+                ),
+            ));
+        }
+        Ok(own)
+    }
+
     /// Threads a block for items of `burst` packets: one a packet where a thread works on it in place, a warp a packet
     /// where payload is pulled, or the function takes the block as a whole.
     pub(super) fn threads_for(&self, burst: usize, kind: Kind) -> u32 {

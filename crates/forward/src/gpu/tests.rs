@@ -75,3 +75,25 @@ fn names_round_trip() {
     }
     assert!("fast".parse::<Memory>().is_err());
 }
+
+#[test]
+fn every_wait_has_a_queue_of_its_own() {
+    for method in [Method::Stream, Method::Graph] {
+        for ticks in [false, true] {
+            for lanes in 1..=16 {
+                let settings = Settings { method, ..Settings::default() }.among(lanes, ticks).unwrap();
+                let chains = if method == Method::Graph { settings.graph_branches_for() } else { 1 };
+                let queues = lanes as usize * (settings.streams_for() * chains + ticks as usize);
+                assert!(queues <= 32, "{method}: {queues} queues for {lanes} pipelines");
+            }
+            let alone = Settings { method, ..Settings::default() }.among(1, ticks).unwrap();
+            assert_eq!(alone.streams_for(), Settings { method, ..Settings::default() }.streams_for());
+        }
+        let greedy = Settings { method, streams: 16, ..Settings::default() };
+        assert!(greedy.among(1, false).is_ok());
+        assert!(greedy.among(4, false).unwrap_err().to_string().contains("ask for fewer"));
+        assert!(Settings { method, ..Settings::default() }.among(64, false).is_err());
+    }
+    let persistent = Settings { streams: 64, ..Settings::default() };
+    assert!(persistent.among(64, true).is_ok(), "its one stream waits for nothing");
+}
