@@ -28,35 +28,39 @@ enum Posting<'a> {
 }
 
 impl<'a> Feed<'a> {
-    /// Starts the method: launches the persistent kernel, posts the first lap. `side` is a stream for ticks, where the
-    /// function has them.
+    /// Allocates what the method needs, and starts nothing. `side` is a stream for ticks, where the function has them.
     ///
     /// # Errors
     /// When the GPU refuses.
-    pub(super) fn start(lane: &'a Lane, streams: &'a [Stream], side: Option<&'a Stream>) -> Result<Self> {
-        // What was posted before the driver refused waits for words that nobody will write, and frees would wait for it.
-        let give_up = |_: &crate::Error| lane.program.gpu.abandon();
+    pub(super) fn prepare(lane: &'a Lane, streams: &'a [Stream], side: Option<&'a Stream>) -> Result<Self> {
         let posting = match lane.settings.method {
-            Method::Single | Method::Split => Posting::None,
-            Method::Persistent => {
-                let arguments = [argument(&lane.parameters)];
-                // SAFETY: the parameter of `inlane_persistent`; the lane outlives its streams.
-                unsafe { lane.program.persistent.launch(&streams[0], lane.shape, arguments)? };
-                Posting::None
-            }
-            Method::Stream => {
-                let mut poster = StreamPoster::new(lane, streams);
-                poster.post(0, u64::MAX).inspect_err(give_up)?;
-                Posting::Stream(poster)
-            }
-            Method::Graph => {
-                let mut poster = GraphPoster::new(lane, streams)?;
-                poster.post(0).inspect_err(give_up)?;
-                Posting::Graph(poster)
-            }
+            Method::Single | Method::Split | Method::Persistent => Posting::None,
+            Method::Stream => Posting::Stream(StreamPoster::new(lane, streams)),
+            Method::Graph => Posting::Graph(GraphPoster::new(lane, streams)?),
         };
         let ticks = side.map(|side| (side, Instant::now()));
         Ok(Self { lane, streams, posting, released: false, ticks })
+    }
+
+    /// Starts it: launches the persistent kernel, posts the first lap.
+    ///
+    /// # Errors
+    /// When the GPU refuses.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        let lane = self.lane;
+        // What was posted before the driver refused waits for words that nobody will write, and frees would wait for it.
+        let give_up = |_: &crate::Error| lane.program.gpu.abandon();
+        match &mut self.posting {
+            Posting::Stream(poster) => poster.post(0, u64::MAX).inspect_err(give_up),
+            Posting::Graph(poster) => poster.post(0).inspect_err(give_up),
+            Posting::None if lane.settings.method == Method::Persistent => {
+                let arguments = [argument(&lane.parameters)];
+                // SAFETY: the parameter of `inlane_persistent`; the lane outlives its streams.
+                unsafe { lane.program.persistent.launch(&self.streams[0], lane.shape, arguments)? };
+                Ok(())
+            }
+            Posting::None => Ok(()),
+        }
     }
 
     /// `freed` items are done: posts what may follow.

@@ -10,7 +10,7 @@ use inlane_core::ring::{Ring, layout};
 use inlane_core::{Place, Pool, Region};
 use inlane_cuda::{Launch, PinnedKind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// `inlane_lane` of `kernels/executor.cu`, passed to kernels by value.
@@ -60,7 +60,8 @@ pub struct Lane {
     /// The packets' memory as registered, the blocks' words, what packets are pulled into.
     _memory: Vec<Region>,
     place: Place,
-    /// It counts among its program's users.
+    /// It counts among those of its program that have not started, and its users.
+    starting: AtomicBool,
     uses: AtomicBool,
 }
 
@@ -81,7 +82,8 @@ pub struct Report {
 
 impl Lane {
     /// Allocates it, before any kernel runs: `pool` is where the pipeline's packets come from, `lanes` how many share the GPU.
-    /// Each must be run or dropped: none is freed while another of its program runs.
+    /// All of a program must be run at the same time, or dropped: none starts before the others are ready, and none is freed while
+    /// another runs.
     ///
     /// # Errors
     /// When the GPU cannot reach the pool's memory, the shape does not fit the GPU, or memory is short.
@@ -180,6 +182,7 @@ impl Lane {
         };
         let shape = Launch { blocks, threads, shared_bytes, cooperative: persistent };
         let ring = Ring::over(slots, burst, submit, complete)?;
+        program.starting.fetch_add(1, Ordering::Relaxed);
         program.users.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             program: program.clone(),
@@ -192,23 +195,21 @@ impl Lane {
             output,
             _memory: memory,
             place,
+            starting: AtomicBool::new(true),
             uses: AtomicBool::new(true),
         })
     }
 
-    /// This lane's work is over; waits until the others' is, too. Frees wait for the whole device: for what other lanes have posted
-    /// for packets to come, while these need the driver, that frees hold locked, to go on.
-    pub(super) fn leave_together(&self) {
-        self.leave();
-        while self.program.users.load(Ordering::Acquire) > 0 {
-            std::thread::sleep(Duration::from_micros(100));
-        }
+    /// All that this lane allocates is there; waits until the others' is, too. What allocates or frees waits for the whole device: for
+    /// what other lanes have posted for packets to come, while these need the driver, which is locked meanwhile, to go on.
+    pub(super) fn start_together(&self) {
+        meet(&self.starting, &self.program.starting);
     }
 
-    fn leave(&self) {
-        if self.uses.swap(false, Ordering::Relaxed) {
-            self.program.users.fetch_sub(1, Ordering::Release);
-        }
+    /// This lane's work is over; waits until the others' is, too, before anything is freed.
+    pub(super) fn leave_together(&self) {
+        sign_off(&self.starting, &self.program.starting);
+        meet(&self.uses, &self.program.users);
     }
 
     /// Checks that the persistent kernels of `lanes` fit the GPU together: their blocks must all be resident.
@@ -337,6 +338,22 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.leave();
+        sign_off(&self.starting, &self.program.starting);
+        sign_off(&self.uses, &self.program.users);
+    }
+}
+
+/// Takes one that is counted out of a count, once.
+fn sign_off(counted: &AtomicBool, count: &AtomicU32) {
+    if counted.swap(false, Ordering::Relaxed) {
+        count.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The same, and waits until nobody is counted any more.
+fn meet(counted: &AtomicBool, count: &AtomicU32) {
+    sign_off(counted, count);
+    while count.load(Ordering::Acquire) > 0 {
+        std::thread::sleep(Duration::from_micros(100));
     }
 }

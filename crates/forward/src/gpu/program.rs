@@ -18,7 +18,8 @@ pub struct Program {
     pub(super) items: cuda::Function,
     pub(super) slot: cuda::Function,
     pub(super) tick: cuda::Function,
-    /// Lanes that use the GPU.
+    /// Lanes that have not allocated everything yet, and lanes that use the GPU.
+    pub(super) starting: AtomicU32,
     pub(super) users: AtomicU32,
     cached: bool,
 }
@@ -49,6 +50,7 @@ impl Program {
             items: module.function("inlane_items")?,
             slot: module.function("inlane_slot")?,
             tick: module.function("inlane_tick")?,
+            starting: AtomicU32::new(0),
             users: AtomicU32::new(0),
             cached: compiled.is_cached(),
         }))

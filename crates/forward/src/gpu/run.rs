@@ -95,7 +95,9 @@ fn on_streams(
         (0..lane.settings.streams_for()).map(|_| gpu.stream()).collect::<inlane_cuda::Result<Vec<_>>>()?;
     let ticks = lane.program.info.ticks();
     let side = ticks.then(|| gpu.stream()).transpose()?;
-    let mut feed = Feed::start(lane, &streams, side.as_ref())?;
+    let mut feed = Feed::prepare(lane, &streams, side.as_ref())?;
+    lane.start_together();
+    feed.begin()?;
     let mut worker =
         Worker { lane, streams: &streams, drive, shared, watch: Watch::new(lane.settings.watchdog) };
     if lane.settings.method == Method::Single {
