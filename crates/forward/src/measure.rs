@@ -23,8 +23,6 @@ const CALIBRATION: Duration = Duration::from_millis(30);
 /// Packets that it is measured on, and how many times they go through before they are as they were at first.
 const SAMPLE: usize = 64;
 const ROUNDS: u64 = 32;
-/// Less than this a packet is the loop around a function that does nothing.
-const NOTHING_NS: f64 = 0.3;
 
 /// The same run for a moment, nothing captured or disturbed.
 pub(crate) fn shortened(config: &Config, duration: Duration) -> Config {
@@ -87,13 +85,15 @@ pub fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &Pack
     if let On::Gpu(index) = config.on {
         return gpu_ceiling(config, index, result).ok();
     }
-    let function_ns = function_ns(config, result).ok()?;
+    // What is measured of a function that does nothing is the call.
+    let nothing = config.function == "io";
+    let function_ns = if nothing { 0.0 } else { function_ns(config, result).ok()? };
     let executors = config.pipelines as f64 * config.workers.max(1) as f64;
     let each = config.drive.work.as_nanos() as f64 + function_ns;
-    let core_time = (each >= NOTHING_NS).then_some(executors * 1e9 / each);
+    let core_time = (each > 0.0).then_some(executors * 1e9 / each);
     let in_function = match core_time {
         Some(_) => format!("core time of {executors} executor(s) in the function alone, packets in cache"),
-        None => format!("none by core time: function {} does nothing a packet", config.function),
+        None => "none by core time: function io does nothing a packet".into(),
     };
     Some(match (link_bits_per_second, core_time) {
         (Some(bits), Some(rate)) => Ceiling {
@@ -336,4 +336,39 @@ pub fn against_load(
         document.results.push(outcome.result);
     }
     Ok((document, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ceiling of a short run that does this.
+    fn ceiling_of(rx: &str, function: &str, work: Duration) -> Ceiling {
+        let mut config = Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] });
+        config.function = function.into();
+        config.drive.work = work;
+        config.drive.packets = 1000;
+        config.cores = Some(Vec::new());
+        let outcome = run(&config, &Control::default(), &mut |_, _| ()).unwrap();
+        ceiling(&config, None, &outcome.result).unwrap()
+    }
+
+    #[test]
+    fn ceilings_are_of_the_packets_that_the_run_has() {
+        let rate = |rx, function| ceiling_of(rx, function, Duration::ZERO).packets_per_second.unwrap();
+        // Each byte is summed: what is long takes longer. The machine may be busy with something else.
+        let (short, long) = (rate("gen:64", "checksum"), rate("gen:1500", "checksum"));
+        assert!(short > 2.0 * long, "{short} {long}");
+        // Hops are counted down to none within a few rounds, if packets are not made anew.
+        assert!(rate("gen:64", "l3-decrement") > 1e5);
+    }
+
+    #[test]
+    fn a_function_that_does_nothing_sets_no_ceiling_but_forced_work_does() {
+        let nothing = ceiling_of("null", "io", Duration::ZERO);
+        assert_eq!(nothing.packets_per_second, None);
+        assert!(nothing.what.contains("does nothing"), "{}", nothing.what);
+        let worked = ceiling_of("null", "io", Duration::from_nanos(200));
+        assert_eq!(worked.packets_per_second, Some(5e6));
+    }
 }
