@@ -19,6 +19,8 @@ pub struct Kernels {
     pub push: Function,
     /// The side that reads from it.
     pub pull: Function,
+    /// These two note times.
+    pub traced: bool,
 }
 
 impl Kernels {
@@ -27,18 +29,21 @@ impl Kernels {
     /// # Errors
     /// When the run-time compiler is missing, or the driver refuses.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = |name, source| {
-            let program = Program { name, source, headers: HEADERS, options: &[] };
+        let module = |name, source, options| {
+            let program = Program { name, source, headers: HEADERS, options };
             Module::load(gpu, &compile(&program, &gpu.info().arch())?)
         };
-        let memory = module("memory.cu", include_str!("memory.cu"))?;
-        let staging = module("staging.cu", include_str!("staging.cu"))?;
+        let traced = std::env::var_os("INLANE_COPY_TRACE").is_some_and(|value| value != "0");
+        let memory = module("memory.cu", include_str!("memory.cu"), &[])?;
+        let staging =
+            module("staging.cu", include_str!("staging.cu"), if traced { &["-DTRACE"] } else { &[] })?;
         Ok(Self {
             fill: memory.function("fill")?,
             check: memory.function("check")?,
             copy: memory.function("copy")?,
             push: staging.function("push")?,
             pull: staging.function("pull")?,
+            traced,
         })
     }
 }
@@ -53,11 +58,15 @@ mod tests {
             eprintln!("SKIPPED they_compile_for_every_recent_architecture: {missing}");
             return;
         }
-        for (name, source) in
-            [("memory.cu", include_str!("memory.cu")), ("staging.cu", include_str!("staging.cu"))]
-        {
+        let staging = include_str!("staging.cu");
+        let sources: [(&str, &str, &[&str]); 3] = [
+            ("memory.cu", include_str!("memory.cu"), &[]),
+            ("staging.cu", staging, &[]),
+            ("staging.cu", staging, &["-DTRACE"]),
+        ];
+        for (name, source, options) in sources {
             for arch in ["sm_80", "sm_90", "sm_100"] {
-                let program = Program { name, source, headers: HEADERS, options: &[] };
+                let program = Program { name, source, headers: HEADERS, options };
                 if let Err(error) = compile(&program, arch) {
                     panic!("{name} {arch}: {error}");
                 }

@@ -6,5 +6,6 @@ mod pending;
 pub(crate) mod sm_copy;
 pub mod staged;
 pub mod staged_sm;
+mod trace;
 
 pub use memory::GpuMemory;

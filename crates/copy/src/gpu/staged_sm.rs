@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  one span of pinned memory:
-//!  | control 256 | ended: lanes * 8 | commands: lanes * DEPTH * 64 | lanes * 256 | ring: lanes * slots * slot bytes |
+//!  | control 256 | ended: lanes * 8 | commands: lanes * DEPTH * 64, once or twice | lanes * 256 |
+//!  | chunks: lanes * slots * chunk bytes | lines: lanes * slots * line bytes |
 //! ```
 //!
 //! Resident, both kernels run until they are told to leave, and hold `lanes` blocks of each GPU meanwhile: allocating,
@@ -10,6 +11,7 @@
 
 use super::kernels::Kernels;
 use super::pending::drain;
+use super::trace::Trace;
 use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Error, Place, Region, Result};
 use inlane_cuda::{
@@ -34,13 +36,45 @@ pub struct Tuning {
     /// Turns that a lane takes for a transfer of moderate size: with more, pushing and pulling overlap better; each costs a
     /// fence. Small transfers take one, large ones as many as their chunks need.
     pub turns: usize,
+    /// The largest transfer that goes in lines (data with laps, no fences) where nothing else is in flight; 0 for none.
+    pub lines: usize,
+    /// The same behind other transfers, where bandwidth counts.
+    pub lines_behind: usize,
+    /// Look at one line until it has come, then at all; otherwise at all of them again and again.
+    pub probe: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { lanes: 32, threads: 256, chunk: 64 << 10, slots: 4, turns: 2 }
+        Self {
+            lanes: 8,
+            threads: 1024,
+            chunk: 64 << 10,
+            slots: 4,
+            turns: 2,
+            lines: 1 << 20,
+            lines_behind: 128 << 10,
+            probe: true,
+        }
     }
 }
+
+impl Tuning {
+    /// Bytes of a lane's share of a transfer in lines: whole rows of 32 lines, 12 bytes of data each.
+    fn share(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.lanes as usize).next_multiple_of(ROW)
+    }
+
+    /// Bytes of one place of a lane's ring of lines.
+    fn line_bytes(&self) -> usize {
+        self.share(self.lines.max(self.lines_behind)) / 12 * 16
+    }
+}
+
+/// Bytes of data that a warp moves at once in lines.
+const ROW: usize = 32 * 12;
+/// Set in a command's chunk: the transfer goes in lines.
+const LINES: u64 = 1 << 63;
 
 /// Commands in flight at most; a power of two.
 const DEPTH: u64 = 64;
@@ -68,6 +102,8 @@ pub struct StagedSm {
     pull: (Function, Stream),
     /// Where an interrupt is waited for.
     notice: (Stream, Event),
+    /// One GPU on both sides would read each command twice, and reads of one line queue behind each other.
+    command_rings: usize,
     memory: Region,
     tuning: Tuning,
     resident: bool,
@@ -79,6 +115,7 @@ pub struct StagedSm {
     newest: Instant,
     flight: Flight,
     entries: VecDeque<(u64, [Region; 2])>,
+    trace: Option<Trace>,
 }
 
 impl StagedSm {
@@ -97,25 +134,31 @@ impl StagedSm {
             if tuning.lanes == 0
                 || tuning.lanes > fit
                 || !tuning.chunk.is_multiple_of(16)
+                || !tuning.threads.is_multiple_of(32)
                 || tuning.slots == 0
             {
                 return Err(Error::device_usage(
                     format!("gpu:{}", gpu.index()),
                     format!(
-                        "{tuning:?}: it holds 1 to {fit} lanes of {} threads; chunks are multiples of 16",
+                        "{tuning:?}: it holds 1 to {fit} lanes of {} threads; threads are multiples of 32, chunks of 16",
                         tuning.threads
                     ),
                 ));
             }
         }
-        let ring = tuning.lanes as usize * tuning.slots * tuning.chunk;
         let lanes = tuning.lanes as usize;
-        let bytes = commands_at(lanes) + lanes * (DEPTH as usize * COMMAND_BYTES + LANE_BYTES) + ring;
+        let command_rings = if from.0.index() == to.0.index() { 2 } else { 1 };
+        let a_lane = command_rings * DEPTH as usize * COMMAND_BYTES
+            + LANE_BYTES
+            + tuning.slots * (tuning.chunk + tuning.line_bytes());
+        let bytes = commands_at(lanes) + lanes * a_lane;
         let mut staged = Self {
             push: (from.1.push.clone(), from.0.stream()?),
             pull: (to.1.pull.clone(), to.0.stream()?),
             notice: (to.0.stream()?, Event::new(to.0, EventKind::Completion)?),
+            command_rings,
             memory: from.0.pinned(bytes, PinnedKind::Cached)?,
+            trace: from.1.traced.then(Trace::default),
             from: from.0.clone(),
             to: to.0.clone(),
             tuning,
@@ -143,12 +186,21 @@ impl StagedSm {
         commands_at(self.tuning.lanes as usize)
     }
 
-    fn lanes(&self) -> usize {
-        self.commands() + self.tuning.lanes as usize * DEPTH as usize * COMMAND_BYTES
+    /// Bytes of one side's rings of commands.
+    fn command_ring(&self) -> usize {
+        self.tuning.lanes as usize * DEPTH as usize * COMMAND_BYTES
     }
 
-    fn ring(&self) -> usize {
+    fn lanes(&self) -> usize {
+        self.commands() + self.command_rings * self.command_ring()
+    }
+
+    fn chunks(&self) -> usize {
         self.lanes() + self.tuning.lanes as usize * LANE_BYTES
+    }
+
+    fn lines(&self) -> usize {
+        self.chunks() + self.tuning.lanes as usize * self.tuning.slots * self.tuning.chunk
     }
 
     /// The newest ticket that is done.
@@ -170,27 +222,31 @@ impl StagedSm {
     fn launch(&mut self, first: u64, count: u64) -> Result<()> {
         let base = self.memory.address();
         let at = |offset: usize| base + offset as u64;
-        let arguments = Arguments([
-            base,
-            at(ENDED),
-            at(self.commands()),
-            DEPTH,
-            at(self.lanes()),
-            at(self.ring()),
-            self.tuning.slots as u64,
-            self.tuning.chunk as u64,
-            first,
-            count,
-            IDLE.as_nanos() as u64,
-            STUCK.as_nanos() as u64,
-        ]);
         let shape = Launch {
             blocks: self.tuning.lanes,
             threads: self.tuning.threads,
             shared_bytes: 0,
             cooperative: false,
         };
-        for (kernel, stream) in [&self.pull, &self.push] {
+        let pushers = self.commands() + (self.command_rings - 1) * self.command_ring();
+        for ((kernel, stream), commands) in [(&self.pull, self.commands()), (&self.push, pushers)] {
+            let arguments = Arguments([
+                base,
+                at(ENDED),
+                at(commands),
+                DEPTH,
+                at(self.lanes()),
+                at(self.chunks()),
+                at(self.lines()),
+                self.tuning.slots as u64,
+                self.tuning.chunk as u64,
+                self.tuning.line_bytes() as u64,
+                first,
+                count,
+                IDLE.as_nanos() as u64,
+                STUCK.as_nanos() as u64,
+                u64::from(self.tuning.probe),
+            ]);
             // SAFETY: these are the kernels' parameters; all memory lives until the streams are drained, in drop.
             unsafe { kernel.launch(stream, shape, arguments)? };
         }
@@ -203,7 +259,7 @@ impl StagedSm {
         self.sequence += 1;
         let sequence = self.sequence;
         self.make_room(sequence)?;
-        for lane in 0..self.tuning.lanes as usize {
+        for lane in 0..self.command_rings * self.tuning.lanes as usize {
             let line = lane * DEPTH as usize + (sequence % DEPTH) as usize;
             let line = self.commands() + line * COMMAND_BYTES;
             for (index, value) in fields.into_iter().enumerate() {
@@ -233,8 +289,9 @@ impl StagedSm {
         Ok(())
     }
 
-    fn chunk_for(&self, bytes: usize) -> usize {
-        chunk_for(bytes, &self.tuning)
+    /// A command's word that says in which pieces, and how.
+    fn pieces(&self, bytes: usize) -> u64 {
+        pieces(bytes, &self.tuning, self.flight.in_flight() == 0)
     }
 
     /// Has resident kernels leave, once all commands are done.
@@ -248,8 +305,26 @@ impl StagedSm {
         Ok(())
     }
 
+    /// The lap in a line has 32 bits: before it comes round, no line may hold an old one.
+    fn renew_laps(&mut self) -> Result<()> {
+        self.rest()?;
+        let length = self.tuning.lanes as usize * self.tuning.slots * self.tuning.line_bytes();
+        let lines = self.memory.slice(self.lines(), length)?;
+        // SAFETY: inside the pinned span; no kernel runs.
+        unsafe { std::ptr::write_bytes(lines.as_ptr(), 0, length) };
+        self.sequence += 1;
+        Ok(())
+    }
+
+    /// After an error: nothing more goes this way, and kernels that stayed leave. Gives what a GPU says of itself, where that
+    /// explains more than that nothing came.
+    fn give_up(&mut self, error: Error) -> Error {
+        self.broken = true;
+        self.word(LEAVE_NOW).store(1, Ordering::Release);
+        alive(&self.push.1, &self.pull.1, false).err().unwrap_or(error)
+    }
+
     fn wait_interrupt(&mut self, ticket: Ticket) -> Result<()> {
-        self.flight.check(ticket)?;
         let Some(index) = ticket.0.checked_sub(self.flight.done().0 + 1) else { return Ok(()) };
         let sequence = self.entries[index as usize].0;
         let waits: Vec<_> = (0..u64::from(self.tuning.lanes))
@@ -319,6 +394,27 @@ fn look(
     Ok(Ticket(first.0 + ended as u64))
 }
 
+/// That both kernels run, where they are to; else what their GPUs say.
+fn alive(push: &Stream, pull: &Stream, running: bool) -> Result<()> {
+    for stream in [push, pull] {
+        if stream.is_idle()? && running {
+            return Err(Error::device_failed(
+                format!("gpu:{}", stream.gpu().index()),
+                "its staging kernel has ended by itself; transfers in flight count as not moved; open it again",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// How a transfer is cut: bytes of a piece, and whether it goes in lines.
+fn pieces(bytes: usize, tuning: &Tuning, idle: bool) -> u64 {
+    if bytes <= if idle { tuning.lines } else { tuning.lines_behind } {
+        return tuning.share(bytes) as u64 | LINES;
+    }
+    chunk_for(bytes, tuning) as u64
+}
+
 /// Chunks such that every lane has work, and transfers that are worth it several turns of it.
 fn chunk_for(bytes: usize, tuning: &Tuning) -> usize {
     let lanes = tuning.lanes as usize;
@@ -359,8 +455,14 @@ impl Mover for StagedSm {
             let oldest = Ticket(self.flight.done().0 + 1);
             self.wait(oldest, Completion::Poll)?;
         }
-        let chunk = self.chunk_for(source.len()) as u64;
-        let fields = [source.address(), destination.address(), source.len() as u64, chunk];
+        if (self.sequence + 1) as u32 == 0 {
+            self.renew_laps()?;
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.begin(source.len());
+        }
+        let fields =
+            [source.address(), destination.address(), source.len() as u64, self.pieces(source.len())];
         if !self.resident {
             self.launch(self.sequence + 1, 1)?;
         } else if !self.running {
@@ -370,41 +472,69 @@ impl Mover for StagedSm {
         // Kept before the command can be seen: the kernels may run from then on.
         self.entries.push_back((self.sequence + 1, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
-        self.publish(fields)?;
+        if let Err(error) = self.publish(fields) {
+            return Err(self.give_up(error));
+        }
         self.newest = Instant::now();
+        if let Some(trace) = &mut self.trace {
+            trace.published(self.sequence, self.newest);
+        }
         Ok(ticket)
     }
 
     fn done(&mut self) -> Result<Ticket> {
-        let done = self.look().inspect_err(|_| self.broken = true)?;
+        let done = self.look().map_err(|error| self.give_up(error))?;
         self.flight.complete(done, false);
         self.retire();
         Ok(done)
     }
 
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+        self.flight.check(ticket)?;
         let first = self.flight.done();
         let outcome = match completion {
             Completion::Interrupt => self.wait_interrupt(ticket),
             _ => {
                 // The entries stay until `retire`, so they are counted from where the flight stands now.
-                let Self { flight, memory, entries, from, to, tuning, .. } = self;
+                let Self { flight, memory, entries, from, to, tuning, push, pull, running, .. } = self;
                 let name = || short_name(from, to);
-                let poll = || look(memory, tuning.lanes, entries, first, &name);
+                let mut looks = 0u32;
+                let poll = || {
+                    // A kernel that died writes no word: its GPU is asked now and then.
+                    looks = looks.wrapping_add(1);
+                    if looks.is_multiple_of(1 << 15) {
+                        let done = look(memory, tuning.lanes, entries, first, &name)?;
+                        return if done >= ticket {
+                            Ok(done)
+                        } else {
+                            alive(&push.1, &pull.1, *running).map(|()| done)
+                        };
+                    }
+                    look(memory, tuning.lanes, entries, first, &name)
+                };
                 match completion {
                     Completion::Adaptive => flight.wait_adaptive(&name, ticket, poll),
                     _ => flight.wait_polling(&name, ticket, poll),
                 }
             }
         };
-        self.broken |= outcome.is_err();
+        if first < ticket && ticket == self.flight.newest() && outcome.is_ok() {
+            let (offset, length) = (self.lanes(), self.tuning.lanes as usize * LANE_BYTES);
+            if let Some(trace) = &mut self.trace {
+                trace.ended(&self.memory.slice(offset, length)?);
+            }
+        }
         self.retire();
-        outcome
+        outcome.map_err(|error| self.give_up(error))
     }
 
     fn rest(&mut self) -> Result<()> {
         self.wait(self.flight.newest(), Completion::Poll)?;
-        self.park()
+        self.park()?;
+        if let Some(trace) = &mut self.trace {
+            trace.report();
+        }
+        Ok(())
     }
 }
 
@@ -437,8 +567,8 @@ mod tests {
             let chunk = chunk_for(bytes, &tuning);
             assert!(chunk <= tuning.chunk && chunk.is_multiple_of(16), "{bytes}: {chunk}");
         }
-        assert_eq!(chunk_for(64 << 10, &tuning), 2048, "each lane has a chunk");
-        assert_eq!(chunk_for(1 << 20, &tuning), 16384, "each lane has two");
+        assert_eq!(chunk_for(64 << 10, &tuning), 8192, "each lane has a chunk");
+        assert_eq!(chunk_for(1 << 20, &tuning), 65536, "each lane has two");
         assert_eq!(chunk_for(1 << 30, &tuning), tuning.chunk);
         assert_eq!(chunk_for(100, &Tuning { chunk: 512, ..tuning }), 512);
     }

@@ -1,24 +1,30 @@
-// Staging by SMs: GPU A pushes chunks into a ring in pinned host memory, GPU B pulls them out; no CPU in between.
+// Staging by SMs: GPU A pushes chunks into rings in pinned host memory, GPU B pulls them out; no CPU in between.
 //
-// A block is a lane. Lane n of the pusher and lane n of the puller share a ring of `slots` chunks:
+// A block is a lane. Lane n of the pusher and lane n of the puller share two rings of `slots` places each, one for chunks
+// and one for lines, and these words:
 //
 //   ready: chunks that the pusher has published      (written by the pusher alone)
 //   seen:  commands that the pusher has read         (written by the pusher alone)
 //   taken: chunks that the puller has copied out     (written by the puller alone)
-//   chunk k lies in slot k % slots; it may be written while k - taken < slots, and read once ready > k.
+//   chunk k lies in place k % slots; it may be written while k - taken < slots.
+//
+// A chunk is handed over in one of two ways, which the command names:
+//
+//   plain: its bytes, then a fence at system scope (which waits for writes to cross PCIe, 1 us and more), then ready > k.
+//          The puller reads `ready`, and then the bytes: two round trips. All of the link's bandwidth.
+//   lines: 16 bytes at a time, 12 of data and 4 of lap, written and read as one. The puller reads lines until their lap is
+//          that of the command: no fence, no second round trip, three quarters of the bandwidth. For transfers whose
+//          latency counts. Lines have a ring of their own, so that nothing but a lap is ever where a lap is looked for.
 //
 // Commands come from the CPU through rings of 64-byte lines in pinned memory, a ring a lane: reads of one line by many
 // blocks of a GPU would queue behind each other, a PCIe round trip each. Each 16 bytes of a line are a value and the
 // command's number, so that one read a thread tells whether the line is whole:
 //
-//   | source, seq | destination, seq | bytes, seq | chunk, seq |
+//   | source, seq | destination, seq | bytes, seq | chunk and how, seq |
 //
 // Chunk c of a transfer goes through lane c % lanes. Each lane of the puller writes the number of the command it has done
 // to its word of `ended`; a command is complete when all have. A side that gives up says so in `failed`, and moves its
 // word of `ended` far ahead, so that nothing waits for it for ever.
-//
-// A fence at system scope waits for writes to cross PCIe, 1 us and more, so there is one a chunk and no other: between the
-// chunk and the words that publish it.
 #include "copy.cuh"
 
 struct Control {
@@ -28,21 +34,67 @@ struct Control {
     u64 pad1[15];
 };
 
+constexpr u32 MARKS = 6;
+
 struct Lane {
     u64 ready;
     u64 seen;    // the newest command that this lane of the pusher has read: its line may be written again
-    u64 pad0[14];
+    u64 pushed[MARKS]; // times, where the kernels were compiled with TRACE
+    u64 pad0[8];
     u64 taken;
-    u64 pad1[15];
+    u64 pad1;
+    u64 pulled[MARKS];
+    u64 pad2[8];
 };
 
 // What a command's `bytes` says to end the kernel.
 constexpr u64 LEAVE = ~0ull;
+// The bit of a command's `chunk` that says lines.
+constexpr u64 LINES = 1ull << 63;
+constexpr u32 LINE_DATA = 12;
+// Lines that a thread has in flight.
+constexpr u32 AHEAD = 4;
+constexpr u32 ALL = ~0u;
 
-__device__ inline ulonglong2 load_pair(const ulonglong2* from) {
-    ulonglong2 value;
-    asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(value.x), "=l"(value.y) : "l"(from) : "memory");
-    return value;
+// Times of a command, for those who ask where its microseconds go: a mark costs a read of the timer.
+#ifdef TRACE
+#define MARK(place, index) \
+    if (threadIdx.x == 0) place[index] = now_ns()
+#else
+#define MARK(place, index)
+#endif
+
+struct Pair {
+    u64 value;
+    u64 seq;
+};
+
+// 16 bytes at once: a single access in PTX's memory model, so a lap never comes with another lap's data.
+__device__ inline Pair load_pair(const void* from) {
+    Pair pair;
+    asm volatile("{ .reg .b128 both; ld.acquire.sys.global.b128 both, [%2]; mov.b128 {%0, %1}, both; }"
+                 : "=l"(pair.value), "=l"(pair.seq)
+                 : "l"(from)
+                 : "memory");
+    return pair;
+}
+
+__device__ inline uint4 load_line(const uint4* from) {
+    u64 low, high;
+    asm volatile("{ .reg .b128 both; ld.relaxed.sys.global.b128 both, [%2]; mov.b128 {%0, %1}, both; }"
+                 : "=l"(low), "=l"(high)
+                 : "l"(from)
+                 : "memory");
+    return make_uint4((u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32));
+}
+
+__device__ inline void store_line(uint4* to, uint4 line) {
+    u64 low = line.x | (u64)line.y << 32;
+    u64 high = line.z | (u64)line.w << 32;
+    asm volatile("{ .reg .b128 both; mov.b128 both, {%1, %2}; st.relaxed.sys.global.b128 [%0], both; }"
+                 :
+                 : "l"(to), "l"(low), "l"(high)
+                 : "memory");
 }
 
 // Everything that this block has read and written, before whatever this thread writes next, for whoever reads that.
@@ -64,57 +116,179 @@ __device__ inline void give_up_on(Control* control, u64* ended, u64 seq, u64 why
     store_release(ended + blockIdx.x, seq + (1ull << 30));
 }
 
+// Up to 4 bytes, of `left` that there are; whole words where the address allows.
+__device__ inline u32 gather(const char* from, u64 left, bool whole) {
+    u32 word = 0;
+    if (whole && left >= 4) {
+        asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+        return word;
+    }
+    for (u32 byte = 0; byte < 4 && byte < left; ++byte) {
+        word |= (u32)((const volatile unsigned char*)from)[byte] << 8 * byte;
+    }
+    return word;
+}
+
+__device__ inline void scatter(char* to, u32 word, u64 left, bool whole) {
+    if (whole && left >= 4) {
+        *(u32*)to = word;
+        return;
+    }
+    for (u32 byte = 0; byte < 4 && byte < left; ++byte) to[byte] = (char)(word >> 8 * byte);
+}
+
+__device__ inline u64 after(u64 left, u64 bytes) {
+    return left > bytes ? left - bytes : 0;
+}
+
+// Thread t of a block takes every blockDim-th line, so that a warp writes 512 bytes on end.
+__device__ inline void push_lines(uint4* place, const char* source, u64 bytes, u32 lap) {
+    bool whole = (u64)source % 4 == 0;
+    u64 lines = (bytes + LINE_DATA - 1) / LINE_DATA;
+    for (u64 first = threadIdx.x; first < lines; first += AHEAD * blockDim.x) {
+        uint4 line[AHEAD];
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; ++i) {
+            u64 at = (first + i * blockDim.x) * LINE_DATA;
+            u64 left = after(bytes, at);
+            line[i].x = gather(source + at, left, whole);
+            line[i].y = gather(source + at + 4, after(left, 4), whole);
+            line[i].z = gather(source + at + 8, after(left, 8), whole);
+            line[i].w = lap;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; ++i) {
+            u64 index = first + i * blockDim.x;
+            if (index < lines) store_line(place + index, line[i]);
+        }
+    }
+}
+
+// False when the lines did not come in time. A warp stays together: its lines of one turn come or are asked for again as one.
+__device__ inline bool pull_lines(
+    char* destination,
+    const uint4* place,
+    u64 bytes,
+    u32 lap,
+    u32 probe,
+    const Control* control,
+    u64 give_up
+) {
+    bool whole = (u64)destination % 4 == 0;
+    u64 lines = (bytes + LINE_DATA - 1) / LINE_DATA;
+    u32 in_warp = threadIdx.x % 32;
+    for (u64 row = threadIdx.x - in_warp; row < lines; row += AHEAD * blockDim.x) {
+        uint4 line[AHEAD];
+        u32 missing = 0;
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; ++i) missing |= (row + i * blockDim.x < lines ? 1u : 0u) << i;
+        for (u32 turns = 1;; ++turns) {
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; ++i) {
+                u64 index = row + i * blockDim.x + in_warp;
+                if (missing >> i & 1 && index < lines) line[i] = load_line(place + index);
+            }
+#pragma unroll
+            for (u32 i = 0; i < AHEAD; ++i) {
+                u64 index = row + i * blockDim.x + in_warp;
+                bool here = !(missing >> i & 1) || index >= lines || line[i].w == lap;
+                if (__all_sync(ALL, here)) missing &= ~(1u << i);
+            }
+            if (missing == 0) break;
+            u32 over = 0;
+            if (probe) {
+                // Until the last line of the first row that is missing has come: reading all again and again would keep
+                // the link from what has come.
+                u64 last = row + (u64)(__ffs(missing) - 1) * blockDim.x + 31;
+                const uint4* looked = place + (last < lines ? last : lines - 1);
+                if (in_warp == 0) {
+                    for (u32 looks = 1; load_line(looked).w != lap; ++looks) {
+                        if (looks % 64 == 0 && is_over(control, give_up)) {
+                            over = 1;
+                            break;
+                        }
+                    }
+                }
+            } else if (turns % 64 == 0 && in_warp == 0) {
+                over = is_over(control, give_up);
+            }
+            if (__any_sync(ALL, over)) return false;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; ++i) {
+            u64 index = row + i * blockDim.x + in_warp;
+            if (index >= lines) continue;
+            u64 at = index * LINE_DATA;
+            scatter(destination + at, line[i].x, bytes - at, whole);
+            if (bytes - at > 4) scatter(destination + at + 4, line[i].y, bytes - at - 4, whole);
+            if (bytes - at > 8) scatter(destination + at + 8, line[i].z, bytes - at - 8, whole);
+        }
+    }
+    return true;
+}
+
+struct Rings {
+    Lane* lanes;
+    char* chunks;
+    char* lines;
+    u64 slots;
+    u64 chunk_bytes;
+    u64 line_bytes;
+};
+
 template <bool PUSH>
 __device__ void serve(
     Control* control,
     u64* ended,
-    const ulonglong2* commands,
+    const char* commands,
     u64 depth,
-    Lane* lanes,
-    char* ring,
-    u64 slots,
-    u64 slot_bytes,
+    Rings rings,
     u64 first,
     u64 count,
     u64 idle_ns,
-    u64 stuck_ns
+    u64 stuck_ns,
+    u32 probe
 ) {
     __shared__ u64 field[4];
+    __shared__ u64 other; // thread 0's last look at the other side's word
     __shared__ u64 resume;
     __shared__ u32 leave;
-    Lane* lane = lanes + blockIdx.x;
-    char* mine = ring + (u64)blockIdx.x * slots * slot_bytes;
+    Lane* lane = rings.lanes + blockIdx.x;
+    char* my_chunks = rings.chunks + (u64)blockIdx.x * rings.slots * rings.chunk_bytes;
+    char* my_lines = rings.lines + (u64)blockIdx.x * rings.slots * rings.line_bytes;
     if (threadIdx.x == 0) {
         resume = PUSH ? load_acquire(&lane->ready) : load_acquire(&lane->taken);
+        other = PUSH ? load_acquire(&lane->taken) : 0;
         leave = 0;
     }
     __syncthreads();
     u64 chunks_done = resume;
-    u64 other = PUSH ? 0 : chunks_done; // thread 0's last look at the other side's word
-    if (PUSH && threadIdx.x == 0) other = load_acquire(&lane->taken);
-
-    commands += (u64)blockIdx.x * depth * 4;
+    commands += (u64)blockIdx.x * depth * 64;
 
     for (u64 seq = first; seq < first + count; ++seq) {
-        if (threadIdx.x < 4) {
-            const ulonglong2* part = commands + seq % depth * 4 + threadIdx.x;
+        if (threadIdx.x < 8) {
+            // Four threads read the command; beside them one looks at the other side's word, at no cost in time.
+            bool mine = threadIdx.x < 4;
+            const char* part = mine ? commands + seq % depth * 64 + threadIdx.x * 16 : (const char*)&lane->taken;
             u64 give_up = now_ns() + idle_ns;
-            ulonglong2 pair = load_pair(part);
-            for (u32 turns = 1; !__all_sync(0xf, pair.y == seq); ++turns) {
-                if (turns % 64 == 0 && __any_sync(0xf, is_over(control, give_up))) {
+            Pair pair = load_pair(part);
+            for (u32 turns = 1; !__all_sync(0xff, !mine || pair.seq == seq); ++turns) {
+                if (turns % 64 == 0 && __any_sync(0xff, is_over(control, give_up))) {
                     leave = 1;
                     break;
                 }
                 pair = load_pair(part);
             }
-            field[threadIdx.x] = pair.x;
-            fence_system(); // what the command tells of was there before it
+            if (mine) field[threadIdx.x] = pair.value;
+            if (PUSH && threadIdx.x == 4) other = pair.value;
         }
         __syncthreads();
+        MARK((PUSH ? lane->pushed : lane->pulled), 1);
         const char* source = (const char*)field[0];
         char* destination = (char*)field[1];
         u64 bytes = field[2];
-        u64 chunk = field[3];
+        bool lines = field[3] & LINES;
+        u64 chunk = field[3] & ~LINES;
         if (leave) {
             if (threadIdx.x == 0) give_up_on(control, ended, seq, 1);
             return;
@@ -122,9 +296,10 @@ __device__ void serve(
         if (PUSH && threadIdx.x == 0) store_relaxed(&lane->seen, seq);
         if (bytes == LEAVE) return;
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
-            if (threadIdx.x == 0) {
-                u64 give_up = now_ns() + stuck_ns;
-                for (u32 turns = 1; PUSH ? chunks_done - other >= slots : other == chunks_done; ++turns) {
+            u64 give_up = now_ns() + stuck_ns;
+            if (threadIdx.x == 0 && (PUSH || !lines)) {
+                // `ready` does not tell of lines, so it may be behind.
+                for (u32 turns = 1; PUSH ? chunks_done - other >= rings.slots : other <= chunks_done; ++turns) {
                     other = load_acquire(PUSH ? &lane->taken : &lane->ready);
                     if (turns % 64 == 0 && is_over(control, give_up)) {
                         leave = 1;
@@ -133,43 +308,64 @@ __device__ void serve(
                 }
             }
             __syncthreads();
+            u64 length = bytes - offset < chunk ? bytes - offset : chunk;
+            u64 place = chunks_done % rings.slots;
+            if (!leave) {
+                if (lines) {
+                    uint4* at = (uint4*)(my_lines + place * rings.line_bytes);
+                    if (PUSH) {
+                        push_lines(at, source + offset, length, (u32)seq);
+                    } else if (!pull_lines(destination + offset, at, length, (u32)seq, probe, control, give_up)) {
+                        leave = 1;
+                    }
+                } else if (PUSH) {
+                    copy_span(my_chunks + place * rings.chunk_bytes, source + offset, length, threadIdx.x, blockDim.x);
+                } else {
+                    copy_span(destination + offset, my_chunks + place * rings.chunk_bytes, length, threadIdx.x, blockDim.x);
+                }
+            }
+            __syncthreads();
             if (leave) {
                 if (threadIdx.x == 0) give_up_on(control, ended, seq, 2);
                 return;
             }
-            char* slot = mine + chunks_done % slots * slot_bytes;
-            u64 length = bytes - offset < chunk ? bytes - offset : chunk;
-            if (PUSH) {
-                copy_span(slot, source + offset, length, threadIdx.x, blockDim.x);
-            } else {
-                copy_span(destination + offset, slot, length, threadIdx.x, blockDim.x);
-            }
-            __syncthreads();
+            MARK((PUSH ? lane->pushed : lane->pulled), 2);
             chunks_done += 1;
+            bool last = offset + gridDim.x * chunk >= bytes;
             if (threadIdx.x == 0) {
-                fence_system();
                 if (PUSH) {
+                    // Where lines are pushed, this says only where the next launch goes on.
+                    if (!lines) fence_system();
                     store_relaxed(&lane->ready, chunks_done);
                 } else {
-                    if (offset + gridDim.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
+                    // All that was read from the place was looked at, or written on, before the barrier: only who waits
+                    // for the transfer needs its bytes to be there.
+                    if (last) {
+                        fence_system();
+                        MARK(lane->pulled, 3);
+                        store_relaxed(ended + blockIdx.x, seq);
+                    }
                     store_relaxed(&lane->taken, chunks_done);
                 }
             }
         }
         // A lane that has no part in a command ends it too.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
-        __syncthreads(); // `field` is read by all before thread 0..3 fill it again
+        __syncthreads(); // `field` is read by all before its writers fill it again
+        MARK((PUSH ? lane->pushed : lane->pulled), 4);
+#ifdef TRACE
+        if (threadIdx.x == 0) (PUSH ? lane->pushed : lane->pulled)[0] = seq;
+#endif
     }
 }
 
 #define SERVE(name, push)                                                                                            \
     extern "C" __global__ void __launch_bounds__(1024) name(                                                         \
-        Control* control, u64* ended, const ulonglong2* commands, u64 depth, Lane* lanes, char* ring, u64 slots,     \
-        u64 slot_bytes, u64 first, u64 count, u64 idle_ns, u64 stuck_ns                                              \
+        Control* control, u64* ended, const char* commands, u64 depth, Lane* lanes, char* chunks, char* lines,       \
+        u64 slots, u64 chunk_bytes, u64 line_bytes, u64 first, u64 count, u64 idle_ns, u64 stuck_ns, u32 probe       \
     ) {                                                                                                              \
-        serve<push>(                                                                                                 \
-            control, ended, commands, depth, lanes, ring, slots, slot_bytes, first, count, idle_ns, stuck_ns         \
-        );                                                                                                           \
+        Rings rings = {lanes, chunks, lines, slots, chunk_bytes, line_bytes};                                        \
+        serve<push>(control, ended, commands, depth, rings, first, count, idle_ns, stuck_ns, probe);                 \
     }
 
 SERVE(push, true)

@@ -1,0 +1,234 @@
+//! Transfers between GPUs as a machine with one shows them: every size and alignment, transfers given up at any point, both
+//! directions at once again and again, kernels that trap. With one GPU, it is both ends.
+
+use inlane_copy::route::open_path;
+use inlane_copy::{Device, Options, Path, open};
+use inlane_core::mover::{Mover, Ticket};
+use inlane_core::{Completion, Place, Region};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn devices(test: &str) -> Option<[Arc<Device>; 2]> {
+    let count = match inlane_cuda::device_count() {
+        Ok(count) if count > 0 => count,
+        Ok(_) => return skip(test, "no GPU"),
+        Err(error) => return skip(test, &error.to_string()),
+    };
+    let ends = ["gpu:0", if count > 1 { "gpu:1" } else { "gpu:0" }].map(|end| end.parse().unwrap());
+    let opened = open(&ends, &Default::default()).unwrap();
+    Some([opened[0].clone(), opened[1].clone()])
+}
+
+fn skip<T>(test: &str, why: &str) -> Option<T> {
+    eprintln!("SKIPPED {test}: {why}");
+    None
+}
+
+fn staged_sm(from: &Arc<Device>, to: &Arc<Device>, resident: bool) -> Box<dyn Mover> {
+    let options = Options { resident, ..Options::default() };
+    open_path(Path::StagedSm, from, to, &options).unwrap()
+}
+
+/// Repeatable numbers without a pattern that matters.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+/// Transfers of odd sizes at odd addresses, several in flight, by every completion; the bytes around them stay as they were.
+#[test]
+fn every_size_and_alignment_arrives_and_nothing_else_changes() {
+    let Some([from, to]) = devices("every_size_and_alignment_arrives_and_nothing_else_changes") else {
+        return;
+    };
+    const SPAN: usize = 4 << 20;
+    let (source, destination) = (from.allocate(SPAN).unwrap(), to.allocate(SPAN).unwrap());
+    from.fill(&source, 3).unwrap();
+    let (from_gpu, to_gpu) = (from.gpu().unwrap(), to.gpu().unwrap());
+    let sent = from_gpu.read(&source).unwrap();
+    for resident in [true, false] {
+        let mut mover = staged_sm(&from, &to, resident);
+        let mut numbers = Numbers(7);
+        for round in 0..200 {
+            to.poison(&destination).unwrap();
+            let mut expected = vec![inlane_copy::device::POISON; SPAN];
+            let mut ticket = Ticket(0);
+            // Each of the transfers in flight has a part of the span for itself.
+            for part in 0..4 {
+                let bound = [40, 5_000, 300_000, SPAN / 4 - 64][numbers.below(4)];
+                let (length, at) = (1 + numbers.below(bound), part * SPAN / 4 + numbers.below(17));
+                let take = numbers.below(SPAN - length);
+                ticket = mover
+                    .submit(&source.slice(take, length).unwrap(), &destination.slice(at, length).unwrap())
+                    .unwrap();
+                expected[at..at + length].copy_from_slice(&sent[take..take + length]);
+            }
+            let how = [Completion::Poll, Completion::Interrupt, Completion::Adaptive][round % 3];
+            mover.wait(ticket, how).unwrap();
+            mover.rest().unwrap();
+            let arrived = to_gpu.read(&destination).unwrap();
+            if let Some(wrong) = (0..SPAN).find(|&at| arrived[at] != expected[at]) {
+                panic!("resident {resident}, round {round}: byte {wrong} differs");
+            }
+        }
+    }
+}
+
+/// Dropped with transfers in flight: it waits for them, and memory and GPU are free for the next at once.
+#[test]
+fn given_up_at_any_point_leaves_nothing_behind() {
+    let Some([from, to]) = devices("given_up_at_any_point_leaves_nothing_behind") else { return };
+    let gpu = from.gpu().unwrap().clone();
+    let size = 1 << 20;
+    let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
+    drop(staged_sm(&from, &to, true));
+    let (free, _) = gpu.memory().unwrap();
+    let mut numbers = Numbers(11);
+    let began = Instant::now();
+    for round in 0..60 {
+        from.fill(&source, round).unwrap();
+        let mut mover = staged_sm(&from, &to, round % 2 == 0);
+        for _ in 0..numbers.below(20) {
+            mover.submit(&source, &destination).unwrap();
+        }
+        let spin = Instant::now();
+        while spin.elapsed() < Duration::from_micros(numbers.below(300) as u64) {}
+        drop(mover);
+    }
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    assert_eq!(gpu.memory().unwrap().0, free);
+}
+
+/// Both directions at once, opened, run and closed again and again: none waits for the other for ever.
+#[test]
+fn both_directions_end_every_time() {
+    let Some([from, to]) = devices("both_directions_end_every_time") else { return };
+    let size = 2 << 20;
+    let memory: Vec<[Region; 2]> = [(&from, &to), (&to, &from)]
+        .map(|(a, b)| [a.allocate(size).unwrap(), b.allocate(size).unwrap()])
+        .into();
+    let began = Instant::now();
+    for round in 0..100u64 {
+        for ([source, destination], (a, b)) in memory.iter().zip([(&from, &to), (&to, &from)]) {
+            a.fill(source, round).unwrap();
+            b.poison(destination).unwrap();
+        }
+        let resident = round % 4 != 3;
+        let mut ways = [staged_sm(&from, &to, resident), staged_sm(&to, &from, resident)];
+        std::thread::scope(|scope| {
+            for (mover, [source, destination]) in ways.iter_mut().zip(&memory) {
+                scope.spawn(move || {
+                    let mut last = Ticket(0);
+                    for turn in 0..200 {
+                        // Sizes of both ways of handing over, laps included.
+                        let length = [4096, 65_536, 300_000, size][turn % 4];
+                        let pair = [source, destination].map(|region| region.slice(0, length).unwrap());
+                        last = mover.submit(&pair[0], &pair[1]).unwrap();
+                    }
+                    mover.wait(last, Completion::Poll).unwrap();
+                    mover.rest().unwrap();
+                });
+            }
+        });
+        for ([_, destination], b) in memory.iter().zip([&to, &from]) {
+            assert_eq!(b.count_wrong(destination, round).unwrap(), 0, "round {round}");
+        }
+    }
+    eprintln!("100 rounds of both directions in {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+}
+
+/// Runs one of the ignored tests below in a process of its own; gives what it wrote, and how long it took.
+fn child(name: &str) -> (std::process::Output, Duration) {
+    let began = Instant::now();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture", "--test-threads", "1"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    (output, began.elapsed())
+}
+
+/// A kernel that traps in one process: an error that names the GPU's, soon; and the next process is none the worse.
+#[test]
+fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
+    if let Err(error) = inlane_cuda::device_count() {
+        skip::<()>("a_kernel_that_traps_is_a_clear_error_and_the_next_process_works", &error.to_string());
+        return;
+    }
+    for name in ["trap_in_push", "trap_in_pull", "trap_in_push_launched"] {
+        let (output, took) = child(name);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {text}");
+        assert!(took < Duration::from_secs(15), "{name}: {took:?}");
+        eprintln!(
+            "{name}, {took:?}: {}",
+            text.lines().find(|line| line.contains("error:")).unwrap_or_default()
+        );
+        let (output, _) = child("one_transfer_works");
+        assert!(output.status.success(), "after {name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+fn trap(push: bool, resident: bool) {
+    let Some([from, to]) = devices("trap") else { return };
+    let size = 1 << 20;
+    let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
+    // SAFETY: not valid, and never touched by the CPU: a GPU that touches it traps, which is what is tested.
+    let nowhere = |device: &Device| unsafe {
+        let index = device.gpu().unwrap().index();
+        Region::from_raw(0x1000, size, Place::Gpu(index), Arc::new(()))
+    };
+    let mut mover = staged_sm(&from, &to, resident);
+    let ticket = mover.submit(&source, &destination).unwrap();
+    mover.wait(ticket, Completion::Poll).unwrap();
+    let bad = match push {
+        true => mover.submit(&nowhere(&from), &destination),
+        false => mover.submit(&source, &nowhere(&to)),
+    };
+    let error = bad.and_then(|ticket| mover.wait(ticket, Completion::Poll)).unwrap_err();
+    eprintln!("error: {error}");
+    let text = error.to_string();
+    assert!(text.contains("ILLEGAL_ADDRESS") && text.contains("gpu:"), "{text}");
+    assert!(mover.submit(&source, &destination).is_err(), "it says so again");
+    let began = Instant::now();
+    drop(mover);
+    assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
+}
+
+#[test]
+#[ignore = "a kernel traps: run in a process of its own by the test above"]
+fn trap_in_push() {
+    trap(true, true);
+}
+
+#[test]
+#[ignore = "as above"]
+fn trap_in_pull() {
+    trap(false, true);
+}
+
+#[test]
+#[ignore = "as above"]
+fn trap_in_push_launched() {
+    trap(true, false);
+}
+
+#[test]
+#[ignore = "run in a process of its own after a fault"]
+fn one_transfer_works() {
+    let Some([from, to]) = devices("one_transfer_works") else { return };
+    let size = 3 << 20;
+    let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
+    from.fill(&source, 5).unwrap();
+    let mut mover = staged_sm(&from, &to, true);
+    let ticket = mover.submit(&source, &destination).unwrap();
+    mover.wait(ticket, Completion::Adaptive).unwrap();
+    mover.rest().unwrap();
+    assert_eq!(to.count_wrong(&destination, 5).unwrap(), 0);
+}
