@@ -71,6 +71,9 @@ pub struct Copy {
     /// This path, or an error
     #[arg(long, value_name = "PATH", conflicts_with = "path")]
     require: Option<Path>,
+    /// Paths that auto leaves out: with --without p2p, what a machine without peer access would do
+    #[arg(long, value_name = "PATH,...", value_delimiter = ',')]
+    without: Vec<Path>,
     /// forward, backward, both at once, or all three one after another
     #[arg(long, value_enum, default_value_t = Direction::Forward)]
     direction: Direction,
@@ -266,6 +269,7 @@ impl Copy {
             },
             resident: !self.sm_launch,
             blocks: self.sm_blocks,
+            without: self.without.clone(),
             ..Options::default()
         })
     }

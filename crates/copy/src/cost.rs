@@ -5,6 +5,7 @@
 
 use crate::device::Device;
 use crate::endpoint::Endpoint;
+use crate::measure::{Buffers, Plan, together};
 use crate::path::Path;
 use crate::route::{Options, host_buffer, leg, open_path};
 use inlane_core::mover::{CpuMover, Mover};
@@ -16,9 +17,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Sizes that are measured; between them time is taken to be linear in bytes.
-const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20];
+const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 /// A size that takes longer is the last that is measured of its path.
 const LONG: Duration = Duration::from_millis(60);
+/// A size expected to take longer is not measured both ways, where many are in flight.
+const SLOW: Duration = Duration::from_millis(5);
 /// What a chunk of the generic staging path holds.
 const CHUNK: u64 = 1 << 20;
 
@@ -84,6 +87,43 @@ impl Curve {
         }
         Ok(curve)
     }
+
+    /// Measures transfers by a path while as many go the other way: the time that each takes of the slower direction's.
+    ///
+    /// # Errors
+    /// When the path cannot be had both ways, or what its movers say.
+    fn measure_both_ways(
+        path: Path,
+        from: &Arc<Device>,
+        to: &Arc<Device>,
+        options: &Options,
+        largest: usize,
+    ) -> Result<Self> {
+        let largest = largest.min(16 << 20);
+        let mut buffers =
+            [Buffers::new(from, to, largest, largest)?, Buffers::new(to, from, largest, largest)?];
+        let mut ways = [open_path(path, from, to, options)?, open_path(path, to, from, options)?];
+        let plan = Plan {
+            repeats: 2,
+            time: Duration::from_millis(5),
+            warm_up: Duration::from_millis(2),
+            ..Plan::default()
+        };
+        let mut curve = Self::default();
+        for size in SIZES.into_iter().filter(|size| *size <= largest) {
+            let known = curve.points.last();
+            if known
+                .is_some_and(|(bytes, took)| took * (size as f64 / *bytes as f64) > SLOW.as_nanos() as f64)
+            {
+                break;
+            }
+            let runs: Vec<(&mut dyn Mover, &mut Buffers)> =
+                ways.iter_mut().map(|way| &mut **way as &mut dyn Mover).zip(&mut buffers).collect();
+            let rates = together(runs, size, &plan)?.into_iter().map(|way| way.bytes_per_second.median);
+            curve.points.push((size as u64, size as f64 / rates.fold(f64::INFINITY, f64::min) * 1e9));
+        }
+        Ok(curve)
+    }
 }
 
 /// What the paths between two devices cost.
@@ -114,8 +154,15 @@ impl Costs {
             if path == Path::Cuda || software {
                 continue;
             }
-            let measured = open_path(path, from, to, options)
-                .and_then(|mut mover| Curve::measure(&mut *mover, &source, &destination));
+            if options.without.contains(&path) {
+                costs.refused.insert(path, "left out, as asked".into());
+                continue;
+            }
+            let measured = match options.both_ways {
+                true => Curve::measure_both_ways(path, from, to, options, bytes),
+                false => open_path(path, from, to, options)
+                    .and_then(|mut mover| Curve::measure(&mut *mover, &source, &destination)),
+            };
             match measured {
                 Ok(curve) => drop(costs.paths.insert(path, curve)),
                 Err(error) => drop(costs.refused.insert(path, error.to_string())),
@@ -186,7 +233,9 @@ impl Cache {
     }
 
     fn key(from: &Endpoint, to: &Endpoint, options: &Options) -> String {
-        format!("{from} -> {to} {:?} {:?} {}", options.engines, options.sms, options.resident)
+        let load = if options.both_ways { " both ways" } else { "" };
+        let Options { engines, sms, resident, without, .. } = options;
+        format!("{from} -> {to}{load} {engines:?} {sms:?} {resident} without {without:?}")
     }
 
     /// The costs of a pair.

@@ -9,7 +9,7 @@ use inlane_core::mover::{Mover, Ticket};
 use inlane_core::stats::Summary;
 use inlane_core::{Completion, Error, Region, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How a run is made.
@@ -262,8 +262,58 @@ fn stream_once(
 /// # Errors
 /// As [`latency`].
 pub fn stream(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measured> {
-    let gate = Barrier::new(1);
-    stream_with(route, buffers, size, plan, &gate)
+    stream_with(route, buffers, size, plan, &Gate::new(1))
+}
+
+/// Where threads wait for each other, again and again. A thread that ends for whatever reason, a panic too, is not waited for
+/// any more, so none waits for ever.
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+struct GateState {
+    threads: usize,
+    waiting: usize,
+    opened: u64,
+}
+
+impl Gate {
+    fn new(threads: usize) -> Self {
+        let state = GateState { threads, waiting: 0, opened: 0 };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut GateState)) -> std::sync::MutexGuard<'_, GateState> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        if state.waiting > 0 && state.waiting >= state.threads {
+            state.waiting = 0;
+            state.opened += 1;
+            self.changed.notify_all();
+        }
+        state
+    }
+
+    fn wait(&self) {
+        let mut before = 0;
+        let mut state = self.change(|state| {
+            before = state.opened;
+            state.waiting += 1;
+        });
+        while state.opened == before {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A thread's part in a gate, until it is dropped.
+struct Part<'a>(&'a Gate);
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        drop(self.0.change(|state| state.threads -= 1));
+    }
 }
 
 fn stream_with(
@@ -271,8 +321,9 @@ fn stream_with(
     buffers: &mut Buffers,
     size: usize,
     plan: &Plan,
-    gate: &Barrier,
+    gate: &Gate,
 ) -> Result<Measured> {
+    let _part = Part(gate);
     let window = plan.window_for(size);
     let slots = buffers.slots(size);
     let mut totals = Totals::default();
@@ -326,7 +377,7 @@ pub fn together(
     size: usize,
     plan: &Plan,
 ) -> Result<Vec<Measured>> {
-    let gate = Barrier::new(runs.len());
+    let gate = Gate::new(runs.len());
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let gate = &gate;
         let threads: Vec<_> = runs

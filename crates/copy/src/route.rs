@@ -35,6 +35,10 @@ pub struct Options {
     pub resident: bool,
     /// Blocks of a copy by SMs.
     pub blocks: u32,
+    /// The other direction runs at the same time: paths cost what they do then.
+    pub both_ways: bool,
+    /// Paths that [`Choice::Auto`] leaves out.
+    pub without: Vec<Path>,
 }
 
 impl Default for Options {
@@ -48,6 +52,8 @@ impl Default for Options {
             sms: sms::Tuning::default(),
             resident: false,
             blocks: 16,
+            both_ways: false,
+            without: Vec::new(),
         }
     }
 }
@@ -184,6 +190,7 @@ pub struct Route {
     to: Arc<Device>,
     movers: Vec<(Path, Box<dyn Mover>)>,
     costs: Option<Costs>,
+    both_ways: bool,
     refused: BTreeMap<Path, String>,
     fallback: Option<String>,
     /// The path was asked for, not chosen.
@@ -212,6 +219,7 @@ impl Route {
             to: to.clone(),
             movers: Vec::new(),
             costs: None,
+            both_ways: options.both_ways,
             refused: BTreeMap::new(),
             fallback: None,
             asked: false,
@@ -299,7 +307,8 @@ impl Route {
                     );
                     not_taken.push(NotTaken { path: other.to_string(), why });
                 }
-                format!("{path}: least calibrated time for {size}, {}", units::nanoseconds(time))
+                let load = if self.both_ways { ", both directions at once" } else { "" };
+                format!("{path}: least calibrated time for {size}, {}{load}", units::nanoseconds(time))
             }
             (_, _) => match &self.fallback {
                 Some(fallback) => format!("{path} instead: {fallback}"),

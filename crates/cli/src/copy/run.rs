@@ -339,6 +339,7 @@ impl Bench<'_> {
         options: &Options,
     ) -> anyhow::Result<()> {
         let ceilings = self.ceiling(from, to, true)?;
+        let options = &Options { both_ways: true, ..options.clone() };
         let mut forth_buffers = self.buffers(from, to, options)?;
         let mut back_buffers = self.buffers(to, from, options)?;
         // The way back is opened while nothing runs: a resident route begins at its first transfer.

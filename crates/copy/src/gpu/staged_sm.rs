@@ -47,8 +47,8 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            lanes: 8,
-            threads: 1024,
+            lanes: 16,
+            threads: 512,
             chunk: 64 << 10,
             slots: 4,
             turns: 2,
@@ -567,9 +567,26 @@ mod tests {
             let chunk = chunk_for(bytes, &tuning);
             assert!(chunk <= tuning.chunk && chunk.is_multiple_of(16), "{bytes}: {chunk}");
         }
-        assert_eq!(chunk_for(64 << 10, &tuning), 8192, "each lane has a chunk");
-        assert_eq!(chunk_for(1 << 20, &tuning), 65536, "each lane has two");
+        let small = Tuning { lanes: 32, ..tuning };
+        assert_eq!(chunk_for(64 << 10, &small), 2048, "each lane has a chunk");
+        assert_eq!(chunk_for(1 << 20, &small), 16384, "each lane has two");
         assert_eq!(chunk_for(1 << 30, &tuning), tuning.chunk);
         assert_eq!(chunk_for(100, &Tuning { chunk: 512, ..tuning }), 512);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn transfers_in_lines_are_one_piece_a_lane_that_fits(bytes in 1usize..1 << 20, lanes in 1u32..133, idle: bool) {
+            let tuning = Tuning { lanes, ..Tuning::default() };
+            let pieces = pieces(bytes, &tuning, idle);
+            let piece = (pieces & !LINES) as usize;
+            proptest::prop_assert_eq!(pieces & LINES != 0, idle || bytes <= tuning.lines_behind);
+            if pieces & LINES != 0 {
+                proptest::prop_assert!(piece * lanes as usize >= bytes && piece.is_multiple_of(4));
+                proptest::prop_assert!(piece.div_ceil(12) * 16 <= tuning.line_bytes());
+            } else {
+                proptest::prop_assert!(piece <= tuning.chunk);
+            }
+        }
     }
 }

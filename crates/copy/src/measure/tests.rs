@@ -103,6 +103,96 @@ fn a_device_lost_in_mid_copy_ends_both_directions() {
     assert!(error.to_string().contains("was lost"), "{error}");
 }
 
+/// A mover with a fault of its own: it panics at its third transfer.
+struct Panics(u64);
+
+impl Mover for Panics {
+    fn name(&self) -> String {
+        "panics".into()
+    }
+
+    fn reaches(&self, _: &Region, _: &Region) -> bool {
+        true
+    }
+
+    fn submit(&mut self, _: &Region, _: &Region) -> Result<Ticket> {
+        self.0 += 1;
+        assert!(self.0 < 3, "planted");
+        Ok(Ticket(self.0))
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        Ok(Ticket(self.0))
+    }
+
+    fn wait(&mut self, _: Ticket, _: Completion) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_direction_that_panics_is_not_waited_for() {
+    let (from, to) = (twin(0), twin(1));
+    let options = Options { largest: 64 << 10, ..Options::default() };
+    let mut back = open_path(Path::Staged, &to, &from, &options).unwrap();
+    let mut forth_buffers = Buffers::new(&from, &to, 64 << 10, 1 << 20).unwrap();
+    let mut back_buffers = Buffers::new(&to, &from, 64 << 10, 1 << 20).unwrap();
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut forth = Panics(0);
+        let runs: Vec<(&mut dyn Mover, &mut Buffers)> =
+            vec![(&mut forth, &mut forth_buffers), (&mut *back, &mut back_buffers)];
+        together(runs, 64 << 10, &quick())
+    }));
+    assert!(outcome.is_err(), "the panic comes out, and nobody hangs");
+}
+
+/// Stopped after each count of transfers from none to many: the error says so, nothing is reported, and the mover goes on.
+#[test]
+fn a_run_can_be_stopped_after_any_transfer() {
+    struct Counts<'a>(&'a mut dyn Mover, u64, Arc<AtomicBool>);
+    impl Mover for Counts<'_> {
+        fn name(&self) -> String {
+            self.0.name()
+        }
+        fn reaches(&self, source: &Region, destination: &Region) -> bool {
+            self.0.reaches(source, destination)
+        }
+        fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+            self.1 = self.1.saturating_sub(1);
+            self.2.store(self.1 == 0, Ordering::Relaxed);
+            self.0.submit(source, destination)
+        }
+        fn done(&mut self) -> Result<Ticket> {
+            self.0.done()
+        }
+        fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+            self.0.wait(ticket, completion)
+        }
+    }
+    let (host, device) = (open(&["host".parse().unwrap()], &Default::default()).unwrap().remove(0), twin(0));
+    let options = Options { largest: 64 << 10, ..Options::default() };
+    let mut buffers = Buffers::new(&host, &device, 64 << 10, 1 << 20).unwrap();
+    for path in [Path::Dma, Path::Bar] {
+        let mut mover = open_path(path, &host, &device, &options).unwrap();
+        for after in 1..20 {
+            for streaming in [true, false] {
+                let plan = Plan { time: Duration::from_secs(60), stop: Arc::default(), ..quick() };
+                let mut counts = Counts(&mut *mover, after, plan.stop.clone());
+                let outcome = match streaming {
+                    true => stream(&mut counts, &mut buffers, 64 << 10, &plan),
+                    false => latency(&mut counts, &mut buffers, 64 << 10, &plan),
+                };
+                let error = outcome.unwrap_err().to_string();
+                assert!(
+                    error.contains("interrupted") && error.contains("nothing of it is reported"),
+                    "{error}"
+                );
+            }
+        }
+        assert!(latency(&mut *mover, &mut buffers, 64 << 10, &quick()).unwrap().verified_bytes > 0, "{path}");
+    }
+}
+
 #[test]
 fn auto_takes_what_costs_least_and_says_why() {
     let (from, to) = (twin(0), twin(1));
@@ -201,4 +291,13 @@ fn calibration_finds_every_path_and_its_legs() {
     assert!(costs.time(Path::Bar, 1 << 20).unwrap() > costs.time(Path::Hybrid, 1 << 20).unwrap());
     let leg = costs.predict(Path::Hybrid, 1 << 20).unwrap();
     assert!(leg >= 2.0 * (1 << 20) as f64 / 2.0, "two legs at 2 bytes a nanosecond: {leg}");
+}
+
+#[test]
+fn calibration_both_ways_measures_paths_under_load() {
+    let (from, to) = (twin(0), twin(1));
+    let options = Options { largest: 1 << 20, both_ways: true, ..Options::default() };
+    let route = Route::open(&from, &to, Choice::Auto, &options, None).unwrap();
+    assert_ne!(route.path_for(1 << 20), Path::Bar, "the CPU's stores are the slowest by far");
+    assert!(route.explain(1 << 20).reason.contains("both directions at once"));
 }
