@@ -101,14 +101,28 @@ impl Device {
             Kind::Host(Some(gpu)) => format!("host memory, pinned by gpu:{}", gpu.index()),
             Kind::Gpu(memory) => {
                 let info = memory.gpu().info();
-                let link = match &info.link {
-                    Some(link) => format!(", PCIe {} GT/s x{}", link.gigatransfers, link.width),
-                    None => String::new(),
-                };
+                let link = self.link().map(|(link, _)| format!(", {link}")).unwrap_or_default();
                 format!("{} {} at {}{link}", self.endpoint, info.name, info.pci_address)
             }
             Kind::Twin(twin) => format!("{} a model of the {}", self.endpoint, twin.costs().name),
             Kind::Bar { region, .. } => format!("{} {} bytes", self.endpoint, region.len()),
+        }
+    }
+
+    /// Its link, and the bits a second that it can signal with the lanes in use (an idle GPU lowers the rate of a lane, and
+    /// raises it when it works); `None` for what has none or does not tell.
+    pub fn link(&self) -> Option<(String, f64)> {
+        match &self.kind {
+            Kind::Gpu(memory) => {
+                let link = memory.gpu().info().link.as_ref()?;
+                let rate = link.max_gigatransfers * 1e9 * f64::from(link.width);
+                Some((format!("PCIe {} GT/s x{}", link.gigatransfers, link.width), rate))
+            }
+            Kind::Twin(twin) => {
+                let rate = twin.costs().link;
+                Some((inlane_core::units::bytes_per_second(rate), rate * 8.0))
+            }
+            Kind::Host(_) | Kind::Bar { .. } => None,
         }
     }
 

@@ -161,7 +161,7 @@ fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
         skip::<()>("a_kernel_that_traps_is_a_clear_error_and_the_next_process_works", &error.to_string());
         return;
     }
-    for name in ["trap_in_push", "trap_in_pull", "trap_in_push_launched"] {
+    for name in ["trap_in_push", "trap_in_pull", "trap_in_push_launched", "trap_while_asleep"] {
         let (output, took) = child(name);
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}: {text}");
@@ -175,7 +175,7 @@ fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
     }
 }
 
-fn trap(push: bool, resident: bool) {
+fn trap(push: bool, resident: bool, completion: Completion) {
     let Some([from, to]) = devices("trap") else { return };
     let size = 1 << 20;
     let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
@@ -191,7 +191,7 @@ fn trap(push: bool, resident: bool) {
         true => mover.submit(&nowhere(&from), &destination),
         false => mover.submit(&source, &nowhere(&to)),
     };
-    let error = bad.and_then(|ticket| mover.wait(ticket, Completion::Poll)).unwrap_err();
+    let error = bad.and_then(|ticket| mover.wait(ticket, completion)).unwrap_err();
     eprintln!("error: {error}");
     let text = error.to_string();
     assert!(text.contains("ILLEGAL_ADDRESS") && text.contains("gpu:"), "{text}");
@@ -204,19 +204,25 @@ fn trap(push: bool, resident: bool) {
 #[test]
 #[ignore = "a kernel traps: run in a process of its own by the test above"]
 fn trap_in_push() {
-    trap(true, true);
+    trap(true, true, Completion::Poll);
 }
 
 #[test]
 #[ignore = "as above"]
 fn trap_in_pull() {
-    trap(false, true);
+    trap(false, true, Completion::Adaptive);
 }
 
 #[test]
 #[ignore = "as above"]
 fn trap_in_push_launched() {
-    trap(true, false);
+    trap(true, false, Completion::Poll);
+}
+
+#[test]
+#[ignore = "as above"]
+fn trap_while_asleep() {
+    trap(true, true, Completion::Interrupt);
 }
 
 #[test]

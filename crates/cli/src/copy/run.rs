@@ -83,6 +83,7 @@ impl Copy {
         let (from, to, host) = (&devices[0], &devices[1], &devices[2]);
         let mut report = Report::new("copy", Explanation::default());
         describe(&mut report, &devices[..2]);
+        report.notes.extend(unequal_links(from, to));
         let mut cache = Cache::load(&devices[..2]);
         let options = self.options()?;
         let mut bench = Bench { args: self, plan, report: &mut report, cache: &mut cache, host };
@@ -171,6 +172,21 @@ fn describe(report: &mut Report, devices: &[Arc<Device>]) {
     report.devices = devices.iter().map(|device| device.describe()).collect();
     report.devices.dedup();
     report.twin = devices.iter().any(|device| device.endpoint().is_twin());
+}
+
+/// What to know of two devices whose links differ.
+fn unequal_links(from: &Device, to: &Device) -> Option<String> {
+    let (a, b) = (from.link()?, to.link()?);
+    let (slower, faster) = if a.1 < b.1 { ((from, a), (to, b)) } else { ((to, b), (from, a)) };
+    (slower.1.1 < faster.1.1).then(|| {
+        format!(
+            "links differ: {} of {}, {} of {}; the slower bounds every path between them",
+            slower.1.0,
+            slower.0.endpoint(),
+            faster.1.0,
+            faster.0.endpoint()
+        )
+    })
 }
 
 /// Measures pairs into a report.

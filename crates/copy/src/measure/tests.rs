@@ -297,7 +297,13 @@ fn calibration_finds_every_path_and_its_legs() {
 fn calibration_both_ways_measures_paths_under_load() {
     let (from, to) = (twin(0), twin(1));
     let options = Options { largest: 1 << 20, both_ways: true, ..Options::default() };
-    let route = Route::open(&from, &to, Choice::Auto, &options, None).unwrap();
-    assert_ne!(route.path_for(1 << 20), Path::Bar, "the CPU's stores are the slowest by far");
+    let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
+    assert_eq!(costs.paths.len(), 3, "{costs:?}");
+    assert!(costs.paths.values().all(|curve| curve.points.len() >= 2), "{costs:?}");
+    let route = Route::open(&from, &to, Choice::Auto, &options, Some(costs)).unwrap();
     assert!(route.explain(1 << 20).reason.contains("both directions at once"));
+    let without = Options { without: vec![Path::Bar, Path::Hybrid], ..options };
+    let route = Route::open(&from, &to, Choice::Auto, &without, None).unwrap();
+    assert_eq!(route.path_for(64), Path::Staged);
+    assert!(route.explain(64).not_taken.iter().any(|other| other.why.contains("left out")));
 }
