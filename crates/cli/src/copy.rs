@@ -143,18 +143,12 @@ pub struct Copy {
     /// Staging by SMs: chunks in each block's ring
     #[arg(long, default_value_t = staged_sm::Tuning::default().slots, value_name = "N")]
     sm_slots: usize,
-    /// Staging by SMs: turns of each block for a transfer of moderate size
+    /// Staging by SMs: turns of each block for a transfer of moderate size that is alone
     #[arg(long, default_value_t = staged_sm::Tuning::default().turns, value_name = "N")]
     sm_turns: usize,
-    /// Staging by SMs: the largest transfer that goes without fences, data and laps together, where it is alone
-    #[arg(long, default_value = "1M", value_name = "SIZE", value_parser = units::parse_size)]
+    /// Staging by SMs: the largest transfer that goes without fences, data and laps together
+    #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = units::parse_size)]
     sm_lines: u64,
-    /// Staging by SMs: the same behind other transfers
-    #[arg(long, default_value = "128K", value_name = "SIZE", value_parser = units::parse_size)]
-    sm_lines_behind: u64,
-    /// Staging by SMs: look at all lines, not at one of each row first
-    #[arg(long)]
-    sm_no_probe: bool,
     /// Staging by SMs: launch kernels for each transfer instead of keeping them running
     #[arg(long)]
     sm_launch: bool,
@@ -264,8 +258,6 @@ impl Copy {
                 slots: self.sm_slots,
                 turns: self.sm_turns,
                 lines: self.sm_lines as usize,
-                lines_behind: self.sm_lines_behind as usize,
-                probe: !self.sm_no_probe,
             },
             resident: !self.sm_launch,
             blocks: self.sm_blocks,

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!  one span of pinned memory:
-//!  | control 256 | ended: lanes * 8 | commands: lanes * DEPTH * 64, once or twice | lanes * 256 |
+//!  | control 256 | ended: lanes * 8 | commands: DEPTH * 64, once or twice | lanes * 256 |
 //!  | chunks: lanes * slots * chunk bytes | lines: lanes * slots * line bytes |
+//!  on each GPU: DEPTH * 64, where block 0 passes commands on
 //! ```
 //!
 //! Resident, both kernels run until they are told to leave, and hold `lanes` blocks of each GPU meanwhile: allocating,
@@ -33,29 +34,16 @@ pub struct Tuning {
     pub chunk: usize,
     /// Chunks in a lane's ring.
     pub slots: usize,
-    /// Turns that a lane takes for a transfer of moderate size: with more, pushing and pulling overlap better; each costs a
-    /// fence. Small transfers take one, large ones as many as their chunks need.
+    /// Turns that a lane takes for a transfer of moderate size that is alone: with more, pushing and pulling overlap better;
+    /// each costs a fence. Behind other transfers two are enough; large ones take as many as their chunks need.
     pub turns: usize,
-    /// The largest transfer that goes in lines (data with laps, no fences) where nothing else is in flight; 0 for none.
+    /// The largest transfer that goes in lines (data with laps, no fences); 0 for none.
     pub lines: usize,
-    /// The same behind other transfers, where bandwidth counts.
-    pub lines_behind: usize,
-    /// Look at one line until it has come, then at all; otherwise at all of them again and again.
-    pub probe: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self {
-            lanes: 16,
-            threads: 512,
-            chunk: 64 << 10,
-            slots: 4,
-            turns: 2,
-            lines: 1 << 20,
-            lines_behind: 128 << 10,
-            probe: true,
-        }
+        Self { lanes: 16, threads: 512, chunk: 64 << 10, slots: 8, turns: 4, lines: 256 << 10 }
     }
 }
 
@@ -67,7 +55,7 @@ impl Tuning {
 
     /// Bytes of one place of a lane's ring of lines.
     fn line_bytes(&self) -> usize {
-        self.share(self.lines.max(self.lines_behind)) / 12 * 16
+        self.share(self.lines) / 12 * 16
     }
 }
 
@@ -84,6 +72,7 @@ const LEAVE_NOW: usize = 128;
 /// Where the lanes' words of ended commands begin.
 const ENDED: usize = 256;
 const COMMAND_BYTES: usize = 64;
+const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
 const LANE_BYTES: usize = 256;
 /// A command's length that means: leave.
 const LEAVE: u64 = u64::MAX;
@@ -104,6 +93,8 @@ pub struct StagedSm {
     notice: (Stream, Event),
     /// One GPU on both sides would read each command twice, and reads of one line queue behind each other.
     command_rings: usize,
+    /// Where each GPU's block 0 passes commands on: the pusher's, the puller's.
+    relays: [Region; 2],
     memory: Region,
     tuning: Tuning,
     resident: bool,
@@ -148,15 +139,14 @@ impl StagedSm {
         }
         let lanes = tuning.lanes as usize;
         let command_rings = if from.0.index() == to.0.index() { 2 } else { 1 };
-        let a_lane = command_rings * DEPTH as usize * COMMAND_BYTES
-            + LANE_BYTES
-            + tuning.slots * (tuning.chunk + tuning.line_bytes());
-        let bytes = commands_at(lanes) + lanes * a_lane;
+        let a_lane = LANE_BYTES + tuning.slots * (tuning.chunk + tuning.line_bytes());
+        let bytes = commands_at(lanes) + command_rings * COMMANDS_BYTES + lanes * a_lane;
         let mut staged = Self {
             push: (from.1.push.clone(), from.0.stream()?),
             pull: (to.1.pull.clone(), to.0.stream()?),
             notice: (to.0.stream()?, Event::new(to.0, EventKind::Completion)?),
             command_rings,
+            relays: [from.0.allocate(COMMANDS_BYTES)?, to.0.allocate(COMMANDS_BYTES)?],
             memory: from.0.pinned(bytes, PinnedKind::Cached)?,
             trace: from.1.traced.then(Trace::default),
             from: from.0.clone(),
@@ -186,13 +176,8 @@ impl StagedSm {
         commands_at(self.tuning.lanes as usize)
     }
 
-    /// Bytes of one side's rings of commands.
-    fn command_ring(&self) -> usize {
-        self.tuning.lanes as usize * DEPTH as usize * COMMAND_BYTES
-    }
-
     fn lanes(&self) -> usize {
-        self.commands() + self.command_rings * self.command_ring()
+        self.commands() + self.command_rings * COMMANDS_BYTES
     }
 
     fn chunks(&self) -> usize {
@@ -228,12 +213,15 @@ impl StagedSm {
             shared_bytes: 0,
             cooperative: false,
         };
-        let pushers = self.commands() + (self.command_rings - 1) * self.command_ring();
-        for ((kernel, stream), commands) in [(&self.pull, self.commands()), (&self.push, pushers)] {
+        let pushers = self.commands() + (self.command_rings - 1) * COMMANDS_BYTES;
+        let [push_relay, pull_relay] = self.relays.each_ref().map(Region::address);
+        let sides = [(&self.pull, self.commands(), pull_relay), (&self.push, pushers, push_relay)];
+        for ((kernel, stream), commands, relay) in sides {
             let arguments = Arguments([
                 base,
                 at(ENDED),
                 at(commands),
+                relay,
                 DEPTH,
                 at(self.lanes()),
                 at(self.chunks()),
@@ -245,7 +233,6 @@ impl StagedSm {
                 count,
                 IDLE.as_nanos() as u64,
                 STUCK.as_nanos() as u64,
-                u64::from(self.tuning.probe),
             ]);
             // SAFETY: these are the kernels' parameters; all memory lives until the streams are drained, in drop.
             unsafe { kernel.launch(stream, shape, arguments)? };
@@ -253,14 +240,14 @@ impl StagedSm {
         Ok(())
     }
 
-    /// Writes a command's line to every lane. Each value goes before its number: a GPU that sees the number sees the value, for it reads
+    /// Writes a command's line. Each value goes before its number: a GPU that sees the number sees the value, for it reads
     /// both at once.
     fn publish(&mut self, fields: [u64; 4]) -> Result<()> {
         self.sequence += 1;
         let sequence = self.sequence;
         self.make_room(sequence)?;
-        for lane in 0..self.command_rings * self.tuning.lanes as usize {
-            let line = lane * DEPTH as usize + (sequence % DEPTH) as usize;
+        for ring in 0..self.command_rings {
+            let line = ring * DEPTH as usize + (sequence % DEPTH) as usize;
             let line = self.commands() + line * COMMAND_BYTES;
             for (index, value) in fields.into_iter().enumerate() {
                 self.word(line + index * 16).store(value, Ordering::Relaxed);
@@ -408,17 +395,21 @@ fn alive(push: &Stream, pull: &Stream, running: bool) -> Result<()> {
 }
 
 /// How a transfer is cut: bytes of a piece, and whether it goes in lines.
-fn pieces(bytes: usize, tuning: &Tuning, idle: bool) -> u64 {
-    if bytes <= if idle { tuning.lines } else { tuning.lines_behind } {
+fn pieces(bytes: usize, tuning: &Tuning, alone: bool) -> u64 {
+    if bytes <= tuning.lines {
         return tuning.share(bytes) as u64 | LINES;
     }
-    chunk_for(bytes, tuning) as u64
+    chunk_for(bytes, tuning, alone) as u64
 }
 
 /// Chunks such that every lane has work, and transfers that are worth it several turns of it.
-fn chunk_for(bytes: usize, tuning: &Tuning) -> usize {
+fn chunk_for(bytes: usize, tuning: &Tuning, alone: bool) -> usize {
     let lanes = tuning.lanes as usize;
-    let turns = if bytes >= lanes * 8192 { tuning.turns.max(1) } else { 1 };
+    let turns = match bytes >= lanes * 8192 {
+        true if alone => tuning.turns.max(1),
+        true => tuning.turns.clamp(1, 2),
+        false => 1,
+    };
     bytes.div_ceil(lanes * turns).next_multiple_of(512).clamp(1024.min(tuning.chunk), tuning.chunk)
 }
 
@@ -562,25 +553,25 @@ mod tests {
 
     #[test]
     fn chunks_fit_their_slots_and_cover_the_lanes() {
-        let tuning = Tuning::default();
+        let tuning = Tuning { lanes: 32, ..Tuning::default() };
         for bytes in [1, 4096, 64 << 10, 1 << 20, 16 << 20, 1 << 30] {
-            let chunk = chunk_for(bytes, &tuning);
+            let chunk = chunk_for(bytes, &tuning, false);
             assert!(chunk <= tuning.chunk && chunk.is_multiple_of(16), "{bytes}: {chunk}");
         }
-        let small = Tuning { lanes: 32, ..tuning };
-        assert_eq!(chunk_for(64 << 10, &small), 2048, "each lane has a chunk");
-        assert_eq!(chunk_for(1 << 20, &small), 16384, "each lane has two");
-        assert_eq!(chunk_for(1 << 30, &tuning), tuning.chunk);
-        assert_eq!(chunk_for(100, &Tuning { chunk: 512, ..tuning }), 512);
+        assert_eq!(chunk_for(64 << 10, &tuning, true), 2048, "each lane has a chunk");
+        assert_eq!(chunk_for(1 << 20, &tuning, true), 8192, "each lane has four");
+        assert_eq!(chunk_for(1 << 20, &tuning, false), 16384, "behind others two");
+        assert_eq!(chunk_for(1 << 30, &tuning, true), tuning.chunk);
+        assert_eq!(chunk_for(100, &Tuning { chunk: 512, ..tuning }, true), 512);
     }
 
     proptest::proptest! {
         #[test]
-        fn transfers_in_lines_are_one_piece_a_lane_that_fits(bytes in 1usize..1 << 20, lanes in 1u32..133, idle: bool) {
+        fn transfers_in_lines_are_one_piece_a_lane_that_fits(bytes in 1usize..1 << 20, lanes in 1u32..133, alone: bool) {
             let tuning = Tuning { lanes, ..Tuning::default() };
-            let pieces = pieces(bytes, &tuning, idle);
+            let pieces = pieces(bytes, &tuning, alone);
             let piece = (pieces & !LINES) as usize;
-            proptest::prop_assert_eq!(pieces & LINES != 0, idle || bytes <= tuning.lines_behind);
+            proptest::prop_assert_eq!(pieces & LINES != 0, bytes <= tuning.lines);
             if pieces & LINES != 0 {
                 proptest::prop_assert!(piece * lanes as usize >= bytes && piece.is_multiple_of(4));
                 proptest::prop_assert!(piece.div_ceil(12) * 16 <= tuning.line_bytes());

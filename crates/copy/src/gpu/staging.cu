@@ -16,9 +16,11 @@
 //          that of the command: no fence, no second round trip, three quarters of the bandwidth. For transfers whose
 //          latency counts. Lines have a ring of their own, so that nothing but a lap is ever where a lap is looked for.
 //
-// Commands come from the CPU through rings of 64-byte lines in pinned memory, a ring a lane: reads of one line by many
-// blocks of a GPU would queue behind each other, a PCIe round trip each. Each 16 bytes of a line are a value and the
-// command's number, so that one read a thread tells whether the line is whole:
+// Commands come from the CPU through a ring of 64-byte lines in pinned memory. Block 0 reads it and passes each on through a
+// ring in its GPU's memory, where the others look: reads of one line of host memory by many blocks queue behind each other,
+// a PCIe round trip each; and a block that reads host memory once others push waits behind all that they wrote, for a read
+// does not pass writes. Each 16 bytes of a line are a value and the command's number, so that one read a thread tells
+// whether the line is whole:
 //
 //   | source, seq | destination, seq | bytes, seq | chunk and how, seq |
 //
@@ -69,14 +71,29 @@ struct Pair {
     u64 seq;
 };
 
-// 16 bytes at once: a single access in PTX's memory model, so a lap never comes with another lap's data.
-__device__ inline Pair load_pair(const void* from) {
+// 16 bytes at once: a single access in PTX's memory model, so a number never comes with another one's value.
+__device__ inline Pair load_pair(const char* from, bool host) {
     Pair pair;
-    asm volatile("{ .reg .b128 both; ld.acquire.sys.global.b128 both, [%2]; mov.b128 {%0, %1}, both; }"
-                 : "=l"(pair.value), "=l"(pair.seq)
-                 : "l"(from)
-                 : "memory");
+    if (host) {
+        asm volatile("{ .reg .b128 both; ld.acquire.sys.global.b128 both, [%2]; mov.b128 {%0, %1}, both; }"
+                     : "=l"(pair.value), "=l"(pair.seq)
+                     : "l"(from)
+                     : "memory");
+    } else {
+        asm volatile("{ .reg .b128 both; ld.acquire.gpu.global.b128 both, [%2]; mov.b128 {%0, %1}, both; }"
+                     : "=l"(pair.value), "=l"(pair.seq)
+                     : "l"(from)
+                     : "memory");
+    }
     return pair;
+}
+
+// For the other blocks of this GPU.
+__device__ inline void pass_on(char* to, Pair pair) {
+    asm volatile("{ .reg .b128 both; mov.b128 both, {%1, %2}; st.release.gpu.global.b128 [%0], both; }"
+                 :
+                 : "l"(to), "l"(pair.value), "l"(pair.seq)
+                 : "memory");
 }
 
 __device__ inline uint4 load_line(const uint4* from) {
@@ -175,7 +192,6 @@ __device__ inline bool pull_lines(
     const uint4* place,
     u64 bytes,
     u32 lap,
-    u32 probe,
     const Control* control,
     u64 give_up
 ) {
@@ -200,23 +216,7 @@ __device__ inline bool pull_lines(
                 if (__all_sync(ALL, here)) missing &= ~(1u << i);
             }
             if (missing == 0) break;
-            u32 over = 0;
-            if (probe) {
-                // Until the last line of the first row that is missing has come: reading all again and again would keep
-                // the link from what has come.
-                u64 last = row + (u64)(__ffs(missing) - 1) * blockDim.x + 31;
-                const uint4* looked = place + (last < lines ? last : lines - 1);
-                if (in_warp == 0) {
-                    for (u32 looks = 1; load_line(looked).w != lap; ++looks) {
-                        if (looks % 64 == 0 && is_over(control, give_up)) {
-                            over = 1;
-                            break;
-                        }
-                    }
-                }
-            } else if (turns % 64 == 0 && in_warp == 0) {
-                over = is_over(control, give_up);
-            }
+            bool over = turns % 64 == 0 && in_warp == 0 && is_over(control, give_up);
             if (__any_sync(ALL, over)) return false;
         }
 #pragma unroll
@@ -246,13 +246,13 @@ __device__ void serve(
     Control* control,
     u64* ended,
     const char* commands,
+    char* relay,
     u64 depth,
     Rings rings,
     u64 first,
     u64 count,
     u64 idle_ns,
-    u64 stuck_ns,
-    u32 probe
+    u64 stuck_ns
 ) {
     __shared__ u64 field[4];
     __shared__ u64 other; // thread 0's last look at the other side's word
@@ -268,24 +268,23 @@ __device__ void serve(
     }
     __syncthreads();
     u64 chunks_done = resume;
-    commands += (u64)blockIdx.x * depth * 64;
+    bool reads_host = blockIdx.x == 0;
 
     for (u64 seq = first; seq < first + count; ++seq) {
-        if (threadIdx.x < 8) {
-            // Four threads read the command; beside them one looks at the other side's word, at no cost in time.
-            bool mine = threadIdx.x < 4;
-            const char* part = mine ? commands + seq % depth * 64 + threadIdx.x * 16 : (const char*)&lane->taken;
+        if (threadIdx.x < 4) {
+            u64 at = seq % depth * 64 + threadIdx.x * 16;
+            const char* part = (reads_host ? commands : relay) + at;
             u64 give_up = now_ns() + idle_ns;
-            Pair pair = load_pair(part);
-            for (u32 turns = 1; !__all_sync(0xff, !mine || pair.seq == seq); ++turns) {
-                if (turns % 64 == 0 && __any_sync(0xff, is_over(control, give_up))) {
+            Pair pair = load_pair(part, reads_host);
+            for (u32 turns = 1; !__all_sync(0xf, pair.seq == seq); ++turns) {
+                if (turns % 64 == 0 && __any_sync(0xf, is_over(control, give_up))) {
                     leave = 1;
                     break;
                 }
-                pair = load_pair(part);
+                pair = load_pair(part, reads_host);
             }
-            if (mine) field[threadIdx.x] = pair.value;
-            if (PUSH && threadIdx.x == 4) other = pair.value;
+            if (reads_host && !leave) pass_on(relay + at, pair);
+            field[threadIdx.x] = pair.value;
         }
         __syncthreads();
         MARK((PUSH ? lane->pushed : lane->pulled), 1);
@@ -320,7 +319,7 @@ __device__ void serve(
                     uint4* at = (uint4*)(my_lines + place * rings.line_bytes);
                     if (PUSH) {
                         push_lines(at, source + offset, length, (u32)seq);
-                    } else if (!pull_lines(destination + offset, at, length, (u32)seq, probe, control, give_up)) {
+                    } else if (!pull_lines(destination + offset, at, length, (u32)seq, control, give_up)) {
                         leave = 1;
                     }
                 } else if (PUSH) {
@@ -356,6 +355,8 @@ __device__ void serve(
                 }
             }
         }
+        // Between two commands there is time to look how far the puller is; at the start of the next there would be none.
+        if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&lane->taken);
         // A lane that has no part in a command ends it too.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // `field` is read by all before its writers fill it again
@@ -368,11 +369,11 @@ __device__ void serve(
 
 #define SERVE(name, push)                                                                                            \
     extern "C" __global__ void __launch_bounds__(1024) name(                                                         \
-        Control* control, u64* ended, const char* commands, u64 depth, Lane* lanes, char* chunks, char* lines,       \
-        u64 slots, u64 chunk_bytes, u64 line_bytes, u64 first, u64 count, u64 idle_ns, u64 stuck_ns, u32 probe       \
+        Control* control, u64* ended, const char* commands, char* relay, u64 depth, Lane* lanes, char* chunks,       \
+        char* lines, u64 slots, u64 chunk_bytes, u64 line_bytes, u64 first, u64 count, u64 idle_ns, u64 stuck_ns     \
     ) {                                                                                                              \
         Rings rings = {lanes, chunks, lines, slots, chunk_bytes, line_bytes};                                        \
-        serve<push>(control, ended, commands, depth, rings, first, count, idle_ns, stuck_ns, probe);                 \
+        serve<push>(control, ended, commands, relay, depth, rings, first, count, idle_ns, stuck_ns);                 \
     }
 
 SERVE(push, true)
