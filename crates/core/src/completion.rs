@@ -102,7 +102,7 @@ impl Expectation {
         let entry = &mut self.by_size[Self::class(bytes)];
         entry.expected_ns = match entry.expected_ns {
             0 => {
-                entry.lead_ns = nanoseconds / 16 + overshoot;
+                entry.lead_ns = nanoseconds / 64 + overshoot;
                 nanoseconds
             }
             // Falls at once, rises slowly: an eighth of the way a run.
