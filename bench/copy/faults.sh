@@ -40,7 +40,7 @@ for path in staged-sm "staged-sm --sm-launch" staged; do
         rm -f "$result"
         status=1 text="nothing of it is reported"
         [ $signal = KILL ] && status=137 text=""
-        expect "SIG$signal in mid-copy, $path" $status "$text" timeout -s $signal --preserve-status 2.5 \
+        expect "SIG$signal in mid-copy, $path" $status "$text" timeout --foreground -s $signal --preserve-status 2.5 \
             "$inlane" copy $pair --require $path --sizes 1M --measure stream --repeats 1 --time 60s --json "$result"
         [ -e "$result" ] && { echo "FAILED  a result was written: $result"; failed=1; }
         works

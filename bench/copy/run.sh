@@ -33,8 +33,9 @@ for path in auto staged staged-sm; do
     run both-$path $pair --path $path --without p2p --direction both --sizes 64K,1M,16M,64M,256M --repeats 5 --calibrate
 done
 # What sleeping costs: one transfer at a time, so that nothing hides a late wake-up.
-run completion --from host --to gpu:0 --completion poll,interrupt,adaptive --sizes 64K..64M --window 1 --repeats 7 --no-ceiling
-run host --from host --to gpu:0 --path dma,sm --direction all --sizes 64K,1M,16M,256M --repeats 5
+run completion --from host --to gpu:0 --completion poll,interrupt,adaptive --sizes 64K..64M --window 1 --repeats 7 --rotate 64M \
+    --no-ceiling
+run host --from host --to gpu:0 --path dma,sm --direction all --sizes 64K,1M,16M --repeats 3 --rotate 64M
 # What auto takes, with and without peer access, and all devices to all.
 run auto-staging $pair --sizes 4K..256M --without p2p --repeats 3 --calibrate --no-ceiling
 run auto $pair --sizes 4K..256M --repeats 3 --calibrate --no-ceiling

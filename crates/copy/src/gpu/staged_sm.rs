@@ -4,7 +4,7 @@
 //!  one span of pinned memory:
 //!  | control 256 | ended: lanes * 8 | commands: DEPTH * 64, once or twice | lanes * 256 |
 //!  | chunks: lanes * slots * chunk bytes | lines: lanes * slots * line bytes |
-//!  on each GPU: DEPTH * 64, where block 0 passes commands on
+//!  on each GPU: DEPTH * 64, where block 0 passes commands on, and 64: that it has left
 //! ```
 //!
 //! Resident, both kernels run until they are told to leave, and hold `lanes` blocks of each GPU meanwhile: allocating,
@@ -73,6 +73,8 @@ const LEAVE_NOW: usize = 128;
 const ENDED: usize = 256;
 const COMMAND_BYTES: usize = 64;
 const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
+/// A ring of commands, and a word that says that block 0 has left.
+const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
 const LANE_BYTES: usize = 256;
 /// A command's length that means: leave.
 const LEAVE: u64 = u64::MAX;
@@ -121,7 +123,9 @@ impl StagedSm {
         resident: bool,
     ) -> Result<Self> {
         for (gpu, kernel) in [(from.0, &from.1.push), (to.0, &to.1.pull)] {
-            let fit = kernel.resident_blocks(tuning.threads, 0)?;
+            // Both directions, and both sides of one GPU, stay at once: blocks that wait for blocks that do not fit would wait
+            // for ever.
+            let fit = kernel.resident_blocks(tuning.threads, 0)? / 4;
             if tuning.lanes == 0
                 || tuning.lanes > fit
                 || !tuning.chunk.is_multiple_of(16)
@@ -131,7 +135,8 @@ impl StagedSm {
                 return Err(Error::device_usage(
                     format!("gpu:{}", gpu.index()),
                     format!(
-                        "{tuning:?}: it holds 1 to {fit} lanes of {} threads; threads are multiples of 32, chunks of 16",
+                        "{tuning:?}: it holds 1 to {fit} lanes of {} threads, both directions at once; threads are \
+                         multiples of 32, chunks of 16",
                         tuning.threads
                     ),
                 ));
@@ -146,7 +151,7 @@ impl StagedSm {
             pull: (to.1.pull.clone(), to.0.stream()?),
             notice: (to.0.stream()?, Event::new(to.0, EventKind::Completion)?),
             command_rings,
-            relays: [from.0.allocate(COMMANDS_BYTES)?, to.0.allocate(COMMANDS_BYTES)?],
+            relays: [from.0.allocate(RELAY_BYTES)?, to.0.allocate(RELAY_BYTES)?],
             memory: from.0.pinned(bytes, PinnedKind::Cached)?,
             trace: from.1.traced.then(Trace::default),
             from: from.0.clone(),

@@ -19,7 +19,7 @@
 // Commands come from the CPU through a ring of 64-byte lines in pinned memory. Block 0 reads it and passes each on through a
 // ring in its GPU's memory, where the others look: reads of one line of host memory by many blocks queue behind each other,
 // a PCIe round trip each; and a block that reads host memory once others push waits behind all that they wrote, for a read
-// does not pass writes. Each 16 bytes of a line are a value and the command's number, so that one read a thread tells
+// does not pass writes. Behind that ring is a word that says that block 0 has left, for the same reason. Each 16 bytes of a line are a value and the command's number, so that one read a thread tells
 // whether the line is whole:
 //
 //   | source, seq | destination, seq | bytes, seq | chunk and how, seq |
@@ -133,7 +133,15 @@ __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }
 
-__device__ inline void give_up_on(Control* control, u64* ended, u64 seq, u64 why) {
+// Block 0 of this GPU has left.
+__device__ inline bool has_left(const u64* gone) {
+    u64 value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(gone) : "memory");
+    return value != 0;
+}
+
+__device__ inline void give_up_on(Control* control, u64* gone, u64* ended, u64 seq, u64 why) {
+    if (blockIdx.x == 0) asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" : : "l"(gone), "l"(1ull) : "memory");
     store_release(&control->failed, why);
     store_release(ended + blockIdx.x, seq + (1ull << 30));
 }
@@ -269,6 +277,7 @@ __device__ void serve(
     __syncthreads();
     u64 chunks_done = resume;
     bool reads_host = blockIdx.x == 0;
+    u64* gone = (u64*)(relay + depth * 64);
 
     for (u64 seq = first; seq < first + count; ++seq) {
         if (threadIdx.x < 4) {
@@ -277,9 +286,12 @@ __device__ void serve(
             u64 give_up = now_ns() + idle_ns;
             Pair pair = load_pair(part, reads_host);
             for (u32 turns = 1; !__all_sync(0xf, pair.seq == seq); ++turns) {
-                if (turns % 64 == 0 && __any_sync(0xf, is_over(control, give_up))) {
-                    leave = 1;
-                    break;
+                if (turns % 64 == 0) {
+                    bool over = reads_host ? is_over(control, give_up) : has_left(gone) || now_ns() > give_up;
+                    if (__any_sync(0xf, over)) {
+                        leave = 1;
+                        break;
+                    }
                 }
                 pair = load_pair(part, reads_host);
             }
@@ -294,7 +306,7 @@ __device__ void serve(
         bool lines = field[3] & LINES;
         u64 chunk = field[3] & ~LINES;
         if (leave) {
-            if (threadIdx.x == 0) give_up_on(control, ended, seq, 1);
+            if (threadIdx.x == 0) give_up_on(control, gone, ended, seq, 1);
             return;
         }
         if (PUSH && threadIdx.x == 0) store_relaxed(&lane->seen, seq);
@@ -330,7 +342,7 @@ __device__ void serve(
             }
             __syncthreads();
             if (leave) {
-                if (threadIdx.x == 0) give_up_on(control, ended, seq, 2);
+                if (threadIdx.x == 0) give_up_on(control, gone, ended, seq, 2);
                 return;
             }
             MARK((PUSH ? lane->pushed : lane->pulled), 2);
