@@ -55,7 +55,8 @@ impl FromStr for Completion {
 /// The expected time is the smallest of recent runs: what the operation takes when nothing disturbs it. The lead is
 /// steered: a wake-up that came after the end lengthens it by half, one that came before shortens it by a 64th, so that it
 /// settles where about one wake-up in 27 is late, whatever the system's timers cost. Where it has become too long to sleep at
-/// all, it shrinks by and by to what sleeps overshoot by, for another try.
+/// all, it shrinks by and by to what sleeps overshoot by, for another try. Of a long operation a late wake-up costs little, and one
+/// in seven may be late.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     by_size: Vec<Learnt>,
@@ -78,10 +79,14 @@ impl Learnt {
 
 /// Steps between two powers of two that are told apart.
 const STEPS: usize = 4;
+/// From here on a wake-up that is late by what a timer overshoots costs a few hundredths.
+const LONG_NS: u64 = 200_000;
 /// A sleep shorter than this costs more than it saves: entering and leaving the kernel is a good part of it.
 const SHORTEST_SLEEP_NS: u64 = 15_000;
 /// A lead that was long enough becomes shorter by this part of it.
 const SHORTEN: u64 = 64;
+/// The same of a long operation.
+const SHORTEN_LONG: u64 = 16;
 
 impl Default for Expectation {
     fn default() -> Self {
@@ -126,7 +131,7 @@ impl Expectation {
         entry.lead_ns = if late {
             (entry.lead_ns * 3 / 2 + 1_000).min(entry.expected_ns)
         } else {
-            entry.lead_ns - entry.lead_ns / SHORTEN
+            entry.lead_ns - entry.lead_ns / if entry.expected_ns > LONG_NS { SHORTEN_LONG } else { SHORTEN }
         };
     }
 
