@@ -7,5 +7,6 @@ pub(crate) mod sm_copy;
 pub mod staged;
 pub mod staged_sm;
 mod trace;
+mod tuning;
 
 pub use memory::GpuMemory;
