@@ -288,7 +288,8 @@ fn calibration_finds_every_path_and_its_legs() {
     let options = Options { largest: 1 << 20, ..Options::default() };
     let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
-    assert!(costs.time(Path::Bar, 1 << 20).unwrap() > costs.time(Path::Hybrid, 1 << 20).unwrap());
+    // A model takes its time at least, however busy this machine is.
+    assert!(costs.time(Path::Bar, 1 << 20).unwrap() >= (1 << 20) as f64 * (1.0 / 0.4 + 1.0 / 0.2));
     let leg = costs.predict(Path::Hybrid, 1 << 20).unwrap();
     assert!(leg >= 2.0 * (1 << 20) as f64 / 2.0, "two legs at 2 bytes a nanosecond: {leg}");
 }
