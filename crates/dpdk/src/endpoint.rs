@@ -16,6 +16,34 @@ use std::sync::{Arc, Mutex};
 /// Calls that moved nothing, between two looks whether the device is still there.
 const LOOK_EVERY: u32 = 4096;
 
+type Receive = unsafe extern "C" fn(u16, u16, *mut sys::inlane_packet, u16, *mut u64) -> u16;
+type Send = unsafe extern "C" fn(u16, u16, *const sys::inlane_packet, u16, *mut u64, *mut u64) -> u16;
+
+/// The functions of `inline.c` that suit a driver.
+#[derive(Clone, Copy)]
+pub(crate) struct Calls {
+    receive: Receive,
+    send: Send,
+    send_as_received: Send,
+}
+
+impl Calls {
+    /// For drivers that write the mbufs they hand out.
+    pub(crate) const PLAIN: Self = Self {
+        receive: sys::inlane_rx_burst,
+        send: sys::inlane_tx_burst,
+        send_as_received: sys::inlane_tx_burst_as_received,
+    };
+    /// For those that pass mbufs on as they are.
+    pub(crate) const PASSED_ON: Self = Self { receive: sys::inlane_rx_burst_ahead, ..Self::PLAIN };
+    /// For those that forget buffers when they close.
+    pub(crate) const MARKED: Self = Self {
+        receive: sys::inlane_rx_burst_marked,
+        send: sys::inlane_tx_burst_marked,
+        send_as_received: sys::inlane_tx_burst_marked,
+    };
+}
+
 /// What a port and its ends share.
 pub(crate) struct Shared {
     /// As the user wrote it.
@@ -28,6 +56,7 @@ pub(crate) struct Shared {
     pub(crate) has_peer: bool,
     /// Its driver forgets buffers when it closes: packets are marked with who has them, for [`crate::pool::reclaim`].
     pub(crate) forgets: bool,
+    calls: Calls,
     gate: Gate,
     /// Stopped, for good.
     ended: AtomicBool,
@@ -42,6 +71,7 @@ impl Shared {
         interface: Option<Interface>,
         has_peer: bool,
         forgets: bool,
+        calls: Calls,
     ) -> Arc<Self> {
         Arc::new(Self {
             name,
@@ -49,6 +79,7 @@ impl Shared {
             interface,
             has_peer,
             forgets,
+            calls,
             gate: Gate::default(),
             ended: AtomicBool::new(false),
             sent: AtomicU64::new(0),
@@ -174,6 +205,7 @@ fn barrier_on_all_threads() {
 /// The receiving end of a queue.
 pub(crate) struct EthRx {
     shared: Arc<Shared>,
+    calls: Calls,
     seat: Arc<Seat>,
     queue: u16,
     idle: u32,
@@ -182,8 +214,8 @@ pub(crate) struct EthRx {
 
 impl EthRx {
     pub(crate) fn new(shared: Arc<Shared>, queue: u16) -> Self {
-        let seat = shared.gate.seat();
-        Self { shared, seat, queue, idle: 0, counters: Counters::default() }
+        let (seat, calls) = (shared.gate.seat(), shared.calls);
+        Self { shared, calls, seat, queue, idle: 0, counters: Counters::default() }
     }
 }
 
@@ -195,14 +227,7 @@ impl Rx for EthRx {
         let got = self.shared.gate.pass(&self.seat, || {
             // SAFETY: room for `count` packets of the asserted layout; the device is open and configured with this
             // queue, which only this value drives.
-            unsafe {
-                let packets = packets.as_mut_ptr().cast();
-                if self.shared.forgets {
-                    sys::inlane_rx_burst_marked(port, queue, packets, count, bytes) as usize
-                } else {
-                    sys::inlane_rx_burst(port, queue, packets, count, bytes) as usize
-                }
-            }
+            unsafe { (self.calls.receive)(port, queue, packets.as_mut_ptr().cast(), count, bytes) as usize }
         });
         let got = got.unwrap_or(0);
         self.counters.packets += got as u64;
@@ -228,6 +253,7 @@ impl Rx for EthRx {
 /// The sending end of a queue.
 pub(crate) struct EthTx {
     shared: Arc<Shared>,
+    calls: Calls,
     seat: Arc<Seat>,
     queue: u16,
     idle: u32,
@@ -236,13 +262,10 @@ pub(crate) struct EthTx {
 
 impl EthTx {
     pub(crate) fn new(shared: Arc<Shared>, queue: u16) -> Self {
-        let seat = shared.gate.seat();
-        Self { shared, seat, queue, idle: 0, counters: Counters::default() }
+        let (seat, calls) = (shared.gate.seat(), shared.calls);
+        Self { shared, calls, seat, queue, idle: 0, counters: Counters::default() }
     }
 }
-
-/// A function of `inline.c` that sends.
-type Send = unsafe extern "C" fn(u16, u16, *const sys::inlane_packet, u16, *mut u64, *mut u64) -> u16;
 
 impl EthTx {
     #[inline(always)]
@@ -278,18 +301,12 @@ impl EthTx {
 impl Tx for EthTx {
     #[inline]
     fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        match self.shared.forgets {
-            true => self.send_by(sys::inlane_tx_burst_marked, packets),
-            false => self.send_by(sys::inlane_tx_burst, packets),
-        }
+        self.send_by(self.calls.send, packets)
     }
 
     #[inline]
     fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
-        match self.shared.forgets {
-            true => self.send_by(sys::inlane_tx_burst_marked, packets),
-            false => self.send_by(sys::inlane_tx_burst_as_received, packets),
-        }
+        self.send_by(self.calls.send_as_received, packets)
     }
 
     fn counters(&self) -> Counters {

@@ -5,7 +5,7 @@
 
 use crate::device::{self, Device};
 use crate::dma;
-use crate::endpoint::{EthRx, EthTx, Shared, link_is_up, link_megabits};
+use crate::endpoint::{Calls, EthRx, EthTx, Shared, link_is_up, link_megabits};
 use crate::error::{Error, Result};
 use crate::interface::Interface;
 use crate::joined::Joined;
@@ -125,7 +125,12 @@ impl EthPort {
         let interface = device.interface.take();
         let has_peer = matches!(spec.kind, Kind::Memif { .. });
         let forgets = matches!(spec.kind, Kind::AfXdp { .. });
-        let shared = Shared::new(spec.text.clone(), device.port, interface, has_peer, forgets);
+        let calls = match spec.kind {
+            Kind::AfXdp { .. } => Calls::MARKED,
+            Kind::Ring { .. } => Calls::PASSED_ON,
+            _ => Calls::PLAIN,
+        };
+        let shared = Shared::new(spec.text.clone(), device.port, interface, has_peer, forgets, calls);
         // SAFETY: the driver's name is a constant of its, or null.
         let driver = (!limits.driver_name.is_null()).then(|| unsafe { CStr::from_ptr(limits.driver_name) });
         let card = match (&spec.kind, driver) {

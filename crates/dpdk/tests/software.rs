@@ -120,6 +120,39 @@ fn chains_go_out_whole() {
 }
 
 #[test]
+fn what_nobody_changed_goes_out_as_it_came() {
+    let pool = MbufPool::new(4096, 256).unwrap();
+    let (mut port, mut rx, mut tx) = one_queue("ring:e,prime=70,size=64", &pool);
+    let mut packets = [Packet::EMPTY; 73];
+    let got = rx.receive(&mut packets[..64]).unwrap();
+    let got = got + rx.receive(&mut packets[got..70]).unwrap();
+    assert_eq!(got, 70);
+    assert_eq!(tx.send_as_received(&packets[..70]).unwrap(), 70);
+    assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
+
+    // Beside them one in two segments, and one whose mbuf knows nothing of its length: it was taken from the pool.
+    assert_eq!(pool.take(&mut packets[70..72]), 2);
+    packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
+    pool.append_segment(&packets[70], &[7; 200]).unwrap();
+    assert_eq!(tx.send(&packets[70..71]).unwrap(), 1);
+    let got = rx.receive(&mut packets[..64]).unwrap();
+    let got = got + rx.receive(&mut packets[got..71]).unwrap();
+    assert_eq!((got, packets[70].length), (71, 100));
+    let bytes = tx.counters().bytes;
+    assert_eq!(tx.send_as_received(&packets[..72]).unwrap(), 72);
+    assert_eq!(tx.counters().bytes - bytes, 70 * 64 + 300 + 100);
+    let got = rx.receive(&mut packets[..64]).unwrap();
+    let got = got + rx.receive(&mut packets[got..]).unwrap();
+    assert_eq!((got, packets[69].length, packets[71].length), (72, 64, 100));
+    let mut lengths = Vec::new();
+    pool.for_each_segment(&packets[70], &mut |_, length| lengths.push(length));
+    assert_eq!(lengths, [100, 200]);
+    pool.give(&packets[..72]);
+    port.stop();
+    assert_eq!((tx.counters().errors, pool.outstanding()), (0, 0));
+}
+
+#[test]
 fn lengths_that_leave_the_buffer_are_dropped_and_counted() {
     let pool = MbufPool::new(256, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:d", &pool);

@@ -18,7 +18,7 @@ extern void inlane_dpdk_log(uint32_t level, const char *text, size_t length);
 
 /* mbufs handled between two calls into a driver: the size that testpmd and most drivers are tuned for is 32. */
 #define CHUNK 64
-/* mbufs whose first line is on its way into the cache while one is looked at: with hundreds in flight they lie in the second level. */
+/* mbufs whose first line is on its way into the cache while one is looked at, where the driver has not just written it. */
 #define AHEAD 8
 
 static inline void enrol(void)
@@ -82,10 +82,11 @@ static __attribute__((noinline)) uint64_t tell_chains(struct rte_mbuf **mbufs, s
 }
 
 static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, uint16_t queue,
-		struct inlane_packet *packets, uint16_t count, uint64_t *bytes, const bool marks)
+		struct inlane_packet *packets, uint16_t count, uint64_t *bytes, const bool marks, const bool ahead)
 {
-	struct rte_mbuf *mbufs[CHUNK + AHEAD + 4], **mbuf = mbufs;
+	struct rte_mbuf *mbufs[CHUNK + AHEAD];
 	uint64_t sum = 0;
+	unsigned int segments = 0;
 
 	enrol();
 	_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "length and port are stored as one");
@@ -93,37 +94,35 @@ static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, ui
 	if (got == 0)
 		return 0;
 	/* Something to fetch behind the last. */
-	for (size_t i = 0; i < AHEAD + 4; i++)
+	for (size_t i = 0; ahead && i < AHEAD; i++)
 		mbufs[got + i] = mbufs[0];
-	struct rte_mbuf **const end = mbufs + got;
-	for (; mbuf + 4 <= end; mbuf += 4, packets += 4) {
-		unsigned int segments = 0;
-
 #pragma GCC unroll 4
-		for (size_t k = 0; k < 4; k++) {
-			rte_prefetch0(mbuf[AHEAD + k]);
-			segments |= tell(mbuf[k], &packets[k], &sum, marks);
-		}
-		if (unlikely(segments != 1))
-			sum += tell_chains(mbuf, packets, 4, marks);
+	for (size_t i = 0; i < got; i++) {
+		if (ahead)
+			rte_prefetch0(mbufs[i + AHEAD]);
+		segments |= tell(mbufs[i], &packets[i], &sum, marks);
 	}
-	for (; mbuf < end; mbuf++, packets++) {
-		if (unlikely(tell(*mbuf, packets, &sum, marks) != 1))
-			sum += tell_chains(mbuf, packets, 1, marks);
-	}
+	if (unlikely(segments != 1))
+		sum += tell_chains(mbufs, packets, got, marks);
 	*bytes += sum;
 	return got;
 }
 
 uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes)
 {
-	return rx_burst(port, queue, packets, count, bytes, false);
+	return rx_burst(port, queue, packets, count, bytes, false, false);
+}
+
+uint16_t inlane_rx_burst_ahead(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
+			       uint64_t *bytes)
+{
+	return rx_burst(port, queue, packets, count, bytes, false, true);
 }
 
 uint16_t inlane_rx_burst_marked(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes)
 {
-	return rx_burst(port, queue, packets, count, bytes, true);
+	return rx_burst(port, queue, packets, count, bytes, true, false);
 }
 
 /* Writes what the packet function changed into the mbuf: first byte and length of the first segment. False when that would

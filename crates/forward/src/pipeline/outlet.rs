@@ -67,19 +67,63 @@ impl Outlet {
         control: &Control,
         clock: &Clock,
     ) -> bool {
+        if held.is_empty() {
+            return true;
+        }
+        // Nearly always all at once.
+        match self.hand_over(port, as_received, held) {
+            Ok(_) if held.is_empty() => true,
+            outcome => self.send_rest(outcome, port, as_received, held, control, clock),
+        }
+    }
+
+    /// One call of the port.
+    #[inline]
+    fn hand_over(&mut self, port: usize, as_received: bool, held: &mut Held) -> inlane_core::Result<usize> {
+        let (tx, packets) = (&mut self.txs[port], held.as_slice());
+        let sent = if as_received { tx.send_as_received(packets)? } else { tx.send(packets)? };
+        held.release_front(sent);
+        Ok(sent)
+    }
+
+    /// Goes on after a call that came out so.
+    #[cold]
+    fn send_rest(
+        &mut self,
+        mut outcome: inlane_core::Result<usize>,
+        port: usize,
+        as_received: bool,
+        held: &mut Held,
+        control: &Control,
+        clock: &Clock,
+    ) -> bool {
         let mut at_once = true;
         let mut waiting: Option<(u64, Idle)> = None;
-        while !held.is_empty() {
-            let (tx, packets) = (&mut self.txs[port], held.as_slice());
-            match if as_received { tx.send_as_received(packets) } else { tx.send(packets) } {
-                Ok(0) => {}
-                Ok(sent) => {
-                    held.release_front(sent);
+        loop {
+            match outcome {
+                Ok(0) => {
+                    at_once = false;
+                    if self.overload == Overload::Drop {
+                        self.dropped_overload += held.give_back_from(0) as u64;
+                        break;
+                    }
+                    let (since, idle) = waiting.get_or_insert_with(|| (clock.raw(), Idle::default()));
+                    let waited = clock.between_ns(*since, clock.raw()) > PATIENCE.as_nanos() as u64;
+                    if control.stopping() && (self.gave_up || waited) || control.aborting() {
+                        self.gave_up = true;
+                        self.dropped_unsent += held.give_back_from(0) as u64;
+                        break;
+                    }
+                    idle.wait();
+                }
+                Ok(_) => {
+                    if held.is_empty() {
+                        break;
+                    }
                     if let Some((since, idle)) = &mut waiting {
                         *since = clock.raw();
                         idle.busy();
                     }
-                    continue;
                 }
                 Err(error) => {
                     self.error.get_or_insert(error);
@@ -88,19 +132,7 @@ impl Outlet {
                     return false;
                 }
             }
-            at_once = false;
-            if self.overload == Overload::Drop {
-                self.dropped_overload += held.give_back_from(0) as u64;
-                break;
-            }
-            let (since, idle) = waiting.get_or_insert_with(|| (clock.raw(), Idle::default()));
-            let waited = clock.between_ns(*since, clock.raw()) > PATIENCE.as_nanos() as u64;
-            if control.stopping() && (self.gave_up || waited) || control.aborting() {
-                self.gave_up = true;
-                self.dropped_unsent += held.give_back_from(0) as u64;
-                break;
-            }
-            idle.wait();
+            outcome = self.hand_over(port, as_received, held);
         }
         at_once
     }
