@@ -11,6 +11,8 @@
 //!   stride:  slot 1 ...
 //! ```
 //!
+//! That is how slots lie for others; a ring between threads of one process keeps them in another order.
+//!
 //! The high half of a submitted word is the number of packets. The high half of a completed word is 0 when every packet is
 //! forwarded at its old length, and then outcomes are not written; else it is 1 and there is one for each packet.
 

@@ -57,6 +57,8 @@ pub struct Ring {
     submit: Region,
     complete: Region,
     submit_stride: usize,
+    /// Slot n lies in the (n times this)th place of the submit half; odd, so that each has one.
+    submit_spread: u32,
     complete_stride: usize,
     freed: Padded<AtomicU64>,
     kept: Box<[Kept]>,
@@ -110,7 +112,9 @@ impl Ring {
         Self::check(slots, burst)?;
         let submit = Region::host(layout::submit_bytes(slots, burst))?;
         let complete = Region::host(layout::complete_bytes(slots, burst))?;
-        Self::over(slots, burst, submit, complete)
+        // Nobody but this process knows where its slots lie. A consumer's core that reads an item fetches what lies behind it, too:
+        // that must not be the item that the producer's core is about to write, or its lines cross once more.
+        Self::lay(slots, burst, submit, complete, 5)
     }
 
     /// A ring over two regions of zeroed memory that the CPU maps, of at least [`layout::submit_bytes`] and
@@ -120,6 +124,10 @@ impl Ring {
     /// [`Error::Invalid`] for slots that are no power of two from 2 to 65536, a burst outside 1 to 1024, regions too
     /// small, misaligned, overlapping, or in memory that the CPU does not map.
     pub fn over(slots: usize, burst: usize, submit: Region, complete: Region) -> Result<Arc<Self>> {
+        Self::lay(slots, burst, submit, complete, 1)
+    }
+
+    fn lay(slots: usize, burst: usize, submit: Region, complete: Region, spread: u32) -> Result<Arc<Self>> {
         Self::check(slots, burst)?;
         let invalid = |why: &str| Error::Invalid { what: "burst ring memory".into(), why: why.into() };
         if submit.len() < layout::submit_bytes(slots, burst)
@@ -149,6 +157,7 @@ impl Ring {
             slots: slots as u32,
             burst,
             submit_stride: layout::submit_stride(burst),
+            submit_spread: spread,
             complete_stride: layout::complete_stride(burst),
             submit,
             complete,
@@ -200,8 +209,9 @@ impl Ring {
 
     #[inline(always)]
     fn submit_slot(&self, slot: u32) -> *mut u8 {
-        // SAFETY: slot is below slots, so this is inside the region (checked in `over`).
-        unsafe { self.submit.as_ptr().add(layout::LINE + slot as usize * self.submit_stride) }
+        let place = slot.wrapping_mul(self.submit_spread) & (self.slots - 1);
+        // SAFETY: place is below slots, so this is inside the region (checked in `lay`).
+        unsafe { self.submit.as_ptr().add(layout::LINE + place as usize * self.submit_stride) }
     }
 
     #[inline(always)]

@@ -153,6 +153,7 @@ fn move_packets(
                 held.give_back_from(done.forwarded);
             }
             back.free();
+            dispatcher.prepare();
             match changed {
                 true => outlet.send(held, control, clock),
                 false => outlet.send_as_received(held, control, clock),
