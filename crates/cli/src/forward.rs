@@ -41,6 +41,8 @@ Examples:
   # the highest rate without loss (RFC 2544)
   inlane forward --rx gen:64 --tx check --zero-loss --duration 2s
 
+INLANE_LOG=debug shows what DPDK says.
+
 Exit status: 0 done, 1 ran but failed, 2 usage, 3 the environment is not ready (try inlane doctor).";
 
 /// Receives packets, runs a packet function on them, and sends them on.

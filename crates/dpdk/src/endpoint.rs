@@ -130,11 +130,14 @@ pub(crate) fn link_is_up(port: u16) -> bool {
 /// What the link of an open device carries in Mb/s, as far as the device says; `None` while it is down.
 pub(crate) fn link_megabits(port: u16) -> Option<u32> {
     let mut link = sys::rte_eth_link::default();
-    // The status is a bit of a bit-field whose place differs between releases: C reads it.
+    // Where status and speed stand in it differs between releases: C reads them.
     // SAFETY: fills the structure, a port that is not valid is refused; reads it.
-    let up =
-        unsafe { sys::rte_eth_link_get_nowait(port, &mut link) == 0 && sys::inlane_link_is_up(&link) != 0 };
-    up.then_some(link.link_speed)
+    unsafe {
+        match sys::rte_eth_link_get_nowait(port, &mut link) {
+            0 => u32::try_from(sys::inlane_link_megabits(&link)).ok(),
+            _ => None,
+        }
+    }
 }
 
 /// Lets ends into the driver while it is open.

@@ -150,7 +150,7 @@ fn fragments_pass_as_they_come() {
     let fragment = |offset: u16, more: bool| {
         let mut frame = frame(14 + 20 + 1480, offset as u8);
         frame[12..14].copy_from_slice(&[0x08, 0x00]);
-        let place = (offset / 8 | u16::from(more) << 13).to_be_bytes();
+        let place = ((offset / 8) | (u16::from(more) << 13)).to_be_bytes();
         let header = [0x45, 0, 5, 0xdc, 0, 7, place[0], place[1], 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2];
         frame[14..34].copy_from_slice(&header);
         let sum: u32 = header.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum();

@@ -476,9 +476,10 @@ out:
 	return reclaimed;
 }
 
-int inlane_link_is_up(const struct rte_eth_link *link)
+/* Mb/s of a link that is up, as far as the device says; -1 of one that is down. */
+int64_t inlane_link_megabits(const struct rte_eth_link *link)
 {
-	return link->link_status == RTE_ETH_LINK_UP;
+	return link->link_status == RTE_ETH_LINK_UP ? (int64_t)link->link_speed : -1;
 }
 
 unsigned int inlane_lcore(void)

@@ -68,7 +68,7 @@ int inlane_append_segment(struct rte_mempool *pool, uint64_t cookie, uint32_t he
 unsigned int inlane_drain(uint16_t port, uint16_t queue);
 void inlane_flush_cache(struct rte_mempool *pool, unsigned int lcore);
 unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receives_into);
-int inlane_link_is_up(const struct rte_eth_link *link);
+int64_t inlane_link_megabits(const struct rte_eth_link *link);
 unsigned int inlane_lcore(void);
 int inlane_errno(void);
 int inlane_log_route(void);
