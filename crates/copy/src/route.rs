@@ -273,6 +273,11 @@ impl Route {
         self.movers[self.pick(bytes)].0
     }
 
+    /// What the paths cost, where that was measured or given: for the route back, whose path goes by the same costs.
+    pub fn costs(&self) -> Option<&Costs> {
+        self.costs.as_ref()
+    }
+
     /// Why it is not the path that was asked for, where it is not.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()

@@ -360,7 +360,8 @@ impl Bench<'_> {
         let mut back_buffers = self.buffers(to, from, options)?;
         // The way back is opened while nothing runs: a resident route begins at its first transfer.
         let mut forth = self.route(from, to, choice, options)?;
-        let mut back = self.route(to, from, choice, options)?;
+        // By the same costs, which are those of both ways at once: two paths that differ would take from each other.
+        let mut back = Route::open(to, from, choice, options, forth.costs().cloned())?;
         self.report.path = forth.explain(options.largest as u64);
         for &size in &self.args.sizes.0 {
             for &completion in &self.args.completion {
