@@ -155,14 +155,15 @@ def ports():
         return f"{result['tx']['packets']} packets"
 
     def memif(size, method, memory):
-        # The generator's frames of 4000 bytes come out of memif in mbufs of two segments.
+        # Frames of 4000 bytes fill two of the receiver's mbufs, which hold 2048 each.
         with tempfile.TemporaryDirectory() as folder:
-            port, packets = f"memif:{folder}/socket", 300000 if size < 2000 else 100000
+            packets = 300000 if size < 2000 else 100000
+            port = f"memif:{folder}/socket,wait=30" + (f",mtu={size - 18}" if size > 2000 else "")
             sender = subprocess.Popen(
-                [INLANE, "forward", "--no-baseline", "--rx", f"gen:{size},flows=8", "--tx", f"{port},role=server,wait=30",
+                [INLANE, "forward", "--no-baseline", "--rx", f"gen:{size},flows=8", "--tx", f"{port},role=server",
                  "--duration", "60s", *UNBOUND], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
             try:
-                result = forward("--rx", f"{port},wait=30", "--tx", f"check:{size},flows=8", "--function", "macswap", "--method",
+                result = forward("--rx", port, "--tx", f"check:{size},flows=8", "--function", "macswap", "--method",
                                  method, "--burst", "32", *memory, "--packets", str(packets), "--duration", "30s",
                                  "--watchdog", "10s")
                 wants(result["rx"]["packets"] == packets, f"{result['rx']['packets']} received")

@@ -82,7 +82,9 @@ impl<'a> Feed<'a> {
     /// As for [`Feed::done`].
     #[inline]
     pub(super) fn idle(&mut self, freed: u64) -> Result<()> {
-        if let Some(published) = self.lane.closed_at().filter(|_| !self.released) {
+        if let Some(published) =
+            released_from(self.lane.closed_at(), self.posted()).filter(|_| !self.released)
+        {
             self.release(published);
         }
         if let Posting::Stream(poster) = &mut self.posting
@@ -122,12 +124,23 @@ impl Feed<'_> {
     /// Ends the waits for items that will not come: the producer is gone, after `published` items.
     fn release(&mut self, published: u64) {
         self.released = true;
+        release_waits(self.lane, published, self.posted());
+    }
+
+    /// Items that something was posted for.
+    fn posted(&self) -> u64 {
         match &self.posting {
-            Posting::None => {}
-            Posting::Stream(poster) => release_waits(self.lane, published, poster.posted()),
-            Posting::Graph(poster) => release_waits(self.lane, published, poster.posted()),
+            Posting::None => 0,
+            Posting::Stream(poster) => poster.posted(),
+            Posting::Graph(poster) => poster.posted(),
         }
     }
+}
+
+/// From which item on waits are in vain, once that is known and no more needs to be posted: work is posted in stretches, and may be
+/// behind what was submitted when the producer closes.
+pub(super) fn released_from(closed_at: Option<u64>, posted: u64) -> Option<u64> {
+    closed_at.filter(|&published| posted >= published)
 }
 
 /// Tells the function the time, by one block; `end` is 0, or a time by which all limits are due.

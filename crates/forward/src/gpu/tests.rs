@@ -1,5 +1,6 @@
 //! What can be checked without a GPU: every kernel compiles for every architecture; shapes and settings make sense.
 
+use super::feed::released_from;
 use super::settings::MOST_THREADS;
 use super::*;
 use crate::config::Method;
@@ -96,4 +97,25 @@ fn every_wait_has_a_queue_of_its_own() {
     }
     let persistent = Settings { streams: 64, ..Settings::default() };
     assert!(persistent.among(64, true).is_ok(), "its one stream waits for nothing");
+}
+
+/// A ring of 64 items, work posted `step` items at a time: whenever the producer closes, every item is worked on, and then no wait is left.
+#[test]
+fn what_is_posted_late_is_posted_and_the_rest_released() {
+    const SLOTS: u64 = 64;
+    for step in [1, 4, 16, 64] {
+        for published in 0..200 {
+            let (mut posted, mut freed, mut released) = (0, 0, None);
+            for _ in 0..1000 {
+                while released.is_none() && posted + step <= freed + SLOTS {
+                    posted += step;
+                }
+                // The producer is as far ahead as it may be, and closes with its last item.
+                let submitted = published.min(freed + SLOTS);
+                released = released.or(released_from((submitted == published).then_some(published), posted));
+                freed += (freed < submitted.min(posted)) as u64;
+            }
+            assert_eq!((freed, released), (published, Some(published)), "{step} at a time");
+        }
+    }
 }
