@@ -8,7 +8,10 @@
 # UCX         ucx_perftest                       (found in PATH; skipped, loudly, without)
 # UCX_LIB     where its libraries lie, when they were carried along
 #
-# Writes OUT/ntb.json, OUT/ntb.svg, OUT/ntb.txt and OUT/host.txt; OUT is the current directory unless named.
+# GPU         a GPU's number: its copy engines as mover too
+#
+# Writes into OUT (the current directory unless named): puts.json (put, plain copy, peer), ntb.json and ntb.svg (everything, sizes in
+# steps of four), twin.json and, with GPU, gpu.json and gpu.svg (put by mover), log.txt, host.txt.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
@@ -30,12 +33,20 @@ fi
     [[ -z $ucx ]] || echo "$ucx"
 } >"$out/host.txt"
 
-arguments=(ntb bench --fine --repeats 7 --batch 20ms --json "$out/ntb.json" --svg "$out/ntb.svg")
+ucx_arguments=()
 if [[ -n $ucx ]]; then
-    arguments+=(--ucx "$ucx")
+    ucx_arguments=(--ucx "$ucx" --ucx-repeats 11)
 else
     echo "SKIPPED the comparison with UCX: no ucx_perftest (apt: ucx-utils)" >&2
 fi
 # Two processes need two processors that nobody else uses: say so where it is not so.
 [[ $(nproc) -ge 4 ]] || echo "bench/ntb: $(nproc) processors: service threads share those that measure" >&2
-"$inlane" "${arguments[@]}" | tee "$out/ntb.txt"
+# Many short turns rather than few long ones: what else the machine does then meets both sides of a comparison.
+{
+    "$inlane" ntb bench --fine --from 8 --only puts --repeats 21 --batch 4ms "${ucx_arguments[@]}" --json "$out/puts.json"
+    "$inlane" ntb bench --only mover --repeats 31 --batch 5ms --json "$out/twin.json"
+    if [[ -n ${GPU-} ]]; then
+        "$inlane" ntb bench --only mover --mover "gpu:$GPU" --repeats 21 --batch 5ms --json "$out/gpu.json" --svg "$out/gpu.svg"
+    fi
+    "$inlane" ntb bench --repeats 11 --batch 5ms --json "$out/ntb.json" --svg "$out/ntb.svg"
+} | tee "$out/log.txt"
