@@ -263,7 +263,15 @@ impl Bench {
                 }
             }
         }
-        if self.plan.only != Some(Part::Puts) {
+        // Both sides see the same kind of window: one that is no memory to the processor is none to its movers.
+        let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
+        if self.plan.only == Some(Part::Mover) && !reached {
+            return Err(Error::invalid(
+                "--only mover",
+                "no mover reaches this bridge's windows yet; leave it out",
+            ));
+        }
+        if self.plan.only != Some(Part::Puts) && reached {
             let mut moving = mover.map(|mover| self.moving(mover)).transpose()?;
             for &size in self.plan.sizes.iter().filter(|size| **size >= 512) {
                 points.extend(self.by_mover(&mut moving, size as usize)?);
