@@ -210,6 +210,39 @@ mod tests {
         assert_eq!(expectation.expected(5 << 20), None, "sizes a quarter apart are learnt apart");
     }
 
+    /// Operations of these durations, each slept for and polled for as the expectation says, in sleeps that overshoot by up
+    /// to 8 us: the share of a polling wait's bandwidth, and the share of the time spent polling.
+    fn waited(durations: impl Iterator<Item = u64>) -> (f64, f64) {
+        const BYTES: u64 = 1 << 20;
+        let mut expectation = Expectation::with_overshoot(Duration::from_micros(10));
+        let (mut ideal, mut total, mut polled) = (0, 0, 0);
+        for (index, took) in durations.enumerate() {
+            let sleep = expectation.sleep(BYTES).as_nanos() as u64;
+            let woke = if sleep == 0 { 0 } else { sleep + 2_000 + index as u64 * 7_919 % 6_000 };
+            if sleep > 0 {
+                expectation.woke(BYTES, woke >= took);
+            }
+            if woke < took {
+                expectation.learn(BYTES, took);
+            }
+            ideal += took;
+            total += took.max(woke);
+            polled += took.saturating_sub(woke);
+        }
+        (ideal as f64 / total as f64, polled as f64 / total as f64)
+    }
+
+    #[test]
+    fn adaptive_waits_cost_little_bandwidth_and_little_time() {
+        let steady = waited((0..2000).map(|n| 400_000 + n * 104_729 % 20_000));
+        assert!(steady.0 > 0.97 && steady.1 < 0.33, "{steady:?}");
+        // Two speeds by turns, as where a copy just fits a cache or just does not.
+        let phases = waited((0..2000).map(|n| if n / 25 % 2 == 0 { 56_000 } else { 100_000 }));
+        assert!(phases.0 > 0.97, "{phases:?}");
+        let mixed = waited((0..2000).map(|n: u64| if n * 7_919 % 10 < 5 { 56_000 } else { 100_000 }));
+        assert!(mixed.0 > 0.97, "{mixed:?}");
+    }
+
     #[test]
     fn names_round_trip() {
         for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
