@@ -11,8 +11,8 @@ parts = [
 ]
 if ceiling.get("packets_per_second"):
     parts.append(f"ceiling {ceiling['packets_per_second'] / 1e6:.1f}")
-if result["pcie_bytes"]:
-    parts.append(f"pcie {result['pcie_bytes'] / result['duration_ns']:.1f} GB/s")
+if result["pcie"]:
+    parts.append(f"pcie {result['pcie']['modelled_bytes'] / result['duration_ns']:.1f} GB/s modelled")
 verification = document["verification"]
 if verification:
     bad = {k: v for k, v in verification.items() if k not in ("method", "checked") and v}

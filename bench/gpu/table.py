@@ -9,13 +9,15 @@ for line in open(sys.argv[1]):
     entry = json.loads(line)
     runs.setdefault(entry["label"], []).append(entry["document"])
 
-print("| run | Mpps (min to max) | Gb/s of frames | PCIe GB/s | bare kernel, Mpps | latency p50 / p99, us | checked |")
+print("| run | Mpps (min to max) | Gb/s of frames | PCIe GB/s, modelled | bare kernel, Mpps | latency p50 / p99, us | checked |")
 print("| --- | --- | --- | --- | --- | --- | --- |")
 for label, documents in runs.items():
     results = [document["results"][0] for document in documents]
     rates = [result["tx"]["packets_per_second"] / 1e6 for result in results]
     bits = statistics.median(result["tx"]["bits_per_second"] / 1e9 for result in results)
-    pcie = [result["pcie_bytes"] / result["duration_ns"] for result in results if result["pcie_bytes"]]
+    # Runs recorded before schema version 2 have the bytes alone.
+    crossed = [result.get("pcie_bytes") or (result.get("pcie") or {}).get("modelled_bytes") for result in results]
+    pcie = [bytes / result["duration_ns"] for bytes, result in zip(crossed, results) if bytes]
     on_gpu = results[0]["parameters"]["on"] != "cpu"
     bare = [(document["ceiling"] or {}).get("packets_per_second") for document in documents]
     bare = [rate / 1e6 for rate in bare if rate and on_gpu]

@@ -1,16 +1,21 @@
 //! `inlane forward`: its flags, its live line, its result.
 
+mod figure;
+mod sweep;
+
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use inlane_core::result::{Document, PacketResult, Verification};
 use inlane_core::units;
 use inlane_forward::choose::{self, Goal};
-use inlane_forward::config::{Config, Method, On, Route};
+use inlane_forward::config::{self, Config, Method, On, Route};
 use inlane_forward::control::{Control, Reading};
 use inlane_forward::gpu::{self, Memory};
+use inlane_forward::measure::{self, Ceilings};
 use inlane_forward::pipeline::{Drive, Overload};
 use inlane_forward::ports::pcap::{Pace, Playback};
-use inlane_forward::{measure, run, verify};
+use inlane_forward::{run, verify};
+use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,6 +45,13 @@ Examples:
 
   # the highest rate without loss (RFC 2544)
   inlane forward --rx gen:64 --tx check --zero-loss --duration 2s
+
+  # every method at four bursts, three times each: a table, and a plot of rate against burst
+  inlane forward --rx null:1024 --tx null --on gpu:0 --function macswap --duration 1s \
+      --sweep burst=16,32,64,128 --sweep method=all --repeats 3 --svg figure.svg
+
+  # latency against offered load, beside a job that wants the same GPU
+  inlane forward --rx gen:1024 --tx check --on gpu:0 --sweep method=persistent,stream --load --compete --svg figure.svg
 
 INLANE_LOG=debug shows what DPDK says.
 
@@ -141,9 +153,25 @@ pub struct Forward {
     /// Stay root once ports are open; otherwise a run whose ports needed root goes on as who called sudo, or nobody
     #[arg(long)]
     keep_privileges: bool,
-    /// Do not run the baseline (the same ports, the work left out) first
+    /// Do not run the baseline (the same ports, the work left out) first; sweeps and repeats never do
     #[arg(long)]
     no_baseline: bool,
+    /// Bytes of the packets that --rx null, net_null or gen makes, in place of those in its name
+    #[arg(long, value_name = "BYTES")]
+    size: Option<u64>,
+    /// Run once for each value of a flag (burst=16,32,64 or burst=16..64, each twice the one before, or method=all); given again,
+    /// for every combination
+    #[arg(long, value_name = "FLAG=VALUE,...")]
+    sweep: Vec<sweep::Axis>,
+    /// Run so many times, in turns, and give medians and spread
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// Run a job beside that wants the same GPU or, with --on cpu, the same cores; says what each costs the other
+    #[arg(long, value_enum, default_value_t = Compete::None, default_missing_value = "compute", num_args = 0..=1, require_equals = true, value_name = "JOB")]
+    compete: Compete,
+    /// Draw rate and latency against the sweep's first number, or with --load against the offered load, to an SVG file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
@@ -203,6 +231,32 @@ struct OnGpu {
     /// An item that the GPU does not finish in this time is stuck: the run ends with an error
     #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
     watchdog: Duration,
+    /// Whether packets' kernels go ahead of other jobs' that wait for room on the GPU
+    #[arg(long, value_enum, default_value_t = Priority::High)]
+    priority: Priority,
+    /// Read the GPU's counter of what crosses its PCIe link, too (NVML)
+    #[arg(long)]
+    measure_pcie: bool,
+}
+
+/// Against other jobs on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Priority {
+    /// First
+    High,
+    /// In the order of arrival
+    Normal,
+}
+
+/// What runs beside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Compete {
+    /// Nothing
+    None,
+    /// Arithmetic without end: on every multiprocessor of the GPU, or on every core that the pipelines use
+    Compute,
+    /// On a GPU: the same in blocks that take a multiprocessor each, as those of matrix products do
+    Large,
 }
 
 impl OnGpu {
@@ -217,6 +271,7 @@ impl OnGpu {
             graph_branches: self.graph_branches,
             pause: self.pause,
             watchdog: self.watchdog,
+            urgent: self.priority == Priority::High,
         }
     }
 }
@@ -274,6 +329,12 @@ impl Forward {
         config.room = self.room as usize;
         config.capture = self.capture.clone();
         config.faults = self.faults.clone();
+        config.compete = match self.compete {
+            Compete::None => config::Compete::None,
+            Compete::Compute => config::Compete::Compute,
+            Compete::Large => config::Compete::Large,
+        };
+        config.measure_pcie = self.gpu.measure_pcie;
         config.drive = Drive {
             burst: self.burst,
             flush: self.flush,
@@ -318,11 +379,14 @@ impl Forward {
             }
             None => None,
         };
-        Ok(config)
+        Ok(match self.size {
+            Some(size) => config.with_size(size)?,
+            None => config,
+        })
     }
 
-    /// Runs it.
-    pub fn run(&self) -> anyhow::Result<()> {
+    /// Runs it; `arguments` are those it was parsed from, for a sweep to parse them again with others.
+    pub fn run(&self, arguments: &[OsString]) -> anyhow::Result<()> {
         if self.list_functions {
             for function in inlane_forward::functions() {
                 println!("{:<16} {}", function.name, function.about);
@@ -333,6 +397,10 @@ impl Forward {
             return Ok(());
         }
         let config = self.config()?;
+        let series = sweep::Series::new(self, arguments)?;
+        if self.svg.is_some() {
+            series.axis().ok_or_else(nothing_to_draw)?;
+        }
         let control = Arc::new(Control::default());
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         // A capture there is alone: the result goes where progress goes.
@@ -344,12 +412,12 @@ impl Forward {
         }
         let json = self.json.as_deref().map(inlane_report::Target::open).transpose()?;
         let mut live = Live::new();
-        let mut watch = |elapsed: Duration, reading: Reading| live.show(elapsed, reading);
-        let (document, failure) = if self.zero_loss || self.load.is_some() {
-            let loads = self.load.as_deref().unwrap_or(&[]);
-            measure::against_load(&config, loads, &control, &mut watch)?
+        let (document, failure) = if series.is_plain() {
+            let mut watch = |elapsed: Duration, reading: Reading| live.show(elapsed, reading);
+            let (document, failure) = self.measure(&control, &mut Ceilings::default(), &mut watch)?;
+            (document, failure.map(anyhow::Error::from))
         } else {
-            self.once(&config, &control, &mut watch)?
+            series.run(&control)?
         };
         live.end();
         let table = inlane_report::packets(&document);
@@ -362,16 +430,35 @@ impl Forward {
         if let Some(json) = json {
             json.json(&document)?;
         }
-        match failure {
-            Some(error) => Err(error.into()),
-            None => Ok(()),
+        if let (Some(file), Some(axis)) = (&self.svg, series.axis()) {
+            // What failed says so below; a figure of nothing is not drawn.
+            if let Some(svg) = figure::svg(&document, axis, &series.line_keys()) {
+                std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;
+            }
         }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Runs it as its flags say: once, or at several loads.
+    fn measure(
+        &self,
+        control: &Arc<Control>,
+        ceilings: &mut Ceilings,
+        watch: &mut dyn FnMut(Duration, Reading),
+    ) -> anyhow::Result<(Document<PacketResult>, Option<inlane_forward::Error>)> {
+        let config = self.config()?;
+        if self.zero_loss || self.load.is_some() {
+            let loads = self.load.as_deref().unwrap_or(&[]);
+            return Ok(measure::against_load(&config, loads, control, ceilings, watch)?);
+        }
+        self.once(&config, control, ceilings, watch)
     }
 
     fn once(
         &self,
         config: &Config,
         control: &Control,
+        ceilings: &mut Ceilings,
         watch: &mut dyn FnMut(Duration, Reading),
     ) -> anyhow::Result<(Document<PacketResult>, Option<inlane_forward::Error>)> {
         let (mut chosen, mut reason) = (config.clone(), None);
@@ -389,9 +476,10 @@ impl Forward {
         let mut document = Document::new("forward", outcome.path);
         document.devices = outcome.devices;
         document.twin = outcome.twin;
-        document.ceiling = measure::ceiling(config, outcome.link_bits_per_second, &outcome.result);
+        document.ceiling = ceilings.of(config, outcome.link_bits_per_second, &outcome.result);
+        outcome.result.ceiling = document.ceiling.clone();
         document.notes.extend(outcome.notes);
-        document.notes.extend(measure::round_trip_note(config));
+        document.notes.extend(ceilings.round_trip_note(config));
         document.baseline = baseline;
         document.verification = outcome.verification;
         if document.verification.is_none() && !control.stopping() {
@@ -408,6 +496,13 @@ impl Forward {
         document.results.push(outcome.result);
         Ok((document, failure))
     }
+}
+
+fn nothing_to_draw() -> inlane_core::Error {
+    inlane_core::Error::invalid(
+        "--svg",
+        "draws against a number, and none is swept; add --load, or --sweep with burst, size, rate or another number",
+    )
 }
 
 fn describe(verification: &Verification) -> String {

@@ -50,13 +50,13 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return exit::with(exit::report(&error.into())),
     };
-    let cli = Cli::parse_from(arguments);
+    let cli = Cli::parse_from(&arguments);
     let outcome: anyhow::Result<()> = match cli.command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Topo(args) => topo::run(&args),
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
-        Command::Forward(forward) => forward.run(),
+        Command::Forward(forward) => forward.run(&arguments),
         Command::Copy(copy) => copy.run(),
         Command::Ntb(ntb) => ntb.run(),
         Command::Report(report) => report.run(),

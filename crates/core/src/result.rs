@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Version of the document's shape.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// The document: `T` is the kind of result (packets, transfers, ...).
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -213,13 +213,28 @@ impl Flow {
             errors: counters.errors,
         }
     }
+
+    /// Bits of a frame, on average; `None` where there was none.
+    pub fn bits_per_packet(&self) -> Option<f64> {
+        (self.packets > 0).then(|| self.bytes as f64 * 8.0 / self.packets as f64)
+    }
 }
 
 /// A result of forwarding.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct PacketResult {
     /// What distinguishes this run from its neighbours (burst, method, size, ...).
     pub parameters: BTreeMap<String, String>,
+    /// What went wrong; the figures are then zero, or those up to there.
+    pub error: Option<String>,
+    /// The ports, as named: the one received from, then those sent to.
+    pub ports: Vec<String>,
+    /// The chain that packets took, for each direction.
+    pub path: Vec<String>,
+    /// Blocks, threads and streams on a GPU.
+    pub shape: Option<String>,
+    /// The most that the path's resources allow, where it was calibrated.
+    pub ceiling: Option<Ceiling>,
     /// How long packets flowed.
     pub duration_ns: u64,
     /// What came in.
@@ -246,12 +261,86 @@ pub struct PacketResult {
     pub flags: Option<String>,
     /// Where packets lie and what of them crosses PCIe.
     pub memory: Option<String>,
-    /// Bytes that crossed PCIe because of packets, each way summed; `null` where none did.
-    pub pcie_bytes: Option<u64>,
+    /// What crossed PCIe because of packets; `null` without a GPU.
+    pub pcie: Option<Pcie>,
+    /// The job that ran beside, where one was asked for.
+    pub competitor: Option<Competitor>,
+    /// Over repeats, of which the figures above are those of the run with the median rate.
+    pub repeats: Option<Repeats>,
     /// What limits this run, and how that was seen.
     pub limit: Option<String>,
     /// What the packet function reports of its state.
     pub function: Option<serde_json::Value>,
+}
+
+/// What crossed PCIe.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Pcie {
+    /// Computed, each way summed.
+    pub modelled_bytes: u64,
+    /// How.
+    pub model: String,
+    /// As the device counted, where that was asked for and can be read.
+    pub measured: Option<PcieMeasured>,
+}
+
+/// What the device's own counter says of its link.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct PcieMeasured {
+    /// Into the device, everything that shares the link included.
+    pub in_bytes_per_second: Summary,
+    /// Out of it.
+    pub out_bytes_per_second: Summary,
+    /// Which counter.
+    pub how: String,
+}
+
+/// A job that ran on the same processor or GPU.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Competitor {
+    /// What it does.
+    pub what: String,
+    /// Its rounds of work a second before packets flowed.
+    pub alone_per_second: f64,
+    /// The same while they did.
+    pub beside_per_second: f64,
+    /// What it kept of its speed: `beside_per_second / alone_per_second`.
+    pub kept: f64,
+}
+
+/// Medians and spread over repeats of one run.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+pub struct Repeats {
+    /// Packets a second sent.
+    pub packets_per_second: Summary,
+    /// Latency, median.
+    pub p50_ns: Option<Summary>,
+    /// Latency, 99 % of packets.
+    pub p99_ns: Option<Summary>,
+}
+
+impl PacketResult {
+    /// Packets sent a second: the median where the run was repeated.
+    pub fn rate(&self) -> f64 {
+        self.repeats.map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
+    }
+
+    /// Half of the packets took at most this: the median where the run was repeated.
+    pub fn p50_ns(&self) -> Option<f64> {
+        let median = self.repeats.and_then(|repeats| repeats.p50_ns).map(|summary| summary.median);
+        median.or(self.total_latency().map(|p| p.p50_ns))
+    }
+
+    /// 99 % of the packets took at most this: the median where the run was repeated.
+    pub fn p99_ns(&self) -> Option<f64> {
+        let median = self.repeats.and_then(|repeats| repeats.p99_ns).map(|summary| summary.median);
+        median.or(self.total_latency().map(|p| p.p99_ns))
+    }
+
+    /// Latency against when packets were due, or where that is not known from received to sent, where stages were timed.
+    pub fn total_latency(&self) -> Option<&Percentiles> {
+        self.latency.as_ref().or(self.stages.as_ref().and_then(|stages| stages.total.as_ref()))
+    }
 }
 
 /// Time that packets spent in each stage.

@@ -299,7 +299,15 @@ impl Gpu {
     /// # Errors
     /// When the driver refuses.
     pub fn stream(self: &Arc<Self>) -> Result<Stream> {
-        Stream::new(self)
+        Stream::new(self, false)
+    }
+
+    /// A new stream whose blocks are placed ahead of those of other streams that wait for room.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn urgent_stream(self: &Arc<Self>) -> Result<Stream> {
+        Stream::new(self, true)
     }
 }
 

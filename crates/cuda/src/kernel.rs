@@ -213,6 +213,23 @@ impl Function {
         Ok(blocks as u32 * gpu.info().multiprocessors)
     }
 
+    /// Allows launches with all the shared memory that a block can have; how many bytes that is.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn use_all_shared(&self) -> Result<u32> {
+        let gpu = &self.module.gpu;
+        gpu.enter()?;
+        let mut most = 0;
+        let wanted = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: a valid device and pointer.
+        unsafe { call!(gpu, cuDeviceGetAttribute(&mut most, wanted, gpu.handle()))? };
+        let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: a valid handle.
+        unsafe { call!(gpu, cuFuncSetAttribute(self.raw, dynamic, most))? };
+        Ok(most as u32)
+    }
+
     /// Queues a launch.
     ///
     /// # Safety

@@ -8,6 +8,7 @@
 //! * [`Stream`], [`Event`], [`Graph`]: order of work. Streams are non-blocking always: nothing here touches the legacy
 //!   default stream, which waits for persistent kernels that never end.
 //! * [`compile`], [`Module`], [`Function`]: kernels from source, for the GPU that is there, cached on disk.
+//! * [`LinkMeter`]: what crosses its PCIe link, by its own counter (NVML, loaded at run time, too).
 //! * [`CopyEngine`]: a core [`Mover`](inlane_core::mover::Mover) over the GPU's DMA engines.
 //!
 //! What synchronizes the whole device (allocating and freeing, registering host memory, loading a module) waits for
@@ -20,6 +21,7 @@ mod driver;
 mod error;
 mod graph;
 mod kernel;
+mod link_meter;
 mod memory;
 mod nvrtc;
 mod peer;
@@ -33,6 +35,7 @@ pub use device::{DeviceInfo, Gpu, GpuDirect, Link, any_abandoned, device_count, 
 pub use error::{Error, Result};
 pub use graph::{Graph, GraphExec, Node};
 pub use kernel::{Arguments, Function, KernelArguments, Launch, Module, argument};
+pub use link_meter::{LinkMeter, LinkSamples};
 pub use memory::PinnedKind;
 pub use nvrtc::{Compiled, Program, compile, compiler_version};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};

@@ -95,12 +95,16 @@ impl MemoryOperation {
 }
 
 impl Stream {
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+    pub(crate) fn new(gpu: &Arc<Gpu>, urgent: bool) -> Result<Self> {
         gpu.enter()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the context is current; valid pointers.
+        unsafe { call!(gpu, cuCtxGetStreamPriorityRange(&mut least, &mut greatest))? };
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let priority = if urgent { greatest } else { least };
         // SAFETY: the context is current; destroyed in drop.
-        unsafe { call!(gpu, cuStreamCreate(&mut raw, flags))? };
+        unsafe { call!(gpu, cuStreamCreateWithPriority(&mut raw, flags, priority))? };
         Ok(Self { gpu: gpu.clone(), raw })
     }
 

@@ -53,6 +53,28 @@ impl Method {
     }
 }
 
+/// A job beside the pipelines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compete {
+    /// There is none.
+    #[default]
+    None,
+    /// Arithmetic on every multiprocessor, or on the pipelines' cores.
+    Compute,
+    /// Arithmetic in blocks that take a multiprocessor each, as matrix products do.
+    Large,
+}
+
+impl fmt::Display for Compete {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Compete::None => "none",
+            Compete::Compute => "compute",
+            Compete::Large => "large",
+        })
+    }
+}
+
 /// Which executor runs the packet function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum On {
@@ -150,6 +172,10 @@ pub struct Config {
     pub capture: Option<PathBuf>,
     /// Disturb what is received: see [`crate::ports`].
     pub faults: Option<String>,
+    /// A job that runs beside, and wants the same GPU, or the pipelines' cores.
+    pub compete: Compete,
+    /// Read the GPU's own counter of what crosses its link, too.
+    pub measure_pcie: bool,
 }
 
 impl Config {
@@ -173,6 +199,8 @@ impl Config {
             room: 2048,
             capture: None,
             faults: None,
+            compete: Compete::None,
+            measure_pcie: false,
         }
     }
 
@@ -190,6 +218,36 @@ impl Config {
             }
         };
         (slots * self.drive.burst + 4 * self.drive.burst + 64).clamp(4096, 1 << 17)
+    }
+
+    /// The same with packets of `size` bytes from the port that makes them.
+    ///
+    /// # Errors
+    /// When it makes no packets of a chosen size.
+    pub fn with_size(mut self, size: u64) -> Result<Self> {
+        let sized = |rx: &str| {
+            let (port, options) = rx.split_at(rx.find(',').unwrap_or(rx.len()));
+            let (kind, value) = port.split_once(':').unwrap_or((port, ""));
+            let made = value == "imix" || value.parse::<u64>().is_ok() || (value.is_empty() && kind != "gen");
+            (["null", "gen", "net_null"].contains(&kind) && made).then(|| format!("{kind}:{size}{options}"))
+        };
+        match &mut self.route {
+            Route::OneWay { rx, .. } if sized(rx).is_some() => *rx = sized(rx).unwrap_or_default(),
+            _ => {
+                let why = "only --rx null, net_null and gen:SIZE make packets of a size that is asked for";
+                return Err(Error::config(format!("--size {size}"), why));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Its ports take privileges, and the run would give them up once they are open.
+    pub fn gives_privileges_up(&self) -> bool {
+        let names: Vec<&String> = match &self.route {
+            Route::OneWay { rx, tx } => std::iter::once(rx).chain(tx).collect(),
+            Route::Between(a, b) => vec![a, b],
+        };
+        self.drop_privileges && names.into_iter().any(|name| crate::open::takes_privileges(name))
     }
 
     /// Threads of one pipeline.
@@ -215,6 +273,10 @@ impl Config {
                 format!("--method {}", self.method),
                 "the CPU has single and split; add --on gpu:0 for the others",
             ));
+        }
+        if self.on == On::Cpu && self.compete == Compete::Large {
+            let why = "is of a GPU's multiprocessors; on the CPU there is --compete=compute";
+            return Err(Error::config("--compete=large", why));
         }
         if self.workers > 0 && (self.method != Method::Split || self.on != On::Cpu) {
             return Err(Error::config(
@@ -315,6 +377,25 @@ mod tests {
     fn defaults_are_right() {
         config().check().unwrap();
         assert!(!allowed_cores().is_empty());
+    }
+
+    #[test]
+    fn a_size_goes_into_the_port_that_makes_packets() {
+        for (rx, expected) in [
+            ("null", Some("null:200")),
+            ("null:64", Some("null:200")),
+            ("gen:64,flows=4,seed=1", Some("gen:200,flows=4,seed=1")),
+            ("gen:imix", Some("gen:200")),
+            ("net_null:64,copy=on", Some("net_null:200,copy=on")),
+            ("gen:oran,prbs=4", None),
+            ("pcap:64", None),
+            ("ring:64", None),
+        ] {
+            let route = Route::OneWay { rx: rx.into(), tx: vec!["null".into()] };
+            let sized = Config::new(route).with_size(200).map(|config| config.route).ok();
+            let wanted = expected.map(|rx| Route::OneWay { rx: rx.into(), tx: vec!["null".into()] });
+            assert_eq!(sized, wanted, "{rx}");
+        }
     }
 
     #[test]

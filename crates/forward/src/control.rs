@@ -1,5 +1,6 @@
 //! How a run is ended, watched, and paced: flags and counters that the threads of a run share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Ends a run. Shared by all its threads and by who started it.
@@ -7,9 +8,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 pub struct Control {
     stop: AtomicBool,
     abort: AtomicBool,
+    above: Option<Arc<Control>>,
 }
 
 impl Control {
+    /// Of one run of several: it ends by itself, or when `above` ends them all.
+    pub fn under(above: &Arc<Control>) -> Self {
+        Self { above: Some(above.clone()), ..Self::default() }
+    }
+
+    /// Does what the one above says. For who waits for the end, a few times a second; threads of a run read their own flags.
+    pub fn heed(&self) {
+        let Some(above) = &self.above else { return };
+        above.heed();
+        if above.aborting() {
+            self.abort();
+        } else if above.stopping() {
+            self.stop();
+        }
+    }
+
     /// Receive no more; what is in flight still goes out.
     pub fn stop(&self) {
         self.stop.store(true, Relaxed);

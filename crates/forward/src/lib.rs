@@ -8,6 +8,7 @@
 //! [`config::Config`] says what is asked, [`run::run`] does it, [`measure`] repeats it to find limits.
 
 pub mod choose;
+mod compete;
 pub mod config;
 pub mod control;
 mod error;

@@ -1,6 +1,6 @@
 //! Measurements over runs: ceiling and baseline of one, the highest rate without loss, latency against load.
 
-use crate::config::{Config, On, Route};
+use crate::config::{Compete, Config, On, Route};
 use crate::control::{Control, Reading};
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
@@ -13,8 +13,12 @@ use inlane_core::ring::layout::Outcome as Verdict;
 use inlane_core::units::Rate;
 use inlane_core::{HeapPool, Packet, Pool};
 use inlane_function::Function;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// The parameter of a result that says at which rate packets were due.
+pub const OFFERED: &str = "offered_packets_per_second";
 
 /// How long a baseline runs.
 const BASELINE: Duration = Duration::from_millis(300);
@@ -32,6 +36,8 @@ pub(crate) fn shortened(config: &Config, duration: Duration) -> Config {
     short.rate = None;
     short.capture = None;
     short.faults = None;
+    short.compete = Compete::None;
+    short.measure_pcie = false;
     short.duration = Some(duration);
     short
 }
@@ -44,21 +50,15 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     if !is_repeatable(rx) || control.stopping() {
         return None;
     }
-    let mut plain = config.clone();
+    let mut plain = shortened(config, BASELINE);
     let same_sink = tx.len() == 1 && kind(&tx[0]) == "null";
     if !same_sink {
         plain.route = Route::OneWay { rx: rx.clone(), tx: vec!["null".into()] };
     }
     plain.function = "io".into();
     plain.drive.work = Duration::ZERO;
-    plain.drive.stages = false;
-    plain.rate = None;
-    plain.capture = None;
-    plain.faults = None;
-    plain.duration = Some(BASELINE);
     // A short capture is over before its rate means anything.
     plain.playback = Playback { pace: Pace::Full, repeat: true };
-    plain.drive.packets = u64::MAX;
     let own = Control::default();
     let outcome = run(&plain, &own, &mut |_, _| ()).ok().filter(|outcome| outcome.errors.is_empty())?;
     let tx = &outcome.result.tx;
@@ -81,7 +81,7 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
 /// that stay in its cache. A function that does nothing a packet has no such ceiling, which is said.
 ///
 /// On a GPU: a bare kernel that moves the same bytes of `result`'s packets, without ring, threads and ports.
-pub fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
+fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     if let On::Gpu(index) = config.on {
         return gpu_ceiling(config, index, result).ok();
     }
@@ -142,7 +142,7 @@ fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Cei
 }
 
 /// For runs on a GPU whose stages are timed: what the same dependent reads and fence take in a bare kernel.
-pub fn round_trip_note(config: &Config) -> Option<String> {
+fn round_trip_note(config: &Config) -> Option<String> {
     let On::Gpu(index) = config.on else { return None };
     if !config.drive.stages {
         return None;
@@ -228,6 +228,37 @@ fn is_repeatable(rx: &str) -> bool {
     ["null", "gen", "pcap"].contains(&open::kind(rx)) && !rx.starts_with("pcap:-")
 }
 
+/// Ceilings measured so far in this process: runs that differ only in what does not matter to a ceiling share it.
+#[derive(Default)]
+pub struct Ceilings {
+    known: HashMap<String, Option<Ceiling>>,
+    round_trip: Option<Option<String>>,
+}
+
+impl Ceilings {
+    /// [`ceiling`] of this run.
+    pub fn of(
+        &mut self,
+        config: &Config,
+        link_bits_per_second: Option<f64>,
+        result: &PacketResult,
+    ) -> Option<Ceiling> {
+        let size = result.rx.bytes.checked_div(result.rx.packets);
+        let executors = (config.on, config.pipelines, config.workers, config.drive.work);
+        let bytes = (&config.function, config.gpu.memory, config.drive.burst, size);
+        let key = format!("{executors:?} {bytes:?} {:?} {link_bits_per_second:?}", config.route);
+        self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
+    }
+
+    /// [`round_trip_note`] of this run.
+    pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
+        if config.on == On::Cpu || !config.drive.stages {
+            return None;
+        }
+        self.round_trip.get_or_insert_with(|| round_trip_note(config)).clone()
+    }
+}
+
 /// True when nothing was lost, missed or altered, and what was offered went through: a generator that is asked late does not
 /// lose packets but sends them late, so that the rate achieved falls short of the rate offered.
 fn lossless(outcome: &Outcome, offered: f64) -> bool {
@@ -253,7 +284,8 @@ fn lossless(outcome: &Outcome, offered: f64) -> bool {
 pub fn against_load(
     config: &Config,
     loads: &[f64],
-    control: &Control,
+    control: &Arc<Control>,
+    ceilings: &mut Ceilings,
     watch: &mut dyn FnMut(Duration, Reading),
 ) -> Result<(Document<PacketResult>, Option<Error>)> {
     if !matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("gen:") || rx.starts_with("null"))
@@ -267,29 +299,24 @@ pub fn against_load(
         let mut paced = config.clone();
         paced.rate = rate.map(Rate::Packets);
         paced.duration = Some(config.duration.unwrap_or(Duration::from_secs(2)));
-        let own = Control::default();
-        // A signal ends the trial that runs, and through it the search.
-        let mut relay = |elapsed, reading| {
-            if control.stopping() {
-                own.stop();
-            }
-            watch(elapsed, reading);
-        };
-        run(&paced, &own, &mut relay)
+        let mut outcome = run(&paced, &Control::under(control), watch)?;
+        if let Some(rate) = rate {
+            outcome.result.parameters.insert(OFFERED.into(), format!("{rate:.0}"));
+        }
+        Ok(outcome)
     };
     let flat_out = trial(None)?;
     let mut document = Document::new("forward", flat_out.path);
     document.twin = flat_out.twin;
-    document.ceiling = ceiling(config, flat_out.link_bits_per_second, &flat_out.result);
+    document.devices = flat_out.devices;
+    document.ceiling = ceilings.of(config, flat_out.link_bits_per_second, &flat_out.result);
     let fastest = flat_out.result.tx.packets_per_second;
     let (mut low, mut high) = (0.0, fastest);
     let mut best: Option<PacketResult> = None;
     let mut last_lossy: Option<String> = None;
     while high - low > fastest * 0.005 && !control.stopping() {
         let rate = if best.is_none() && low == 0.0 && high == fastest { fastest } else { (low + high) / 2.0 };
-        let mut outcome = trial(Some(rate))?;
-        let offered = format!("{rate:.0}");
-        outcome.result.parameters.insert("offered_packets_per_second".into(), offered.clone());
+        let outcome = trial(Some(rate))?;
         if lossless(&outcome, rate) {
             low = rate;
             best = Some(outcome.result);
@@ -298,7 +325,7 @@ pub fn against_load(
             }
         } else {
             last_lossy = Some(format!(
-                "at {offered} packets/s offered {:.0} went through, {} lost",
+                "at {rate:.0} packets/s offered {:.0} went through, {} lost",
                 outcome.result.tx.packets_per_second,
                 outcome.result.rx.missed + outcome.result.dropped_overload,
             ));
@@ -334,6 +361,9 @@ pub fn against_load(
         let mut outcome = trial(Some(low * load / 100.0))?;
         outcome.result.parameters.insert("load_percent".into(), format!("{load}"));
         document.results.push(outcome.result);
+    }
+    for result in &mut document.results {
+        result.ceiling = document.ceiling.clone();
     }
     Ok((document, None))
 }

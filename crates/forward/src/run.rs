@@ -1,6 +1,7 @@
 //! A run: opens the ports, joins them by pipelines, waits for the end, and says what became of every packet.
 
-use crate::config::{Config, Method, On, Route};
+use crate::compete;
+use crate::config::{Compete, Config, Method, On, Route};
 use crate::control::{Control, Progress, Reading};
 use crate::error::{Error, Result};
 use crate::gpu;
@@ -10,9 +11,10 @@ use crate::ports::wrap::fault;
 use crate::wrappers::{Wrappers, faults_note};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
-use inlane_core::result::{Flow, PacketResult, Path, Stages, Verification};
-use inlane_core::stats::LatencyHistogram;
+use inlane_core::result::{Flow, PacketResult, Path, Pcie, PcieMeasured, Stages, Verification};
+use inlane_core::stats::{LatencyHistogram, Summary};
 use inlane_core::{Pool, Port};
+use inlane_cuda::{LinkMeter, LinkSamples};
 use inlane_function::{Function, Report};
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
@@ -72,6 +74,9 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     }
     let wrappers = Wrappers::new(config, &names, &clock)?;
     let (pipelines, faults) = join(config, &mut ports, &pools, &directions, &wrappers)?;
+    let cores = config.cores_for(config.threads() * pipelines.len());
+    // It is measured alone first: before ports start, which nobody would read meanwhile.
+    let rival = compete::rival(config, gpu.as_ref(), pipelines.len(), &cores)?;
     let start = |ports: &mut [Box<dyn Port>]| ports.iter_mut().try_for_each(|port| port.start());
     let executors = if config.drop_privileges && names.iter().any(|name| open::takes_privileges(name)) {
         // A user's own function is compiled and loaded without the privileges that ports needed.
@@ -84,10 +89,24 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
         executors
     };
     let progress: Vec<_> = executors.iter().map(|_| Progress::default()).collect();
-    let cores = config.cores_for(config.threads() * executors.len());
-    let started = Instant::now();
-    let tallies = drive(config, control, executors, &clock, &progress, &cores, watch, started);
-    let elapsed = started.elapsed();
+    let meter = gpu.as_ref().filter(|_| config.measure_pcie).map(|gpu| LinkMeter::start(gpu));
+    let flow = || {
+        let started = Instant::now();
+        let tallies = drive(config, control, executors, &clock, &progress, &cores, watch, started);
+        let flowed: Option<Vec<_>> = tallies.iter().map(|(tally, _)| tally.flowed).collect();
+        let flowed = flowed.unwrap_or_default();
+        let begun = flowed.iter().map(|(begun, _)| *begun).min().unwrap_or(started);
+        let ended = flowed.iter().map(|(_, ended)| *ended).max().unwrap_or_else(Instant::now);
+        (tallies, ended - begun)
+    };
+    let ((tallies, elapsed), competitor) = match &rival {
+        Some(rival) => {
+            let (flowed, competitor) = rival.beside(flow);
+            (flowed, Some(competitor))
+        }
+        None => (flow(), None),
+    };
+    let link = meter.map(|meter| meter.map(LinkMeter::stop));
     let mut device = Counters::default();
     for port in &mut ports {
         device += port.device_counters();
@@ -95,6 +114,17 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     }
     let leaked = pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum();
     let mut outcome = outcome(config, tallies, &function, &ports, &directions, elapsed, device, leaked);
+    outcome.result.ports = names;
+    match competitor {
+        Some(Ok(competitor)) => outcome.result.competitor = Some(competitor),
+        Some(Err(error)) => outcome.errors.push(error),
+        None => {}
+    }
+    match (link, &mut outcome.result.pcie) {
+        (Some(Ok(samples)), Some(pcie)) => pcie.measured = measured(&samples),
+        (Some(Err(error)), _) => outcome.notes.push(format!("what crosses PCIe was not measured: {error}")),
+        _ => {}
+    }
     outcome.notes.extend(faults_note(&faults));
     outcome.devices.extend(gpu.map(|gpu| gpu.to_string()));
     Ok(outcome)
@@ -268,6 +298,7 @@ fn drive(
             if config.duration.is_some_and(|duration| elapsed >= duration) {
                 control.stop();
             }
+            control.heed();
             let mut wait = next_watch.saturating_sub(elapsed);
             if let Some(duration) = config.duration.filter(|_| !control.stopping()) {
                 wait = wait.min(duration.saturating_sub(elapsed));
@@ -330,27 +361,8 @@ fn outcome(
         all.add(&one);
         all
     });
-    let result = PacketResult {
-        parameters: parameters(config),
-        duration_ns: elapsed.as_nanos() as u64,
-        rx: Flow::over(&sum.rx, seconds),
-        tx: Flow::over(&sum.tx, seconds),
-        dropped_overload: sum.dropped_overload,
-        dropped_verdict: sum.dropped_verdict,
-        dropped_invalid: sum.dropped_invalid,
-        dropped_unsent: sum.dropped_unsent,
-        leaked_buffers,
-        latency: latency.as_ref().and_then(LatencyHistogram::percentiles),
-        stages: config.drive.stages.then(|| stages(&sum.stages)),
-        cpu_ns: sum.cpu_ns,
-        flags: on_gpu.as_ref().map(|report| report.flags.clone()),
-        memory: on_gpu.as_ref().map(|report| report.memory.clone()),
-        pcie_bytes: on_gpu.as_ref().map(|report| report.pcie_bytes),
-        limit: None,
-        function: if said == Report::default() { None } else { serde_json::to_value(said).ok() },
-    };
     let hop = |index: usize| ports[index].info().path.clone();
-    let hops = directions
+    let hops: Vec<String> = directions
         .iter()
         .map(|direction| {
             let to: Vec<_> = direction.tx.iter().map(|&tx| hop(tx)).collect();
@@ -365,6 +377,36 @@ fn outcome(
             )
         })
         .collect();
+    let result = PacketResult {
+        parameters: parameters(config),
+        error: None,
+        ports: Vec::new(),
+        path: hops.clone(),
+        shape: on_gpu.as_ref().map(|report| report.shape.clone()),
+        ceiling: None,
+        duration_ns: elapsed.as_nanos() as u64,
+        rx: Flow::over(&sum.rx, seconds),
+        tx: Flow::over(&sum.tx, seconds),
+        dropped_overload: sum.dropped_overload,
+        dropped_verdict: sum.dropped_verdict,
+        dropped_invalid: sum.dropped_invalid,
+        dropped_unsent: sum.dropped_unsent,
+        leaked_buffers,
+        latency: latency.as_ref().and_then(LatencyHistogram::percentiles),
+        stages: config.drive.stages.then(|| stages(&sum.stages)),
+        cpu_ns: sum.cpu_ns,
+        flags: on_gpu.as_ref().map(|report| report.flags.clone()),
+        memory: on_gpu.as_ref().map(|report| report.memory.clone()),
+        pcie: on_gpu.as_ref().map(|report| Pcie {
+            modelled_bytes: report.pcie_bytes,
+            model: gpu::PCIE_MODEL.into(),
+            measured: None,
+        }),
+        competitor: None,
+        repeats: None,
+        limit: None,
+        function: if said == Report::default() { None } else { serde_json::to_value(said).ok() },
+    };
     let verifications: Vec<_> = ports.iter().filter_map(|port| port.verification()).collect();
     Outcome {
         result,
@@ -382,6 +424,14 @@ fn outcome(
         },
         errors: sum.errors,
     }
+}
+
+fn measured(samples: &LinkSamples) -> Option<PcieMeasured> {
+    Some(PcieMeasured {
+        in_bytes_per_second: Summary::of(&samples.received)?,
+        out_bytes_per_second: Summary::of(&samples.sent)?,
+        how: "NVML's throughput of the GPU's link over windows of 20 ms, one behind the other; everything that crosses it".into(),
+    })
 }
 
 fn stages(histograms: &StageHistograms) -> Stages {
@@ -408,6 +458,9 @@ fn parameters(config: &Config) -> BTreeMap<String, String> {
     }
     if config.workers > 0 {
         parameters.insert("workers".into(), config.workers.to_string());
+    }
+    if config.compete != Compete::None {
+        parameters.insert("compete".into(), config.compete.to_string());
     }
     if !config.drive.work.is_zero() {
         parameters.insert("work_ns".into(), config.drive.work.as_nanos().to_string());

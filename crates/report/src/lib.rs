@@ -7,7 +7,7 @@ mod transfers;
 mod write;
 
 pub use packets::packets;
-pub use plot::{Line, Plot, Scale};
+pub use plot::{Line, Plot, Scale, figure};
 pub use table::{Rows, grid};
 pub use transfers::transfers;
 pub use write::{Error, Target, csv, json};

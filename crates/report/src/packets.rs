@@ -1,8 +1,8 @@
 //! Packet results as text.
 
 use crate::table::{Rows, grid};
-use inlane_core::result::{Document, Flow, PacketResult};
-use inlane_core::stats::Percentiles;
+use inlane_core::result::{Competitor, Document, Flow, PacketResult, Repeats};
+use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units;
 
 /// The text of a document of packet results: one result as rows, several as a table.
@@ -21,7 +21,7 @@ pub fn packets(document: &Document<PacketResult>) -> String {
     let mut table = String::new();
     match document.results.as_slice() {
         [one] => single(&mut rows, one),
-        many => table = several(many),
+        many => table = several(&mut rows, many),
     }
     if let Some(ceiling) = &document.ceiling {
         rows.row("ceiling", rates(ceiling.packets_per_second, ceiling.bytes_per_second, &ceiling.what));
@@ -115,9 +115,25 @@ fn single(rows: &mut Rows, result: &PacketResult) {
             format!("{} ({seconds_per_gigabyte:.3} s/GB)", units::nanoseconds(result.cpu_ns as f64)),
         );
     }
+    rows.row_if("ports", (!result.ports.is_empty()).then(|| result.ports.join(" -> ")));
+    rows.row_if("shape", result.shape.clone());
     rows.row_if("flags", result.flags.clone());
     rows.row_if("memory", result.memory.clone());
-    rows.row_if("pcie", result.pcie_bytes.map(|bytes| format!("{bytes} bytes")));
+    if let Some(pcie) = &result.pcie {
+        let rate = pcie.modelled_bytes as f64 / result.duration_ns.max(1) as f64 * 1e9;
+        let text = units::bytes_per_second(rate);
+        rows.row("pcie", format!("{text}, {} bytes, modelled: {}", pcie.modelled_bytes, pcie.model));
+        rows.row_if(
+            "",
+            pcie.measured.as_ref().map(|measured| {
+                let rate = |summary: &Summary| units::bytes_per_second(summary.median);
+                let (into, out) = (rate(&measured.in_bytes_per_second), rate(&measured.out_bytes_per_second));
+                format!("{into} into the GPU and {out} out of it, measured: {}", measured.how)
+            }),
+        );
+    }
+    rows.row_if("other job", result.competitor.as_ref().map(beside));
+    rows.row_if("repeats", result.repeats.as_ref().map(repeats));
     rows.row_if("limit", result.limit.clone());
     if let Some(function) = &result.function {
         for (name, value) in counters(function) {
@@ -133,34 +149,144 @@ fn counters(function: &serde_json::Value) -> Vec<(String, String)> {
     list.iter().map(|counter| (text(&counter["name"]), text(&counter["value"]))).collect()
 }
 
-fn several(results: &[PacketResult]) -> String {
+fn beside(competitor: &Competitor) -> String {
+    let Competitor { what, alone_per_second, beside_per_second, kept } = competitor;
+    format!(
+        "keeps {:.1} % of its speed: {beside_per_second:.0} of {alone_per_second:.0} rounds a second ({what})",
+        kept * 100.0
+    )
+}
+
+fn repeats(repeats: &Repeats) -> String {
+    let rate = repeats.packets_per_second;
+    format!(
+        "{}, median {} ({} to {})",
+        rate.repeats,
+        units::packets_per_second(rate.median),
+        units::packets_per_second(rate.min),
+        units::packets_per_second(rate.max)
+    )
+}
+
+/// What a column of the table of several results shows; empty where a result does not have it.
+type Column = (&'static str, fn(&PacketResult) -> String);
+
+const COLUMNS: [Column; 13] = [
+    ("shape", |result| result.shape.clone().unwrap_or_default()),
+    ("Mpps", |result| format!("{:.3}", result.rate() / 1e6)),
+    ("spread", |result| {
+        result
+            .repeats
+            .map_or(String::new(), |repeats| format!("{:.0}%", repeats.packets_per_second.spread() * 100.0))
+    }),
+    ("Gb/s", |result| format!("{:.3}", result.rate() * result.tx.bits_per_packet().unwrap_or(0.0) / 1e9)),
+    ("lost", |result| {
+        let dropped = result.dropped_overload + result.dropped_invalid + result.dropped_unsent;
+        (result.rx.missed + dropped).to_string()
+    }),
+    ("p50 us", |result| microseconds(result.p50_ns())),
+    ("p99 us", |result| microseconds(result.p99_ns())),
+    ("max us", |result| microseconds(result.total_latency().map(|p| p.max_ns))),
+    ("ceiling Mpps", |result| {
+        let rate = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
+        rate.map_or(String::new(), |rate| format!("{:.1}", rate / 1e6))
+    }),
+    ("PCIe GB/s, modelled", |result| {
+        let bytes = result.pcie.as_ref().map(|pcie| pcie.modelled_bytes as f64);
+        bytes.map_or(String::new(), |bytes| format!("{:.2}", bytes / result.duration_ns.max(1) as f64))
+    }),
+    ("in + out, measured", |result| {
+        let measured = result.pcie.as_ref().and_then(|pcie| pcie.measured.as_ref());
+        measured.map_or(String::new(), |measured| {
+            let rate = |summary: &Summary| summary.median / 1e9;
+            let (into, out) = (rate(&measured.in_bytes_per_second), rate(&measured.out_bytes_per_second));
+            format!("{into:.2} + {out:.2}")
+        })
+    }),
+    ("other job keeps", |result| {
+        result.competitor.as_ref().map_or(String::new(), |other| format!("{:.1}%", other.kept * 100.0))
+    }),
+    ("error", |result| result.error.clone().unwrap_or_default()),
+];
+
+fn microseconds(nanoseconds: Option<f64>) -> String {
+    nanoseconds.map_or(String::new(), |ns| format!("{:.1}", ns / 1e3))
+}
+
+/// What all results share in rows, what differs in a table; columns that are empty throughout are left out.
+fn several(rows: &mut Rows, results: &[PacketResult]) -> String {
     let mut names: Vec<&str> = Vec::new();
-    for result in results {
-        for name in result.parameters.keys() {
-            if !names.contains(&name.as_str()) {
-                names.push(name);
+    for name in results.iter().flat_map(|result| result.parameters.keys()) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    let value = |result: &PacketResult, name: &str| result.parameters.get(name).cloned().unwrap_or_default();
+    // A result that failed early knows little of itself.
+    let ran = || results.iter().filter(|result| result.error.is_none());
+    names.retain(|name| {
+        let mut values: Vec<_> = ran().map(|result| value(result, name)).collect();
+        values.dedup();
+        if values.len() == 1 {
+            rows.row(name, values.remove(0));
+        }
+        values.len() > 1 || results.len() == 1
+    });
+    for (name, text) in [
+        ("ports", (|result| Some(result.ports.join(" -> "))) as fn(&PacketResult) -> Option<String>),
+        ("flags", |result| result.flags.clone()),
+        ("memory", |result| result.memory.clone()),
+        // What stands behind a semicolon was measured beside it, anew for each.
+        ("ceiling", |result| result.ceiling.as_ref()?.what.split(';').next().map(String::from)),
+        ("pcie", |result| result.pcie.as_ref().map(|pcie| format!("modelled: {}", pcie.model))),
+        ("", |result| Some(format!("measured: {}", result.pcie.as_ref()?.measured.as_ref()?.how))),
+        ("other job", |result| result.competitor.as_ref().map(|other| other.what.clone())),
+    ] {
+        let mut seen: Vec<String> = Vec::new();
+        for text in ran().filter_map(text) {
+            if !seen.contains(&text) {
+                rows.row(name, text.clone());
+                seen.push(text);
             }
         }
     }
+    let lines: Vec<Vec<String>> =
+        results.iter().map(|result| COLUMNS.map(|(_, show)| show(result)).into()).collect();
+    let used: Vec<usize> =
+        (0..COLUMNS.len()).filter(|&column| lines.iter().any(|line| !line[column].is_empty())).collect();
     let mut header = names.clone();
-    header.extend(["Mpps", "Gb/s", "lost", "p50 us", "p99 us", "max us"]);
-    let rows: Vec<_> = results
+    header.extend(used.iter().map(|&column| COLUMNS[column].0));
+    let lines: Vec<Vec<String>> = results
         .iter()
-        .map(|result| {
-            let mut row: Vec<_> =
-                names.iter().map(|name| result.parameters.get(*name).cloned().unwrap_or_default()).collect();
-            let lost =
-                result.rx.missed + result.dropped_overload + result.dropped_invalid + result.dropped_unsent;
-            let us = |pick: fn(&Percentiles) -> f64| {
-                let stage = result.stages.as_ref().and_then(|stages| stages.total.as_ref());
-                result.latency.as_ref().or(stage).map_or(String::new(), |p| format!("{:.1}", pick(p) / 1e3))
-            };
-            row.push(format!("{:.3}", result.tx.packets_per_second / 1e6));
-            row.push(format!("{:.3}", result.tx.bits_per_second / 1e9));
-            row.push(lost.to_string());
-            row.extend([us(|p| p.p50_ns), us(|p| p.p99_ns), us(|p| p.max_ns)]);
-            row
+        .zip(lines)
+        .map(|(result, line)| {
+            let own = names.iter().map(|name| value(result, name));
+            own.chain(used.iter().map(|&column| line[column].clone())).collect()
         })
         .collect();
-    grid(&header, &rows)
+    grid(&header, &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlane_core::result::Path;
+
+    #[test]
+    fn several_results_share_rows_and_differ_in_columns() {
+        let result = |burst: &str, error: Option<&str>| PacketResult {
+            parameters: [("burst", burst), ("on", "cpu")]
+                .map(|(key, value)| (key.into(), value.into()))
+                .into(),
+            error: error.map(String::from),
+            ..PacketResult::default()
+        };
+        let mut document = Document::new("forward", Path::default());
+        document.results = vec![result("16", None), result("32", None), result("64", Some("no memory"))];
+        let text = packets(&document);
+        assert!(text.lines().any(|line| line.starts_with("on ") && line.ends_with("cpu")), "{text}");
+        let header = text.lines().find(|line| line.starts_with("| burst")).unwrap();
+        assert!(!header.contains("p50") && !header.contains("| on "), "{header}");
+        assert!(text.lines().any(|line| line.starts_with("| 64") && line.contains("no memory")), "{text}");
+    }
 }

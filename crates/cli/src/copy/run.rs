@@ -438,7 +438,7 @@ fn plot(report: &Report) -> Plot {
         let point = (result.size_bytes as f64, rate.median / 1e9);
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
-            None => lines.push(Line { name, points: vec![point] }),
+            None => lines.push(Line { name, points: vec![point], dashed: Vec::new() }),
         }
     }
     Plot {

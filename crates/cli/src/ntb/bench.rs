@@ -274,7 +274,7 @@ fn plot(points: &[Point]) -> Plot {
         [(Operation::PutByMover, "by mover"), (Operation::PutDelivered, "stores, delivered")]
     {
         for (completion, points) in figure(points, operation) {
-            lines.push(Line { name: format!("{name}, {completion}"), points });
+            lines.push(Line { name: format!("{name}, {completion}"), points, dashed: Vec::new() });
         }
     }
     Plot {

@@ -1,20 +1,18 @@
 //! Ceilings and baselines of GPU runs, measured in the same run: bare kernels that move the same bytes, the copy engine, a
-//! round trip with the same dependent reads, and a competing job.
+//! round trip with the same dependent reads.
 
 use crate::error::{Error, Result};
 use inlane_core::Region;
 use inlane_core::clock::Clock;
 use inlane_core::stats::{LatencyHistogram, Percentiles};
-use inlane_cuda::{
-    Event, EventKind, Function, Gpu, Launch, Module, PinnedKind, Program, Stream, argument, compile,
-};
+use inlane_cuda::{Event, EventKind, Gpu, Launch, Module, PinnedKind, Program, Stream, argument, compile};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 pub(super) const SOURCE: &str = include_str!("kernels/bare.cu");
 
-fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
+pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
     let program =
         Program { name: "bare.cu", source: SOURCE, headers: &[inlane_cuda::SYSTEM], options: &["-lineinfo"] };
     Ok(Module::load(gpu, &compile(&program, &gpu.info().arch())?)?)
@@ -189,54 +187,4 @@ pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     }
     stream.synchronize()?;
     Ok(RoundTrip { nanoseconds: histogram.percentiles() })
-}
-
-/// A job that wants the GPU beside the executor: blocks busy with arithmetic, in slices, until it is dropped.
-pub struct Competitor {
-    gpu: Arc<Gpu>,
-    stream: Stream,
-    kernel: Function,
-    rounds: Region,
-    blocks: u32,
-}
-
-impl Competitor {
-    /// Prepares it with a block for each multiprocessor, before anything persistent runs.
-    ///
-    /// # Errors
-    /// When the GPU refuses.
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let kernel = load(gpu)?.function("bare_compete")?;
-        let blocks = kernel.resident_blocks(256, 0)?;
-        Ok(Self {
-            gpu: gpu.clone(),
-            stream: gpu.stream()?,
-            kernel,
-            rounds: gpu.allocate(blocks as usize * 8)?,
-            blocks,
-        })
-    }
-
-    /// Runs for `duration` in slices of a millisecond; returns rounds of arithmetic a second over all blocks.
-    ///
-    /// # Errors
-    /// When the GPU refuses.
-    pub fn run(&self, duration: Duration) -> Result<f64> {
-        let shape = Launch { blocks: self.blocks, threads: 256, shared_bytes: 0, cooperative: false };
-        let slice = Duration::from_millis(1).as_nanos() as u64;
-        let begun = Instant::now();
-        let mut total = 0u64;
-        while begun.elapsed() < duration {
-            let rounds = self.rounds.address();
-            // SAFETY: the kernel's parameters; a word a block, alive as long as this value.
-            unsafe { self.kernel.launch(&self.stream, shape, [argument(&rounds), argument(&slice)])? };
-            self.stream.synchronize()?;
-            let counted = self.gpu.read(&self.rounds)?;
-            total += counted
-                .chunks_exact(8)
-                .map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
-                .sum::<u64>();
-        }
-        Ok(total as f64 / begun.elapsed().as_secs_f64())
-    }
 }

@@ -47,6 +47,10 @@ const _: () =
 /// A host that gives no sign for so long is dead: a persistent kernel ends by itself.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
+/// How a result's bytes over PCIe are computed.
+pub const PCIE_MODEL: &str = "an item: 32 B of words read, 8 B written; a packet: its descriptor of 16 B, what is read of it in sectors \
+     of 32 B, what is written back; without packet headers of PCIe, polling, and the chunks around unaligned starts";
+
 /// One pipeline's share of a GPU.
 pub struct Lane {
     pub(super) program: Arc<Program>,
@@ -74,7 +78,7 @@ pub struct Report {
     pub memory: String,
     /// Blocks, threads, streams.
     pub shape: String,
-    /// Bytes that crossed PCIe, both ways, without what polling costs.
+    /// Bytes that crossed PCIe, both ways, as modelled ([`PCIE_MODEL`]).
     pub pcie_bytes: u64,
     /// The function's state at the end.
     pub state: Vec<u8>,

@@ -19,6 +19,7 @@
 //! process must end without exit handlers ([`inlane_cuda::any_abandoned`]).
 
 mod bare;
+pub(crate) mod compete;
 mod feed;
 mod lane;
 mod launch;
@@ -30,8 +31,8 @@ mod settings;
 mod tests;
 mod watch;
 
-pub use bare::{Ceilings, Competitor, Pull, RoundTrip, ceilings, round_trip};
-pub use lane::{Lane, Report};
+pub use bare::{Ceilings, Pull, RoundTrip, ceilings, round_trip};
+pub use lane::{Lane, PCIE_MODEL, Report};
 pub use program::Program;
 pub use run::run;
 pub use settings::{Memory, Settings};

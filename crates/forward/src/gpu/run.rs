@@ -21,6 +21,7 @@ use crate::pipeline::{Drive, Overload, Pipeline, Shared, Tally, panic_message, p
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::ring::{Done, Next, Producer, Sender, Stamps, reclaim};
 use inlane_cuda::Stream;
+use std::time::Instant;
 
 /// How many bursts go by between two publications of the counters.
 const PUBLISH_EVERY: u32 = 64;
@@ -47,7 +48,7 @@ pub fn run(pipeline: Pipeline, lane: Lane, drive: &Drive, shared: &Shared<'_>) -
     let held = Held::new(rx_pool, drive.burst);
     let mut sending =
         Sending { sender, outlet: Some(outlet), held, room, freed: 0, bursts: 0, tally: Tally::default() };
-    if let Err(error) = on_streams(&lane, &mut receiving, &mut sending, drive, shared) {
+    if let Err(error) = on_streams(&lane, &mut receiving, &mut sending, &mut tally.flowed, drive, shared) {
         tally.errors.push(error);
         shared.control.stop();
     }
@@ -57,7 +58,8 @@ pub fn run(pipeline: Pipeline, lane: Lane, drive: &Drive, shared: &Shared<'_>) -
     let Sending { sender, outlet, held, tally: sent, .. } = sending;
     drop((sender, outlet, held));
     let errors = std::mem::take(&mut tally.errors);
-    tally = sent;
+    let flowed = tally.flowed;
+    tally = Tally { flowed, ..sent };
     tally.rx = received.rx;
     tally.dropped_overload += received.dropped_overload;
     tally.cpu_ns += received.cpu_ns;
@@ -87,24 +89,28 @@ fn on_streams(
     lane: &Lane,
     receiving: &mut Receiving,
     sending: &mut Sending,
+    flowed: &mut Option<(Instant, Instant)>,
     drive: &Drive,
     shared: &Shared<'_>,
 ) -> Result<()> {
     let gpu = lane.program.gpu();
+    let open = || if lane.settings.urgent { gpu.urgent_stream() } else { gpu.stream() };
     let streams =
-        (0..lane.settings.streams_for()).map(|_| gpu.stream()).collect::<inlane_cuda::Result<Vec<_>>>()?;
+        (0..lane.settings.streams_for()).map(|_| open()).collect::<inlane_cuda::Result<Vec<_>>>()?;
     let ticks = lane.program.info.ticks();
-    let side = ticks.then(|| gpu.stream()).transpose()?;
+    let side = ticks.then(open).transpose()?;
     let mut feed = Feed::prepare(lane, &streams, side.as_ref())?;
     lane.start_together();
     feed.begin()?;
     let mut worker =
         Worker { lane, streams: &streams, drive, shared, watch: Watch::new(lane.settings.watchdog) };
+    let begun = Instant::now();
     if lane.settings.method == Method::Single {
         worker.alone(receiving, sending, &mut feed);
     } else {
         worker.together(receiving, sending, &mut feed);
     }
+    *flowed = Some((begun, Instant::now()));
     receiving.producer.close();
     let clean =
         !shared.control.aborting() && receiving.tally.errors.is_empty() && sending.tally.errors.is_empty();

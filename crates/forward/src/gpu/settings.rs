@@ -81,6 +81,8 @@ pub struct Settings {
     pub pause: Duration,
     /// An item that takes longer is stuck.
     pub watchdog: Duration,
+    /// Packets' blocks are placed ahead of those of other jobs that wait for room.
+    pub urgent: bool,
 }
 
 impl Default for Settings {
@@ -95,6 +97,7 @@ impl Default for Settings {
             graph_branches: 0,
             pause: Duration::ZERO,
             watchdog: Duration::from_secs(2),
+            urgent: true,
         }
     }
 }

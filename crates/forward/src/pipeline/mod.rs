@@ -22,7 +22,7 @@ use inlane_core::{Pool, Rx, Tx};
 use inlane_function::Instance;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use single::run as run_single;
 pub use split::run as run_split;
@@ -135,6 +135,8 @@ pub struct Tally {
     pub functions: Vec<Instance>,
     /// What went wrong, first things first.
     pub errors: Vec<Error>,
+    /// From when to when packets flowed, where starting and ending the executor takes time of its own.
+    pub flowed: Option<(Instant, Instant)>,
 }
 
 /// Time in each stage, each packet counted.

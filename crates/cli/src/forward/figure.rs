@@ -1,0 +1,165 @@
+//! The figure of a sweep: rate and latency, and what another job kept of its speed, against one parameter, a line for each
+//! combination of the others.
+
+use inlane_core::result::{Document, PacketResult};
+use inlane_core::units::{self, Rate};
+use inlane_forward::measure::OFFERED;
+use inlane_report::{Line, Plot, Scale};
+
+/// A parameter's value as a number, in the unit of [`label`].
+pub fn number(key: &str, value: &str) -> Option<f64> {
+    match key {
+        OFFERED => value.parse().ok().map(|rate: f64| rate / 1e6),
+        "rate" => match units::parse_rate(value).ok()? {
+            Rate::Packets(rate) => Some(rate / 1e6),
+            Rate::Bits(rate) => Some(rate / 1e9),
+        },
+        "room" => units::parse_size(value).ok().map(|bytes| bytes as f64),
+        _ => value
+            .parse()
+            .ok()
+            .or_else(|| units::parse_time(value).ok().map(|time| time.as_nanos() as f64 / 1e3)),
+    }
+}
+
+/// What stands below the axis.
+fn label(key: &str, results: &[PacketResult]) -> String {
+    let value = results.iter().find_map(|result| result.parameters.get(key));
+    let unit = match (key, value) {
+        (OFFERED, _) => return "offered rate, Mpps".into(),
+        ("rate", Some(value)) if matches!(units::parse_rate(value), Ok(Rate::Bits(_))) => {
+            return "offered rate, Gb/s of frames".into();
+        }
+        ("rate", _) => return "offered rate, Mpps".into(),
+        ("size", _) => return "packet, bytes".into(),
+        ("burst", _) => "packets",
+        ("split" | "room", _) => "bytes",
+        (_, Some(value)) if value.parse::<f64>().is_err() => "us",
+        _ => return key.into(),
+    };
+    format!("{key}, {unit}")
+}
+
+/// The figure against `axis`; `None` when nothing can be drawn.
+pub fn svg(document: &Document<PacketResult>, axis: &str, line_keys: &[&str]) -> Option<String> {
+    let results = &document.results;
+    let by_size = axis == "size";
+    let rate = |result: &PacketResult| {
+        let packets = result.rate();
+        Some(if by_size { packets * result.tx.bits_per_packet()? / 1e9 } else { packets / 1e6 })
+    };
+    let p50 = |result: &PacketResult| Some(result.p50_ns()? / 1e3);
+    let p99 = |result: &PacketResult| Some(result.p99_ns()? / 1e3);
+    let kept = |result: &PacketResult| Some(result.competitor.as_ref()?.kept * 100.0);
+    let nothing = |_: &PacketResult| None;
+    let x_label = label(axis, results);
+    let what = fixed(results, axis, line_keys);
+    let plot = |title: &str, y: &str, y_scale: Scale, lines: Vec<Line>| {
+        let xs = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.0));
+        let (least, most) = (xs().fold(f64::INFINITY, f64::min), xs().fold(0.0, f64::max));
+        Plot {
+            title: format!("{title}: {what}"),
+            x: x_label.clone(),
+            y: y.into(),
+            x_scale: if least > 0.0 && most / least >= 6.0 { Scale::Log } else { Scale::Linear },
+            y_scale,
+            lines,
+        }
+    };
+    // What was offered against what went through: both axes alike.
+    let rate_scale = if ["rate", OFFERED].contains(&axis) { Scale::Log } else { Scale::Linear };
+    let rate_unit = if by_size { "Gb/s of frames" } else { "Mpps" };
+    inlane_report::figure(&[
+        plot("Rate", rate_unit, rate_scale, lines(results, axis, line_keys, rate, nothing)),
+        plot("Latency, p50 and (dashed) p99", "us", Scale::Log, lines(results, axis, line_keys, p50, p99)),
+        plot(
+            "Speed that the other job keeps",
+            "% of it alone",
+            Scale::Linear,
+            lines(results, axis, line_keys, kept, nothing),
+        ),
+    ])
+}
+
+/// What all results have in common, for the title.
+fn fixed(results: &[PacketResult], axis: &str, line_keys: &[&str]) -> String {
+    let Some(first) = results.iter().find(|result| result.error.is_none()) else { return String::new() };
+    let value = |key: &str| -> Option<&str> {
+        let drawn = key == axis || line_keys.contains(&key);
+        first.parameters.get(key).filter(|_| !drawn).map(String::as_str)
+    };
+    let mut words: Vec<String> = value("function").map(String::from).into_iter().collect();
+    words.extend(value("on").map(|on| format!("on {on}")));
+    words.extend(value("method").map(String::from));
+    words.extend(value("burst").map(|burst| format!("burst {burst}")));
+    words.extend(value("memory").map(|memory| format!("memory {memory}")));
+    if axis != "size" && !line_keys.contains(&"size") {
+        words.push(first.ports.join(" to "));
+    }
+    words.join(", ")
+}
+
+/// A line for each combination of `keys`, in the order in which they come.
+fn lines(
+    results: &[PacketResult],
+    axis: &str,
+    keys: &[&str],
+    solid: impl Fn(&PacketResult) -> Option<f64>,
+    dashed: impl Fn(&PacketResult) -> Option<f64>,
+) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    for result in results.iter().filter(|result| result.error.is_none()) {
+        let Some(x) = result.parameters.get(axis).and_then(|value| number(axis, value)) else { continue };
+        let word = |&key: &&str| {
+            let value = result.parameters.get(key)?;
+            // Some tell by themselves what they are.
+            let plain = ["method", "on", "function", "memory"].contains(&key);
+            Some(if plain { value.clone() } else { format!("{key} {value}") })
+        };
+        let words: Vec<_> = keys.iter().filter_map(word).collect();
+        let name = words.join(", ");
+        if !lines.iter().any(|line| line.name == name) {
+            lines.push(Line { name: name.clone(), points: Vec::new(), dashed: Vec::new() });
+        }
+        let line = lines.iter_mut().find(|line| line.name == name).expect("just put there");
+        line.points.extend(solid(result).map(|y| (x, y)));
+        line.dashed.extend(dashed(result).map(|y| (x, y)));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_numbers_in_one_unit() {
+        assert_eq!(number("burst", "64"), Some(64.0));
+        assert_eq!(number("work", "50ns"), Some(0.05));
+        assert_eq!(number("rate", "1.5Mpps"), Some(1.5));
+        assert_eq!(number("rate", "10G"), Some(10.0));
+        assert_eq!(number("room", "4K"), Some(4096.0));
+        assert_eq!(number("method", "split"), None);
+        assert_eq!(number(OFFERED, "2000000"), Some(2.0));
+    }
+
+    #[test]
+    fn a_line_for_each_combination() {
+        let result = |burst: &str, method: &str, rate: f64| {
+            let parameters = [("burst", burst), ("method", method)];
+            let mut result = PacketResult {
+                parameters: parameters.map(|(key, value)| (key.into(), value.into())).into(),
+                ..PacketResult::default()
+            };
+            result.tx.packets_per_second = rate;
+            result
+        };
+        let mut results =
+            vec![result("16", "single", 1.0), result("16", "split", 2.0), result("32", "single", 3.0)];
+        results.push(PacketResult { error: Some("failed".into()), ..result("32", "split", 0.0) });
+        let found = lines(&results, "burst", &["method"], |r| Some(r.tx.packets_per_second), |_| None);
+        let found: Vec<_> = found.into_iter().map(|line| (line.name, line.points)).collect();
+        let single = vec![(16.0, 1.0), (32.0, 3.0)];
+        assert_eq!(found, [("single".to_string(), single), ("split".to_string(), vec![(16.0, 2.0)])]);
+    }
+}

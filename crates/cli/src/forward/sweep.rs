@@ -1,0 +1,422 @@
+//! `--sweep` and `--repeats`: the same run again and again, with other values of its flags.
+//!
+//! A point of a sweep is the command line with values put behind it: whatever a flag takes can be swept, and what is wrong with a
+//! value is said as for the flag, before anything runs. A point that fails is recorded, and the others go on.
+
+use super::Forward;
+use super::figure;
+use crate::{Cli, Command};
+use anyhow::Context;
+use clap::{ArgAction, CommandFactory, FromArgMatches};
+use inlane_core::result::{Document, PacketResult, Path, Repeats, Verification};
+use inlane_core::stats::{Percentiles, Summary};
+use inlane_core::{Error, units};
+use inlane_forward::config::{Compete, Method, On};
+use inlane_forward::control::Control;
+use inlane_forward::measure::{Ceilings, OFFERED};
+use std::ffi::OsString;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Flags that take one value and make no sense in a sweep.
+const REFUSED: [&str; 8] = ["config", "json", "svg", "capture", "repeats", "faults", "cores", "goal"];
+
+/// Most points of a sweep: more is a typing error.
+const MOST_POINTS: usize = 10_000;
+
+/// One `--sweep`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Axis {
+    key: String,
+    values: Vec<String>,
+}
+
+impl FromStr for Axis {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let bad = |why: &str| Error::invalid(format!("--sweep {text}"), why);
+        let example = "write a flag and its values: burst=16,32,64, size=64..1024 or method=all";
+        let (key, list) = text.split_once('=').ok_or_else(|| bad(example))?;
+        let mut values = Vec::new();
+        for value in list.split(',') {
+            match value.split_once("..") {
+                Some((first, last)) => {
+                    let number = |text: &str| text.parse().ok().filter(|&number: &u64| number > 0);
+                    let (Some(first), Some(last)) = (number(first), number(last)) else {
+                        return Err(bad("a range is of whole numbers above zero: 16..128"));
+                    };
+                    if first > last {
+                        return Err(bad("the range ends before it begins"));
+                    }
+                    let doubled = std::iter::successors(Some(first), |number| number.checked_mul(2));
+                    values.extend(doubled.take_while(|&number| number < last).map(|n| n.to_string()));
+                    values.push(last.to_string());
+                }
+                None if value.is_empty() => return Err(bad(example)),
+                None => values.push(value.to_string()),
+            }
+        }
+        Ok(Self { key: key.trim_start_matches("--").into(), values })
+    }
+}
+
+/// One run of a sweep.
+struct Point {
+    /// The flags that distinguish it, and their values.
+    values: Vec<(String, String)>,
+    forward: Forward,
+}
+
+impl Point {
+    fn name(&self) -> String {
+        name(&self.values)
+    }
+}
+
+fn name(values: &[(String, String)]) -> String {
+    let values: Vec<_> = values.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    values.join(" ")
+}
+
+/// All the runs that the flags ask for.
+pub struct Series {
+    keys: Vec<String>,
+    /// None for a plain run.
+    points: Vec<Point>,
+    repeats: u32,
+    by_load: bool,
+}
+
+impl Series {
+    /// What `forward` asks for, checked; `arguments` are those it was parsed from.
+    ///
+    /// # Errors
+    /// For flags that there are not or that take no single value, and values that the flag refuses.
+    pub fn new(forward: &Forward, arguments: &[OsString]) -> anyhow::Result<Self> {
+        let keys: Vec<String> = forward.sweep.iter().map(|axis| axis.key.clone()).collect();
+        let by_load = forward.load.is_some();
+        let mut series = Self { keys, points: Vec::new(), repeats: forward.repeats, by_load };
+        if series.keys.is_empty() && series.repeats == 1 {
+            return Ok(series);
+        }
+        for (index, key) in series.keys.iter().enumerate() {
+            if series.keys[..index].contains(key) {
+                let why = "is swept twice; give its values in one list";
+                return Err(Error::invalid(format!("--sweep {key}"), why).into());
+            }
+        }
+        let all = |key: &str| forward.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
+        for values in combinations(&forward.sweep)? {
+            let point = Point { forward: parse(arguments, &values)?, values };
+            let config = point.forward.config().with_context(|| point.name())?;
+            // `all` means those that there are.
+            let only_gpu = (all("method") && !config.method.is_cpu())
+                || (all("compete") && config.compete == Compete::Large);
+            if only_gpu && config.on == On::Cpu {
+                continue;
+            }
+            config.check().with_context(|| point.name())?;
+            if config.gives_privileges_up() {
+                let why = "runs again and again on ports that take privileges, which the first run gives up; add \
+                           --keep-privileges";
+                return Err(Error::invalid("a sweep", why).into());
+            }
+            series.points.push(point);
+        }
+        Ok(series)
+    }
+
+    /// There is nothing to combine and nothing to repeat.
+    pub fn is_plain(&self) -> bool {
+        self.points.is_empty()
+    }
+
+    /// The parameter that figures are drawn against.
+    pub fn axis(&self) -> Option<&str> {
+        if self.by_load {
+            return Some(OFFERED);
+        }
+        let numeric = |key: &&String| {
+            let mut values = self.points.iter().flat_map(|point| &point.values).filter(|(k, _)| k == *key);
+            values.all(|(key, value)| figure::number(key, value).is_some())
+        };
+        self.keys.iter().find(numeric).map(String::as_str)
+    }
+
+    /// The parameters that distinguish lines of a figure.
+    pub fn line_keys(&self) -> Vec<&str> {
+        self.keys.iter().map(String::as_str).filter(|&key| Some(key) != self.axis()).collect()
+    }
+
+    /// Runs all of it, the repeats in turns, a line of progress each; the outcome, and what failed.
+    ///
+    /// # Errors
+    /// When not one point could be run: what was wrong with the first.
+    pub fn run(
+        &self,
+        control: &Arc<Control>,
+    ) -> anyhow::Result<(Document<PacketResult>, Option<anyhow::Error>)> {
+        let mut runs: Vec<Vec<Document<PacketResult>>> = self.points.iter().map(|_| Vec::new()).collect();
+        let mut failed: Vec<Option<String>> = self.points.iter().map(|_| None).collect();
+        let mut first: Option<anyhow::Error> = None;
+        let mut ceilings = Ceilings::default();
+        // While it is held, a GPU's context is not torn down and made again for each point.
+        let mut held = Vec::new();
+        let total = self.points.len() * self.repeats as usize;
+        let mut done = 0;
+        'all: for _ in 0..self.repeats {
+            for (index, point) in self.points.iter().enumerate() {
+                if let On::Gpu(gpu) = point.forward.on
+                    && held.is_empty()
+                {
+                    held.extend(inlane_cuda::Gpu::open(gpu));
+                }
+                let own = Arc::new(Control::under(control));
+                let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());
+                if control.stopping() {
+                    // It was cut short.
+                    break 'all;
+                }
+                done += 1;
+                let (document, error) = match outcome {
+                    Ok((document, error)) => (Some(document), error.map(anyhow::Error::from)),
+                    Err(error) => (None, Some(error)),
+                };
+                let said = match (&error, &document) {
+                    (Some(error), _) => format!("{error:#}"),
+                    (None, Some(document)) => document.results.last().map(brief).unwrap_or_default(),
+                    (None, None) => String::new(),
+                };
+                eprintln!("[{done}/{total}] {}: {said}", point.name());
+                if let Some(error) = error {
+                    failed[index].get_or_insert(format!("{error:#}"));
+                    first.get_or_insert(error);
+                }
+                runs[index].extend(document);
+            }
+        }
+        if runs.iter().all(Vec::is_empty)
+            && let Some(error) = first
+        {
+            return Err(error);
+        }
+        let failure = first.map(|error| {
+            let failures = failed.iter().flatten().count();
+            anyhow::anyhow!("{failures} of {} points failed; the first: {error:#}", self.points.len())
+        });
+        let mut document = self.document(runs, failed);
+        if done < total {
+            document.notes.push(format!(
+                "ended by a signal after {done} of {total} runs; the one cut short is left out"
+            ));
+        }
+        Ok((document, failure))
+    }
+
+    fn document(
+        &self,
+        runs: Vec<Vec<Document<PacketResult>>>,
+        failed: Vec<Option<String>>,
+    ) -> Document<PacketResult> {
+        let mut document = Document::new("forward", Path::default());
+        document.path =
+            Path { hops: vec!["each result's own".into()], reason: "a sweep".into(), not_taken: Vec::new() };
+        if let ([_], Some(one)) = (self.points.as_slice(), runs.iter().flatten().next()) {
+            document.path = one.path.clone();
+            document.ceiling = one.ceiling.clone();
+        }
+        for one in runs.iter().flatten() {
+            document.twin |= one.twin;
+            for device in &one.devices {
+                if !document.devices.contains(device) {
+                    document.devices.push(device.clone());
+                }
+            }
+            if let Some(found) = &one.verification {
+                let sum = document.verification.get_or_insert_with(|| Verification {
+                    method: found.method.clone(),
+                    ..Verification::default()
+                });
+                sum.checked += found.checked;
+                sum.lost += found.lost;
+                sum.duplicated += found.duplicated;
+                sum.reordered += found.reordered;
+                sum.altered += found.altered;
+            }
+        }
+        let mut notes: Vec<(String, Vec<String>)> = Vec::new();
+        for ((point, documents), error) in self.points.iter().zip(runs).zip(failed) {
+            let mut by_place: Vec<Vec<PacketResult>> = Vec::new();
+            for one in documents {
+                for note in one.notes {
+                    match notes.iter_mut().find(|(known, _)| *known == note) {
+                        Some((_, of)) => of.push(point.name()),
+                        None => notes.push((note, vec![point.name()])),
+                    }
+                }
+                for (place, result) in one.results.into_iter().enumerate() {
+                    by_place.resize_with(by_place.len().max(place + 1), Vec::new);
+                    by_place[place].push(result);
+                }
+            }
+            if by_place.is_empty() && error.is_some() {
+                by_place.push(vec![PacketResult::default()]);
+            }
+            for runs in by_place {
+                let mut result = merge(runs);
+                result.parameters.extend(point.values.iter().cloned());
+                result.error = error.clone();
+                document.results.push(result);
+            }
+        }
+        document.notes.extend(notes.into_iter().map(|(note, mut of)| {
+            of.dedup();
+            // What several say is of all.
+            if of.len() > 1 || self.points.len() == 1 { note } else { format!("{}: {note}", of[0]) }
+        }));
+        document
+    }
+}
+
+/// The run with the median rate, and the medians and spread of all.
+fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
+    let rate = |run: &PacketResult| run.tx.packets_per_second;
+    runs.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
+    let rates: Vec<f64> = runs.iter().map(rate).collect();
+    let latency = |pick: fn(&Percentiles) -> f64| {
+        let values: Option<Vec<f64>> = runs.iter().map(|run| run.total_latency().map(pick)).collect();
+        Summary::of(&values?)
+    };
+    let (p50_ns, p99_ns) = (latency(|p| p.p50_ns), latency(|p| p.p99_ns));
+    let repeats = Summary::of(&rates)
+        .filter(|summary| summary.repeats > 1)
+        .map(|packets_per_second| Repeats { packets_per_second, p50_ns, p99_ns });
+    let mut median = runs.swap_remove(runs.len() / 2);
+    median.repeats = repeats;
+    median
+}
+
+/// A result in a few words.
+fn brief(result: &PacketResult) -> String {
+    let mut words = vec![
+        units::packets_per_second(result.tx.packets_per_second),
+        units::bits_per_second(result.tx.bits_per_second),
+    ];
+    if let Some(latency) = result.total_latency() {
+        words.push(format!("p50 {}", units::nanoseconds(latency.p50_ns)));
+        words.push(format!("p99 {}", units::nanoseconds(latency.p99_ns)));
+    }
+    if let Some(competitor) = &result.competitor {
+        words.push(format!("the other job keeps {:.0} %", competitor.kept * 100.0));
+    }
+    words.join(", ")
+}
+
+/// Every combination of the axes' values, the last axis changing fastest.
+fn combinations(axes: &[Axis]) -> Result<Vec<Vec<(String, String)>>, Error> {
+    let mut combinations = vec![Vec::new()];
+    for axis in axes {
+        let values = expand(axis)?;
+        if combinations.len() * values.len() > MOST_POINTS {
+            return Err(Error::invalid("--sweep", format!("makes more than {MOST_POINTS} points")));
+        }
+        let longer = |so_far: &Vec<(String, String)>, value: &String| {
+            let mut longer = so_far.clone();
+            longer.push((axis.key.clone(), value.clone()));
+            longer
+        };
+        combinations =
+            combinations.iter().flat_map(|one| values.iter().map(move |value| longer(one, value))).collect();
+    }
+    Ok(combinations)
+}
+
+/// The values of an axis, `all` written out.
+fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
+    let mut command = Cli::command();
+    command.build();
+    let forward = command.find_subcommand("forward").expect("this one");
+    let single = |argument: &&clap::Arg| {
+        matches!(argument.get_action(), ArgAction::Set)
+            && argument.get_num_args().is_some_and(|range| range.max_values() == 1)
+            && argument.get_long().is_some_and(|long| !REFUSED.contains(&long))
+    };
+    let found = forward.get_arguments().filter(single).find(|it| it.get_long() == Some(&axis.key));
+    let Some(argument) = found else {
+        let mut known: Vec<_> =
+            forward.get_arguments().filter(single).filter_map(clap::Arg::get_long).collect();
+        known.sort_unstable();
+        let why = format!("cannot be swept; these flags can: {}", known.join(", "));
+        return Err(Error::invalid(format!("--sweep {}", axis.key), why));
+    };
+    if axis.values != ["all"] {
+        return Ok(axis.values.clone());
+    }
+    let listed: Vec<String> = match axis.key.as_str() {
+        "method" => Method::ALL.iter().map(Method::to_string).collect(),
+        "memory" => ["pinned", "gpu", "gpu-pool"].map(String::from).into(),
+        _ => argument.get_possible_values().iter().map(|value| value.get_name().to_string()).collect(),
+    };
+    if listed.is_empty() {
+        let why = format!("has no list of all values; write those you want: {}=1,2,4", axis.key);
+        return Err(Error::invalid(format!("--sweep {}=all", axis.key), why));
+    }
+    Ok(listed)
+}
+
+/// The command line with these values in place of those it has.
+fn parse(arguments: &[OsString], values: &[(String, String)]) -> Result<Forward, Error> {
+    let flags = values.iter().map(|(key, value)| OsString::from(format!("--{key}={value}")));
+    let again = Cli::command().mut_subcommand("forward", |forward| forward.args_override_self(true));
+    let parsed = again
+        .try_get_matches_from(arguments.iter().cloned().chain(flags))
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    match parsed {
+        Ok(Cli { command: Command::Forward(forward), .. }) => Ok(*forward),
+        Ok(_) => unreachable!("the subcommand stands in front"),
+        Err(error) => {
+            // What was wrong, without the hints that clap puts behind it.
+            let text = error.to_string();
+            let lines = text.trim_start_matches("error: ").lines().map(str::trim);
+            let hint = |line: &&str| !line.starts_with("For more") && !line.starts_with("Usage");
+            let why: Vec<_> = lines.take_while(hint).filter(|line| !line.is_empty()).collect();
+            Err(Error::invalid(format!("--sweep {}", name(values)), why.join(" ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_are_lists_ranges_and_all() {
+        let values = |text: &str| text.parse::<Axis>().unwrap().values;
+        assert_eq!(values("burst=16,32"), ["16", "32"]);
+        assert_eq!(values("size=64..1500"), ["64", "128", "256", "512", "1024", "1500"]);
+        assert_eq!(values("--burst=1,16..16"), ["1", "16"]);
+        assert_eq!(expand(&"memory=all".parse().unwrap()).unwrap(), ["pinned", "gpu", "gpu-pool"]);
+        assert_eq!(expand(&"compete=all".parse().unwrap()).unwrap(), ["none", "compute", "large"]);
+        for bad in ["burst", "burst=", "burst=1,,2", "burst=9..1", "burst=0..4", "work=1us..4us"] {
+            assert!(bad.parse::<Axis>().is_err(), "{bad}");
+        }
+        for bad in ["brust=1", "json=a", "stages=true", "tx=null", "burst=all", "sweep=a"] {
+            assert!(expand(&bad.parse().unwrap()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_median_run_is_kept_with_the_spread_of_all() {
+        let run = |rate: f64| {
+            let mut result = PacketResult { duration_ns: rate as u64, ..PacketResult::default() };
+            result.tx.packets_per_second = rate;
+            result
+        };
+        let merged = merge(vec![run(9.0), run(1.0), run(4.0)]);
+        assert_eq!(merged.duration_ns, 4);
+        let rates = merged.repeats.unwrap().packets_per_second;
+        assert_eq!((rates.median, rates.min, rates.max), (4.0, 1.0, 9.0));
+        assert!(merge(vec![run(1.0)]).repeats.is_none());
+    }
+}

@@ -1,0 +1,253 @@
+//! `inlane forward --sweep` as a user runs it, on the CPU.
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+const NULL: [&str; 7] = ["forward", "--rx", "null:64", "--tx", "null", "--duration", "60ms"];
+
+fn inlane(arguments: &[&str], more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
+    command.args(arguments).args(more).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str], more: &[&str]) -> Output {
+    inlane(arguments, more).output().expect("the binary runs")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+struct Files {
+    directory: tempfile::TempDir,
+    json: String,
+    svg: String,
+}
+
+impl Files {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+        Self { json: at("r.json"), svg: at("r.svg"), directory }
+    }
+
+    fn document(&self) -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(&self.json).unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn every_combination_is_run_repeated_tabled_and_drawn() {
+    let files = Files::new();
+    let flags =
+        ["--sweep", "method=all", "--sweep", "burst=8..32", "--repeats", "3", "--function", "macswap"];
+    let output = inlane(&NULL, &flags).args(["--json", &files.json, "--svg", &files.svg]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output).lines().count(), 18, "a line a run: {}", stderr(&output));
+    let document = files.document();
+    let schema: serde_json::Value = serde_json::from_slice(
+        &std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema/packets.json")).unwrap(),
+    )
+    .unwrap();
+    let errors: Vec<_> = jsonschema::validator_for(&schema)
+        .unwrap()
+        .iter_errors(&document)
+        .map(|error| error.to_string())
+        .collect();
+    assert!(errors.is_empty(), "{errors:?}");
+    let results = document["results"].as_array().unwrap();
+    let points: Vec<_> = results
+        .iter()
+        .map(|result| {
+            assert_eq!(result["repeats"]["packets_per_second"]["repeats"], 3);
+            assert!(result["tx"]["packets"].as_u64().unwrap() > 0);
+            assert_eq!(result["ports"], serde_json::json!(["null:64", "null"]));
+            assert!(result["ceiling"]["packets_per_second"].as_f64().unwrap() > 0.0);
+            let parameters = &result["parameters"];
+            assert!(result["path"][0].as_str().unwrap().contains(parameters["method"].as_str().unwrap()));
+            (parameters["method"].as_str().unwrap(), parameters["burst"].as_str().unwrap())
+        })
+        .collect();
+    let expected = [
+        ("single", "8"),
+        ("single", "16"),
+        ("single", "32"),
+        ("split", "8"),
+        ("split", "16"),
+        ("split", "32"),
+    ];
+    assert_eq!(points, expected);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(table.lines().filter(|line| line.starts_with('|')).count(), 8, "{table}");
+    let svg = std::fs::read_to_string(&files.svg).unwrap();
+    for text in ["burst, packets", "Mpps", "single", "split", "macswap, on cpu"] {
+        assert!(svg.contains(text), "{text} is not in the figure");
+    }
+    assert!(!svg.contains("Latency"), "none was measured");
+}
+
+#[test]
+fn sizes_go_into_the_port_and_settings_may_hold_sweeps() {
+    let files = Files::new();
+    let settings = files.directory.path().join("settings.toml");
+    std::fs::write(&settings, "[forward]\nsweep = ['size=64,200', 'rate=20Kpps,40Kpps']\nburst = 4\n")
+        .unwrap();
+    let ports = ["forward", "--rx", "gen:64,flows=2", "--tx", "check", "--duration", "300ms"];
+    let output = inlane(&ports, &["--config", settings.to_str().unwrap(), "--json", &files.json])
+        .args(["--svg", &files.svg])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let document = files.document();
+    let results = document["results"].as_array().unwrap();
+    assert_eq!(results.len(), 4);
+    for result in results {
+        let size: u64 = result["parameters"]["size"].as_str().unwrap().parse().unwrap();
+        assert_eq!(result["rx"]["bytes"].as_u64().unwrap(), size * result["rx"]["packets"].as_u64().unwrap());
+        assert_eq!(result["parameters"]["burst"], "4");
+        assert!(result["latency"]["p99_ns"].as_f64().unwrap() > 0.0);
+    }
+    let checked: u64 = results.iter().map(|result| result["tx"]["packets"].as_u64().unwrap()).sum();
+    assert_eq!(document["verification"]["checked"], checked, "all points together");
+    let svg = std::fs::read_to_string(&files.svg).unwrap();
+    assert!(svg.contains("Latency") && svg.contains("rate 20Kpps"), "two plots, a line a rate");
+}
+
+#[test]
+fn a_point_that_fails_is_recorded_and_the_others_go_on() {
+    let files = Files::new();
+    let output = inlane(&NULL, &["--sweep", "rx=null:64,pcap:/no/such.pcap,null:128"])
+        .args(["--function", "macswap", "--json", &files.json])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("1 of 3 points failed"), "{}", stderr(&output));
+    let results = files.document()["results"].as_array().unwrap().clone();
+    let failed: Vec<bool> = results.iter().map(|result| !result["error"].is_null()).collect();
+    assert_eq!(failed, [false, true, false]);
+    assert_eq!(results[1]["parameters"]["rx"], "pcap:/no/such.pcap");
+    assert!(results[2]["tx"]["packets"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn what_cannot_be_swept_is_said_before_anything_runs() {
+    let cases: [(&[&str], &str); 11] = [
+        (&["--sweep", "brust=1,2"], "burst, "),
+        (&["--sweep", "burst"], "burst=16,32"),
+        (&["--sweep", "burst=16,x"], "burst=x"),
+        (&["--sweep", "burst=16,0"], "1 to 1024"),
+        (&["--sweep", "method=split,slow"], "persistent"),
+        (&["--sweep", "method=persistent"], "--on gpu:0"),
+        (&["--sweep", "burst=all"], "burst=1,2,4"),
+        (&["--sweep", "burst=1", "--sweep", "burst=2"], "twice"),
+        (&["--sweep", "overload=wait,dropp"], "shrink"),
+        (&["--sweep", "method=all", "--svg", "/dev/null"], "--svg"),
+        (&["--rx", "ring:x", "--sweep", "size=64"], "--size"),
+    ];
+    for (flags, said) in cases {
+        let arguments: &[&str] = if flags[0] == "--rx" { &["forward", "--tx", "null"] } else { &NULL };
+        let output = run(arguments, flags);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{flags:?}: {}", stderr(&output));
+        assert!(!stderr(&output).contains("[1/"), "{flags:?}: nothing ran");
+    }
+}
+
+#[test]
+fn nothing_that_runs_is_the_error_of_the_first() {
+    if inlane_cuda_is_there() {
+        return;
+    }
+    let output = run(&NULL, &["--on", "gpu:0", "--sweep", "method=all"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert_eq!(stderr(&output).lines().filter(|line| line.starts_with('[')).count(), 5);
+}
+
+fn inlane_cuda_is_there() -> bool {
+    std::path::Path::new("/dev/nvidiactl").exists()
+}
+
+#[test]
+fn a_signal_keeps_what_is_done() {
+    let files = Files::new();
+    let mut child = inlane(&["forward", "--rx", "null:64", "--tx", "null", "--duration", "1s"], &[])
+        .args(["--sweep", "burst=1..1024", "--json", &files.json])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Not before the first point is done: its line says so.
+    let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    assert!(line.starts_with("[1/11] burst=1:"), "{line}");
+    std::thread::sleep(Duration::from_millis(300));
+    // SAFETY: signals the child that was just started and not yet waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    drop(said);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let document = files.document();
+    let results = document["results"].as_array().unwrap();
+    assert!((1..11).contains(&results.len()), "{}", results.len());
+    assert!(results.iter().all(|result| result["tx"]["packets"].as_u64().unwrap() > 0));
+    assert!(document["notes"].as_array().unwrap().iter().any(|n| n.as_str().unwrap().contains("signal")));
+}
+
+#[test]
+fn a_competing_job_costs_and_is_measured() {
+    let files = Files::new();
+    let output =
+        inlane(&["forward", "--rx", "null:64", "--tx", "null", "--duration", "400ms"], &["--stages"])
+            .args([
+                "--sweep",
+                "compete=all",
+                "--sweep",
+                "burst=64",
+                "--json",
+                &files.json,
+                "--svg",
+                &files.svg,
+            ])
+            .output()
+            .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let document = files.document();
+    assert!(document["results"][0]["competitor"].is_null());
+    let competitor = &document["results"][1]["competitor"];
+    let kept = competitor["kept"].as_f64().unwrap();
+    let ratio =
+        competitor["beside_per_second"].as_f64().unwrap() / competitor["alone_per_second"].as_f64().unwrap();
+    assert!((kept - ratio).abs() < 1e-9);
+    // Both want the whole core, which the scheduler divides; a busy machine makes it anything, but never nothing.
+    assert!(kept > 0.0 && kept < 3.0, "{kept}");
+    assert!(std::fs::read_to_string(&files.svg).unwrap().contains("other job"));
+}
+
+#[test]
+fn latency_is_drawn_against_load() {
+    let files = Files::new();
+    let output =
+        inlane(&["forward", "--rx", "gen:64", "--tx", "check", "--duration", "60ms"], &["--load=20,50"])
+            .args(["--sweep", "burst=16,64", "--json", &files.json, "--svg", &files.svg])
+            .output()
+            .unwrap();
+    let document = files.document();
+    if output.status.code() == Some(1) && stderr(&output).contains("no rate passed") {
+        eprintln!(
+            "SKIPPED latency_is_drawn_against_load: this machine is too busy for any rate without loss"
+        );
+        return;
+    }
+    assert!(output.status.success(), "{}", stderr(&output));
+    let results = document["results"].as_array().unwrap();
+    let offered = |result: &serde_json::Value| -> f64 {
+        result["parameters"]["offered_packets_per_second"].as_str().unwrap().parse().unwrap()
+    };
+    assert_eq!(results.len(), 4);
+    assert!(offered(&results[0]) < offered(&results[1]));
+    let svg = std::fs::read_to_string(&files.svg).unwrap();
+    for text in ["offered rate, Mpps", "burst 16", "burst 64", "dashed"] {
+        assert!(svg.contains(text), "{text}");
+    }
+}

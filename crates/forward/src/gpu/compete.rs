@@ -1,0 +1,95 @@
+//! A job that wants the GPU beside the executor: arithmetic on every multiprocessor, without end.
+//!
+//! It is many short blocks, as most kernels are: several times more than the GPU holds, each for a fifth of a millisecond, two
+//! launches in flight. Its work a second falls with the room that others hold, and a kernel that comes late waits for a block of it
+//! to end, unless no room is left to wait for.
+
+use super::bare::load;
+use crate::error::Result;
+use inlane_core::Region;
+use inlane_cuda::{Function, Gpu, Launch, PinnedKind, Stream, argument};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a block runs.
+const SLICE: Duration = Duration::from_micros(200);
+/// Blocks a launch, in terms of those that the GPU holds.
+const WAVES: u32 = 8;
+
+/// The job, ready to run.
+pub(crate) struct Job {
+    kernel: Function,
+    /// Launches in flight, each with a word a block for what it got done.
+    launches: [(Stream, Region); 2],
+    shape: Launch,
+    large: bool,
+}
+
+impl Job {
+    /// Prepares it, before anything persistent runs. `large`: its blocks take a multiprocessor's shared memory each, as those of
+    /// matrix products do, so that one with another's block on it is of no use to it.
+    ///
+    /// # Errors
+    /// When the GPU refuses.
+    pub(crate) fn new(gpu: &Arc<Gpu>, large: bool) -> Result<Self> {
+        let kernel = load(gpu)?.function("bare_compete")?;
+        let (threads, shared_bytes) = if large { (1024, kernel.use_all_shared()?) } else { (256, 0) };
+        let blocks = kernel.resident_blocks(threads, shared_bytes)? * WAVES;
+        let launch =
+            || -> Result<_> { Ok((gpu.stream()?, gpu.pinned(blocks as usize * 8, PinnedKind::Cached)?)) };
+        let shape = Launch { blocks, threads, shared_bytes, cooperative: false };
+        Ok(Self { launches: [launch()?, launch()?], kernel, shape, large })
+    }
+
+    /// Runs until `stop`; rounds of arithmetic a second, over all blocks.
+    ///
+    /// # Errors
+    /// When the GPU refuses.
+    pub(crate) fn run(&self, stop: &AtomicBool) -> Result<f64> {
+        let begun = Instant::now();
+        let mut rounds = 0;
+        for launch in &self.launches {
+            self.launch(launch)?;
+        }
+        for launch in self.launches.iter().cycle() {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            rounds += self.wait(launch)?;
+            self.launch(launch)?;
+        }
+        for launch in &self.launches {
+            rounds += self.wait(launch)?;
+        }
+        Ok(rounds as f64 / begun.elapsed().as_secs_f64())
+    }
+
+    fn launch(&self, (stream, counts): &(Stream, Region)) -> Result<()> {
+        let (words, slice) = (counts.address(), SLICE.as_nanos() as u64);
+        // SAFETY: the kernel's parameters; a word a block, alive as long as this value, which waits for what it launched.
+        unsafe { self.kernel.launch(stream, self.shape, [argument(&words), argument(&slice)])? };
+        Ok(())
+    }
+
+    /// Waits for a launch; its rounds.
+    fn wait(&self, (stream, counts): &(Stream, Region)) -> Result<u64> {
+        stream.synchronize()?;
+        let word = |index: usize| {
+            // SAFETY: inside the region, aligned, pinned memory that the CPU accesses only so.
+            unsafe { AtomicU64::from_ptr(counts.as_ptr().cast::<u64>().add(index)) }
+        };
+        Ok((0..self.shape.blocks as usize).map(|block| word(block).load(Ordering::Relaxed)).sum())
+    }
+}
+
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = if self.large { "that take a multiprocessor each" } else { "of 256 threads" };
+        write!(
+            f,
+            "arithmetic on every multiprocessor in blocks {size}, 0.2 ms long, {WAVES} times as many as fit"
+        )
+    }
+}
