@@ -103,6 +103,8 @@ struct Case {
     end: End,
     sink_fails: Option<(u64, End)>,
     most: usize,
+    work: Duration,
+    abort_after: Option<Duration>,
 }
 
 impl Default for Case {
@@ -114,6 +116,8 @@ impl Default for Case {
             end: End::Exhausted,
             sink_fails: None,
             most: 5,
+            work: Duration::ZERO,
+            abort_after: None,
         }
     }
 }
@@ -137,13 +141,23 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
         pool: pool.clone(),
         instances: (0..case.workers.unwrap_or(1)).map(|_| function.instance().unwrap()).collect(),
     };
-    let drive = Drive { burst: 8, slots: 4, overload: case.overload, stages: true, ..Drive::default() };
+    let Case { overload, work, .. } = *case;
+    let drive = Drive { burst: 8, slots: 4, overload, work, stages: true, ..Drive::default() };
     let (control, progress, clock) = (Control::default(), Progress::default(), Clock::new());
     let shared = Shared { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
-    let tally = match case.workers {
-        None => run_single(pipeline, &drive, &shared),
-        Some(_) => run_split(pipeline, &drive, &shared).unwrap(),
-    };
+    let tally = std::thread::scope(|scope| {
+        if let Some(after) = case.abort_after {
+            let control = &control;
+            scope.spawn(move || {
+                std::thread::sleep(after);
+                control.abort();
+            });
+        }
+        match case.workers {
+            None => run_single(pipeline, &drive, &shared),
+            Some(_) => run_split(pipeline, &drive, &shared).unwrap(),
+        }
+    });
     assert_eq!(pool.outstanding(), 0, "no buffer is lost");
     let seen = Arc::try_unwrap(seen).unwrap().into_inner().unwrap();
     let mut ordered = seen.clone();
@@ -202,6 +216,23 @@ fn panics_end_the_run_in_order() {
             let text = tally.errors.iter().map(ToString::to_string).collect::<String>();
             assert!(text.contains("panicked") && text.contains("as a defect would"), "{text}");
         }
+    }
+}
+
+#[test]
+fn what_is_with_workers_when_a_run_breaks_is_counted_and_comes_back() {
+    for workers in [1, 3] {
+        let (work, abort_after) = (Duration::from_millis(2), Some(Duration::from_millis(40)));
+        let (tally, seen) = run_case(&Case {
+            workers: Some(workers),
+            work,
+            abort_after,
+            packets: 100_000,
+            ..Case::default()
+        });
+        assert!(tally.dropped_unsent > 0, "items were out");
+        assert_eq!(accounted(&tally), tally.rx.packets);
+        assert!(seen.len() < 100_000);
     }
 }
 
