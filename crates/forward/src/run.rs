@@ -60,7 +60,12 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     let touched = ports.iter().any(|port| port.info().touches_payload);
     let gpu = match config.on {
         On::Cpu => None,
-        On::Gpu(index) => Some(inlane_cuda::Gpu::open(index)?),
+        On::Gpu(index) => {
+            let gpu = inlane_cuda::Gpu::open(index)?;
+            // The compiler is loaded while its folder can be read: it compiles once privileges are dropped.
+            inlane_cuda::compiler_version()?;
+            Some(gpu)
+        }
     };
     let pools = open::pools(&names, config, room, directions.len(), gpu.as_ref())?;
     if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().place().is_cpu_memory())

@@ -207,13 +207,21 @@ impl Lane {
     /// All that this lane allocates is there; waits until the others' is, too. What allocates or frees waits for the whole device: for
     /// what other lanes have posted for packets to come, while these need the driver, which is locked meanwhile, to go on.
     pub(super) fn start_together(&self) {
-        meet(&self.starting, &self.program.starting);
+        self.meet(&self.starting, &self.program.starting);
     }
 
     /// This lane's work is over; waits until the others' is, too, before anything is freed.
     pub(super) fn leave_together(&self) {
         sign_off(&self.starting, &self.program.starting);
-        meet(&self.uses, &self.program.users);
+        self.meet(&self.uses, &self.program.users);
+    }
+
+    /// Signs off, and waits until all have, or the GPU was given up: then nothing is freed any more.
+    fn meet(&self, counted: &AtomicBool, count: &AtomicU32) {
+        sign_off(counted, count);
+        while count.load(Ordering::Acquire) > 0 && !self.program.gpu.is_abandoned() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 
     /// Checks that the persistent kernels of `lanes` fit the GPU together: their blocks must all be resident.
@@ -351,13 +359,5 @@ impl Drop for Lane {
 fn sign_off(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);
-    }
-}
-
-/// The same, and waits until nobody is counted any more.
-fn meet(counted: &AtomicBool, count: &AtomicU32) {
-    sign_off(counted, count);
-    while count.load(Ordering::Acquire) > 0 {
-        std::thread::sleep(Duration::from_micros(100));
     }
 }
