@@ -236,7 +236,8 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// [`ceiling`] of this run.
+    /// What the resources of this run's path allow: the slowest link, core time in the function alone, on a GPU a bare kernel that
+    /// moves the same bytes of `result`'s packets.
     pub fn of(
         &mut self,
         config: &Config,
@@ -250,7 +251,7 @@ impl Ceilings {
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
     }
 
-    /// [`round_trip_note`] of this run.
+    /// For runs on a GPU whose stages are timed: what the same dependent reads and fence take in a bare kernel.
     pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
         if config.on == On::Cpu || !config.drive.stages {
             return None;

@@ -114,7 +114,7 @@ impl Plot {
         let x_ticks = self.x_scale.ticks(&x_range, &xs);
         let y_ticks = self.y_scale.ticks(&y_range, &[]);
         let mut chart = ChartBuilder::on(&chart_area)
-            .caption(&self.title, ("sans-serif", 17))
+            .caption(&self.title, ("sans-serif", title_size(&self.title)))
             .margin(12)
             .x_label_area_size(44)
             .y_label_area_size(72)
@@ -176,6 +176,11 @@ pub fn figure(plots: &[Plot]) -> Option<String> {
         root.present().ok()?;
     }
     Some(svg)
+}
+
+/// The size of letters at which a title fits above its plot.
+fn title_size(title: &str) -> u32 {
+    (SIZE.0 * 2 / title.chars().count().max(1) as u32).clamp(8, 17)
 }
 
 /// From the least to the greatest with a margin, from zero where that is asked for.
@@ -322,6 +327,14 @@ mod tests {
             micros.iter().map(|place| place.exp2().round()).collect::<Vec<_>>(),
             [1.0, 2.0, 5.0, 10.0, 20.0, 50.0]
         );
+    }
+
+    #[test]
+    fn long_titles_are_in_smaller_letters() {
+        assert_eq!(title_size("Rate"), 17);
+        // A letter is about half as wide as high.
+        let long = "x".repeat(120);
+        assert!(title_size(&long) * 120 / 2 <= SIZE.0);
     }
 
     #[test]

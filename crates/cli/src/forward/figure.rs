@@ -71,7 +71,7 @@ pub fn svg(document: &Document<PacketResult>, axis: &str, line_keys: &[&str]) ->
     let rate_unit = if by_size { "Gb/s of frames" } else { "Mpps" };
     inlane_report::figure(&[
         plot("Rate", rate_unit, rate_scale, lines(results, axis, line_keys, rate, nothing)),
-        plot("Latency, p50 and (dashed) p99", "us", Scale::Log, lines(results, axis, line_keys, p50, p99)),
+        plot("Latency", "us: p50, and dashed p99", Scale::Log, lines(results, axis, line_keys, p50, p99)),
         plot(
             "Speed that the other job keeps",
             "% of it alone",
