@@ -1,22 +1,25 @@
 //! `inlane forward`: its flags, its live line, its result.
 
 mod figure;
+mod live;
+mod options;
 mod sweep;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use inlane_core::result::{Document, PacketResult, Verification};
 use inlane_core::units;
 use inlane_forward::choose::{self, Goal};
 use inlane_forward::config::{self, Config, Method, On, Route};
 use inlane_forward::control::{Control, Reading};
-use inlane_forward::gpu::{self, Memory};
 use inlane_forward::measure::{self, Ceilings};
 use inlane_forward::pipeline::{Drive, Overload};
 use inlane_forward::ports::pcap::{Pace, Playback};
 use inlane_forward::{run, verify};
+use live::Live;
+use options::{Aim, Choice, Compete, OnGpu, OnOverload, PlayPace, cores};
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,123 +178,6 @@ pub struct Forward {
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
-}
-
-/// A method, or the one that suits best.
-#[derive(Clone, Copy, Debug)]
-enum Choice {
-    Auto,
-    Method(Method),
-}
-
-impl std::str::FromStr for Choice {
-    type Err = inlane_forward::Error;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "auto" { Ok(Choice::Auto) } else { text.parse().map(Choice::Method) }
-    }
-}
-
-/// What `--method auto` aims at.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Aim {
-    /// The most packets a second
-    Throughput,
-}
-
-/// How a GPU is used.
-#[derive(Args, Debug)]
-#[command(next_help_heading = "On a GPU")]
-struct OnGpu {
-    /// Where packets are: pinned (host memory, worked on in place), gpu (pulled into GPU memory, changes written back), gpu-pool
-    /// (buffers in GPU memory, for ports that never touch payload)
-    #[arg(long, default_value = "pinned", value_name = "WHERE")]
-    memory: Memory,
-    /// Pull only so many bytes of each packet into GPU memory; the rest of the payload stays in the host's
-    #[arg(long, value_name = "BYTES")]
-    split: Option<u32>,
-    /// Blocks of a persistent kernel; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    blocks: u32,
-    /// Threads a block; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    threads: u32,
-    /// Streams that kernels are launched or posted in; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    streams: u32,
-    /// Items of a graph; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    graph_items: u32,
-    /// Chains of a graph that run beside each other; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    graph_branches: u32,
-    /// Pause of a persistent kernel's blocks between two looks at the ring
-    #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
-    pause: Duration,
-    /// An item that the GPU does not finish in this time is stuck: the run ends with an error
-    #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
-    watchdog: Duration,
-    /// Whether packets' kernels go ahead of other jobs' that wait for room on the GPU
-    #[arg(long, value_enum, default_value_t = Priority::High)]
-    priority: Priority,
-    /// Read the GPU's counter of what crosses its PCIe link, too (NVML)
-    #[arg(long)]
-    measure_pcie: bool,
-}
-
-/// Against other jobs on the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Priority {
-    /// First
-    High,
-    /// In the order of arrival
-    Normal,
-}
-
-/// What runs beside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Compete {
-    /// Nothing
-    None,
-    /// Arithmetic without end: on every multiprocessor of the GPU, or on every core that the pipelines use
-    Compute,
-    /// On a GPU: the same in blocks that take a multiprocessor each, as those of matrix products do
-    Large,
-}
-
-impl OnGpu {
-    fn settings(&self, method: Method) -> gpu::Settings {
-        gpu::Settings {
-            method,
-            memory: self.split.map_or(self.memory, Memory::Split),
-            blocks: self.blocks,
-            threads: self.threads,
-            streams: self.streams,
-            graph_items: self.graph_items,
-            graph_branches: self.graph_branches,
-            pause: self.pause,
-            watchdog: self.watchdog,
-            urgent: self.priority == Priority::High,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum PlayPace {
-    /// As fast as it goes
-    Full,
-    /// As its timestamps say
-    Original,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum OnOverload {
-    /// Wait; the port in front fills and counts what it misses
-    Wait,
-    /// Drop the newest packets, and count them
-    Drop,
-    /// Take fewer packets at a time until there is room
-    Shrink,
 }
 
 impl Forward {
@@ -510,74 +396,4 @@ fn describe(verification: &Verification) -> String {
     format!(
         "of {checked} packets {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})"
     )
-}
-
-/// `0,2,4-7` as a list.
-fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
-    let bad = || inlane_core::Error::Quantity {
-        text: list.into(),
-        what: "a list of cores",
-        why: "not numbers and ranges separated by commas".into(),
-        example: "2,3 or 4-7 or none",
-    };
-    let mut cores = Vec::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) =
-            (first.parse().map_err(|_| bad())?, last.parse().map_err(|_| bad())?);
-        if last < first || last >= libc::CPU_SETSIZE as usize {
-            return Err(bad());
-        }
-        cores.extend(first..=last);
-    }
-    Ok(cores)
-}
-
-/// The live line: rates of the last second, on a terminal only.
-struct Live {
-    on: bool,
-    last: (Duration, Reading),
-}
-
-impl Live {
-    fn new() -> Self {
-        Self { on: std::io::stderr().is_terminal(), last: Default::default() }
-    }
-
-    fn show(&mut self, elapsed: Duration, reading: Reading) {
-        if !self.on {
-            return;
-        }
-        let (then, before) = self.last;
-        let seconds = (elapsed - then).as_secs_f64();
-        let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-        eprint!(
-            "\r{:>5.0} s  rx {}  tx {}  {}  dropped {}   \x1b[K",
-            elapsed.as_secs_f64(),
-            units::packets_per_second(rate(reading.rx_packets, before.rx_packets)),
-            units::packets_per_second(rate(reading.tx_packets, before.tx_packets)),
-            units::bits_per_second(rate(reading.tx_bytes, before.tx_bytes) * 8.0),
-            reading.dropped,
-        );
-        self.last = (elapsed, reading);
-    }
-
-    fn end(&self) {
-        if self.on {
-            eprint!("\r\x1b[K");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn core_lists() {
-        assert_eq!(cores("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
-        for bad in ["", "a", "3-1", "1,", "0-99999999"] {
-            assert!(cores(bad).is_err(), "{bad}");
-        }
-    }
 }

@@ -3,9 +3,12 @@
 //! A stopped port is closed: the device gives back every buffer it held, those that its driver forgets included, so
 //! that its pools count nothing out that the program does not hold.
 
+mod configure;
+mod wait;
+
 use crate::device::{self, Device};
 use crate::dma;
-use crate::endpoint::{Calls, EthRx, EthTx, Shared, link_is_up, link_megabits};
+use crate::endpoint::{Calls, EthRx, EthTx, Shared};
 use crate::error::{Error, Result};
 use crate::interface::Interface;
 use crate::joined::Joined;
@@ -18,21 +21,6 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// Receive and send descriptors of a queue when the user asks for none: what testpmd takes, or the device's own.
-const DESCRIPTORS: u16 = 1024;
-
-/// How long a memif client waits for its server's answer, at first; twice as long each time that none came.
-const CALL_AGAIN: Duration = Duration::from_millis(300);
-
-/// Bytes of a buffer that fits a page of memory with what DPDK puts in front of it.
-const MOST_XDP_ROOM: usize = 3584;
-
-/// How long a card's link may take to come up: testpmd waits as long.
-const LINK_UP: Duration = Duration::from_secs(9);
-
-/// How long a card may take to put on the wire what it was given.
-const LAST_PACKETS: Duration = Duration::from_millis(200);
 
 /// How long a queue may stay taken after its AF_XDP socket was closed.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
@@ -200,164 +188,8 @@ impl EthPort {
         Ok(pool)
     }
 
-    /// [`Self::configure_device`], and which sockets its driver opened.
-    fn configure_and_watch(&mut self, filled: Vec<Arc<MbufPool>>, queues: u16) -> Result<()> {
-        if !self.shared.forgets {
-            return self.configure_device(filled, queues, queues);
-        }
-        let watch = xdp_sockets::Watch::begin();
-        let outcome = self.configure_device(filled, queues, queues);
-        self.sockets = watch.end();
-        outcome
-    }
-
-    fn configure_device(&mut self, filled: Vec<Arc<MbufPool>>, rx: u16, tx: u16) -> Result<()> {
-        let mut configuration = sys::rte_eth_conf::default();
-        if rx > 1 && self.limits.flow_type_rss_offloads != 0 {
-            configuration.rxmode.mq_mode = sys::RTE_ETH_MQ_RX_RSS;
-            configuration.rx_adv_conf.rss_conf.rss_hf =
-                self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
-        }
-        self.check_frames_fit(&filled)?;
-        // memif's driver has a limit of its own, which it does not keep to.
-        if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, Kind::Memif { .. })) {
-            configuration.rxmode.mtu = mtu.into();
-        }
-        let frame = self.spec.mtu.map_or(1500, u32::from) + 18;
-        let scatter = sys::INLANE_RX_SCATTER;
-        if filled.iter().any(|pool| (pool.room() as u32) < frame)
-            && self.limits.rx_offload_capa & scatter != 0
-        {
-            configuration.rxmode.offloads |= scatter;
-        }
-        // Packets of several segments go out whole wherever the device can.
-        configuration.txmode.offloads |= self.limits.tx_offload_capa & sys::INLANE_TX_MULTI_SEGS;
-        self.call("configuring the device", |port| {
-            // SAFETY: the structure is read during the call.
-            unsafe { sys::rte_eth_dev_configure(port, rx, tx, &configuration) }
-        })?;
-        let (mut rx_descriptors, mut tx_descriptors) =
-            (self.spec.descriptors.unwrap_or(DESCRIPTORS), self.spec.descriptors.unwrap_or(DESCRIPTORS));
-        self.call("choosing descriptors", |port| {
-            // SAFETY: both numbers are read and written during the call.
-            unsafe { sys::rte_eth_dev_adjust_nb_rx_tx_desc(port, &mut rx_descriptors, &mut tx_descriptors) }
-        })?;
-        // SAFETY: reads a number of a valid port.
-        let socket = unsafe { sys::rte_eth_dev_socket_id(self.device.port) } as u32;
-        for pool in &filled {
-            self.map(pool)?;
-        }
-        // From the first queue on the device may hold buffers, also when a later step fails.
-        self.filled = filled;
-        for queue in 0..rx {
-            let pool = self.filled[queue as usize % self.filled.len()].raw();
-            self.call("setting a receive queue up", |port| {
-                // SAFETY: the pool lives in `filled` until the device is closed.
-                unsafe {
-                    sys::rte_eth_rx_queue_setup(port, queue, rx_descriptors, socket, std::ptr::null(), pool)
-                }
-            })?;
-        }
-        for queue in 0..tx {
-            self.call("setting a send queue up", |port| {
-                // SAFETY: no memory is passed.
-                unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_descriptors, socket, std::ptr::null()) }
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Refuses frames that the driver or the buffers cannot hold, before DPDK does so in its own words.
-    fn check_frames_fit(&self, filled: &[Arc<MbufPool>]) -> Result<()> {
-        let room = filled.iter().map(|pool| pool.room()).min().unwrap_or(usize::MAX);
-        if let Some(slot) = self.device.slot
-            && room < slot as usize
-        {
-            return Err(self.usage(format!(
-                "its frames need buffers of {slot} bytes, and the pool's have {room}; give --room {slot}, lower the \
-                 interface's MTU, or give frame=BYTES"
-            )));
-        }
-        if let (Kind::AfXdp { interface: name, .. }, Some(interface)) =
-            (&self.spec.kind, &self.shared.interface)
-        {
-            if room != usize::MAX && room > MOST_XDP_ROOM {
-                return Err(self.usage(format!(
-                    "AF_XDP's buffers fit a page of memory: give --room {MOST_XDP_ROOM} at most"
-                )));
-            }
-            let frame = interface.mtu() + device::LINK_HEADERS;
-            if frame as usize > MOST_XDP_ROOM {
-                return Err(self.usage(format!(
-                    "its frames have up to {frame} bytes, and AF_XDP takes {MOST_XDP_ROOM}; lower the interface's MTU (ip link \
-                     set {name} mtu 1500) or use af_packet:{name}"
-                )));
-            }
-            if frame as usize > room {
-                return Err(
-                    self.usage(format!("its frames need buffers of {frame} bytes: give --room {frame}"))
-                );
-            }
-        }
-        let longest = self.limits.max_rx_pktlen;
-        match self.spec.mtu.map(|mtu| u32::from(mtu) + device::LINK_HEADERS) {
-            Some(frame) if frame > longest && !matches!(self.spec.kind, Kind::Memif { .. }) => {
-                let most = longest.saturating_sub(device::LINK_HEADERS);
-                Err(self.usage(format!(
-                    "its driver takes frames of up to {longest} bytes: give mtu={most} at most"
-                )))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Lets a card reach the memory of `pool`; other ports move packets with the CPU.
-    fn map(&mut self, pool: &Arc<MbufPool>) -> Result<()> {
-        if self.is_card() {
-            self.mapped.push(dma::Mapping::new(&self.spec.text, pool.clone(), self.limits.device)?);
-        }
-        Ok(())
-    }
-
     fn is_card(&self) -> bool {
         matches!(self.spec.kind, Kind::Pci { .. })
-    }
-
-    /// A card without a link drops what it is given: waits for it, and goes on without after a while, aloud.
-    fn wait_for_link(&mut self) {
-        let start = Instant::now();
-        let megabits = loop {
-            match link_megabits(self.device.port) {
-                Some(megabits) => break megabits,
-                None if crate::hurried() => return,
-                None if start.elapsed() > LINK_UP => {
-                    tracing::warn!(
-                        "port {}: its link is down; is the cable in, and the other end up? Going on",
-                        self.spec.text
-                    );
-                    return;
-                }
-                None => std::thread::sleep(Duration::from_millis(20)),
-            }
-        };
-        // Those that do not know say 0 or all ones.
-        if (1..u32::MAX).contains(&megabits) {
-            self.info.link_bits_per_second = Some(f64::from(megabits) * 1e6);
-        }
-    }
-
-    /// A card that stops drops what waits in its send queues: lets it finish.
-    fn let_last_packets_out(&self) {
-        let start = Instant::now();
-        let mut statistics = sys::rte_eth_stats::default();
-        while start.elapsed() < LAST_PACKETS {
-            // SAFETY: fills the structure; a port that is not valid is refused.
-            let code = unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) };
-            if code != 0 || statistics.opackets + statistics.oerrors >= self.shared.sent() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 
     /// Puts packets into a queue of a ring port, so that something goes round.
@@ -384,51 +216,6 @@ impl EthPort {
             return Err(
                 self.usage(format!("prime={count}: only {sent} packets fitted; give fewer or a larger pool"))
             );
-        }
-        Ok(())
-    }
-
-    fn start_device(&self) -> Result<()> {
-        // SAFETY: configured, by the order that `start` keeps.
-        let start = || self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) });
-        let Kind::Memif { server: false, wait_s, .. } = self.spec.kind else { return start() };
-        // A client of memif starts only when its server listens.
-        let begun = Instant::now();
-        while start().is_err() && !crate::hurried() {
-            if begun.elapsed() > Duration::from_secs_f64(wait_s) {
-                return Err(self.no_peer(wait_s, false));
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-
-    fn no_peer(&self, seconds: f64, server: bool) -> Error {
-        let other = if server { "client" } else { "server" };
-        Error::NoPeer {
-            port: self.spec.text.clone(),
-            seconds,
-            remedy: format!(
-                "start one with role={other}, the same id, socket and number of queues (--pipelines), or give \
-                 wait=SECONDS"
-            ),
-        }
-    }
-
-    fn wait_for_peer(&self, seconds: f64, server: bool) -> Result<()> {
-        let (start, mut tried, mut patience) = (Instant::now(), Instant::now(), CALL_AGAIN);
-        while !link_is_up(self.device.port) && !crate::hurried() {
-            if start.elapsed() > Duration::from_secs_f64(seconds) {
-                return Err(self.no_peer(seconds, server));
-            }
-            std::thread::sleep(Duration::from_millis(5));
-            // A server that listens, but has not started its device yet, turned the client away: it must call again.
-            if !server && tried.elapsed() > patience {
-                // SAFETY: started, and its ends are not let in before `start` is through.
-                self.call("stopping the device", |port| unsafe { sys::rte_eth_dev_stop(port) })?;
-                self.start_device()?;
-                (tried, patience) = (Instant::now(), patience * 2);
-            }
         }
         Ok(())
     }

@@ -1,22 +1,22 @@
 //! The transport over memory windows: a window onto each peer, requests to the owner, doorbells for those who sleep.
 
+mod operations;
+
 use super::layout::{LANDING, Layout, MAGIC};
 use super::requests::Requests;
-use super::service::{Expected, encode_atomic, encode_push};
+use super::service::{Expected, encode_push};
 use super::threshold::calibrate;
 use super::wait::{Manner, Waits, Watch};
-use super::{Atomic, Transport};
 use crate::bell::{Ringer, Stored, Wanted};
 use crate::device::{Ntb, Ordering as Promise};
 use crate::error::{Error, Lost, Result};
 use crate::fault::Faults;
 use crate::handshake::{self, Offer};
-use crate::store::store_fence;
 use crate::window::Window;
 use inlane_core::completion::Completion;
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::region::{Place, Region};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -73,6 +73,8 @@ pub(super) struct Peer {
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
+    /// The mover has copies for it that nobody awaited, so it was not rung for them.
+    unrung: AtomicBool,
     notified: AtomicU32,
     taken: AtomicU32,
 }
@@ -233,10 +235,10 @@ impl Windows {
     /// A get that asks the owner to push, whatever the size; its waits end as the settings say unless told otherwise.
     ///
     /// # Errors
-    /// As for [`Transport::get`].
+    /// As for [`Transport::get`](super::Transport::get).
     ///
     /// # Safety
-    /// As for [`Transport::get`].
+    /// As for [`Transport::get`](super::Transport::get).
     pub unsafe fn get_pushed(
         &self,
         pe: u32,
@@ -301,6 +303,7 @@ fn connect_peer(
         unanswered: AtomicU64::new(0),
         refused: AtomicBool::new(false),
         requests: Requests::default(),
+        unrung: AtomicBool::new(false),
         notified: AtomicU32::new(0),
         taken: AtomicU32::new(0),
     })
@@ -396,13 +399,14 @@ impl Shared {
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 
+    /// Gives a copy to the mover; `later` when the caller does not wait for it and ring the peer itself.
     fn submit(
         &self,
         mover: &Mutex<Box<dyn Mover>>,
         peer: &Peer,
         at: usize,
-        source: *const u8,
-        length: usize,
+        (source, length): (*const u8, usize),
+        later: bool,
     ) -> Result<Ticket> {
         let destination = peer.window.region().slice(at, length)?;
         // SAFETY: the caller of put promises the bytes until the copy is done, which put or quiet awaits.
@@ -410,16 +414,29 @@ impl Shared {
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = mover.submit(&source, &destination)?;
         self.pending.store(ticket.0, Ordering::Release);
+        if later {
+            peer.unrung.store(true, Ordering::Relaxed);
+        }
         Ok(ticket)
     }
 
+    /// Waits for the copies that nobody awaited, and rings those who may sleep for them.
     fn finish(&self) -> Result<()> {
-        let pending = self.pending.load(Ordering::Acquire);
-        if let (Some(mover), true) = (&self.mover, pending > 0) {
-            let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mover) = &self.mover else { return Ok(()) };
+        if self.pending.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        // What is submitted and unrung changes under this lock only.
+        let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.pending.load(Ordering::Relaxed);
+        if pending > 0 {
             mover.wait(Ticket(pending), self.completion)?;
-            // Others may have submitted more since; their ticket is larger.
-            let _ = self.pending.compare_exchange(pending, 0, Ordering::AcqRel, Ordering::Relaxed);
+            self.pending.store(0, Ordering::Release);
+        }
+        for (pe, peer) in self.peers.iter().enumerate() {
+            if peer.unrung.swap(false, Ordering::Relaxed) {
+                self.stored(pe as u32, peer, Stored::Put(0, usize::MAX));
+            }
         }
         Ok(())
     }
@@ -428,160 +445,6 @@ impl Shared {
 #[cold]
 fn no_such_pe(pe: u32, pes: u32) -> Error {
     Error::invalid(format!("processing element {pe}"), format!("there are 0 to {}", pes - 1))
-}
-
-impl Transport for Windows {
-    fn me(&self) -> u32 {
-        self.shared.me
-    }
-
-    fn pes(&self) -> u32 {
-        self.shared.pes
-    }
-
-    fn symmetric(&self) -> (*mut u8, usize) {
-        let layout = &self.shared.layout;
-        (self.shared.base.wrapping_add(layout.symmetric()), layout.symmetric_bytes())
-    }
-
-    fn direct(&self, pe: u32) -> Option<*mut u8> {
-        let base = self.shared.peers.get(pe as usize)?.window.coherent_base()?;
-        Some(base.wrapping_add(self.shared.layout.symmetric()))
-    }
-
-    #[inline]
-    unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
-        let at = shared.symmetric_offset(offset);
-        match &shared.mover {
-            Some(mover) if length >= shared.mover_from => {
-                let ticket = shared.submit(mover, peer, at, source, length)?;
-                let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
-                mover.wait(ticket, shared.completion)?;
-            }
-            // SAFETY: the caller's promise; the window checks the destination.
-            _ => unsafe { peer.window.store_from(at, source, length)? },
-        }
-        shared.count(peer, length);
-        shared.stored(pe, peer, Stored::Put(offset, length));
-        Ok(())
-    }
-
-    unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        let shared = &*self.shared;
-        match &shared.mover {
-            Some(mover) if length >= shared.mover_from => {
-                let peer = shared.peer(pe)?;
-                shared.submit(mover, peer, shared.symmetric_offset(offset), source, length)?;
-                shared.count(peer, length);
-                Ok(())
-            }
-            // SAFETY: the caller's promise.
-            _ => unsafe { self.put(pe, offset, source, length) },
-        }
-    }
-
-    unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
-        if length < shared.push_from || pe == shared.me {
-            shared.check(Watch::Peer(pe))?;
-            // SAFETY: the caller's promise; the window checks the source.
-            return unsafe { peer.window.load_into(destination, shared.symmetric_offset(offset), length) };
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.get_pushed(pe, offset, destination, length, None) }
-    }
-
-    fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
-        let shared = &*self.shared;
-        shared.peer(pe)?;
-        if pe == shared.me {
-            let before = shared.apply(&atomic).ok_or(Error::Refused { peer: pe, what: "an atomic" })?;
-            shared.changed_own_memory();
-            return Ok(before);
-        }
-        shared.request(pe, &encode_atomic(&atomic), shared.manner("an atomic"))
-    }
-
-    fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
-        let shared = &*self.shared;
-        shared.peer(pe)?;
-        if pe == shared.me {
-            return self.atomic(pe, atomic).map(|_| ());
-        }
-        shared.request_later(pe, &encode_atomic(&atomic))
-    }
-
-    fn fence(&self) -> Result<()> {
-        self.shared.finish()?;
-        if self.shared.coherent {
-            store_fence();
-        } else {
-            // A fence orders stores alone; what a mover will copy must find them delivered.
-            let mixed = self.shared.mover.is_some();
-            let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
-            self.shared.peers.iter().for_each(order);
-        }
-        Ok(())
-    }
-
-    fn quiet(&self) -> Result<()> {
-        let shared = &*self.shared;
-        shared.finish()?;
-        fence(Ordering::SeqCst);
-        store_fence();
-        shared.faults.step("quiet");
-        for (pe, peer) in shared.peers.iter().enumerate() {
-            let issued = peer.issued.load(Ordering::Relaxed);
-            let open = issued != peer.delivered.load(Ordering::Relaxed);
-            shared.collect(pe as u32, peer)?;
-            if open || !shared.coherent {
-                peer.window.flush();
-                if open {
-                    shared.check(Watch::Peer(pe as u32))?;
-                    peer.delivered.store(issued, Ordering::Relaxed);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn notify(&self, pe: u32) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
-        shared.faults.step("notify");
-        let count = peer.notified.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let tag = peer.tag.load(Ordering::Acquire) as u64;
-        peer.window.fence();
-        peer.window.store_word(shared.layout.notifications(shared.me), tag << 32 | count as u64)?;
-        shared.stored(pe, peer, Stored::Control);
-        Ok(())
-    }
-
-    fn take_notification(&self, pe: u32) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
-        let expected = peer.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let tag = peer.tag.load(Ordering::Acquire);
-        let word = shared.word(shared.layout.notifications(pe));
-        let manner = Manner { timeout: None, ..shared.manner("a notification") };
-        shared.wait_for(manner, Watch::Peer(pe), || {
-            let value = word.load(Ordering::Acquire);
-            (value >> 32) as u32 == tag && (value as u32).wrapping_sub(expected) as i32 >= 0
-        })
-    }
-
-    fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
-        let wanted = word.map_or(Wanted::Any, |(offset, width)| Wanted::word(offset, width));
-        let manner = Manner { timeout: None, wanted, ..self.shared.manner("a condition") };
-        self.shared.wait_for(manner, Watch::Any, done)
-    }
-
-    fn progress(&self) {
-        self.shared.serve(false);
-    }
 }
 
 impl Drop for Windows {
