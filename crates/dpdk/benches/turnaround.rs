@@ -11,7 +11,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let argument =
         |index: usize, default: &str| arguments.get(index).map_or(default, String::as_str).to_owned();
-    let spec = argument(0, "null:64");
+    let spec = argument(0, "net_null:64");
     let burst: usize = argument(1, "32").parse().expect("a burst is a number of packets");
     let mbufs: usize = argument(2, "8192").parse().expect("mbufs is a number");
     let seconds: f64 = argument(3, "1").parse().expect("seconds is a number");

@@ -3,7 +3,7 @@
 //!
 //! | written | is |
 //! | --- | --- |
-//! | `null[:SIZE]` | makes and swallows packets of SIZE bytes (64) |
+//! | `net_null[:SIZE]` | makes and swallows packets of SIZE bytes (64) |
 //! | `ring:NAME` | what is sent comes back; `prime=N` puts N packets in |
 //! | `af_xdp:IFACE` | a kernel interface through AF_XDP sockets |
 //! | `af_packet:IFACE` | a kernel interface through packet sockets |

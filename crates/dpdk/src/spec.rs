@@ -2,7 +2,7 @@
 //!
 //! | kind | argument | options |
 //! | --- | --- | --- |
-//! | `null` | frame size in bytes (64) | `copy=on` writes and reads the bytes |
+//! | `net_null` | frame size in bytes (64) | `copy=on` writes and reads the bytes |
 //! | `ring` | a name | `prime=N` packets put into each queue at the start, `size=BYTES` of each |
 //! | `af_xdp` | interface | `queue=N` first queue (0), `busy=N` busy-poll budget, `copy=on` forces copy mode |
 //! | `af_packet` | interface | `queues=N` (one a pipeline), `frame=BYTES` a slot of its rings, `bypass=on` skips the queueing discipline |
@@ -10,7 +10,7 @@
 //! | `memif` | socket path | `role=server` or `client` (client), `id=N` (0), `wait=SECONDS` (10), `secret=TEXT`; `mtu` for frames over 2 KiB |
 //! | `pci` | address as `lspci -D` prints it | |
 //!
-//! All take `descriptors=N` (receive and send) and all but `null` and `ring` take `mtu=BYTES`.
+//! All take `descriptors=N` (receive and send) and all but `net_null` and `ring` take `mtu=BYTES`.
 
 use crate::error::{Error, Result};
 
@@ -97,7 +97,7 @@ pub enum Kind {
 
 impl Spec {
     /// Kinds that [`Spec::parse`] takes, for messages and for who decides which crate opens a port.
-    pub const KINDS: &[&str] = &["null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
+    pub const KINDS: &[&str] = &["net_null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
 
     /// True when `text` names a kind of this crate, well-formed or not.
     pub fn is_ours(text: &str) -> bool {
@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
 
     fn kind(&mut self) -> Result<Kind> {
         Ok(match self.kind {
-            "null" => {
+            "net_null" => {
                 let size = if self.argument.is_empty() { "64" } else { self.argument };
                 let size = self.read_number("size", size, 14, 65000)?;
                 Kind::Null { size, copy: self.switch("copy")? }
@@ -342,8 +342,8 @@ mod tests {
 
     #[test]
     fn every_kind_is_read() {
-        assert_eq!(Spec::parse("null").unwrap().kind, Kind::Null { size: 64, copy: false });
-        assert_eq!(Spec::parse("null:1024,copy=on").unwrap().kind, Kind::Null { size: 1024, copy: true });
+        assert_eq!(Spec::parse("net_null").unwrap().kind, Kind::Null { size: 64, copy: false });
+        assert_eq!(Spec::parse("net_null:1024,copy=on").unwrap().kind, Kind::Null { size: 1024, copy: true });
         let ring = Spec::parse("ring:a,prime=32,descriptors=512").unwrap();
         assert_eq!(ring.kind, Kind::Ring { name: "a".into(), prime: 32, size: 64 });
         assert_eq!(ring.descriptors, Some(512));
@@ -364,12 +364,12 @@ mod tests {
         for text in [
             "",
             "nul",
-            "null:13",
-            "null:1e3",
-            "null:64,size=3",
-            "null:64,copy",
-            "null:64,copy=on,copy=on",
-            "null,mtu=1500",
+            "net_null:13",
+            "net_null:1e3",
+            "net_null:64,size=3",
+            "net_null:64,copy",
+            "net_null:64,copy=on,copy=on",
+            "net_null,mtu=1500",
             "ring",
             "ring:a,prime=-1",
             "af_xdp:",

@@ -82,7 +82,7 @@ fn case(spec: &str) {
     let denied = open("af_packet:v1").err().unwrap();
     assert!(matches!(denied, Error::Permission { .. }), "{denied}");
     assert!(denied.to_string().contains("setcap cap_net_raw"), "{denied}");
-    assert!(open("null").is_ok(), "software ports need nothing");
+    assert!(open("net_null").is_ok(), "software ports need nothing");
 
     port.stop();
     assert_eq!(pool.outstanding(), 0, "{spec}: buffers leaked");

@@ -20,7 +20,7 @@ fn one_queue(spec: &str, pool: &Arc<MbufPool>) -> (Box<dyn Port>, Box<dyn Rx>, B
 #[test]
 fn null_makes_and_swallows() {
     let pool = MbufPool::new(2048, 2048).unwrap();
-    let (mut port, mut rx, mut tx) = one_queue("null:1024", &pool);
+    let (mut port, mut rx, mut tx) = one_queue("net_null:1024", &pool);
     let mut packets = [Packet::EMPTY; 32];
     for _ in 0..1000 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 32);
@@ -42,7 +42,7 @@ fn a_full_burst_of_null_comes_from_any_pool() {
         MbufPool::new(512, 2048).unwrap(),
         MbufPool::over(Region::host(MbufPool::bytes(512, 2048)).unwrap(), 2048).unwrap(),
     ] {
-        let (mut port, mut rx, _tx) = one_queue("null", &pool);
+        let (mut port, mut rx, _tx) = one_queue("net_null", &pool);
         let mut packets = [Packet::EMPTY; 64];
         let count = rx.receive(&mut packets).unwrap();
         assert_eq!(count, 64);
@@ -174,7 +174,7 @@ fn lengths_that_leave_the_buffer_are_dropped_and_counted() {
 fn stopping_while_another_thread_drives() {
     let pool = MbufPool::new(4096, 2048).unwrap();
     for _ in 0..20 {
-        let (mut port, mut rx, mut tx) = one_queue("null", &pool);
+        let (mut port, mut rx, mut tx) = one_queue("net_null", &pool);
         let give = pool.clone();
         let thread = std::thread::spawn(move || {
             let mut packets = [Packet::EMPTY; 32];
@@ -197,7 +197,7 @@ fn stopping_while_another_thread_drives() {
 #[test]
 fn order_and_limits_are_kept() {
     let pool: Arc<dyn Pool> = MbufPool::new(256, 256).unwrap();
-    let mut port = open("null").unwrap();
+    let mut port = open("net_null").unwrap();
     assert!(port.take_rx(0).is_err(), "not configured");
     assert!(port.start().is_err());
     assert!(port.configure(&[], 0).is_err());

@@ -12,10 +12,8 @@ use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool, Port};
 use inlane_cuda::{Gpu, PinnedKind};
 use inlane_dpdk::MbufPool;
+use inlane_dpdk::spec::Spec;
 use std::sync::Arc;
-
-/// What DPDK carries.
-const DPDK: [&str; 7] = ["net_null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
 
 /// The kind of a port: what stands before its first colon or comma.
 pub fn kind(name: &str) -> &str {
@@ -24,7 +22,7 @@ pub fn kind(name: &str) -> &str {
 
 /// True for ports that may stand on both sides of a run under one name; captures, generators and checkers are one each.
 pub fn is_shared(name: &str) -> bool {
-    kind(name) == "null" || DPDK.contains(&kind(name))
+    kind(name) == "null" || Spec::is_ours(name)
 }
 
 /// True for ports that an ordinary user cannot open.
@@ -100,13 +98,11 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
                 room = room.max(opened.size());
                 Some(Box::new(opened))
             }
-            // What DPDK calls net_null, the layer below knows as null.
-            "net_null" => Some(inlane_dpdk::open(name.trim_start_matches("net_"))?),
-            kind if DPDK.contains(&kind) => Some(inlane_dpdk::open_for(name, config.pipelines)?),
+            _ if Spec::is_ours(name) => Some(inlane_dpdk::open_for(name, config.pipelines)?),
             kind => {
                 let why = format!(
                     "no port of kind '{kind}'; there are null, gen, check, pcap, {}",
-                    DPDK.join(", ")
+                    Spec::KINDS.join(", ")
                 );
                 return Err(Error::port_usage(name, why).into());
             }
@@ -133,7 +129,7 @@ pub fn pools(
     directions: usize,
     gpu: Option<&Arc<Gpu>>,
 ) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
-    let mbufs = names.iter().any(|name| DPDK.contains(&kind(name)));
+    let mbufs = names.iter().any(|name| Spec::is_ours(name));
     let one = || -> Result<Arc<dyn Pool>> {
         let buffers = config.buffers();
         if let Some(gpu) = gpu {
