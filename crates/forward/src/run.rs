@@ -258,6 +258,17 @@ fn join(
     Ok((pipelines, faults))
 }
 
+/// Ends the run when a thread of it panics: who waits for all of them would wait for what the others still receive.
+struct StopOnPanic<'a>(&'a Control);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
+    }
+}
+
 #[expect(clippy::too_many_arguments, reason = "called once, from `run`, whose parts these are")]
 fn drive(
     config: &Config,
@@ -272,12 +283,22 @@ fn drive(
     std::thread::scope(|scope| {
         let (finished, finishes) = mpsc::channel();
         let count = executors.len();
+        // Lanes of a GPU get ready for some time, which is none of the run's.
+        let program = executors.iter().find_map(|executor| match executor {
+            Executor::Gpu(_, lane) => Some(lane.program().clone()),
+            Executor::Cpu(_) => None,
+        });
+        let flowing = || match &program {
+            Some(program) => program.began().map_or(Duration::ZERO, |began| began.elapsed()),
+            None => started.elapsed(),
+        };
         for (index, executor) in executors.into_iter().enumerate() {
             let finished = finished.clone();
             let threads = config.threads();
             let cores = cores.chunks(threads).nth(index).unwrap_or(&[]);
             let shared = Shared { control, progress: &progress[index], clock, index, cores };
             scope.spawn(move || {
+                let _stop = StopOnPanic(control);
                 let ended = match executor {
                     Executor::Gpu(pipeline, lane) => gpu::run(pipeline, *lane, &config.drive, &shared),
                     Executor::Cpu(pipeline) if config.method == Method::Single => {
@@ -296,17 +317,20 @@ fn drive(
                 let _ = finished.send((index, ended));
             });
         }
+        // Where a thread panics, its end is the channel's.
+        drop(finished);
         let mut tallies: Vec<Option<(Tally, Option<gpu::Report>)>> = (0..count).map(|_| None).collect();
         let mut next_watch = Duration::from_secs(1);
         while tallies.iter().any(Option::is_none) {
             let elapsed = started.elapsed();
-            if config.duration.is_some_and(|duration| elapsed >= duration) {
+            let flowed = flowing();
+            if config.duration.is_some_and(|duration| flowed >= duration) {
                 control.stop();
             }
             control.heed();
             let mut wait = next_watch.saturating_sub(elapsed);
             if let Some(duration) = config.duration.filter(|_| !control.stopping()) {
-                wait = wait.min(duration.saturating_sub(elapsed));
+                wait = wait.min(duration.saturating_sub(flowed));
             }
             // Short enough to notice a signal soon.
             match finishes.recv_timeout(wait.clamp(Duration::from_micros(100), Duration::from_millis(100))) {

@@ -57,8 +57,12 @@ pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result
     let module = load(gpu)?;
     let kernel = module.function("bare_pull")?;
     let stream = gpu.stream()?;
-    let host = gpu.pinned(BUFFER, PinnedKind::Cached)?;
-    let device = gpu.allocate(BUFFER)?;
+    // Buffers as a pool lays them out: packet, rounded up to 128, behind 128 bytes of headroom.
+    let stride = size.next_multiple_of(128) + 128;
+    let largest = bursts.iter().max().map_or(0, |&burst| burst as usize * stride as usize);
+    let buffer = BUFFER.max(largest);
+    let host = gpu.pinned(buffer, PinnedKind::Cached)?;
+    let device = gpu.allocate(buffer)?;
     let done = gpu.pinned(4096 * 128, PinnedKind::Cached)?;
     let copy = timed(gpu, &stream, 5, || {
         for _ in 0..4 {
@@ -67,9 +71,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result
         }
         Ok(())
     })?;
-    let mut found = Ceilings { copy_engine_bytes_per_second: 4.0 * BUFFER as f64 / copy, pull: Vec::new() };
-    // Buffers as a pool lays them out: packet, rounded up to 128, behind 128 bytes of headroom.
-    let stride = size.next_multiple_of(128) + 128;
+    let mut found = Ceilings { copy_engine_bytes_per_second: 4.0 * buffer as f64 / copy, pull: Vec::new() };
     for &burst in bursts {
         let period = (FOOTPRINT as u32 / stride / burst).clamp(1, 4096);
         let mut best: Option<Pull> = None;

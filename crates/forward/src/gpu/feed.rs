@@ -1,7 +1,8 @@
 //! What keeps the GPU supplied beside the ring, on the sending thread: nothing, or posted work.
 
 use super::lane::Lane;
-use super::posted::{GraphPoster, StreamPoster, release_waits};
+use super::launch::launch_nothing;
+use super::posted::{GraphPoster, StreamPoster, release_waits, unused_word};
 use crate::config::Method;
 use crate::error::Result;
 use inlane_cuda::{Stream, argument};
@@ -28,7 +29,7 @@ enum Posting<'a> {
 }
 
 impl<'a> Feed<'a> {
-    /// Allocates what the method needs, and starts nothing. `side` is a stream for ticks, where the function has them.
+    /// Allocates what the method needs, and leaves nothing running. `side` is a stream for ticks, where the function has them.
     ///
     /// # Errors
     /// When the GPU refuses.
@@ -38,6 +39,7 @@ impl<'a> Feed<'a> {
             Method::Stream => Posting::Stream(StreamPoster::new(lane, streams)),
             Method::Graph => Posting::Graph(GraphPoster::new(lane, streams)?),
         };
+        warm_up(lane, streams.iter().chain(side))?;
         let ticks = side.map(|side| (side, Instant::now()));
         Ok(Self { lane, streams, posting, released: false, ticks })
     }
@@ -135,6 +137,21 @@ impl Feed<'_> {
             Posting::Graph(poster) => poster.posted(),
         }
     }
+}
+
+/// Gives each stream something that ends at once. The driver sets a stream up when it is first used: packets would wait for that, and
+/// what it allocates then would wait for what other lanes have running.
+fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result<()> {
+    let streams: Vec<_> = streams.collect();
+    for stream in &streams {
+        if lane.settings.method == Method::Stream {
+            // SAFETY: the word lies in the lane's ring, whose words say now what is waited for.
+            unsafe { stream.memory_operations(&[unused_word(lane)])? };
+        }
+        // SAFETY: the lane outlives its streams. Nothing was submitted, so the kernel leaves the item alone.
+        unsafe { launch_nothing(lane, stream)? };
+    }
+    streams.iter().try_for_each(|stream| stream.synchronize()).map_err(Into::into)
 }
 
 /// From which item on waits are in vain, once that is known and no more needs to be posted: work is posted in stretches, and may be

@@ -11,7 +11,7 @@ use inlane_core::{Place, Pool, Region};
 use inlane_cuda::{Launch, PinnedKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// `inlane_lane` of `kernels/executor.cu`, passed to kernels by value.
 #[repr(C)]
@@ -208,6 +208,12 @@ impl Lane {
     /// what other lanes have posted for packets to come, while these need the driver, which is locked meanwhile, to go on.
     pub(super) fn start_together(&self) {
         self.meet(&self.starting, &self.program.starting);
+        self.program.began.get_or_init(Instant::now);
+    }
+
+    /// What it runs.
+    pub(crate) fn program(&self) -> &Arc<Program> {
+        &self.program
     }
 
     /// This lane's work is over; waits until the others' is, too, before anything is freed.

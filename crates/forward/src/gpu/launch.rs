@@ -2,7 +2,7 @@
 
 use super::lane::Lane;
 use crate::error::{Error, Result};
-use inlane_cuda::{Stream, argument};
+use inlane_cuda::{Launch, Stream, argument};
 
 /// Launches kernels, round-robin over its streams.
 pub(super) struct Launcher<'a> {
@@ -39,4 +39,15 @@ pub(super) unsafe fn launch_item(lane: &Lane, stream: &Stream, position: u64, mo
     let arguments = [argument(&lane.parameters), argument(&position), argument(&most)];
     // SAFETY: these are the kernel's parameters; the caller vouches for the lane.
     unsafe { lane.program.items.launch(stream, lane.shape, arguments) }.map_err(Error::from)
+}
+
+/// Launches the kernel of the first item before it was submitted: it looks, and ends.
+///
+/// # Safety
+/// The lane lives until the kernel has run.
+pub(super) unsafe fn launch_nothing(lane: &Lane, stream: &Stream) -> Result<()> {
+    let shape = Launch { blocks: 1, cooperative: false, ..lane.shape };
+    let arguments = [argument(&lane.parameters), argument(&0u64), argument(&0u32)];
+    // SAFETY: these are the kernel's parameters; the caller vouches for the lane.
+    unsafe { lane.program.items.launch(stream, shape, arguments) }.map_err(Error::from)
 }

@@ -25,6 +25,11 @@ fn word_address(lane: &Lane, slot: u64) -> u64 {
     lane.ring.submit_region().address() + (layout::LINE + slot as usize * layout::submit_stride(burst)) as u64
 }
 
+/// A wait that is over: for the first slot's word as it is before anything was submitted.
+pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
+    MemoryOperation::Wait { address: word_address(lane, 0), value: 0, until: WaitUntil::Equal }
+}
+
 /// Ends the waits for items that never came: `published` to `posted`. Their words get the lap that is waited for and no
 /// packets, which kernels leave alone.
 ///

@@ -4,8 +4,9 @@ use super::settings::MOST_THREADS;
 use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
 use inlane_function::{Function, HEADERS, Info};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
@@ -21,6 +22,8 @@ pub struct Program {
     /// Lanes that have not allocated everything yet, and lanes that use the GPU.
     pub(super) starting: AtomicU32,
     pub(super) users: AtomicU32,
+    /// When all lanes were ready.
+    pub(super) began: OnceLock<Instant>,
     cached: bool,
 }
 
@@ -52,6 +55,7 @@ impl Program {
             tick: module.function("inlane_tick")?,
             starting: AtomicU32::new(0),
             users: AtomicU32::new(0),
+            began: OnceLock::new(),
             cached: compiled.is_cached(),
         }))
     }
@@ -64,6 +68,11 @@ impl Program {
     /// What the function says of itself.
     pub fn info(&self) -> &Info {
         &self.info
+    }
+
+    /// When all its lanes were ready and packets began to flow; `None` before.
+    pub(crate) fn began(&self) -> Option<Instant> {
+        self.began.get().copied()
     }
 
     /// It was compiled by an earlier run.

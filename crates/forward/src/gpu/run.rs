@@ -69,7 +69,8 @@ pub fn run(pipeline: Pipeline, lane: Lane, drive: &Drive, shared: &Shared<'_>) -
         tally.errors.extend(errors);
     }
 
-    let report = match tally.errors.is_empty() {
+    // Reading from a GPU that was given up, for another lane's sake, would wait for ever.
+    let report = match tally.errors.is_empty() && !lane.program.gpu().is_abandoned() {
         true => lane
             .report(submitted, tally.rx.packets, tally.rx.bytes)
             .map_err(|error| tally.errors.push(error))
@@ -184,6 +185,10 @@ impl Worker<'_> {
                 guarded(&mut || receive(receiving, lane, launcher.as_mut(), drive, shared));
             });
             let send = named("tx").spawn_scoped(scope, || guarded(&mut || self.send(sending, feed)));
+            if receive.is_err() || send.is_err() {
+                // Before the other is waited for.
+                shared.control.abort();
+            }
             [("receiving", receive), ("sending", send)].map(|(thread, started)| match started {
                 Ok(handle) => handle.join().err().map(|payload| Error::Panicked {
                     pipeline: shared.index,
@@ -191,7 +196,6 @@ impl Worker<'_> {
                     message: panic_message(&*payload),
                 }),
                 Err(source) => {
-                    shared.control.abort();
                     let what = "start the threads of a pipeline".into();
                     Some(inlane_core::Error::Os { what, source }.into())
                 }
