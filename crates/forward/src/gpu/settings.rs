@@ -178,10 +178,10 @@ impl Settings {
         }
     }
 
-    /// Streams for the methods that launch or post kernels.
+    /// Streams that kernels are launched or posted in: a persistent one has one.
     pub(super) fn streams_for(&self) -> usize {
         match (self.streams, self.method) {
-            (0, Method::Single) => 1,
+            (0, Method::Single) | (_, Method::Persistent) => 1,
             (0, Method::Graph) => 2,
             (0, _) => 8,
             (streams, _) => streams.min(64) as usize,

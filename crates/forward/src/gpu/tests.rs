@@ -97,6 +97,7 @@ fn every_wait_has_a_queue_of_its_own() {
     }
     let persistent = Settings { streams: 64, ..Settings::default() };
     assert!(persistent.among(64, true).is_ok(), "its one stream waits for nothing");
+    assert_eq!(persistent.streams_for(), 1);
 }
 
 /// A ring of 64 items, work posted `step` items at a time: whenever the producer closes, every item is worked on, and then no wait is left.
