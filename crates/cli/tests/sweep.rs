@@ -227,8 +227,9 @@ fn a_competing_job_costs_and_is_measured() {
 #[test]
 fn latency_is_drawn_against_load() {
     let files = Files::new();
+    // A rate passes with 99.8 % of what was offered, of which starting takes up to a millisecond: shorter trials fail at any rate.
     let output =
-        inlane(&["forward", "--rx", "gen:64", "--tx", "check", "--duration", "60ms"], &["--load=20,50"])
+        inlane(&["forward", "--rx", "gen:64", "--tx", "check", "--duration", "500ms"], &["--load=20,50"])
             .args(["--sweep", "burst=16,64", "--json", &files.json, "--svg", &files.svg])
             .output()
             .unwrap();
