@@ -9,7 +9,8 @@
 //!   default stream, which waits for persistent kernels that never end.
 //! * [`compile`], [`Module`], [`Function`]: kernels from source, for the GPU that is there, cached on disk.
 //! * [`LinkMeter`]: what crosses its PCIe link, by its own counter (NVML, loaded at run time, too).
-//! * [`CopyEngine`]: a core [`Mover`](inlane_core::mover::Mover) over the GPU's DMA engines.
+//! * [`CopyEngine`], [`ThroughGpu`]: core [`Mover`](inlane_core::mover::Mover)s over the GPU's DMA engines; [`Pending`] is what movers
+//!   have in flight on streams.
 //!
 //! What synchronizes the whole device (allocating and freeing, registering host memory, loading a module) waits for
 //! every kernel that runs, a persistent one included: allocate and load everything first.
@@ -25,6 +26,7 @@ mod link_meter;
 mod memory;
 mod nvrtc;
 mod peer;
+mod pending;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -39,6 +41,7 @@ pub use link_meter::{LinkMeter, LinkSamples};
 pub use memory::PinnedKind;
 pub use nvrtc::{Compiled, Program, compile, compiler_version};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};
+pub use pending::{Pending, drain};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
 pub use through::ThroughGpu;
 

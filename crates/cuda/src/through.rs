@@ -1,11 +1,11 @@
 //! A mover from host memory to host memory through a GPU.
 
 use crate::device::Gpu;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::pending::{Pending, drain};
 use crate::stream::{Event, EventKind, Stream};
-use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Place, Region};
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Pieces of memory on the GPU, and their bytes: one is filled while another is emptied.
@@ -28,21 +28,13 @@ pub struct ThroughGpu {
     outward: Stream,
     slots: Vec<Slot>,
     next: usize,
-    flight: Flight,
-    pending: VecDeque<Pending>,
-    spare: Vec<Event>,
+    pending: Pending,
 }
 
 struct Slot {
     memory: Region,
     full: Event,
     free: Event,
-}
-
-struct Pending {
-    event: Event,
-    // Memory that a queued copy touches must not be freed, whatever the caller does.
-    _regions: [Region; 2],
 }
 
 impl ThroughGpu {
@@ -58,9 +50,7 @@ impl ThroughGpu {
             outward: gpu.stream()?,
             slots: (0..SLOTS).map(slot).collect::<Result<_>>()?,
             next: 0,
-            flight: Flight::new(),
-            pending: VecDeque::new(),
-            spare: Vec::new(),
+            pending: Pending::new(),
         })
     }
 
@@ -84,14 +74,6 @@ impl ThroughGpu {
         }
         Ok(())
     }
-
-    fn retire(&mut self) {
-        while self.pending.len() > self.flight.in_flight() {
-            if let Some(Pending { event, .. }) = self.pending.pop_front() {
-                self.spare.push(event);
-            }
-        }
-    }
 }
 
 impl Mover for ThroughGpu {
@@ -108,64 +90,29 @@ impl Mover for ThroughGpu {
         if !self.reaches(source, destination) {
             return Err(out_of_reach(self, source, destination));
         }
-        let event = match self.spare.pop() {
-            Some(event) => event,
-            None => Event::new(self.inward.gpu(), EventKind::Completion)?,
-        };
-        let queued = self.queue(source, destination).and_then(|()| Ok(self.outward.record(&event)?));
-        if let Err(error) = queued {
+        if let Err(error) = self.queue(source, destination) {
             // What was queued still reads and writes the caller's memory.
-            let _ = (self.inward.synchronize(), self.outward.synchronize());
+            drain(&[&self.inward, &self.outward]);
             return Err(error);
         }
-        self.pending.push_back(Pending { event, _regions: [source.clone(), destination.clone()] });
-        Ok(self.flight.submit(source.len()))
+        // The outward stream ends them in order.
+        self.pending.push(&self.outward, [source.clone(), destination.clone()])
     }
 
     fn done(&mut self) -> inlane_core::Result<Ticket> {
-        let mut done = self.flight.done();
-        for pending in &self.pending {
-            if !pending.event.is_passed()? {
-                break;
-            }
-            done.0 += 1;
-        }
-        self.flight.complete(done, false);
-        self.retire();
-        Ok(done)
+        self.pending.done()
     }
 
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> inlane_core::Result<()> {
-        self.flight.check(ticket)?;
-        let first = self.flight.done();
-        let Some(index) = (ticket.0.wrapping_sub(1)).checked_sub(first.0) else { return Ok(()) };
-        let Some(Pending { event, .. }) = self.pending.get(index as usize) else { return Ok(()) };
-        // The outward stream ends them in order: the event of the last one tells of all.
-        let poll = || Ok(if event.is_passed()? { ticket } else { first });
-        let name = format!("gpu:{} copy engines", self.inward.gpu().index());
-        match completion {
-            Completion::Interrupt => {
-                event.synchronize()?;
-                self.flight.complete(ticket, false);
-            }
-            Completion::Poll => self.flight.wait_polling(&|| name.clone(), ticket, poll)?,
-            Completion::Adaptive => self.flight.wait_adaptive(&|| name.clone(), ticket, poll)?,
-        }
-        self.retire();
-        Ok(())
+        let device = || format!("gpu:{} copy engines", self.inward.gpu().index());
+        self.pending.wait(&device, ticket, completion)
     }
 }
 
 impl Drop for ThroughGpu {
     fn drop(&mut self) {
-        if self.pending.is_empty() || self.inward.gpu().is_abandoned() {
-            return;
-        }
-        for stream in [&self.inward, &self.outward] {
-            if let Err(error) = stream.synchronize() {
-                let error: Error = error;
-                tracing::warn!("copies given up: {error}");
-            }
+        if !self.pending.is_empty() {
+            drain(&[&self.inward, &self.outward]);
         }
     }
 }

@@ -10,7 +10,6 @@ use crate::device::{self, Device};
 use crate::dma;
 use crate::endpoint::{Calls, EthRx, EthTx, Shared};
 use crate::error::{Error, Result};
-use crate::interface::Interface;
 use crate::joined::Joined;
 use crate::spec::{Kind, Spec};
 use crate::{MbufPool, drops, eal, log, pool, sys, xdp_sockets};
@@ -45,14 +44,10 @@ pub fn open_for(spec: &str, queues: u16) -> Result<Box<dyn Port>> {
         *asked = Some(queues);
     }
     let port = EthPort::of(spec.clone())?;
-    if let (Kind::AfXdp { queue, .. }, Some(interface)) = (&spec.kind, &port.shared.interface) {
-        let there = interface.queues();
-        if there.receive > there.pairs {
-            let queues = there.receive - queue.unwrap_or(0);
-            return Ok(Box::new(Joined::new(spec, port, queues)));
-        }
+    match port.single_queues() {
+        Some(queues) => Ok(Box::new(Joined::new(spec, port, queues))),
+        None => Ok(Box::new(port)),
     }
-    Ok(Box::new(port))
 }
 
 /// One ethdev.
@@ -159,6 +154,13 @@ impl EthPort {
             dropped: AtomicU64::new(0),
             last_counters: Counters::default(),
         })
+    }
+
+    /// An AF_XDP interface whose queues are no pairs takes a device for each: how many there are, from this one's on.
+    fn single_queues(&self) -> Option<u16> {
+        let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
+        let there = self.shared.interface.as_ref()?.queues();
+        (there.receive > there.pairs).then(|| there.receive - queue.unwrap_or(0))
     }
 
     fn usage(&self, why: impl Into<String>) -> Error {
@@ -303,15 +305,7 @@ impl Port for EthPort {
             let why = format!("{queues} queues were asked for; it has 1 to {}", self.info.max_queues);
             return Err(self.usage(why).into());
         }
-        // Of an AF_XDP interface whose queues are no pairs, this is one queue's device.
-        let joined = matches!(self.spec.kind, Kind::AfXdp { .. })
-            && self
-                .shared
-                .interface
-                .as_ref()
-                .map(Interface::queues)
-                .is_some_and(|there| there.receive > there.pairs);
-        if !joined {
+        if self.single_queues().is_none() {
             self.spec.check_all_are_read(pools.len(), self.info.max_queues)?;
         }
         let mut filled = pools.iter().map(|pool| self.own_pool(pool)).collect::<Result<Vec<_>>>()?;

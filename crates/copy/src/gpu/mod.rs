@@ -2,7 +2,6 @@
 
 pub(crate) mod kernels;
 mod memory;
-mod pending;
 pub(crate) mod sm_copy;
 pub mod staged;
 pub mod staged_sm;

@@ -1,10 +1,9 @@
 //! A GPU's SMs as a mover: one kernel a copy, between its memory and pinned host memory.
 
 use super::kernels::Kernels;
-use super::pending::{Pending, drain};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Place, Region, Result};
-use inlane_cuda::{Arguments, Function, Gpu, Launch, Stream};
+use inlane_cuda::{Arguments, Function, Gpu, Launch, Pending, Stream, drain};
 use std::sync::Arc;
 
 /// Pushes to and pulls from pinned memory.
@@ -25,7 +24,7 @@ impl SmCopy {
             stream: gpu.stream()?,
             kernel: kernels.copy.clone(),
             blocks: blocks.max(1),
-            pending: Pending::new(gpu),
+            pending: Pending::new(),
         })
     }
 }

@@ -8,10 +8,9 @@
 //! The CPU queues all of it at once and is not needed until the end. In the steady state the slower link direction is
 //! always busy; the other adds only its first chunk, so a transfer that meets an idle pipeline begins with small ones.
 
-use super::pending::{Pending, drain};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Place, Region, Result};
-use inlane_cuda::{Event, EventKind, Gpu, PinnedKind, Stream};
+use inlane_cuda::{Event, EventKind, Gpu, Pending, PinnedKind, Stream, drain};
 use std::sync::Arc;
 
 /// What can be tuned.
@@ -113,7 +112,7 @@ impl Staged {
             ring: (0..slots).map(slot).collect::<Result<_>>()?,
             next: 0,
             largest: tuning.chunk,
-            pending: Pending::new(to),
+            pending: Pending::new(),
         })
     }
 

@@ -11,14 +11,13 @@
 //! freeing and loading on these GPUs waits for them. Otherwise the two are launched for each transfer.
 
 use super::kernels::Kernels;
-use super::pending::drain;
 use super::trace::Trace;
 pub use super::tuning::Tuning;
 use super::tuning::pieces;
 use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Error, Place, Region, Result};
 use inlane_cuda::{
-    Arguments, Event, EventKind, Function, Gpu, Launch, MemoryOperation, PinnedKind, Stream, WaitUntil,
+    Arguments, Event, EventKind, Function, Gpu, Launch, MemoryOperation, PinnedKind, Stream, WaitUntil, drain,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;

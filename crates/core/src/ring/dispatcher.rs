@@ -14,7 +14,6 @@ pub struct Dispatcher {
     ring: Arc<Ring>,
     producer: protocol::Producer,
     sender: protocol::Sender,
-    taken_back: u64,
 }
 
 impl Ring {
@@ -23,7 +22,7 @@ impl Ring {
         let cursors = (0..consumers).map(|index| protocol::Consumer::new(0, index, consumers));
         let consumers = cursors.map(|cursor| Consumer { ring: self.clone(), cursor }).collect();
         let (producer, sender) = Default::default();
-        (Dispatcher { ring: self, producer, sender, taken_back: 0 }, consumers)
+        (Dispatcher { ring: self, producer, sender }, consumers)
     }
 }
 
@@ -69,7 +68,7 @@ impl Dispatcher {
     /// Items that are out.
     #[inline]
     pub fn in_flight(&self) -> u64 {
-        self.producer.position() - self.taken_back
+        self.producer.position() - self.sender.position()
     }
 
     /// The oldest item that is out, if it is done. Dropped without [`Back::free`], it is given again by the next poll.
@@ -142,6 +141,5 @@ impl Back<'_> {
     #[inline]
     pub fn free(self) {
         self.dispatcher.sender.free(&*self.dispatcher.ring);
-        self.dispatcher.taken_back += 1;
     }
 }

@@ -210,6 +210,12 @@ impl Sender {
         look(words, words.completed(slot_of(words, self.position)), self.position)
     }
 
+    /// The position of the next item: how many were freed, counted from the start.
+    #[inline(always)]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
     /// The lap of the item that is next.
     #[inline(always)]
     pub fn lap<W: Words>(&self, words: &W) -> u32 {

@@ -1,10 +1,9 @@
 //! Work in flight on streams: an event a ticket, the regions it touches, and waiting for it.
 
+use crate::stream::{Event, EventKind, Stream};
 use inlane_core::mover::{Flight, Ticket};
 use inlane_core::{Completion, Region, Result};
-use inlane_cuda::{Event, EventKind, Gpu, Stream};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 struct Entry {
     event: Event,
@@ -14,16 +13,16 @@ struct Entry {
 
 /// Tickets whose events pass in order.
 pub struct Pending {
-    gpu: Arc<Gpu>,
     flight: Flight,
     entries: VecDeque<Entry>,
     free: Vec<Event>,
 }
 
 impl Pending {
-    /// Nothing in flight; events are of `gpu`.
-    pub fn new(gpu: &Arc<Gpu>) -> Self {
-        Self { gpu: gpu.clone(), flight: Flight::new(), entries: VecDeque::new(), free: Vec::new() }
+    /// Nothing in flight.
+    #[expect(clippy::new_without_default, reason = "a flight's start is no default value")]
+    pub fn new() -> Self {
+        Self { flight: Flight::new(), entries: VecDeque::new(), free: Vec::new() }
     }
 
     /// True when nothing is in flight.
@@ -45,13 +44,14 @@ impl Pending {
     /// A ticket for what `stream` has queued so far, which copies between `regions`.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// When the driver refuses; the stream is empty then.
     pub fn push(&mut self, stream: &Stream, regions: [Region; 2]) -> Result<Ticket> {
-        let event = match self.free.pop() {
-            Some(event) => event,
-            None => Event::new(&self.gpu, EventKind::Completion)?,
-        };
-        stream.record(&event)?;
+        let event = self.free.pop().map_or_else(|| Event::new(stream.gpu(), EventKind::Completion), Ok);
+        let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
+        let event = recorded.inspect_err(|_| {
+            // Nothing would tell of the end: it must be over before the regions may go.
+            let _ = stream.synchronize();
+        })?;
         let bytes = regions[0].len();
         self.entries.push_back(Entry { event, _regions: regions });
         Ok(self.flight.submit(bytes))
