@@ -54,12 +54,13 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
     }
     writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len()).expect("a string");
     for source in sources {
-        let path = fs::canonicalize(source).expect("it was listed");
+        // As the crate's folder is called when this is compiled: it may have been moved since, together with OUT_DIR.
+        let path = format!("/{}", source.to_str().expect("plain names"));
         let name = name(source);
         writeln!(
             text,
-            "    Built {{ symbol: {name:?}, file: \"{name}.cu\", source: include_str!({path:?}), any: &raw const inlane_function_{name}_v1, \
-             avx2: &raw const inlane_function_{name}_{} }},",
+            "    Built {{ symbol: {name:?}, file: \"{name}.cu\", source: include_str!(concat!(env!(\"CARGO_MANIFEST_DIR\"), {path:?})), \
+             any: &raw const inlane_function_{name}_v1, avx2: &raw const inlane_function_{name}_{} }},",
             variants.last().expect("at least one")
         )
         .expect("a string");
