@@ -89,15 +89,18 @@ def functions():
 
 def own():
     """Users' functions; what they do is checked by what they count and drop."""
-    def case(file, method, memory):
+    def case(file, method, memory, burst="64"):
         flags = ["--rx", "gen:imix,flows=8", "--tx", "null", "--packets", "200000", "--duration", "30s", "--watchdog", "10s"]
-        result = forward(*flags, "--function", os.path.join(EXAMPLES, file), "--method", method, "--burst", "64", *memory)
+        result = forward(*flags, "--function", os.path.join(EXAMPLES, file), "--method", method, "--burst", burst, *memory)
         wants(result["rx"]["packets"] == 200000, "not all received")
         return f"{result['tx']['packets']} sent, {result['tx']['bytes']} bytes"
 
     for file in ("truncate.cu:truncate:100", "vxlan.cu", "sizes.cu"):
         for method in METHODS:
             yield f"{file}, {method}", case, (file, method, IN_PLACE)
+    # More shared memory than a block usually has.
+    for method in METHODS:
+        yield f"sizes.cu, {method}, largest burst", case, ("sizes.cu", method, [] if CPU else ["--memory", "gpu"], "1024")
 
 
 def oran():

@@ -271,6 +271,19 @@ impl Gpu {
         Ok((free as u64, total as u64))
     }
 
+    /// Most bytes of shared memory that a block can have, where its kernel is allowed more than the usual
+    /// ([`Function::allow_shared`](crate::Function::allow_shared)).
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn most_shared_bytes(&self) -> Result<u32> {
+        let mut most = 0;
+        let wanted = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        // SAFETY: a valid device and pointer.
+        unsafe { call!(self, cuDeviceGetAttribute(&mut most, wanted, self.device))? };
+        Ok(most as u32)
+    }
+
     /// Gives the device up: a kernel on it will never end. From here on nothing of it is freed by calls, which would wait
     /// for that kernel; the system frees all of it when the process ends, which should be soon and without running the
     /// C library's exit handlers (`_exit`).

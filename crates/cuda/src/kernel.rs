@@ -213,21 +213,27 @@ impl Function {
         Ok(blocks as u32 * gpu.info().multiprocessors)
     }
 
-    /// Allows launches with all the shared memory that a block can have; how many bytes that is.
+    /// Bytes of shared memory a block that the kernel declares itself, apart from what it is launched with.
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn use_all_shared(&self) -> Result<u32> {
+    pub fn fixed_shared_bytes(&self) -> Result<u32> {
+        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+    }
+
+    /// Allows launches with so many bytes of dynamic shared memory. Without it, 48 KiB together with those that the kernel declares
+    /// are the most; with it, [`Gpu::most_shared_bytes`].
+    ///
+    /// # Errors
+    /// When the driver refuses, also because that is too much.
+    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
         let gpu = &self.module.gpu;
         gpu.enter()?;
-        let mut most = 0;
-        let wanted = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        // SAFETY: a valid device and pointer.
-        unsafe { call!(gpu, cuDeviceGetAttribute(&mut most, wanted, gpu.handle()))? };
         let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: a valid handle.
-        unsafe { call!(gpu, cuFuncSetAttribute(self.raw, dynamic, most))? };
-        Ok(most as u32)
+        unsafe {
+            call!(format!("{gpu}, kernel {}", self.name), cuFuncSetAttribute(self.raw, dynamic, bytes as i32))
+        }
     }
 
     /// Queues a launch.

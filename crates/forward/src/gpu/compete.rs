@@ -35,7 +35,11 @@ impl Job {
     /// When the GPU refuses.
     pub(crate) fn new(gpu: &Arc<Gpu>, large: bool) -> Result<Self> {
         let kernel = load(gpu)?.function("bare_compete")?;
-        let (threads, shared_bytes) = if large { (1024, kernel.use_all_shared()?) } else { (256, 0) };
+        let (threads, shared_bytes) = if large { (1024, gpu.most_shared_bytes()?) } else { (256, 0) };
+        if large {
+            // It declares none itself: all of a block's is the launch's.
+            kernel.allow_shared(shared_bytes)?;
+        }
         let blocks = kernel.resident_blocks(threads, shared_bytes)? * WAVES;
         let launch =
             || -> Result<_> { Ok((gpu.stream()?, gpu.pinned(blocks as usize * 8, PinnedKind::Cached)?)) };

@@ -172,8 +172,7 @@ impl Lane {
             work_ns: drive.work.as_nanos().min(1_000_000_000) as u32,
             reserved: 0,
         };
-        // Descriptors as given; where payload is pulled, those of the pulled packets, and outcomes.
-        let shared_bytes = burst as u32 * if pull == 0 { 16 } else { 16 + 16 + 8 };
+        let shared_bytes = program.shared_for(burst, pull != 0)?;
         let persistent = settings.method == Method::Persistent;
         let threads = settings.threads_for(burst, info.kind());
         let blocks = match settings.blocks {

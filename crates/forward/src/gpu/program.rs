@@ -65,6 +65,25 @@ impl Program {
         &self.gpu
     }
 
+    /// Allows launches with the shared memory that bursts of that size need; how many bytes that is.
+    ///
+    /// # Errors
+    /// When a block of this GPU cannot have so much.
+    pub(super) fn shared_for(&self, burst: usize, pulled: bool) -> Result<u32> {
+        let most = self.gpu.most_shared_bytes()?;
+        let bytes = shared_bytes(burst, pulled);
+        for kernel in [&self.persistent, &self.items, &self.slot] {
+            let fixed = kernel.fixed_shared_bytes()?;
+            let fits = fit_shared(burst, pulled, fixed, most).map_err(|why| {
+                Error::config(format!("--burst {burst}"), format!("on {}, {why}", self.gpu))
+            })?;
+            if fits == Shared::Allowed {
+                kernel.allow_shared(bytes)?;
+            }
+        }
+        Ok(bytes)
+    }
+
     /// What the function says of itself.
     pub fn info(&self) -> &Info {
         &self.info
@@ -78,6 +97,50 @@ impl Program {
     /// It was compiled by an earlier run.
     pub fn is_cached(&self) -> bool {
         self.cached
+    }
+}
+
+/// What a launch with more shared memory takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shared {
+    /// Nothing: any launch may have so much.
+    Usual,
+    /// The kernel must be allowed it first.
+    Allowed,
+}
+
+/// Bytes of shared memory that every launch may have.
+const USUAL_SHARED: u32 = 48 << 10;
+
+/// Descriptors as given; where payload is pulled, those of the pulled packets, and outcomes.
+const fn shared_per_packet(pulled: bool) -> u32 {
+    if pulled { 16 + 16 + 8 } else { 16 }
+}
+
+/// Bytes of shared memory a block that items of `burst` packets need.
+pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
+    burst as u32 * shared_per_packet(pulled)
+}
+
+/// Whether they fit a block that has `most`, beside the `fixed` that the packet function declares; else why not.
+pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<Shared, String> {
+    let bytes = shared_bytes(burst, pulled);
+    // What a launch brings begins at a multiple of 16.
+    match fixed.next_multiple_of(16) + bytes {
+        all if all <= USUAL_SHARED => Ok(Shared::Usual),
+        all if all <= most => Ok(Shared::Allowed),
+        all => {
+            let each = shared_per_packet(pulled);
+            let room = most.saturating_sub(fixed.next_multiple_of(16)) / each;
+            let remedy = match room {
+                0 => "declare less in the function".into(),
+                room => format!("use --burst {room} or less"),
+            };
+            Err(format!(
+                "a block would need {all} bytes of shared memory ({fixed} that the packet function declares, {each} a packet of the burst) \
+                 and can have {most}; {remedy}"
+            ))
+        }
     }
 }
 

@@ -70,6 +70,28 @@ fn shapes_fit_every_burst() {
 }
 
 #[test]
+fn shared_memory_is_asked_for_where_a_burst_needs_more_than_the_usual() {
+    use program::{Shared, fit_shared, shared_bytes};
+    const KIB: u32 = 1 << 10;
+    // The least that a block of a GPU from sm_80 on can have, and the most that a function can declare.
+    let (most, declared) = (99 * KIB, 48 * KIB);
+    assert_eq!(shared_bytes(1024, false), 16 * KIB);
+    assert_eq!(shared_bytes(1024, true), 40 * KIB);
+    assert_eq!(fit_shared(1024, true, 8 * KIB, most), Ok(Shared::Usual));
+    assert_eq!(fit_shared(1024, true, 8 * KIB + 1, most), Ok(Shared::Allowed), "what follows is aligned");
+    for burst in [1, 64, inlane_core::ring::layout::MAX_BURST] {
+        assert_eq!(fit_shared(burst, true, declared, most), Ok(Shared::Allowed), "{burst} packets");
+    }
+    let refused = fit_shared(1024, true, declared, 64 * KIB).unwrap_err();
+    assert!(refused.contains("need 90112 bytes") && refused.contains("can have 65536"), "{refused}");
+    assert!(refused.ends_with("use --burst 409 or less"), "{refused}");
+    assert_eq!(fit_shared(409, true, declared, 64 * KIB), Ok(Shared::Allowed), "the remedy works");
+    assert!(fit_shared(410, true, declared, 64 * KIB).is_err());
+    let hopeless = fit_shared(1, false, 64 * KIB, 64 * KIB).unwrap_err();
+    assert!(hopeless.ends_with("declare less in the function"), "{hopeless}");
+}
+
+#[test]
 fn names_round_trip() {
     for memory in [Memory::Pinned, Memory::Gpu, Memory::Pool] {
         assert_eq!(memory.to_string().parse::<Memory>().unwrap(), memory);
