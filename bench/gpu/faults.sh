@@ -53,6 +53,9 @@ print("ok     " if right else "FAILED ", " ", sys.argv[1], "drained:", result["r
 }
 once() {
     expect "does not compile" 2 "broken.cu(7)" "$inlane" forward $ports --function "$here/faults/broken.cu:broken" --method persistent
+    expect "never ends, beside another job" 1 "stuck" "$inlane" forward $ports --function "$here/faults/never.cu:never" \
+        --method persistent --compete=large --duration 5s --watchdog 1s
+    works persistent
     expect "memory exhausted" 3 "out of memory\|OUT_OF_MEMORY" \
         "$inlane" forward $ports --function macswap --method persistent --memory gpu-pool --buffers 4000000 --room 64K --duration 1s
     works persistent

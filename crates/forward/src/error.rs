@@ -54,6 +54,9 @@ pub enum Error {
         /// How long was waited.
         seconds: f64,
     },
+    /// The job beside the packets was not seen to its end.
+    #[error("the job of --compete: {0}")]
+    Competitor(String),
     /// Buffers did not come back to their pool.
     #[error("{buffers} packet buffers did not come back to their pool; this is a defect, please report it")]
     Leaked {
@@ -72,7 +75,7 @@ impl Error {
             Error::Core(error) => error.class(),
             Error::Config { .. } => Class::Usage,
             Error::Panicked { .. } | Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
-            Error::Stuck { .. } => Class::Failed,
+            Error::Stuck { .. } | Error::Competitor(_) => Class::Failed,
             Error::Function(error) => error.class(),
             Error::Dpdk(error) => error.class(),
             Error::Cuda(error) => error.class(),

@@ -5,7 +5,7 @@
 //! to end, unless no room is left to wait for.
 
 use super::bare::load;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use inlane_core::Region;
 use inlane_cuda::{Function, Gpu, Launch, PinnedKind, Stream, argument};
 use std::fmt;
@@ -17,6 +17,10 @@ use std::time::{Duration, Instant};
 const SLICE: Duration = Duration::from_micros(200);
 /// Blocks a launch, in terms of those that the GPU holds.
 const WAVES: u32 = 8;
+/// Between two looks whether a launch has ended: well below what one takes, and another is in flight.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+/// How long after the packets a launch may still take. Its blocks are as short as ever; only what leaves them no room makes it late.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// The job, ready to run.
 pub(crate) struct Job {
@@ -50,7 +54,7 @@ impl Job {
     /// Runs until `stop`; rounds of arithmetic a second, over all blocks.
     ///
     /// # Errors
-    /// When the GPU refuses.
+    /// When the GPU refuses or was given up, or what was launched does not end.
     pub(crate) fn run(&self, stop: &AtomicBool) -> Result<f64> {
         let begun = Instant::now();
         let mut rounds = 0;
@@ -61,30 +65,81 @@ impl Job {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            rounds += self.wait(launch)?;
+            rounds += self.wait(launch, stop)?;
             self.launch(launch)?;
         }
         for launch in &self.launches {
-            rounds += self.wait(launch)?;
+            rounds += self.wait(launch, stop)?;
         }
         Ok(rounds as f64 / begun.elapsed().as_secs_f64())
     }
 
     fn launch(&self, (stream, counts): &(Stream, Region)) -> Result<()> {
         let (words, slice) = (counts.address(), SLICE.as_nanos() as u64);
-        // SAFETY: the kernel's parameters; a word a block, alive as long as this value, which waits for what it launched.
+        // SAFETY: the kernel's parameters; a word a block, alive as long as this value, which waits for what it launched, or gives the
+        // GPU up: then nothing of it is freed.
         unsafe { self.kernel.launch(stream, self.shape, [argument(&words), argument(&slice)])? };
         Ok(())
     }
 
     /// Waits for a launch; its rounds.
-    fn wait(&self, (stream, counts): &(Stream, Region)) -> Result<u64> {
-        stream.synchronize()?;
+    fn wait(&self, (stream, counts): &(Stream, Region), stop: &AtomicBool) -> Result<u64> {
+        let gpu = stream.gpu();
+        let why = match look_for_end(|| Ok(stream.is_idle()?), || gpu.is_abandoned(), stop, LIMIT)? {
+            End::Done => None,
+            End::GivenUp => Some("the GPU was given up while it ran".to_string()),
+            End::Late => {
+                gpu.abandon();
+                Some(format!(
+                    "it did not end within {} s of the packets' end, and {gpu} was given up; does another process keep the GPU busy \
+                     (nvidia-smi lists them)?",
+                    LIMIT.as_secs()
+                ))
+            }
+        };
+        if let Some(why) = why {
+            return Err(Error::Competitor(why));
+        }
         let word = |index: usize| {
             // SAFETY: inside the region, aligned, pinned memory that the CPU accesses only so.
             unsafe { AtomicU64::from_ptr(counts.as_ptr().cast::<u64>().add(index)) }
         };
         Ok((0..self.shape.blocks as usize).map(|block| word(block).load(Ordering::Relaxed)).sum())
+    }
+}
+
+/// How waiting for a launch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It has run.
+    Done,
+    /// The GPU was given up.
+    GivenUp,
+    /// It takes too long.
+    Late,
+}
+
+/// Looks until a launch is `done`, the GPU is `given_up`, or `stop` was seen for longer than `limit`. While packets flow it may take as
+/// long as these do: their kernel may leave it no room.
+pub(super) fn look_for_end(
+    mut done: impl FnMut() -> Result<bool>,
+    given_up: impl Fn() -> bool,
+    stop: &AtomicBool,
+    limit: Duration,
+) -> Result<End> {
+    let mut stopped = None;
+    loop {
+        // First: the driver need not answer any more.
+        if given_up() {
+            return Ok(End::GivenUp);
+        }
+        if done()? {
+            return Ok(End::Done);
+        }
+        if stop.load(Ordering::Relaxed) && stopped.get_or_insert_with(Instant::now).elapsed() > limit {
+            return Ok(End::Late);
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
 }
 

@@ -4,6 +4,7 @@ use super::feed::released_from;
 use super::settings::MOST_THREADS;
 use super::*;
 use crate::config::Method;
+use crate::error::Error;
 use inlane_function::{Function, Kind};
 
 /// True when the run-time compiler is there; else says so.
@@ -141,4 +142,34 @@ fn what_is_posted_late_is_posted_and_the_rest_released() {
             assert_eq!((freed, released), (published, Some(published)), "{step} at a time");
         }
     }
+}
+
+#[test]
+fn a_competing_job_is_not_awaited_for_ever() {
+    use compete::{End, look_for_end};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+    let (stop, running) = (AtomicBool::new(true), AtomicBool::new(false));
+    let (long, short) = (Duration::from_secs(3600), Duration::from_millis(20));
+    // A launch that never ends: the GPU was given up before, meanwhile, or it is late.
+    let asked = AtomicBool::new(false);
+    let never = || {
+        asked.store(true, Ordering::Relaxed);
+        Ok(false)
+    };
+    assert_eq!(look_for_end(never, || true, &running, long).unwrap(), End::GivenUp);
+    assert!(!asked.load(Ordering::Relaxed), "the driver of a GPU that was given up is not asked");
+    let begun = Instant::now();
+    let meanwhile = || begun.elapsed() > short;
+    assert_eq!(look_for_end(never, meanwhile, &running, long).unwrap(), End::GivenUp);
+    let begun = Instant::now();
+    assert_eq!(look_for_end(never, || false, &stop, short).unwrap(), End::Late);
+    assert!(begun.elapsed() >= short);
+    // While packets flow it may take longer than the limit.
+    let begun = Instant::now();
+    let slow = || Ok(begun.elapsed() > 3 * short);
+    assert_eq!(look_for_end(slow, || false, &running, short).unwrap(), End::Done);
+    // What the driver says of it ends the wait, too.
+    let faulty = || Err(Error::Competitor("a fault".into()));
+    assert!(look_for_end(faulty, || false, &running, long).is_err());
 }
