@@ -7,18 +7,8 @@ export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache}
 ports="--rx null:1024 --tx null --on gpu:0 --no-baseline --cores none"
 said=$(mktemp -d)
 trap 'rm -rf "$said"' EXIT
-expect() { # label, status wanted, text wanted, command...
-    local label=$1 status=$2 text=$3 begun=$SECONDS output rc
-    shift 3
-    output=$(timeout -k 1 60 "$@" 2>&1)
-    rc=$?
-    if [ $rc = "$status" ] && grep -q -- "$text" <<<"$output"; then
-        echo "ok      $label: exit status $rc after $((SECONDS - begun)) s"
-    else
-        echo "FAILED  $label: exit status $rc, wanted $status and '$text'"
-        head -12 <<<"$output"
-    fi
-}
+. "$here/../expect.sh"
+EXPECT_SECONDS=60
 works() { expect "  then a run, $1" 0 "Mpps" "$inlane" forward $ports --function macswap --method "$1" --watchdog 10s --duration 300ms; }
 of_method() {
     local method=$1 delay pid
