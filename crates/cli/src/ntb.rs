@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use inlane_core::completion::Completion;
 use inlane_core::units;
-use inlane_ntb::launch::{Job, MoverChoice};
+use inlane_ntb::launch::{BulkMover, Job};
 use std::ffi::OsString;
 
 /// Node to node over PCIe windows: run OpenSHMEM programs, measure windows
@@ -58,7 +58,7 @@ struct Run {
     faulty: Option<u32>,
     /// Let a DMA engine's twin copy bulk: twin (from where it beats stores) or twin:SIZE
     #[arg(long, value_name = "MOVER")]
-    mover: Option<MoverChoice>,
+    mover: Option<BulkMover>,
     /// Leave processing elements where the system puts them, instead of one processor each
     #[arg(long)]
     no_bind: bool,

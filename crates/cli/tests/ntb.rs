@@ -77,6 +77,9 @@ fn bulk_goes_by_a_mover() {
         assert_eq!(output.status.code(), Some(0), "{mover}: {}", stderr(&output));
     }
     assert_eq!(inlane(&["ntb", "run", "--mover", "horse", "--", "true"]).status.code(), Some(2));
+    let gpu = inlane(&["ntb", "run", "--mover", "gpu:0", "--", "true"]);
+    assert_eq!(gpu.status.code(), Some(2));
+    assert!(stderr(&gpu).contains("inlane ntb bench --mover gpu:N"), "{}", stderr(&gpu));
 }
 
 /// A child that is port `port` of `hub`, running `inlane ntb check`.

@@ -74,7 +74,7 @@ impl Session {
             completion: variable::<Completion>("INLANE_NTB_COMPLETION")?.unwrap_or(Completion::Adaptive),
             yields: variable::<u8>("INLANE_NTB_YIELD")?.unwrap_or(0) != 0,
             faults: faults.clone(),
-            mover: variable::<MoverChoice>("INLANE_NTB_MOVER")?.map(MoverChoice::start).transpose()?,
+            mover: variable::<BulkMover>("INLANE_NTB_MOVER")?.map(BulkMover::start).transpose()?,
             ..Settings::default()
         };
         let (socket, hub) = match variable::<RawFd>("INLANE_NTB_FD")? {
@@ -89,25 +89,33 @@ impl Session {
     }
 }
 
-/// Who copies bulk, as a user names it: `twin`, or `twin:SIZE` from that size on.
+/// Who copies bulk of a job's programs, as a user names it: `twin`, or `twin:SIZE` from that size on.
+///
+/// Programs put from any memory of theirs, so only a mover that reaches all of it will do. A GPU reaches what was registered with it
+/// beforehand, which pins all of it: `inlane ntb bench`, whose memory is its own, has other movers to choose from, and a type for them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MoverChoice {
+pub struct BulkMover {
     from: Option<usize>,
 }
 
-impl std::str::FromStr for MoverChoice {
+impl std::str::FromStr for BulkMover {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
         match text.split_once(':').unwrap_or((text, "")) {
             ("twin", "") => Ok(Self { from: None }),
             ("twin", size) => Ok(Self { from: Some(inlane_core::units::parse_size(size)? as usize) }),
+            ("gpu", _) => Err(Error::invalid(
+                format!("mover '{text}'"),
+                "a GPU reaches memory that was registered with it, and a program's own is not: write twin, or twin:SIZE, or measure \
+                 with `inlane ntb bench --mover gpu:N`",
+            )),
             _ => Err(Error::invalid(format!("mover '{text}'"), "write twin, or twin:SIZE")),
         }
     }
 }
 
-impl std::fmt::Display for MoverChoice {
+impl std::fmt::Display for BulkMover {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.from {
             None => f.write_str("twin"),
@@ -116,7 +124,7 @@ impl std::fmt::Display for MoverChoice {
     }
 }
 
-impl MoverChoice {
+impl BulkMover {
     fn start(self) -> Result<(Box<dyn Mover>, Option<usize>)> {
         Ok((Box::new(DmaEngine::new("dma twin", DmaCosts::unlimited())?), self.from))
     }
@@ -154,7 +162,7 @@ pub struct Job {
     /// The PE that alone gets the faults; all when `None`.
     pub faulty: Option<u32>,
     /// Who copies bulk; stores when `None`.
-    pub mover: Option<MoverChoice>,
+    pub mover: Option<BulkMover>,
     /// Binds each PE to its share of the processors where there are enough.
     pub bind: bool,
 }

@@ -49,7 +49,7 @@ pub struct Bench {
     only: Option<Part>,
     /// Who moves bulk: twin (a DMA engine's, as fast as a core copies), twin:RATE, or gpu:N (its copy engines)
     #[arg(long, value_name = "MOVER", default_value = "twin")]
-    mover: MoverChoice,
+    mover: BenchMover,
     /// Over this ivshmem device, bound to vfio-pci, instead of the twin
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["ucx", "mover"])]
     ivshmem: Option<Address>,
@@ -69,7 +69,7 @@ pub struct BenchPe {
     #[arg(long)]
     out: PathBuf,
     #[arg(long)]
-    mover: MoverChoice,
+    mover: BenchMover,
 }
 
 fn part(text: &str) -> Result<Part, &'static str> {
@@ -80,16 +80,17 @@ fn part(text: &str) -> Result<Part, &'static str> {
     }
 }
 
-/// Who moves bulk.
+/// Who moves bulk between memories that the bench itself made, each as the mover wants it: so it may be a GPU, and a twin as fast as asked.
+/// What moves bulk of any program ([`inlane_ntb::launch::BulkMover`]) must take memory as it comes.
 #[derive(Clone, Debug)]
-enum MoverChoice {
+enum BenchMover {
     /// A DMA engine's twin of so many bits a second.
     Twin(Option<f64>),
     /// The copy engines of a GPU.
     Gpu(u32),
 }
 
-impl std::str::FromStr for MoverChoice {
+impl std::str::FromStr for BenchMover {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Self> {
@@ -105,7 +106,7 @@ impl std::str::FromStr for MoverChoice {
     }
 }
 
-impl std::fmt::Display for MoverChoice {
+impl std::fmt::Display for BenchMover {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Twin(None) => write!(f, "twin"),
@@ -115,7 +116,7 @@ impl std::fmt::Display for MoverChoice {
     }
 }
 
-impl MoverChoice {
+impl BenchMover {
     fn start(&self) -> inlane_ntb::error::Result<Started> {
         let costs = match *self {
             Self::Twin(None) => DmaCosts::unlimited(),

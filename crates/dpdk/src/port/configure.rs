@@ -17,17 +17,18 @@ impl EthPort {
     /// [`Self::configure_device`], and which sockets its driver opened.
     pub(super) fn configure_and_watch(&mut self, filled: Vec<Arc<MbufPool>>, queues: u16) -> Result<()> {
         if !self.shared.forgets {
-            return self.configure_device(filled, queues, queues);
+            return self.configure_device(filled, queues);
         }
         let watch = xdp_sockets::Watch::begin();
-        let outcome = self.configure_device(filled, queues, queues);
+        let outcome = self.configure_device(filled, queues);
         self.sockets = watch.end();
         outcome
     }
 
-    pub(super) fn configure_device(&mut self, filled: Vec<Arc<MbufPool>>, rx: u16, tx: u16) -> Result<()> {
+    /// As many queues each way: some drivers know pairs only.
+    pub(super) fn configure_device(&mut self, filled: Vec<Arc<MbufPool>>, queues: u16) -> Result<()> {
         let mut configuration = sys::rte_eth_conf::default();
-        if rx > 1 && self.limits.flow_type_rss_offloads != 0 {
+        if queues > 1 && self.limits.flow_type_rss_offloads != 0 {
             configuration.rxmode.mq_mode = sys::RTE_ETH_MQ_RX_RSS;
             configuration.rx_adv_conf.rss_conf.rss_hf =
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
@@ -48,7 +49,7 @@ impl EthPort {
         configuration.txmode.offloads |= self.limits.tx_offload_capa & sys::INLANE_TX_MULTI_SEGS;
         self.call("configuring the device", |port| {
             // SAFETY: the structure is read during the call.
-            unsafe { sys::rte_eth_dev_configure(port, rx, tx, &configuration) }
+            unsafe { sys::rte_eth_dev_configure(port, queues, queues, &configuration) }
         })?;
         let (mut rx_descriptors, mut tx_descriptors) =
             (self.spec.descriptors.unwrap_or(DESCRIPTORS), self.spec.descriptors.unwrap_or(DESCRIPTORS));
@@ -63,7 +64,7 @@ impl EthPort {
         }
         // From the first queue on the device may hold buffers, also when a later step fails.
         self.filled = filled;
-        for queue in 0..rx {
+        for queue in 0..queues {
             let pool = self.filled[queue as usize % self.filled.len()].raw();
             self.call("setting a receive queue up", |port| {
                 // SAFETY: the pool lives in `filled` until the device is closed.
@@ -72,7 +73,7 @@ impl EthPort {
                 }
             })?;
         }
-        for queue in 0..tx {
+        for queue in 0..queues {
             self.call("setting a send queue up", |port| {
                 // SAFETY: no memory is passed.
                 unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_descriptors, socket, std::ptr::null()) }
