@@ -128,6 +128,10 @@ impl Stream {
     /// When the driver refuses.
     pub unsafe fn memory_operations(&self, operations: &[MemoryOperation]) -> Result<()> {
         self.gpu.enter()?;
+        if let [one] = operations {
+            // SAFETY: one operation; the caller vouches for the address.
+            return unsafe { call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, 1, &mut one.raw(), 0)) };
+        }
         // The driver takes at most 256 of them a call.
         for chunk in operations.chunks(128) {
             let mut raw = [MemoryOperation::Write { address: 0, value: 0 }.raw(); 128];

@@ -253,9 +253,9 @@ impl Config {
     /// Threads of one pipeline.
     pub fn threads(&self) -> usize {
         match self.method {
-            Method::Single => 1,
             Method::Split if self.on == On::Cpu => 1 + self.workers.max(1),
-            _ => 2,
+            Method::Single | Method::Persistent => 1,
+            Method::Split | Method::Stream | Method::Graph => 2,
         }
     }
 

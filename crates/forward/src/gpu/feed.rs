@@ -1,9 +1,10 @@
-//! What keeps the GPU supplied beside the ring, on the sending thread: nothing, or posted work.
+//! What keeps the GPU supplied beside the ring: a kernel that runs for good, kernels an item, or work posted ahead; and the time.
 
 use super::lane::Lane;
-use super::launch::launch_nothing;
+use super::launch::{Launcher, launch_nothing};
 use super::posted::{GraphPoster, StreamPoster, release_waits, unused_word};
 use crate::config::Method;
+use crate::control::{Control, Idle};
 use crate::error::Result;
 use inlane_cuda::{Stream, argument};
 use std::time::{Duration, Instant};
@@ -11,19 +12,17 @@ use std::time::{Duration, Instant};
 /// How often a function that wants the time gets it.
 const TICK_EVERY: Duration = Duration::from_millis(1);
 
-/// The part of a method that follows what is done.
+/// The part of a method that gives the GPU its work.
 pub(super) struct Feed<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     posting: Posting<'a>,
-    /// What was posted for items that will not come was released.
-    released: bool,
-    ticks: Option<(&'a Stream, Instant)>,
 }
 
 enum Posting<'a> {
-    /// Kernels are launched elsewhere.
+    /// The thread that moves packets launches kernels itself, or one kernel does all.
     None,
+    Launch(Launcher<'a>),
     Stream(StreamPoster<'a>),
     Graph(GraphPoster<'a>),
 }
@@ -35,104 +34,96 @@ impl<'a> Feed<'a> {
     /// When the GPU refuses.
     pub(super) fn prepare(lane: &'a Lane, streams: &'a [Stream], side: Option<&'a Stream>) -> Result<Self> {
         let posting = match lane.settings.method {
-            Method::Single | Method::Split | Method::Persistent => Posting::None,
+            Method::Single | Method::Persistent => Posting::None,
+            Method::Split => Posting::Launch(Launcher::new(lane, streams)),
             Method::Stream => Posting::Stream(StreamPoster::new(lane, streams)),
             Method::Graph => Posting::Graph(GraphPoster::new(lane, streams)?),
         };
         warm_up(lane, streams.iter().chain(side))?;
-        let ticks = side.map(|side| (side, Instant::now()));
-        Ok(Self { lane, streams, posting, released: false, ticks })
+        Ok(Self { lane, streams, posting })
     }
 
-    /// Starts it: launches the persistent kernel, posts the first lap.
+    /// Starts it: launches the persistent kernel, posts what waits for the first packets.
     ///
     /// # Errors
     /// When the GPU refuses.
     pub(super) fn begin(&mut self) -> Result<()> {
         let lane = self.lane;
-        // What was posted before the driver refused waits for words that nobody will write, and frees would wait for it.
-        let give_up = |_: &crate::Error| lane.program.gpu.abandon();
-        match &mut self.posting {
-            Posting::Stream(poster) => poster.post(0, u64::MAX).inspect_err(give_up),
-            Posting::Graph(poster) => poster.post(0).inspect_err(give_up),
-            Posting::None if lane.settings.method == Method::Persistent => {
-                let arguments = [argument(&lane.parameters)];
-                // SAFETY: the parameter of `inlane_persistent`; the lane outlives its streams.
-                unsafe { lane.program.persistent.launch(&self.streams[0], lane.shape, arguments)? };
-                Ok(())
-            }
-            Posting::None => Ok(()),
+        if lane.settings.method == Method::Persistent {
+            let arguments = [argument(&lane.parameters)];
+            // SAFETY: the parameter of `inlane_persistent`; the lane outlives its streams.
+            unsafe { lane.program.persistent.launch(&self.streams[0], lane.shape, arguments)? };
         }
+        // What was posted before the driver refused waits for words that nobody will write, and frees would wait for it.
+        while self.advance().inspect_err(|_| lane.program.gpu.abandon())? {}
+        Ok(())
     }
 
-    /// `freed` items are done: posts what may follow.
+    /// Gives the GPU what is due until all that was submitted has been given and no more will come, or the run is aborted.
     ///
     /// # Errors
     /// When the driver refuses, or an earlier kernel failed.
-    #[inline]
-    pub(super) fn done(&mut self, freed: u64) -> Result<()> {
-        match &mut self.posting {
-            Posting::Stream(poster) if !self.released => poster.post(freed, 1),
-            Posting::Graph(poster) if !self.released => poster.post(freed),
-            _ => Ok(()),
-        }
-    }
-
-    /// Nothing was done: catches up, releases what waits in vain, and gives the function the time.
-    ///
-    /// # Errors
-    /// As for [`Feed::done`].
-    #[inline]
-    pub(super) fn idle(&mut self, freed: u64) -> Result<()> {
-        if let Some(published) =
-            released_from(self.lane.closed_at(), self.posted()).filter(|_| !self.released)
-        {
-            self.release(published);
-        }
-        if let Posting::Stream(poster) = &mut self.posting
-            && !self.released
-        {
-            poster.post(freed, 4)?;
-        }
-        if let Some((stream, last)) = &mut self.ticks
-            && last.elapsed() >= TICK_EVERY
-            && stream.is_idle()?
-        {
-            *last = Instant::now();
-            tick(self.lane, stream, 0)?;
+    pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, control: &Control) -> Result<()> {
+        let mut idle = Idle::default();
+        while !control.aborting() {
+            // Read before looking for more: then nothing was submitted in between.
+            let closed_at = self.lane.closed_at();
+            if self.advance()? {
+                idle.busy();
+                continue;
+            }
+            if closed_at.is_some_and(|published| self.posted() >= published) {
+                self.release();
+                break;
+            }
+            idle.wait();
+            if let Some(ticks) = &mut ticks {
+                ticks.due()?;
+            }
         }
         Ok(())
     }
 
-    /// Ends it, once the producer is gone: `published` items were submitted. Waits until the GPU has let go of the lane,
-    /// at most as long as the watchdog waits; then gives the device up.
+    /// Ends it, once the producer is gone. Waits until the GPU has let go of the lane, at most as long as the watchdog waits; then gives
+    /// the device up.
     ///
     /// # Errors
     /// A kernel's fault, or that it did not end.
-    pub(super) fn finish(&mut self, published: u64, clean: bool, stuck: bool) -> Result<()> {
+    pub(super) fn finish(&mut self, clean: bool, stuck: bool) -> Result<()> {
         if !clean {
             self.lane.order_exit();
         }
-        self.release(published);
+        self.release();
         if stuck {
             self.lane.program.gpu.abandon();
             return Ok(());
         }
-        settle(self.lane, self.streams, published)
+        settle(self.lane, self.streams)
     }
-}
 
-impl Feed<'_> {
-    /// Ends the waits for items that will not come: the producer is gone, after `published` items.
-    fn release(&mut self, published: u64) {
-        self.released = true;
-        release_waits(self.lane, published, self.posted());
+    /// Launches or posts once, if something is due.
+    #[inline]
+    fn advance(&mut self) -> Result<bool> {
+        match &mut self.posting {
+            Posting::None => Ok(false),
+            Posting::Launch(launcher) => launcher.advance(),
+            Posting::Stream(poster) => poster.advance(),
+            Posting::Graph(poster) => poster.advance(),
+        }
+    }
+
+    /// Ends the waits for items that will not come. Once is enough; again changes nothing.
+    fn release(&mut self) {
+        if let Some(published) = self.lane.closed_at() {
+            release_waits(self.lane, published, self.posted());
+        }
     }
 
     /// Items that something was posted for.
     fn posted(&self) -> u64 {
         match &self.posting {
             Posting::None => 0,
+            Posting::Launch(launcher) => launcher.position(),
             Posting::Stream(poster) => poster.posted(),
             Posting::Graph(poster) => poster.posted(),
         }
@@ -154,26 +145,52 @@ fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result
     streams.iter().try_for_each(|stream| stream.synchronize()).map_err(Into::into)
 }
 
-/// From which item on waits are in vain, once that is known and no more needs to be posted: work is posted in stretches, and may be
-/// behind what was submitted when the producer closes.
-pub(super) fn released_from(closed_at: Option<u64>, posted: u64) -> Option<u64> {
-    closed_at.filter(|&published| posted >= published)
+/// Tells a function the time, for its limits.
+pub(super) struct Ticks<'a> {
+    lane: &'a Lane,
+    stream: &'a Stream,
+    last: Instant,
 }
 
-/// Tells the function the time, by one block; `end` is 0, or a time by which all limits are due.
-///
-/// # Errors
-/// When the driver refuses.
-pub(super) fn tick(lane: &Lane, stream: &Stream, end: u64) -> Result<()> {
-    // Functions count on whole warps.
-    let shape = inlane_cuda::Launch { blocks: 1, threads: 128, shared_bytes: 0, cooperative: false };
-    // SAFETY: the parameters of `inlane_tick`; the lane outlives its streams.
-    unsafe { lane.program.tick.launch(stream, shape, [argument(&lane.parameters), argument(&end)])? };
-    Ok(())
+impl<'a> Ticks<'a> {
+    /// By kernels in `stream`.
+    pub(super) fn new(lane: &'a Lane, stream: &'a Stream) -> Self {
+        Self { lane, stream, last: Instant::now() }
+    }
+
+    /// Tells it, if it is time again and the last has been heard.
+    ///
+    /// # Errors
+    /// When the driver refuses, or a kernel failed.
+    #[inline]
+    pub(super) fn due(&mut self) -> Result<()> {
+        if self.last.elapsed() >= TICK_EVERY && self.stream.is_idle()? {
+            self.last = Instant::now();
+            self.tick(0)?;
+        }
+        Ok(())
+    }
+
+    /// Tells it that all limits are due.
+    ///
+    /// # Errors
+    /// As for [`Ticks::due`].
+    pub(super) fn last(&self) -> Result<()> {
+        self.tick(u64::MAX)
+    }
+
+    fn tick(&self, end: u64) -> Result<()> {
+        // Functions count on whole warps.
+        let shape = inlane_cuda::Launch { blocks: 1, threads: 128, shared_bytes: 0, cooperative: false };
+        let arguments = [argument(&self.lane.parameters), argument(&end)];
+        // SAFETY: the parameters of `inlane_tick`; the lane outlives its streams.
+        unsafe { self.lane.program.tick.launch(self.stream, shape, arguments)? };
+        Ok(())
+    }
 }
 
 /// Waits until nothing runs on the lane's streams any more.
-pub(super) fn settle(lane: &Lane, streams: &[Stream], published: u64) -> Result<()> {
+pub(super) fn settle(lane: &Lane, streams: &[Stream]) -> Result<()> {
     let begun = Instant::now();
     for stream in streams {
         loop {
@@ -183,7 +200,7 @@ pub(super) fn settle(lane: &Lane, streams: &[Stream], published: u64) -> Result<
                     lane.program.gpu.abandon();
                     return Err(crate::Error::Stuck {
                         function: lane.program.function.name().into(),
-                        item: published,
+                        item: lane.closed_at().unwrap_or(0),
                         seconds: lane.settings.watchdog.as_secs_f64(),
                     });
                 }

@@ -274,10 +274,10 @@ impl Lane {
         self.control_word(0).store(1, Ordering::Release);
     }
 
-    /// Shows blocks that a thread of the host lives: 0 the receiving, 1 the sending one.
+    /// Shows blocks that the host lives.
     #[inline]
-    pub(super) fn heartbeat(&self, thread: usize, beat: u64) {
-        self.control_word(16 + thread).store(beat, Ordering::Relaxed);
+    pub(super) fn heartbeat(&self, beat: u64) {
+        self.control_word(16).store(beat, Ordering::Relaxed);
     }
 
     /// How many items there ever were, once the producer has said that no more will come.
@@ -286,12 +286,12 @@ impl Lane {
         self.ring.end().load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// The item at `position` was submitted, and its slot not reused.
+    /// How many packets the item at `position` has, if it was submitted and its slot not reused.
     #[inline]
-    pub(super) fn has_submitted(&self, position: u64) -> bool {
+    pub(super) fn submitted(&self, position: u64) -> Option<u32> {
         let slots = self.ring.slots();
-        let word = self.ring.submitted(position as u32 & (slots - 1)).load(Ordering::Relaxed);
-        word as u32 == lap_of(position, slots)
+        let word = self.ring.submitted(position as u32 & (slots - 1)).load(Ordering::Acquire);
+        (word as u32 == lap_of(position, slots)).then_some((word >> 32) as u32)
     }
 
     /// Bytes that cross PCIe for `items` items with `packets` packets of `bytes` in all, both ways, counted in the 32-byte

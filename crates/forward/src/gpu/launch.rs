@@ -1,10 +1,10 @@
-//! A kernel a burst: methods `single` and `split`.
+//! Kernels for items that are there: methods `single` and `split`, and whatever posts ahead when it has fallen behind.
 
 use super::lane::Lane;
 use crate::error::{Error, Result};
 use inlane_cuda::{Launch, Stream, argument};
 
-/// Launches kernels, round-robin over its streams.
+/// Launches a kernel an item, round-robin over its streams.
 pub(super) struct Launcher<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
@@ -16,29 +16,52 @@ impl<'a> Launcher<'a> {
         Self { lane, streams, position: 0 }
     }
 
-    /// The next item is published, with so many packets.
+    /// Launches the kernel of the next item, if it was submitted.
+    ///
+    /// # Errors
+    /// As for [`Launcher::launch`].
+    #[inline]
+    pub(super) fn advance(&mut self) -> Result<bool> {
+        let Some(count) = self.lane.submitted(self.position) else { return Ok(false) };
+        self.launch(count)?;
+        Ok(true)
+    }
+
+    /// Launches the kernel of the next item, which is there, with so many packets.
     ///
     /// # Errors
     /// When the driver refuses, or an earlier kernel failed.
     #[inline]
-    pub(super) fn launch(&mut self, count: usize) -> Result<()> {
+    pub(super) fn launch(&mut self, count: u32) -> Result<()> {
         let stream = &self.streams[self.position as usize % self.streams.len()];
-        // SAFETY: the parameters of `inlane_items`; what they point to lives as long as the lane, which outlives its streams.
-        unsafe { launch_item(self.lane, stream, self.position, count as u32)? };
+        // SAFETY: the lane outlives its streams.
+        unsafe { launch_items(self.lane, stream, self.position, 1, count)? };
         self.position += 1;
         Ok(())
     }
+
+    /// Items launched so far.
+    pub(super) fn position(&self) -> u64 {
+        self.position
+    }
 }
 
-/// Launches the kernel of one item of at most `most` packets.
+/// Launches one kernel for `items` items from `position` on, a block an item, of at most `most` packets each.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.
 #[inline]
-pub(super) unsafe fn launch_item(lane: &Lane, stream: &Stream, position: u64, most: u32) -> Result<()> {
+pub(super) unsafe fn launch_items(
+    lane: &Lane,
+    stream: &Stream,
+    position: u64,
+    items: u32,
+    most: u32,
+) -> Result<()> {
+    let shape = Launch { blocks: items, cooperative: false, ..lane.shape };
     let arguments = [argument(&lane.parameters), argument(&position), argument(&most)];
     // SAFETY: these are the kernel's parameters; the caller vouches for the lane.
-    unsafe { lane.program.items.launch(stream, lane.shape, arguments) }.map_err(Error::from)
+    unsafe { lane.program.items.launch(stream, shape, arguments) }.map_err(Error::from)
 }
 
 /// Launches the kernel of the first item before it was submitted: it looks, and ends.
@@ -46,8 +69,6 @@ pub(super) unsafe fn launch_item(lane: &Lane, stream: &Stream, position: u64, mo
 /// # Safety
 /// The lane lives until the kernel has run.
 pub(super) unsafe fn launch_nothing(lane: &Lane, stream: &Stream) -> Result<()> {
-    let shape = Launch { blocks: 1, cooperative: false, ..lane.shape };
-    let arguments = [argument(&lane.parameters), argument(&0u64), argument(&0u32)];
-    // SAFETY: these are the kernel's parameters; the caller vouches for the lane.
-    unsafe { lane.program.items.launch(stream, shape, arguments) }.map_err(Error::from)
+    // SAFETY: as the caller vouches.
+    unsafe { launch_items(lane, stream, 0, 1, 0) }
 }

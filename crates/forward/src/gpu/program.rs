@@ -17,7 +17,7 @@ pub struct Program {
     pub(super) info: Info,
     pub(super) persistent: cuda::Function,
     pub(super) items: cuda::Function,
-    pub(super) slot: cuda::Function,
+    pub(super) slots: cuda::Function,
     pub(super) tick: cuda::Function,
     /// Lanes that have not allocated everything yet, and lanes that use the GPU.
     pub(super) starting: AtomicU32,
@@ -51,7 +51,7 @@ impl Program {
             info,
             persistent: module.function("inlane_persistent")?,
             items: module.function("inlane_items")?,
-            slot: module.function("inlane_slot")?,
+            slots: module.function("inlane_slots")?,
             tick: module.function("inlane_tick")?,
             starting: AtomicU32::new(0),
             users: AtomicU32::new(0),

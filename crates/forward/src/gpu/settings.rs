@@ -2,6 +2,7 @@
 
 use crate::config::Method;
 use crate::error::{Error, Result};
+use crate::pipeline::circulate::Limits;
 use inlane_function::Kind;
 use std::fmt;
 use std::str::FromStr;
@@ -188,14 +189,30 @@ impl Settings {
         }
     }
 
+    /// A thread of its own gives the GPU its work, beside the one that moves packets.
+    pub(crate) fn has_feeder(&self) -> bool {
+        matches!(self.method, Method::Split | Method::Stream | Method::Graph)
+    }
+
+    /// How many items of up to `burst` packets may be out.
+    pub(super) fn limits(&self, burst: usize) -> Limits {
+        let partial = match self.method {
+            Method::Single => return Limits { all: 1, ..Limits::NONE },
+            Method::Persistent => self.blocks_for(burst) as u64,
+            Method::Split | Method::Stream => self.streams_for() as u64,
+            Method::Graph => self.graph_items_for() as u64,
+        };
+        Limits { partial, ..Limits::NONE }
+    }
+
     /// Items of the ring: at least `asked`, and so many that every block has some in hand and some to come.
     pub(crate) fn slots_for(&self, asked: usize, burst: usize) -> usize {
         let needed = match self.method {
             Method::Single => 2,
             Method::Persistent => (4 * self.blocks_for(burst) as usize).max((16384 / burst).min(1024)),
             Method::Split => 4 * self.streams_for(),
-            Method::Stream => 8 * self.streams_for(),
-            Method::Graph => 4 * self.graph_items_for(),
+            Method::Stream => (8 * self.streams_for()).max((8192 / burst).min(256)),
+            Method::Graph => (4 * self.graph_items_for()).max((8192 / burst).min(256)),
         };
         asked.max(needed).next_power_of_two().min(inlane_core::ring::layout::MAX_SLOTS)
     }

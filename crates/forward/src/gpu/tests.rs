@@ -1,6 +1,6 @@
 //! What can be checked without a GPU: every kernel compiles for every architecture; shapes and settings make sense.
 
-use super::feed::released_from;
+use super::posted::{Course, Due, View};
 use super::settings::MOST_THREADS;
 use super::*;
 use crate::config::Method;
@@ -123,23 +123,71 @@ fn every_wait_has_a_queue_of_its_own() {
     assert_eq!(persistent.streams_for(), 1);
 }
 
-/// A ring of 64 items, work posted `step` items at a time: whenever the producer closes, every item is worked on, and then no wait is left.
+/// A ring without a GPU: items are there from `freed` to `submitted`.
+#[derive(Debug)]
+struct Seen {
+    submitted: u64,
+    freed: u64,
+}
+
+const SLOTS: u64 = 64;
+
+impl View for Seen {
+    fn slots(&self) -> u64 {
+        SLOTS
+    }
+
+    fn freed(&self) -> u64 {
+        self.freed
+    }
+
+    fn is_there(&self, position: u64) -> bool {
+        // Words keep what they said last until their slot is used again.
+        position < self.submitted && position + SLOTS >= self.submitted
+    }
+}
+
+/// However packets come and go: every item is worked on once, nothing waits for a slot whose last item is out, and at the end nothing but
+/// the waits that are released is left.
 #[test]
-fn what_is_posted_late_is_posted_and_the_rest_released() {
-    const SLOTS: u64 = 64;
-    for step in [1, 4, 16, 64] {
-        for published in 0..200 {
-            let (mut posted, mut freed, mut released) = (0, 0, None);
-            for _ in 0..1000 {
-                while released.is_none() && posted + step <= freed + SLOTS {
-                    posted += step;
+fn work_is_posted_for_every_item_once_and_waits_only_ahead() {
+    let mut dice = 0x2545_f491_4f6c_dd1du64;
+    let mut roll = |sides: u64| {
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        dice % sides
+    };
+    // Stretch, how many may wait, most at once: as stream and graph have them.
+    for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
+        for published in 0..300 {
+            let mut course = Course::default();
+            let mut ring = Seen { submitted: 0, freed: 0 };
+            let (mut worked, mut waits) = (0, 0);
+            let mut rounds = 0;
+            while ring.freed < published || course.posted < published {
+                match roll(4) {
+                    0 => ring.submitted = (ring.submitted + roll(9)).min(ring.freed + SLOTS).min(published),
+                    // Nothing is done before it is there and something was posted for it.
+                    1 => ring.freed = (ring.freed + roll(9)).min(ring.submitted.min(course.posted)),
+                    _ => match course.due(&ring, stretch, ahead, most) {
+                        Due::Nothing => {}
+                        Due::Work(items) => {
+                            assert!(items % stretch == 0 && items <= most);
+                            assert!(course.posted + items <= ring.submitted, "work for what is not there");
+                            (course.posted, worked) = (course.posted + items, worked + items);
+                        }
+                        Due::Waits => {
+                            assert!(course.posted + stretch <= ring.freed + SLOTS, "a slot that is out");
+                            (course.posted, waits) = (course.posted + stretch, waits + stretch);
+                        }
+                    },
                 }
-                // The producer is as far ahead as it may be, and closes with its last item.
-                let submitted = published.min(freed + SLOTS);
-                released = released.or(released_from((submitted == published).then_some(published), posted));
-                freed += (freed < submitted.min(posted)) as u64;
+                rounds += 1;
+                assert!(rounds < 100_000, "stands still: {published} items, {ring:?}, {course:?}");
             }
-            assert_eq!((freed, released), (published, Some(published)), "{step} at a time");
+            assert_eq!(worked + waits, course.posted);
+            assert!(course.posted < published + (ahead + 1) * stretch, "{course:?}");
         }
     }
 }

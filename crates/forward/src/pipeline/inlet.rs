@@ -51,9 +51,10 @@ impl Inlet {
         }
     }
 
-    /// Receives once, and says whether a burst is complete: full, older than the flush time, or the last one.
+    /// Receives once, and says whether a burst is complete: full, the last one, or, unless `grow` says that it had better become full,
+    /// older than the flush time.
     #[inline]
-    pub fn gather(&mut self, control: &Control, clock: &Clock) -> Gathered {
+    pub fn gather(&mut self, control: &Control, clock: &Clock, grow: bool) -> Gathered {
         let ending = self.error.is_some() || control.stopping();
         let want = (self.current as u64).min(self.held.len() as u64 + self.remaining) as usize;
         let mut got = 0;
@@ -75,10 +76,9 @@ impl Inlet {
             return if over { Gathered::Ended } else { Gathered::Nothing };
         }
         let complete = self.held.len() >= want
-            || self.flush_ns == 0
             || ending
             || (got == 0 && self.rx.exhausted())
-            || clock.between_ns(self.received, clock.raw()) >= self.flush_ns;
+            || !grow && (self.flush_ns == 0 || clock.between_ns(self.received, clock.raw()) >= self.flush_ns);
         if complete { Gathered::Burst } else { Gathered::Nothing }
     }
 

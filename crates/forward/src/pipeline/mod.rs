@@ -5,6 +5,7 @@
 //! split    [ receive, send ] <- ring -> n x [ function ]                       1 + n threads
 //! ```
 
+pub(crate) mod circulate;
 pub mod held;
 pub(crate) mod inlet;
 pub(crate) mod outlet;
@@ -172,6 +173,15 @@ impl StageHistograms {
         self.process.add(&other.process);
         self.send.add(&other.send);
         self.total.add(&other.total);
+    }
+}
+
+/// Ends the run when the thread that holds it panics.
+pub(crate) struct AbortOnPanic<'a>(pub(crate) &'a Control);
+
+impl Drop for AbortOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

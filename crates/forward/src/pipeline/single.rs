@@ -48,7 +48,7 @@ fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
     let (ticks, needs_time) = (instance.ticks(), instance.needs_time());
     let mut bursts = 0u32;
     loop {
-        match inlet.gather(control, clock) {
+        match inlet.gather(control, clock, false) {
             Gathered::Burst => {
                 idle.busy();
                 let held = &mut inlet.held;

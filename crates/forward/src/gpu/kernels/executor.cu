@@ -13,7 +13,7 @@
 struct inlane_lane {
     const uint8_t *submit;         // the ring's submit half
     uint8_t *complete;             // the ring's complete half
-    const uint64_t *control;       // pinned: [0] not 0: stop at once; [16], [17] signs of life of the host's threads
+    const uint64_t *control;       // pinned: [0] not 0: stop at once; [16] signs of life of the host
     uint8_t *stage;                // GPU memory that payload is pulled into; null: packets are worked on in place
     uint8_t *shadow;               // the front of each packet as it was pulled, to see what the function changed
     void *state;                   // the packet function's
@@ -209,7 +209,7 @@ __device__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t p
                 uint64_t now = now_ns();
                 bool stop = load_acquire(lane.control) != 0;
                 if (now - asked_ns > ask_every_ns) {
-                    uint64_t latest = load_acquire(lane.control + 16) + load_acquire(lane.control + 17);
+                    uint64_t latest = load_acquire(lane.control + 16);
                     if (asked_ns == 0 || latest != sign) {
                         sign = latest;
                         seen_ns = now;
@@ -260,9 +260,9 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// As inlane_items, for graphs, which know a slot and not its lap: takes the lap from the word.
-extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slot(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
-    slot at = slot_of(lane, index);
+// As inlane_items, for graphs, which know slots and not their lap: takes the lap from the word.
+extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
+    slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < lane.burst; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
