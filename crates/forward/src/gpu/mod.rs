@@ -3,10 +3,10 @@
 //! | method | who launches | who waits |
 //! | --- | --- | --- |
 //! | `single` | one thread: receives, launches a kernel, waits, sends | the same |
-//! | `split` | the receiving thread, a kernel a burst | the sending thread, by the ring |
+//! | `split` | a thread of its own, a kernel a burst | the thread that receives and sends, by the ring |
 //! | `persistent` | once, at the start: block b takes items b, b+n, ... | blocks poll the ring |
-//! | `stream` | pre-posted: wait-value, kernel; posted again as items drain | the GPU's front end polls |
-//! | `graph` | graphs of the same, launched again as they drain | the GPU's front end polls |
+//! | `stream` | a thread of its own: wait-value and kernel ahead of the items, or one kernel for all that came before it could | the GPU's front end |
+//! | `graph` | the same by graphs, a stretch of items each | the GPU's front end |
 //!
 //! ```text
 //! receive -> ring, submit half (pinned) -> kernel: descriptors, packets -> ring, complete half (pinned) -> send
@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The end: the producer closes the ring, blocks drain it; whatever was posted for items that never came is released by a
-//! word without packets. A function that never ends is noticed by the sending thread; the device is then given up, and the
+//! word without packets. A function that never ends is noticed by the thread that moves packets; the device is then given up, and the
 //! process must end without exit handlers ([`inlane_cuda::any_abandoned`]).
 
 mod bare;

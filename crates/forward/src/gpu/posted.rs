@@ -97,6 +97,9 @@ impl Course {
     /// are there at once.
     #[inline]
     pub(super) fn due(&mut self, ring: &impl View, stretch: u64, ahead: u64, most: u64) -> Due {
+        // Of items that are back, words tell nothing any more: their slots may have been used again.
+        let freed = ring.freed();
+        self.there = self.there.max(freed);
         while self.there < self.posted + most && ring.is_there(self.there) {
             self.there += 1;
         }
@@ -104,7 +107,7 @@ impl Course {
         let end = self.posted + stretch;
         if behind >= stretch {
             Due::Work(behind / stretch * stretch)
-        } else if end <= self.there + ahead * stretch && end <= ring.freed() + ring.slots() {
+        } else if end <= self.there + ahead * stretch && end <= freed + ring.slots() {
             Due::Waits
         } else {
             Due::Nothing

@@ -199,8 +199,10 @@ impl Settings {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
             Method::Persistent => self.blocks_for(burst) as u64,
-            Method::Split | Method::Stream => self.streams_for() as u64,
-            Method::Graph => self.graph_items_for() as u64,
+            // A launch takes a third of the time of an item.
+            Method::Split => 4,
+            Method::Stream => self.streams_for() as u64,
+            Method::Graph => (self.streams_for() * self.graph_branches_for()) as u64,
         };
         Limits { partial, ..Limits::NONE }
     }
