@@ -15,6 +15,7 @@ mod error;
 pub mod gpu;
 pub mod measure;
 mod open;
+mod outcome;
 pub mod pipeline;
 pub mod ports;
 pub mod run;
