@@ -1,6 +1,15 @@
 // A kernel of one's own at the burst ring: one block takes item after item and adds up every byte of every packet.
 #include <inlane.h>
 
+// A host that was stopped or hangs publishes neither items nor the end: a block that waited on would hold the GPU for ever.
+constexpr unsigned long long PATIENCE_NS = 2000000000;
+
+static __device__ unsigned long long now_ns() {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
 extern "C" __global__ void add_up(const uint8_t *submit, uint8_t *complete, uint32_t slots, uint32_t burst,
                                   unsigned long long *total) {
     __shared__ unsigned long long word;
@@ -8,11 +17,11 @@ extern "C" __global__ void add_up(const uint8_t *submit, uint8_t *complete, uint
         uint32_t slot = position % slots, lap = position / slots + 1;
         const uint8_t *item = submit + INLANE_RING_LINE + slot * INLANE_SUBMIT_STRIDE(burst);
         if (threadIdx.x == 0) {
-            unsigned long long seen, end;
+            unsigned long long seen, end, since = now_ns();
             do { // the item's word first, then the end: what was published is never left behind
                 asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(item) : "memory");
                 asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(end) : "l"(submit) : "memory");
-            } while (uint32_t(seen) != lap && (end == 0 || position < end - 1));
+            } while (uint32_t(seen) != lap && (end == 0 || position < end - 1) && now_ns() - since < PATIENCE_NS);
             word = uint32_t(seen) == lap ? seen : 0;
         }
         __syncthreads();
