@@ -123,19 +123,22 @@ fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Cei
         Memory::Split(bytes) => {
             (size.min(bytes), "pulls their front into GPU memory and writes 16 B of each back")
         }
-        _ => (
+        Memory::Pinned => (
             size.min(info.reads).max(1),
             "reads what the function reads of them and writes 16 B of each back",
         ),
-    };
-    let found = gpu::ceilings(&gpu, size, moved, &[config.drive.burst as u32])?;
-    let pull = &found.pull[0];
-    Ok(Ceiling {
-        what: format!(
-            "a bare kernel on {} that {what}; the copy engine moves {}",
-            config.on,
-            inlane_core::units::bytes_per_second(found.copy_engine_bytes_per_second)
+        Memory::Pool => (
+            size.min(info.reads).max(1),
+            "reads what the function reads of them in GPU memory and writes 16 B of each back there",
         ),
+    };
+    let found = gpu::ceilings(&gpu, config.gpu.memory, size, moved, &[config.drive.burst as u32])?;
+    let pull = &found.pull[0];
+    let copy_engine = found.copy_engine_bytes_per_second.map_or(String::new(), |rate| {
+        format!("; the copy engine moves {}", inlane_core::units::bytes_per_second(rate))
+    });
+    Ok(Ceiling {
+        what: format!("a bare kernel on {} that {what}{copy_engine}", config.on),
         bytes_per_second: Some(pull.packets_per_second * size as f64),
         packets_per_second: Some(pull.packets_per_second),
     })

@@ -1,6 +1,7 @@
 //! Ceilings and baselines of GPU runs, measured in the same run: bare kernels that move the same bytes, the copy engine, a
 //! round trip with the same dependent reads.
 
+use super::Memory;
 use crate::error::{Error, Result};
 use inlane_core::Region;
 use inlane_core::clock::Clock;
@@ -21,9 +22,9 @@ pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
 /// What one GPU and its link allow.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Ceilings {
-    /// A large copy from pinned memory by the copy engine.
-    pub copy_engine_bytes_per_second: f64,
-    /// A bare kernel that pulls packets into GPU memory and writes 16 bytes of each back, by packets an item.
+    /// A large copy from pinned memory by the copy engine, where packets lie there.
+    pub copy_engine_bytes_per_second: Option<f64>,
+    /// A bare kernel that pulls packets from where they lie and writes 16 bytes of each back, by packets an item.
     pub pull: Vec<Pull>,
 }
 
@@ -46,11 +47,12 @@ pub struct Pull {
     pub packets_per_second: f64,
 }
 
-/// Measures the ceilings for packets of `size` bytes, of which `moved` at the front are pulled, and these bursts.
+/// Measures the ceilings for packets of `size` bytes that lie as `memory` says, of which `moved` at the front are pulled, and these
+/// bursts.
 ///
 /// # Errors
 /// When the GPU refuses, or memory is short.
-pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
+pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
     // As many packets as a pipeline's pool holds: a smaller footprint would stay in caches that packets do not stay in.
     const FOOTPRINT: usize = 32 << 20;
@@ -61,17 +63,21 @@ pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result
     let stride = size.next_multiple_of(128) + 128;
     let largest = bursts.iter().max().map_or(0, |&burst| burst as usize * stride as usize);
     let buffer = BUFFER.max(largest);
-    let host = gpu.pinned(buffer, PinnedKind::Cached)?;
+    let pooled = memory == Memory::Pool;
+    let packets = if pooled { gpu.allocate(buffer)? } else { gpu.pinned(buffer, PinnedKind::Cached)? };
     let device = gpu.allocate(buffer)?;
     let done = gpu.pinned(4096 * 128, PinnedKind::Cached)?;
-    let copy = timed(gpu, &stream, 5, || {
-        for _ in 0..4 {
-            // SAFETY: both regions live until the timer has waited for the stream.
-            unsafe { stream.copy(&host, &device)? };
-        }
-        Ok(())
-    })?;
-    let mut found = Ceilings { copy_engine_bytes_per_second: 4.0 * buffer as f64 / copy, pull: Vec::new() };
+    let mut found = Ceilings::default();
+    if !pooled {
+        let copy = timed(gpu, &stream, 5, || {
+            for _ in 0..4 {
+                // SAFETY: both regions live until the timer has waited for the stream.
+                unsafe { stream.copy(&packets, &device)? };
+            }
+            Ok(())
+        })?;
+        found.copy_engine_bytes_per_second = Some(4.0 * buffer as f64 / copy);
+    }
     for &burst in bursts {
         let period = (FOOTPRINT as u32 / stride / burst).clamp(1, 4096);
         let mut best: Option<Pull> = None;
@@ -85,7 +91,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result
             let chunks = moved.div_ceil(16);
             let shape = Launch { blocks, threads, shared_bytes: 0, cooperative: false };
             let seconds = timed(gpu, &stream, 3, || {
-                let (from, to, word) = (host.address(), device.address(), done.address());
+                let (from, to, word) = (packets.address(), device.address(), done.address());
                 let arguments = [
                     argument(&from),
                     argument(&to),
@@ -99,16 +105,16 @@ pub fn ceilings(gpu: &Arc<Gpu>, size: u32, moved: u32, bursts: &[u32]) -> Result
                 // SAFETY: the kernel's parameters; `period` items of `burst` strides fit the buffers, and a line of `done` each.
                 unsafe { kernel.launch(&stream, shape, arguments) }.map_err(Error::from)
             })?;
-            let packets = items as f64 * burst as f64 / seconds;
-            if best.as_ref().is_none_or(|best| packets > best.packets_per_second) {
+            let rate = items as f64 * burst as f64 / seconds;
+            if best.as_ref().is_none_or(|best| rate > best.packets_per_second) {
                 best = Some(Pull {
                     burst,
                     size,
                     moved,
                     blocks,
                     threads,
-                    bytes_per_second: packets * size as f64,
-                    packets_per_second: packets,
+                    bytes_per_second: rate * size as f64,
+                    packets_per_second: rate,
                 });
             }
         }

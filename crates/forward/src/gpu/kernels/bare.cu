@@ -8,8 +8,8 @@ typedef unsigned long uint64_t;
 
 using namespace inlane_system;
 
-// Moves `items` items of `count` packets of `chunks` sixteen-byte chunks, `stride` bytes apart in pinned memory, into GPU
-// memory; writes each packet's first chunk back, fences, and stores a word an item. Items repeat every `period`.
+// Moves `items` items of `count` packets of `chunks` sixteen-byte chunks, `stride` bytes apart in pinned or GPU memory, to another
+// place in GPU memory; writes each packet's first chunk back, fences, and stores a word an item. Items repeat every `period`.
 extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uint64_t *done, uint64_t items,
                                      uint32_t period, uint32_t count, uint32_t chunks, uint32_t stride) {
     uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32;
