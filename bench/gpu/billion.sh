@@ -9,7 +9,7 @@ trap 'rm -rf "$trials"' EXIT
 flags="--on gpu:0 --rx gen:64,flows=96 --tx check --function macswap --burst 128"
 for method in "$@"; do
     # One thread a pipeline, or two.
-    case $method in single) counts="8 15" ;; *) counts="2 4 7" ;; esac
+    case $method in single | persistent) counts="8 15" ;; *) counts="4 7" ;; esac
     for pipelines in $counts; do
         echo "$pipelines | $flags --method $method --pipelines $pipelines --duration 700ms"
     done | LIMIT=20 "$here/run.sh" "$inlane" "$trials"

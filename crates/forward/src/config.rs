@@ -31,14 +31,13 @@ pub enum Method {
     /// One thread receives, processes and sends.
     #[default]
     Single,
-    /// On the CPU: one thread receives and sends, others process. On a GPU: one receives and launches a kernel a burst, another
-    /// waits for it and sends.
+    /// One thread receives and sends, others process. On a GPU: the other launches a kernel a burst.
     Split,
     /// On a GPU: a kernel that runs for good takes items from the ring.
     Persistent,
-    /// On a GPU: pre-posted wait-value and kernel in streams, posted again as items drain.
+    /// On a GPU: pre-posted wait-value and kernel in streams; one kernel for all items that came before they could be waited for.
     Stream,
-    /// On a GPU: graphs of the same, launched again as items drain.
+    /// On a GPU: graphs of the same, a stretch of items each.
     Graph,
 }
 
@@ -204,7 +203,7 @@ impl Config {
         }
     }
 
-    /// Buffers of each pipeline's pool. When the ring, and not the pool, is what runs full, the receiving thread waits by
+    /// Buffers of each pipeline's pool. When the ring, and not the pool, is what runs full, who receives waits by
     /// reading a word and leaves the pool's lists alone.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
