@@ -93,7 +93,7 @@ pub fn open_path(
         }
         (Path::Bar, Kind::Twin(source), _) => Box::new(BarMover::new(Some(source), None)?),
         (Path::Bar, _, Kind::Twin(destination)) => Box::new(BarMover::new(None, Some(destination))?),
-        (Path::Bar, ..) => Box::new(cpu(from, to, options)?),
+        (Path::Bar, ..) => Box::new(cpu(Some(from), Some(to), options)?),
         (Path::Dma, Kind::Twin(twin), _) => Box::new(twin.dma(false)?),
         (Path::Dma, _, Kind::Twin(twin)) => Box::new(twin.dma(true)?),
         (Path::Dma, Kind::Gpu(gpu), _) | (Path::Dma, _, Kind::Gpu(gpu)) => {
@@ -150,11 +150,12 @@ fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
     Error::device_usage(format!("path {path} from {} to {}", from.endpoint(), to.endpoint()), why)
 }
 
-/// The CPU as a mover between two devices, with the access that suits them unless one was asked for.
-fn cpu(from: &Device, to: &Device, options: &Options) -> Result<CpuMover> {
+/// The CPU as a mover out of one device and into another, `None` being the host, with the access that suits them unless one
+/// was asked for.
+fn cpu(from: Option<&Device>, to: Option<&Device>, options: &Options) -> Result<CpuMover> {
     let mut reads = true;
     let mut suits = Access::widest();
-    for device in [from, to] {
+    for device in [from, to].into_iter().flatten() {
         if let Kind::Bar { region, permission } = device.kind() {
             reads &= permission.may_read();
             let combining = matches!(region.place(), inlane_core::Place::Bar { write_combining: true, .. });
@@ -162,7 +163,12 @@ fn cpu(from: &Device, to: &Device, options: &Options) -> Result<CpuMover> {
             suits = if combining { Access::widest() } else { Access::Bytes8 };
         }
     }
-    Ok(CpuMover::new(options.access.unwrap_or(suits))?.reading_bars(reads).delivering(options.delivered))
+    let is_bar =
+        |device: Option<&Device>| device.is_some_and(|device| matches!(device.kind(), Kind::Bar { .. }));
+    Ok(CpuMover::new(options.access.unwrap_or(suits))?
+        .named_by(is_bar(from), is_bar(to))
+        .reading_bars(reads)
+        .delivering(options.delivered))
 }
 
 /// What moves between a device and host memory: out of the device, or into it.
@@ -170,7 +176,8 @@ pub(crate) fn leg(device: &Arc<Device>, out: bool, options: &Options) -> Result<
     Ok(match device.kind() {
         Kind::Gpu(gpu) => Box::new(CopyEngine::new(gpu.gpu())?),
         Kind::Twin(twin) => Box::new(twin.dma(!out)?),
-        Kind::Bar { .. } | Kind::Host(_) => Box::new(cpu(device, device, options)?),
+        Kind::Bar { .. } | Kind::Host(_) if out => Box::new(cpu(Some(device), None, options)?),
+        Kind::Bar { .. } | Kind::Host(_) => Box::new(cpu(None, Some(device), options)?),
     })
 }
 

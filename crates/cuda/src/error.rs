@@ -12,9 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// `libcuda` could not be loaded.
-    #[error(
-        "no CUDA driver: libcuda.so.1 cannot be loaded; install NVIDIA's driver (570 or newer), or use --on cpu"
-    )]
+    #[error("no CUDA driver: libcuda.so.1 cannot be loaded; install NVIDIA's driver (570 or newer)")]
     NoDriver,
     /// The driver is older than what is needed.
     #[error(

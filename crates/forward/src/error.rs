@@ -39,7 +39,7 @@ pub enum Error {
     #[error(transparent)]
     Dpdk(#[from] inlane_dpdk::Error),
     /// From CUDA.
-    #[error(transparent)]
+    #[error("{0}{or}", or = instead(.0))]
     Cuda(#[from] inlane_cuda::Error),
     /// The GPU did not finish an item.
     #[error(
@@ -63,6 +63,14 @@ pub enum Error {
         /// How many.
         buffers: u64,
     },
+}
+
+/// What runs a packet function where there is no GPU.
+fn instead(error: &inlane_cuda::Error) -> &'static str {
+    match error {
+        inlane_cuda::Error::NoDriver | inlane_cuda::Error::NoDevice { count: 0, .. } => ", or use --on cpu",
+        _ => "",
+    }
 }
 
 /// The result of forwarding.

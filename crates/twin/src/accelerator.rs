@@ -102,7 +102,7 @@ impl BarMover {
         Ok(Self {
             read: source.map(Accelerator::bar),
             write: destination.map(Accelerator::bar),
-            copier: CpuMover::new(Access::Bytes4)?,
+            copier: CpuMover::new(Access::Bytes4)?.named_by(source.is_some(), destination.is_some()),
         })
     }
 
@@ -116,7 +116,7 @@ impl BarMover {
 
 impl Mover for BarMover {
     fn name(&self) -> String {
-        "cpu 4-byte stores through twin BARs".into()
+        format!("{} through twin BARs", self.copier.name())
     }
 
     fn is_twin(&self) -> bool {

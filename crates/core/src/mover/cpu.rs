@@ -12,6 +12,8 @@ pub struct CpuMover {
     access: Access,
     reads_bars: bool,
     delivers: bool,
+    /// What of its work names it.
+    work: &'static str,
     submitted: u64,
 }
 
@@ -21,12 +23,13 @@ impl CpuMover {
     /// # Errors
     /// [`Error::Device`] when the processor does not have it.
     pub fn new(access: Access) -> Result<Self> {
-        Ok(Self { access: access.require()?, reads_bars: false, delivers: false, submitted: 0 })
+        Ok(Self { access: access.require()?, ..Self::widest() })
     }
 
     /// A mover with the widest ordinary access there is.
     pub fn widest() -> Self {
-        Self { access: Access::widest(), reads_bars: false, delivers: false, submitted: 0 }
+        let access = Access::widest();
+        Self { access, reads_bars: false, delivers: false, work: "stores", submitted: 0 }
     }
 
     /// Lets it load from BARs. Off at first: a device may act upon a read.
@@ -40,6 +43,18 @@ impl CpuMover {
     #[must_use]
     pub fn delivering(mut self, delivered: bool) -> Self {
         self.delivers = delivered;
+        self
+    }
+
+    /// Names it by what crosses to the device behind a BAR: loads where it is the source, stores where it is the destination.
+    /// Elsewhere stores are what it is named by.
+    #[must_use]
+    pub fn named_by(mut self, loads: bool, stores: bool) -> Self {
+        self.work = match (loads, stores) {
+            (true, true) => "loads and stores",
+            (true, false) => "loads",
+            (false, _) => "stores",
+        };
         self
     }
 
@@ -80,9 +95,9 @@ impl CpuMover {
 impl Mover for CpuMover {
     fn name(&self) -> String {
         match self.access {
-            Access::NonTemporal => format!("cpu {}-byte non-temporal stores", self.access.width()),
+            Access::NonTemporal => format!("cpu {}-byte non-temporal {}", self.access.width(), self.work),
             Access::Direct64 => "cpu movdir64b".into(),
-            access => format!("cpu {}-byte stores", access.width()),
+            access => format!("cpu {}-byte {}", access.width(), self.work),
         }
     }
 
@@ -273,6 +288,15 @@ mod tests {
         let gpu = unsafe { Region::from_raw(1 << 40, 4096, Place::Gpu(0), Arc::new(())) };
         assert!(!mover.reaches(&gpu, &low));
         assert!(mover.submit(&gpu, &low).unwrap_err().to_string().contains("cannot copy from gpu:0 to host"));
+    }
+
+    #[test]
+    fn it_is_named_by_what_crosses_to_the_device() {
+        let name = |loads, stores| CpuMover::new(Access::Bytes8).unwrap().named_by(loads, stores).name();
+        assert_eq!(name(true, false), "cpu 8-byte loads");
+        assert_eq!(name(false, true), "cpu 8-byte stores");
+        assert_eq!(name(true, true), "cpu 8-byte loads and stores");
+        assert_eq!(CpuMover::new(Access::Bytes4).unwrap().name(), "cpu 4-byte stores");
     }
 
     #[test]
