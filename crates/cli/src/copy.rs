@@ -2,6 +2,7 @@
 
 mod run;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use inlane_copy::gpu::{staged, staged_sm};
 use inlane_copy::{Choice, Endpoint, Options, Path};
@@ -66,10 +67,10 @@ pub struct Copy {
     #[arg(long, default_value = "4K..256M", value_name = "SIZES", value_parser = parse_sizes)]
     sizes: Sizes,
     /// The path to take where it can be had, or auto: the one that costs least for the size; give several to compare them
-    #[arg(long, default_value = "auto", value_name = "PATH,...", value_delimiter = ',')]
-    path: Vec<String>,
+    #[arg(long, default_value = "auto", value_name = "PATH,...", value_delimiter = ',', value_parser = parse_choice)]
+    path: Vec<Choice>,
     /// This path, or an error
-    #[arg(long, value_name = "PATH", conflicts_with = "path")]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["path", "without", "calibrate"])]
     require: Option<Path>,
     /// Paths that auto leaves out: with --without p2p, what a machine without peer access would do
     #[arg(long, value_name = "PATH,...", value_delimiter = ',')]
@@ -84,28 +85,28 @@ pub struct Copy {
     #[arg(long, default_value = "poll", value_name = "HOW,...", value_delimiter = ',')]
     completion: Vec<Completion>,
     /// Transfers in flight when streaming [default: 64 MiB of them, 2 to 32]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count(1, 4096))]
     window: Option<usize>,
     /// Repeats of each measurement
-    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = count(1, 1000))]
     repeats: usize,
-    /// How long a repeat lasts
-    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = units::parse_time)]
+    /// How long a repeat lasts; one transfer at least
+    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration)]
     time: Duration,
     /// How long to run before, unmeasured
-    #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = units::parse_time)]
+    #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration)]
     warm_up: Duration,
     /// Bytes of buffers that transfers rotate over at each end, at least two transfers
-    #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = units::parse_size)]
-    rotate: u64,
+    #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST))]
+    rotate: usize,
     /// From every device to every other
     #[arg(long, conflicts_with_all = ["from", "to"])]
     matrix: bool,
     /// The devices of the matrix [default: host and all GPUs; without a GPU, host and two twins]
     #[arg(long, value_name = "ENDPOINT,...", value_delimiter = ',', requires = "matrix")]
     devices: Vec<Endpoint>,
-    /// The published experiment, on models of its accelerators
-    #[arg(long, conflicts_with_all = ["from", "to", "matrix"])]
+    /// The published experiment, on models of its accelerators: its sizes, paths and directions
+    #[arg(long, conflicts_with_all = NOT_PUBLISHED)]
     published: bool,
     /// Measure the paths' costs again, instead of using what is kept of this machine
     #[arg(long)]
@@ -123,37 +124,37 @@ pub struct Copy {
     #[arg(long, value_name = "ADDRESS")]
     allow_device: Vec<Address>,
     /// Staging by copy engines: bytes of the largest chunk
-    #[arg(long, default_value = "8M", value_name = "SIZE", value_parser = units::parse_size)]
-    chunk: u64,
-    /// Staging by copy engines: chunks in the ring
-    #[arg(long, default_value_t = 8, value_name = "N")]
+    #[arg(long, default_value = "8M", value_name = "SIZE", value_parser = |text: &str| size(text, 1, LARGEST_CHUNK))]
+    chunk: usize,
+    /// Staging by copy engines: chunks in the ring, two a stream at least
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = count(2, 1024))]
     slots: usize,
     /// Staging by copy engines: streams each side
-    #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = count(1, 4))]
     streams: usize,
     /// Staging by SMs: blocks each side
-    #[arg(long, default_value_t = staged_sm::Tuning::default().lanes, value_name = "N")]
+    #[arg(long, default_value_t = staged_sm::Tuning::default().lanes, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sm_lanes: u32,
-    /// Staging by SMs: threads a block
-    #[arg(long, default_value_t = staged_sm::Tuning::default().threads, value_name = "N")]
+    /// Staging by SMs: threads a block, a multiple of 32
+    #[arg(long, default_value_t = staged_sm::Tuning::default().threads, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=1024))]
     sm_threads: u32,
-    /// Staging by SMs: bytes of the largest chunk
-    #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = units::parse_size)]
-    sm_chunk: u64,
+    /// Staging by SMs: bytes of the largest chunk, a multiple of 16
+    #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = |text: &str| size(text, 16, LARGEST_CHUNK))]
+    sm_chunk: usize,
     /// Staging by SMs: chunks in each block's ring
-    #[arg(long, default_value_t = staged_sm::Tuning::default().slots, value_name = "N")]
+    #[arg(long, default_value_t = staged_sm::Tuning::default().slots, value_name = "N", value_parser = count(1, 1024))]
     sm_slots: usize,
     /// Staging by SMs: turns of each block for a transfer of moderate size that is alone
-    #[arg(long, default_value_t = staged_sm::Tuning::default().turns, value_name = "N")]
+    #[arg(long, default_value_t = staged_sm::Tuning::default().turns, value_name = "N", value_parser = count(1, 1024))]
     sm_turns: usize,
-    /// Staging by SMs: the largest transfer that goes without fences, data and laps together
-    #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = units::parse_size)]
-    sm_lines: u64,
+    /// Staging by SMs: the largest transfer that goes without fences, data and laps together; 0 for none
+    #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST_CHUNK))]
+    sm_lines: usize,
     /// Staging by SMs: launch kernels for each transfer instead of keeping them running
     #[arg(long)]
     sm_launch: bool,
     /// Copies by SMs: blocks at most
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535))]
     sm_blocks: u32,
     /// Do not measure the links' ceilings first
     #[arg(long)]
@@ -191,13 +192,87 @@ enum What {
 #[derive(Clone, Debug)]
 struct Sizes(Vec<usize>);
 
+/// Bytes that a transfer, or all that rotate, can have: more than any memory that this moves between.
+const LARGEST: usize = 1 << 40;
+/// Bytes that a chunk can have.
+const LARGEST_CHUNK: usize = 1 << 30;
+/// What the published experiment has of its own.
+const NOT_PUBLISHED: [&str; 29] = [
+    "from",
+    "to",
+    "matrix",
+    "sizes",
+    "path",
+    "require",
+    "without",
+    "direction",
+    "measure",
+    "completion",
+    "window",
+    "rotate",
+    "calibrate",
+    "access",
+    "allow_bar_read",
+    "allow_bar_write",
+    "allow_device",
+    "chunk",
+    "slots",
+    "streams",
+    "sm_lanes",
+    "sm_threads",
+    "sm_chunk",
+    "sm_slots",
+    "sm_turns",
+    "sm_lines",
+    "sm_launch",
+    "sm_blocks",
+    "no_ceiling",
+];
+
+/// A number of something.
+fn count(least: u64, most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(least..=most)
+}
+
+/// A number of bytes from `least` to `most`.
+fn size(text: &str, least: usize, most: usize) -> Result<usize, Error> {
+    let bytes = units::parse_size(text)?;
+    usize::try_from(bytes).ok().filter(|bytes| (least..=most).contains(bytes)).ok_or_else(|| {
+        let (least, most) = (units::bytes(least as u64), units::bytes(most as u64));
+        Error::invalid(format!("'{text}'"), format!("give {least} to {most}"))
+    })
+}
+
+/// How long something runs: an hour at most.
+fn parse_duration(text: &str) -> Result<Duration, Error> {
+    let most = Duration::from_secs(3600);
+    match units::parse_time(text)? {
+        time if time <= most => Ok(time),
+        _ => Err(Error::invalid(format!("'{text}'"), "give an hour at most")),
+    }
+}
+
+/// A path, or `auto`.
+fn parse_choice(text: &str) -> Result<Choice, Error> {
+    if text == "auto" {
+        return Ok(Choice::Auto);
+    }
+    text.parse().map(Choice::Prefer).map_err(|error: Error| match error {
+        Error::Invalid { what, why } => Error::Invalid { what, why: format!("{why}, or auto") },
+        other => other,
+    })
+}
+
 /// Reads `1M`, `4K,1M` and `4K..256M`.
 fn parse_sizes(text: &str) -> Result<Sizes, Error> {
     let invalid =
         |why: &str| Error::invalid(format!("sizes '{text}'"), format!("{why}; write 1M, 4K,1M or 4K..256M"));
     let size = |text: &str| match units::parse_size(text)? {
         0 => Err(invalid("a transfer has a byte at least")),
-        bytes => usize::try_from(bytes).map_err(|_| invalid("too large")),
+        bytes => match usize::try_from(bytes) {
+            Ok(bytes) if bytes <= LARGEST => Ok(bytes),
+            _ => Err(invalid("a transfer has 1 TiB at most")),
+        },
     };
     if let Some((first, last)) = text.split_once("..") {
         let (first, last) = (size(first)?, size(last)?);
@@ -214,17 +289,8 @@ fn parse_sizes(text: &str) -> Result<Sizes, Error> {
 }
 
 impl Copy {
-    fn choices(&self) -> Result<Vec<Choice>, Error> {
-        if let Some(path) = self.require {
-            return Ok(vec![Choice::Require(path)]);
-        }
-        self.path
-            .iter()
-            .map(|path| match path.as_str() {
-                "auto" => Ok(Choice::Auto),
-                path => path.parse().map(Choice::Prefer),
-            })
-            .collect()
+    fn choices(&self) -> Vec<Choice> {
+        self.require.map_or_else(|| self.path.clone(), |path| vec![Choice::Require(path)])
     }
 
     fn permission(&self) -> Permission {
@@ -240,24 +306,22 @@ impl Copy {
 
     fn options(&self) -> Result<Options, Error> {
         let largest = self.sizes.0.iter().copied().max().unwrap_or(1);
-        let (chunk, sm_chunk) = (self.chunk as usize, self.sm_chunk as usize);
-        if chunk == 0 || sm_chunk < 16 || self.repeats == 0 || self.window == Some(0) {
-            return Err(Error::invalid(
-                "--chunk, --sm-chunk, --repeats or --window",
-                "give at least 1 (--sm-chunk: 16)",
-            ));
+        if self.slots < 2 * self.streams {
+            let why =
+                format!("a stream needs two chunks; give --slots {} or fewer --streams", 2 * self.streams);
+            return Err(Error::invalid(format!("--slots {}", self.slots), why));
         }
         Ok(Options {
             largest,
             access: self.access,
-            engines: staged::Tuning { chunk, slots: self.slots, lanes: self.streams },
+            engines: staged::Tuning { chunk: self.chunk, slots: self.slots, lanes: self.streams },
             sms: staged_sm::Tuning {
                 lanes: self.sm_lanes,
                 threads: self.sm_threads,
-                chunk: sm_chunk,
+                chunk: self.sm_chunk,
                 slots: self.sm_slots,
                 turns: self.sm_turns,
-                lines: self.sm_lines as usize,
+                lines: self.sm_lines,
             },
             resident: !self.sm_launch,
             blocks: self.sm_blocks,

@@ -89,7 +89,7 @@ impl Copy {
         let mut bench = Bench { args: self, plan, report: &mut report, cache: &mut cache, host };
         for delivered in bench.ends(from, to) {
             let options = Options { delivered: delivered == Some(true), ..options.clone() };
-            for choice in self.choices()? {
+            for choice in self.choices() {
                 bench.compare(from, to, choice, &options, delivered)?;
             }
         }
@@ -119,7 +119,7 @@ impl Copy {
                 if from.endpoint() == to.endpoint() && *from.endpoint() != Endpoint::Host {
                     continue;
                 }
-                for choice in self.choices()? {
+                for choice in self.choices() {
                     bench.compare(from, to, choice, &options, None)?;
                 }
             }
@@ -262,7 +262,7 @@ impl Bench<'_> {
     }
 
     fn buffers(&self, from: &Arc<Device>, to: &Arc<Device>, options: &Options) -> anyhow::Result<Buffers> {
-        Ok(Buffers::new(from, to, options.largest, self.args.rotate as usize)?)
+        Ok(Buffers::new(from, to, options.largest, self.args.rotate)?)
     }
 
     fn ceiling(
