@@ -72,7 +72,7 @@ impl Program {
     pub(super) fn shared_for(&self, burst: usize, pulled: bool) -> Result<u32> {
         let most = self.gpu.most_shared_bytes()?;
         let bytes = shared_bytes(burst, pulled);
-        for kernel in [&self.persistent, &self.items, &self.slot] {
+        for kernel in [&self.persistent, &self.items, &self.slots] {
             let fixed = kernel.fixed_shared_bytes()?;
             let fits = fit_shared(burst, pulled, fixed, most).map_err(|why| {
                 Error::config(format!("--burst {burst}"), format!("on {}, {why}", self.gpu))
