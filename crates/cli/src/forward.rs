@@ -201,7 +201,7 @@ impl Forward {
             )
             .into());
         }
-        config.gpu = self.gpu.settings(config.method);
+        config.gpu = self.gpu.settings(config.method)?;
         config.workers = self.workers;
         config.pipelines = self.pipelines;
         config.rate = self.rate;

@@ -132,7 +132,7 @@ fn a_point_that_fails_is_recorded_and_the_others_go_on() {
 
 #[test]
 fn what_cannot_be_swept_is_said_before_anything_runs() {
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["--sweep", "brust=1,2"], "burst, "),
         (&["--sweep", "burst"], "burst=16,32"),
         (&["--sweep", "burst=16,x"], "burst=x"),
@@ -144,6 +144,9 @@ fn what_cannot_be_swept_is_said_before_anything_runs() {
         (&["--sweep", "overload=wait,dropp"], "shrink"),
         (&["--sweep", "method=all", "--svg", "/dev/null"], "--svg"),
         (&["--rx", "ring:x", "--sweep", "size=64"], "--size"),
+        (&["--sweep", "memory=all"], "memory=gpu: --memory gpu: is of a GPU"),
+        (&["--sweep", "blocks=0,8"], "blocks=8: --blocks: is of a GPU"),
+        (&["--on", "gpu:0", "--sweep", "memory=all", "--split", "64"], "leave one of them out"),
     ];
     for (flags, said) in cases {
         let arguments: &[&str] = if flags[0] == "--rx" { &["forward", "--tx", "null"] } else { &NULL };

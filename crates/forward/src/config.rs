@@ -1,7 +1,7 @@
 //! What a user can ask of a run.
 
 use crate::error::{Error, Result};
-use crate::gpu;
+use crate::gpu::{self, Memory};
 use crate::pipeline::Drive;
 use crate::ports::pcap::Playback;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
@@ -277,6 +277,12 @@ impl Config {
             let why = "is of a GPU's multiprocessors; on the CPU there is --compete=compute";
             return Err(Error::config("--compete=large", why));
         }
+        if let (On::Cpu, Some(flag)) = (self.on, self.of_a_gpu()) {
+            return Err(Error::config(
+                flag,
+                "is of a GPU, and this run is on the CPU; add --on gpu:0 or leave it out",
+            ));
+        }
         if self.workers > 0 && (self.method != Method::Split || self.on != On::Cpu) {
             return Err(Error::config(
                 "--workers",
@@ -336,6 +342,28 @@ impl Config {
         Ok(())
     }
 
+    /// The first flag set to something that only a GPU has.
+    fn of_a_gpu(&self) -> Option<String> {
+        let (set, usual) = (&self.gpu, gpu::Settings::default());
+        let memory = match set.memory {
+            Memory::Split(bytes) => format!("--split {bytes}"),
+            memory => format!("--memory {memory}"),
+        };
+        let flags = [
+            (memory.as_str(), set.memory != usual.memory),
+            ("--blocks", set.blocks != usual.blocks),
+            ("--threads", set.threads != usual.threads),
+            ("--streams", set.streams != usual.streams),
+            ("--graph-items", set.graph_items != usual.graph_items),
+            ("--graph-branches", set.graph_branches != usual.graph_branches),
+            ("--pause", set.pause != usual.pause),
+            ("--watchdog", set.watchdog != usual.watchdog),
+            ("--priority", set.urgent != usual.urgent),
+            ("--measure-pcie", self.measure_pcie),
+        ];
+        flags.into_iter().find(|(_, is_set)| *is_set).map(|(flag, _)| flag.to_string())
+    }
+
     /// The cores for `threads` threads: those asked for, else the allowed ones from the highest down, so that the first, where
     /// the system's own work runs, is taken last; none when there are fewer cores than threads.
     pub fn cores_for(&self, threads: usize) -> Vec<usize> {
@@ -365,54 +393,4 @@ pub fn allowed_cores() -> Vec<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn config() -> Config {
-        Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] })
-    }
-
-    #[test]
-    fn defaults_are_right() {
-        config().check().unwrap();
-        assert!(!allowed_cores().is_empty());
-    }
-
-    #[test]
-    fn a_size_goes_into_the_port_that_makes_packets() {
-        for (rx, expected) in [
-            ("null", Some("null:200")),
-            ("null:64", Some("null:200")),
-            ("gen:64,flows=4,seed=1", Some("gen:200,flows=4,seed=1")),
-            ("gen:imix", Some("gen:200")),
-            ("net_null:64,copy=on", Some("net_null:200,copy=on")),
-            ("gen:oran,prbs=4", None),
-            ("pcap:64", None),
-            ("ring:64", None),
-        ] {
-            let route = Route::OneWay { rx: rx.into(), tx: vec!["null".into()] };
-            let sized = Config::new(route).with_size(200).map(|config| config.route).ok();
-            let wanted = expected.map(|rx| Route::OneWay { rx: rx.into(), tx: vec!["null".into()] });
-            assert_eq!(sized, wanted, "{rx}");
-        }
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_refused_with_the_flag_named() {
-        type Break = fn(&mut Config);
-        let cases: [(&str, Break); 6] = [
-            ("--pipelines", |c| c.pipelines = 0),
-            ("--workers", |c| c.workers = 1),
-            ("--buffers", |c| c.buffers = 1),
-            ("--room", |c| c.room = 1 << 20),
-            ("--tx", |c| c.route = Route::OneWay { rx: "null".into(), tx: vec![] }),
-            ("--cores", |c| c.cores = Some(vec![100_000])),
-        ];
-        for (flag, break_it) in cases {
-            let mut config = config();
-            break_it(&mut config);
-            let error = config.check().unwrap_err().to_string();
-            assert!(error.contains(flag), "{error}");
-        }
-    }
-}
+mod tests;

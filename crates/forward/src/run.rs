@@ -49,7 +49,7 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     };
     let pools = open::pools(&names, config, room, directions.len(), gpu.as_ref())?;
     if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().place().is_cpu_memory())
-        && (touched || (config.on == On::Cpu && config.function != "io"))
+        && touched
     {
         let place = pool.region().place();
         return Err(Error::config(

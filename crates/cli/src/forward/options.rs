@@ -33,9 +33,9 @@ pub(super) enum Aim {
 #[command(next_help_heading = "On a GPU")]
 pub(super) struct OnGpu {
     /// Where packets are: pinned (host memory, worked on in place), gpu (pulled into GPU memory, changes written back), gpu-pool
-    /// (buffers in GPU memory, for ports that never touch payload)
-    #[arg(long, default_value = "pinned", value_name = "WHERE")]
-    pub(super) memory: Memory,
+    /// (buffers in GPU memory, for ports that never touch payload) [default: pinned]
+    #[arg(long, value_name = "WHERE")]
+    pub(super) memory: Option<Memory>,
     /// Pull only so many bytes of each packet into GPU memory; the rest of the payload stays in the host's
     #[arg(long, value_name = "BYTES")]
     pub(super) split: Option<u32>,
@@ -89,10 +89,25 @@ pub(super) enum Compete {
 }
 
 impl OnGpu {
-    pub(super) fn settings(&self, method: Method) -> gpu::Settings {
-        gpu::Settings {
+    /// What they come to.
+    ///
+    /// # Errors
+    /// Where one would make nothing of another.
+    pub(super) fn settings(&self, method: Method) -> Result<gpu::Settings, inlane_forward::Error> {
+        let memory = match (self.memory, self.split) {
+            (None, None) => Memory::default(),
+            (Some(memory), None) => memory,
+            (None | Some(Memory::Gpu), Some(bytes)) => Memory::Split(bytes),
+            (Some(memory), Some(_)) => {
+                return Err(inlane_forward::Error::config(
+                    format!("--memory {memory} and --split"),
+                    "packets that stay where they are have no front that is pulled; leave one of them out",
+                ));
+            }
+        };
+        Ok(gpu::Settings {
             method,
-            memory: self.split.map_or(self.memory, Memory::Split),
+            memory,
             blocks: self.blocks,
             threads: self.threads,
             streams: self.streams,
@@ -101,7 +116,7 @@ impl OnGpu {
             pause: self.pause,
             watchdog: self.watchdog,
             urgent: self.priority == Priority::High,
-        }
+        })
     }
 }
 
