@@ -16,7 +16,7 @@ pub struct Hybrid {
 
 impl Hybrid {
     /// From two movers and the two host buffers between them, which bound what moves in one go. The DMA legs' ends are
-    /// learnt by `completion`.
+    /// learnt by `completion`, or as [`Mover::await_by`] says later.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the buffers differ in length.
@@ -70,6 +70,17 @@ impl Mover for Hybrid {
         }
         self.submitted += 1;
         Ok(Ticket(self.submitted))
+    }
+
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+
+    fn await_by(&mut self, completion: Completion) -> Completion {
+        self.completion = completion;
+        let legs = [self.out.await_by(completion), self.into.await_by(completion)];
+        // A leg that the CPU copies is busy whatever is asked for; the other may sleep.
+        if legs.contains(&completion) { completion } else { Completion::Poll }
     }
 
     fn done(&mut self) -> Result<Ticket> {

@@ -150,7 +150,7 @@ pub struct Measured {
     pub cpu_seconds_per_gigabyte: f64,
     /// The same as a share of the time it took.
     pub cpu_share: f64,
-    /// Transfers in flight.
+    /// Transfers in flight: one by movers that are done when they were called.
     pub window: usize,
     /// Bytes compared.
     pub verified_bytes: u64,
@@ -362,6 +362,8 @@ fn stream_with(
             }
         }
     }
+    // Known of a route once it has taken its path.
+    let window = if route.is_synchronous() { 1 } else { window };
     match failed {
         Some(error) => Err(error),
         None => totals.measured(None, window, verified),

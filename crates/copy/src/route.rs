@@ -25,7 +25,7 @@ pub struct Options {
     pub access: Option<Access>,
     /// CPU stores to a BAR end when they are delivered (a read came back), not when they are issued.
     pub delivered: bool,
-    /// How legs within a path are awaited, where the CPU hands chunks on.
+    /// How legs within a path are awaited, where the CPU hands chunks on, until [`Mover::await_by`] says otherwise.
     pub legs: Completion,
     /// Staging by copy engines.
     pub engines: engines::Tuning,
@@ -290,6 +290,18 @@ impl Route {
         self.fallback.as_deref()
     }
 
+    /// Has transfers of `bytes` awaited by `completion` from now on, within their path too, and gives how they really will be:
+    /// by polling where the CPU copies.
+    pub fn await_by_for(&mut self, bytes: u64, completion: Completion) -> Completion {
+        let index = self.pick(bytes);
+        self.movers[index].1.await_by(completion)
+    }
+
+    /// Transfers of `bytes` end with the call: one is in flight at a time.
+    pub fn is_synchronous_for(&self, bytes: u64) -> bool {
+        self.movers[self.pick(bytes)].1.is_synchronous()
+    }
+
     /// What the costs say a transfer of `bytes` takes, in nanoseconds.
     pub fn predicted_ns(&self, bytes: u64) -> Option<f64> {
         self.costs.as_ref()?.predict(self.path_for(bytes), bytes)
@@ -331,7 +343,8 @@ impl Route {
         Explanation { hops, reason, not_taken }
     }
 
-    /// Copies, and waits until it is done (adaptively: long copies are slept through).
+    /// Copies, and waits until it is done (adaptively: long copies are slept through; legs within a path are awaited as
+    /// [`Options::legs`] says).
     ///
     /// # Errors
     /// As [`Mover::submit`] and [`Mover::wait`].
@@ -388,6 +401,18 @@ impl Mover for Route {
         self.newest = Ticket(self.submitted);
         debug_assert_eq!(ticket.0 + self.offset, self.submitted);
         Ok(self.newest)
+    }
+
+    /// As the path of the newest transfer.
+    fn is_synchronous(&self) -> bool {
+        self.movers[self.current].1.is_synchronous()
+    }
+
+    /// Of all its paths; gives how the one of the newest transfer does.
+    fn await_by(&mut self, completion: Completion) -> Completion {
+        let current = self.current;
+        let ways: Vec<_> = self.movers.iter_mut().map(|(_, mover)| mover.await_by(completion)).collect();
+        ways[current]
     }
 
     fn done(&mut self) -> Result<Ticket> {

@@ -21,7 +21,7 @@ pub struct Staged {
 
 impl Staged {
     /// Through `ring`, cut into `slots` chunks. When both movers have nothing to hand on, `completion` says how the
-    /// next end is awaited.
+    /// next end is awaited, until [`Mover::await_by`] says otherwise.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the ring does not hold so many chunks of at least a byte.
@@ -112,6 +112,17 @@ impl Mover for Staged {
         self.run(source, destination)?;
         self.submitted += 1;
         Ok(Ticket(self.submitted))
+    }
+
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+
+    fn await_by(&mut self, completion: Completion) -> Completion {
+        self.completion = completion;
+        let legs = [self.out.await_by(completion), self.into.await_by(completion)];
+        // A leg that the CPU copies is busy whatever is asked for; the other may sleep.
+        if legs.contains(&completion) { completion } else { Completion::Poll }
     }
 
     fn done(&mut self) -> Result<Ticket> {

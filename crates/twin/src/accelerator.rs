@@ -144,6 +144,14 @@ impl Mover for BarMover {
         Ok(ticket)
     }
 
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+
+    fn await_by(&mut self, _: Completion) -> Completion {
+        Completion::Poll
+    }
+
     fn done(&mut self) -> Result<Ticket> {
         self.copier.done()
     }

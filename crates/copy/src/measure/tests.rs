@@ -36,6 +36,9 @@ fn every_path_between_twins_delivers_what_was_sent() {
         for size in [1, 4099, 256 << 10] {
             for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
                 let plan = Plan { completion, ..quick() };
+                // The CPU can only be busy; legs between DMA engines are awaited as asked.
+                let used = if path == Path::Bar { Completion::Poll } else { completion };
+                assert_eq!(mover.await_by(completion), used, "{path}");
                 let measured = latency(&mut *mover, &mut buffers, size, &plan).unwrap();
                 assert!(measured.verified_bytes >= size as u64, "{path} {size} {completion}");
                 assert!(measured.latency_ns.unwrap().median > 0.0);
@@ -43,7 +46,69 @@ fn every_path_between_twins_delivers_what_was_sent() {
         }
         let measured = stream(&mut *mover, &mut buffers, 64 << 10, &quick()).unwrap();
         assert!(measured.verified_bytes > 0 && measured.bytes_per_second.median > 0.0, "{path}");
+        assert_eq!(measured.window, 1, "{path} ends with the call");
     }
+}
+
+/// A mover that notes how it was awaited.
+struct Notes(Box<dyn Mover>, Arc<Mutex<Vec<Completion>>>);
+
+impl Mover for Notes {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        self.0.reaches(source, destination)
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        self.0.submit(source, destination)
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        self.0.done()
+    }
+
+    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+        self.1.lock().unwrap().push(completion);
+        self.0.wait(ticket, completion)
+    }
+}
+
+#[test]
+fn legs_are_awaited_as_asked() {
+    let (from, to) = (twin(0), twin(1));
+    let (crate::device::Kind::Twin(a), crate::device::Kind::Twin(b)) = (from.kind(), to.kind()) else {
+        unreachable!()
+    };
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let leg = |engine: inlane_twin::DmaEngine| -> Box<dyn Mover> {
+        Box::new(Notes(Box::new(engine), seen.clone()))
+    };
+    let host = || Region::host(256 << 10).unwrap();
+    let (out, into) = (|| leg(a.dma(false).unwrap()), || leg(b.dma(true).unwrap()));
+    let hybrid = crate::hybrid::Hybrid::new(out(), into(), [host(), host()], Completion::Poll).unwrap();
+    let staged = crate::staged::Staged::new(out(), into(), &host(), 4, Completion::Poll).unwrap();
+    let mut buffers = Buffers::new(&from, &to, 256 << 10, 256 << 10).unwrap();
+    for mut mover in [Box::new(hybrid) as Box<dyn Mover>, Box::new(staged)] {
+        for completion in [Completion::Interrupt, Completion::Adaptive, Completion::Poll] {
+            assert_eq!(mover.await_by(completion), completion);
+            seen.lock().unwrap().clear();
+            latency(&mut *mover, &mut buffers, 256 << 10, &quick()).unwrap();
+            let seen = seen.lock().unwrap();
+            assert!(
+                !seen.is_empty() && seen.iter().all(|used| *used == completion),
+                "{completion}: {seen:?}"
+            );
+        }
+    }
+    // Where the CPU copies one leg the other can sleep; where it copies both nothing can.
+    let cpu = || Box::new(inlane_core::mover::CpuMover::widest()) as Box<dyn Mover>;
+    let mut half = crate::hybrid::Hybrid::new(out(), cpu(), [host(), host()], Completion::Poll).unwrap();
+    assert_eq!(half.await_by(Completion::Interrupt), Completion::Interrupt);
+    let mut none = crate::hybrid::Hybrid::new(cpu(), cpu(), [host(), host()], Completion::Poll).unwrap();
+    assert_eq!(none.await_by(Completion::Interrupt), Completion::Poll);
 }
 
 #[test]

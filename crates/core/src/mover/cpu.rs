@@ -148,6 +148,14 @@ impl Mover for CpuMover {
         Ok(Ticket(self.submitted))
     }
 
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+
+    fn await_by(&mut self, _: Completion) -> Completion {
+        Completion::Poll
+    }
+
     fn done(&mut self) -> Result<Ticket> {
         Ok(Ticket(self.submitted))
     }

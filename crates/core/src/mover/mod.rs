@@ -52,6 +52,17 @@ pub trait Mover: Send {
     /// When the device is lost or does not answer.
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()>;
 
+    /// A copy is done when [`Mover::submit`] returns: one is in flight at a time, however many are asked for.
+    fn is_synchronous(&self) -> bool {
+        false
+    }
+
+    /// Says how ends will be awaited from now on, and gives how they really will be. A mover that waits within
+    /// [`Mover::submit`] awaits its legs so; where the processor itself copies it is busy until the end, as one that polls.
+    fn await_by(&mut self, completion: Completion) -> Completion {
+        completion
+    }
+
     /// Waits for all copies, and lets go of what it holds between them (kernels that stay on a GPU); the next copy takes it
     /// again. For before a pause, and before other work on the device that would wait for it.
     ///
