@@ -7,7 +7,7 @@ use inlane_core::clock::Clock;
 use inlane_core::{HeapPool, Pool, Port};
 use inlane_cuda::{Gpu, Launch, Module, PinnedKind, Program, argument, compile};
 use inlane_forward::control::{Control, Progress};
-use inlane_forward::gpu::{self, Lane, Settings};
+use inlane_forward::gpu::{self, Lane, Memory, Settings};
 use inlane_forward::pipeline::{Drive, Pipeline, Shared};
 use inlane_forward::ports::null::Null;
 use inlane_forward::ports::oran::{Plan, Radio};
@@ -32,7 +32,7 @@ fn main() {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let gpu = Gpu::open(0)?;
-    let function = gpu::Program::new(&gpu, &Function::parse(REORDER)?)?;
+    let function = gpu::Program::new(&gpu, &Function::parse(REORDER)?, Memory::Pinned)?;
     let source = include_str!("../functions/oran_power.cu");
     let program = Program { name: "oran_power.cu", source, headers: &HEADERS, options: &["-default-device"] };
     let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.function("oran_power")?;

@@ -65,7 +65,8 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Compiles for `arch` (`sm_90`, as [`crate::DeviceInfo::arch`] says), or finds what was compiled before.
+/// Compiles for `arch` (`sm_90`, as [`crate::DeviceInfo::arch`] says), or finds what was compiled before; not where the assembler is
+/// asked to say something (`--ptxas-options=-v`), for what it said is not kept.
 ///
 /// # Errors
 /// [`Error::Source`] with the compiler's messages, [`Error::NoCompiler`], or [`Error::Compiler`] for an architecture that
@@ -73,7 +74,8 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
 pub fn compile(program: &Program<'_>, arch: &str) -> Result<Compiled> {
     let compiler = compiler()?;
     let key = key(program, arch, &compiler.version);
-    let directory = cache::directory();
+    let asked = program.options.iter().any(|option| option.starts_with("--ptxas-options"));
+    let directory = cache::directory().filter(|_| !asked);
     if let Some(machine_code) = directory.as_deref().and_then(|directory| cache::find(directory, &key)) {
         return Ok(Compiled { arch: arch.into(), machine_code, log: String::new(), cached: true });
     }

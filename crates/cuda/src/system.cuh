@@ -11,6 +11,22 @@ __device__ __forceinline__ unsigned long long load_acquire(const void *word) {
     return value;
 }
 
+// Two words that lie together, read by one aligned access: sixteen bytes at once, so that neither is older than the other by what
+// was written in between.
+struct pair {
+    unsigned long long low;
+    unsigned long long high;
+};
+
+__device__ __forceinline__ pair load_acquire_pair(const void *words) {
+    pair value;
+    asm volatile("{ .reg .b128 both; ld.acquire.sys.global.b128 both, [%2]; mov.b128 {%0, %1}, both; }"
+                 : "=l"(value.low), "=l"(value.high)
+                 : "l"(words)
+                 : "memory");
+    return value;
+}
+
 __device__ __forceinline__ void store_release(void *word, unsigned long long value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }

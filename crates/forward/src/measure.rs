@@ -116,7 +116,7 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
 fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Ceiling> {
     let size = result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64).max(1) as u32;
     let gpu = inlane_cuda::Gpu::open(index)?;
-    let program = gpu::Program::new(&gpu, &Function::parse(&config.function)?)?;
+    let program = gpu::Program::new(&gpu, &Function::parse(&config.function)?, config.gpu.memory)?;
     let info = program.info();
     let (moved, what) = match config.gpu.memory {
         Memory::Gpu => (size, "pulls whole packets into GPU memory and writes 16 B of each back"),

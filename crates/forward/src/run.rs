@@ -148,7 +148,7 @@ fn executors(
         }
         return Ok(executors);
     };
-    let program = gpu::Program::new(gpu, function)?;
+    let program = gpu::Program::new(gpu, function, config.gpu.memory)?;
     let settings = gpu::Settings { method: config.method, ..config.gpu.clone() };
     let mut executors = Vec::new();
     let lanes = pipelines.len() as u32;

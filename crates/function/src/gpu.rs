@@ -13,6 +13,7 @@ impl Function {
     /// ```text
     /// uint32_t inlane_run_item(const inlane_descriptor *, uint32_t count, inlane_outcome *, const inlane_context &);
     /// void inlane_run_tick(const inlane_context &);
+    /// constexpr bool inlane_needs_time; // false: `now_ns` may be 0
     /// ```
     ///
     /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_OUTCOMES`, the same to all threads; see `inlane_run.h` for
@@ -30,6 +31,7 @@ static __device__ __forceinline__ uint32_t inlane_run_item(const inlane_descript
 static __device__ __forceinline__ void inlane_run_tick(const inlane_context &context) {{
     inlane::run_tick<inlane_registered_{symbol}>(context);
 }}
+static constexpr bool inlane_needs_time = inlane::detail::info_of<inlane_registered_{symbol}>().time != 0;
 "#,
             file = escaped(self.file()),
             source = self.source(),

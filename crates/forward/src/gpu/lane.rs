@@ -89,6 +89,9 @@ impl Lane {
     /// All of a program must be run at the same time, or dropped: none starts before the others are ready, and none is freed while
     /// another runs.
     ///
+    /// # Panics
+    /// When packets are to be pulled and the program was not made for it.
+    ///
     /// # Errors
     /// When the GPU cannot reach the pool's memory, the shape does not fit the GPU, or memory is short.
     pub fn new(
@@ -126,6 +129,7 @@ impl Lane {
         };
         let room = pool.room() as u32;
         let pull = if place == Place::Pinned { settings.memory.pull() } else { 0 };
+        assert!(pull == 0 || program.pulls, "a program for packets that stay where they are");
         if pull < info.reads.max(info.writes).min(room) && pull != 0 {
             let needs = info.reads.max(info.writes);
             return Err(Error::config(

@@ -1,6 +1,6 @@
 //! A packet function compiled together with the executor's kernels, loaded on one GPU.
 
-use super::settings::MOST_THREADS;
+use super::settings::{MOST_THREADS, Memory};
 use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
 use inlane_function::{Function, HEADERS, Info};
@@ -24,16 +24,19 @@ pub struct Program {
     pub(super) users: AtomicU32,
     /// When all lanes were ready.
     pub(super) began: OnceLock<Instant>,
+    /// Its kernels can pull packets into GPU memory.
+    pub(super) pulls: bool,
     cached: bool,
 }
 
 impl Program {
-    /// Compiles `function` for `gpu`, or finds what was compiled before, and loads it.
+    /// Compiles `function` for `gpu` and for packets as `memory` has them, or finds what was compiled before, and loads it.
     ///
     /// # Errors
     /// When the function does not compile (with the compiler's messages), or the GPU refuses.
-    pub fn new(gpu: &Arc<Gpu>, function: &Function) -> Result<Arc<Self>> {
-        let compiled = compile(function, &gpu.info().arch())?;
+    pub fn new(gpu: &Arc<Gpu>, function: &Function, memory: Memory) -> Result<Arc<Self>> {
+        let pulls = memory.pull() != 0;
+        let compiled = compile(function, pulls, &gpu.info().arch(), &[])?;
         for line in compiled.log().lines() {
             tracing::warn!("{line}");
         }
@@ -56,6 +59,7 @@ impl Program {
             starting: AtomicU32::new(0),
             users: AtomicU32::new(0),
             began: OnceLock::new(),
+            pulls,
             cached: compiled.is_cached(),
         }))
     }
@@ -144,12 +148,14 @@ pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> R
     }
 }
 
-/// Compiles a function with the executor's kernels for one architecture; needs no GPU.
-pub(super) fn compile(function: &Function, arch: &str) -> Result<cuda::Compiled> {
+/// Compiles a function with the executor's kernels for one architecture; needs no GPU. Kernels that can pull packets into GPU memory
+/// are made apart: what these have in registers would slow the others. `more` are options for the compiler.
+pub(super) fn compile(function: &Function, pulls: bool, arch: &str, more: &[&str]) -> Result<cuda::Compiled> {
     let source = function.gpu_source() + EXECUTOR;
     let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
+    let pulls = format!("-DINLANE_PULLS={}", pulls as u32);
     // Line numbers, for compute-sanitizer and profilers. Functions need no annotation to be the device's.
-    let options = ["-lineinfo", "-default-device", threads.as_str()];
+    let options = [&["-lineinfo", "-default-device", &threads, &pulls], more].concat();
     let headers = [&HEADERS[..], &[cuda::SYSTEM]].concat();
     let program =
         cuda::Program { name: "executor.cu", source: &source, headers: &headers, options: &options };

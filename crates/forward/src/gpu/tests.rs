@@ -27,10 +27,32 @@ fn every_function_compiles_with_the_executor_for_every_architecture() {
     }
     for builtin in inlane_function::builtins() {
         let function = Function::parse(builtin.example).unwrap();
-        for arch in ARCHITECTURES {
-            let compiled =
-                program::compile(&function, arch).unwrap_or_else(|error| panic!("{arch}: {error}"));
-            assert_eq!(compiled.log(), "", "{} for {arch}", builtin.name);
+        for (arch, pulls) in ARCHITECTURES.into_iter().flat_map(|arch| [(arch, false), (arch, true)]) {
+            let compiled = program::compile(&function, pulls, arch, &[])
+                .unwrap_or_else(|error| panic!("{arch}: {error}"));
+            assert_eq!(compiled.log(), "", "{} for {arch}, pulls: {pulls}", builtin.name);
+        }
+    }
+}
+
+/// What the persistent kernel spills is read again behind each acquire, from afar.
+#[test]
+fn the_persistent_kernel_spills_no_registers() {
+    if !compiler_is_there("the_persistent_kernel_spills_no_registers") {
+        return;
+    }
+    for builtin in ["macswap", "l3-decrement"] {
+        let function = Function::parse(builtin).unwrap();
+        for (arch, pulls) in ARCHITECTURES.into_iter().flat_map(|arch| [(arch, false), (arch, true)]) {
+            let compiled = program::compile(&function, pulls, arch, &["--ptxas-options=-v"]).unwrap();
+            let mut lines = compiled.log().lines();
+            let kernel = lines.find(|line| line.contains("properties for inlane_persistent"));
+            let properties = kernel.and_then(|_| lines.next()).unwrap_or_default();
+            assert!(
+                properties.contains(" 0 bytes spill stores"),
+                "{builtin} for {arch}, pulls: {pulls}: {properties} in\n{}",
+                compiled.log()
+            );
         }
     }
 }

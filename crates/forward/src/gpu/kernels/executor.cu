@@ -1,6 +1,6 @@
 // The device side of the GPU executors: takes items from the burst ring, runs the packet function on them, completes them.
 // Compiled behind the function's source (Function::gpu_source, which brings inlane.h and inlane_run_item) by gpu/program.rs;
-// lane.rs has the other half of the structs.
+// lane.rs has the other half of the structs. INLANE_PULLS is 1 where packets are pulled into GPU memory, or may be.
 //
 //   persistent   inlane_persistent: block b takes items b, b+n, ... until the ring ends
 //   others       inlane_items: one block an item, once the item is known to be there
@@ -18,7 +18,7 @@ struct inlane_lane {
     uint8_t *shadow;               // the front of each packet as it was pulled, to see what the function changed
     void *state;                   // the packet function's
     uint8_t *output;
-    uint64_t *relay;               // GPU memory: what block 0 of a persistent kernel saw of the words that all blocks share
+    uint64_t *relay;               // GPU memory, what block 0 of a persistent kernel saw: [0] the ring's end; [1] not 0: stop at once
     uint64_t output_bytes;
     uint64_t orphan_ns;            // a host that gives no sign for so long is dead
     uint32_t submit_stride;
@@ -39,7 +39,9 @@ namespace {
 
 using inlane_system::load16;
 using inlane_system::load_acquire;
+using inlane_system::load_acquire_pair;
 using inlane_system::now_ns;
+using inlane_system::pair;
 using inlane_system::store_release;
 
 __device__ __forceinline__ bool same(uint4 a, uint4 b) {
@@ -154,27 +156,15 @@ __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t cou
     }
 }
 
-// Works on an item whose descriptors are in shared memory already; called by all threads of a block. Afterwards a barrier is
-// needed before shared memory is used again.
-__device__ __forceinline__ void process(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
-    inlane_context call = {lane.state, lane.output, lane.output_bytes, now_ns(), lane.room, 0};
-    inlane_outcome *outcomes = reinterpret_cast<inlane_outcome *>(at.complete + INLANE_RING_ENTRIES);
-    uint32_t info;
-    if (lane.stage == nullptr) {
-        info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(given), count, outcomes, call);
-    } else {
-        uint4 *now = given + lane.burst;
-        inlane_outcome *local = reinterpret_cast<inlane_outcome *>(now + lane.burst);
-        pull(lane, at, count, given, now);
-        __syncthreads();
-        info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(now), count, local, call);
-        __syncthreads();
-        if (lane.shadow_stride) write_back(lane, at, count, given, info == INLANE_OUTCOMES ? local : nullptr);
-        if (info == INLANE_OUTCOMES)
-            for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) outcomes[i] = local[i];
-    }
+// Time of an item; not read where nobody looks at it.
+__device__ __forceinline__ uint64_t time_of_item(const inlane_lane &lane) {
+    return inlane_needs_time || lane.work_ns ? now_ns() : 0;
+}
+
+// All threads are done with an item; hands it to the sender. Afterwards nobody reads what the block shared about it.
+__device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at, uint32_t count, uint64_t begun_ns, uint32_t info) {
     if (lane.work_ns) {
-        uint64_t until = call.now_ns + static_cast<uint64_t>(lane.work_ns) * ((count + blockDim.x - 1) / blockDim.x);
+        uint64_t until = begun_ns + static_cast<uint64_t>(lane.work_ns) * ((count + blockDim.x - 1) / blockDim.x);
         while (now_ns() < until) {
         }
     }
@@ -182,44 +172,110 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
     if (threadIdx.x == 0) store_release(at.complete, at.lap | static_cast<uint64_t>(info) << 32);
 }
 
-// For the persistent kernel: inlined there, what lives across it would make the loops in it spill registers.
-__device__ __noinline__ void process_apart(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
-    process(lane, at, count, given);
+// Works on an item whose descriptors are in shared memory already, called by all threads of a block: where its packets lie.
+__device__ __forceinline__ void process_in_place(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given) {
+    inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
+    inlane_outcome *outcomes = reinterpret_cast<inlane_outcome *>(at.complete + INLANE_RING_ENTRIES);
+    uint32_t info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(given), count, outcomes, call);
+    complete(lane, at, count, call.now_ns, info);
 }
 
-// Waits for an item; 0 in place of its word when there will be none.
+// The same in GPU memory, where packets are pulled to.
+__device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
+    inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
+    inlane_outcome *outcomes = reinterpret_cast<inlane_outcome *>(at.complete + INLANE_RING_ENTRIES);
+    uint4 *now = given + lane.burst;
+    inlane_outcome *local = reinterpret_cast<inlane_outcome *>(now + lane.burst);
+    pull(lane, at, count, given, now);
+    __syncthreads();
+    uint32_t info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(now), count, local, call);
+    __syncthreads();
+    if (lane.shadow_stride) write_back(lane, at, count, given, info == INLANE_OUTCOMES ? local : nullptr);
+    if (info == INLANE_OUTCOMES)
+        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) outcomes[i] = local[i];
+    complete(lane, at, count, call.now_ns, info);
+}
+
+__device__ __forceinline__ void process(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
+    if constexpr (INLANE_PULLS) {
+        if (lane.stage != nullptr) return process_pulled(lane, at, count, given);
+    }
+    process_in_place(lane, at, count, given);
+}
+
+// What a block of the persistent kernel has at hand in shared memory where packets are pulled: that is then worked on apart, for
+// inlined, what lives across it would make the loops in it spill registers. The kernel's parameter would be read there through
+// memory, and from afar after each acquire.
+struct desk {
+    inlane_lane lane;
+    uint64_t position;
+    uint32_t looks;
+};
+
+__device__ __noinline__ void process_apart(const desk &here, uint32_t count, uint4 *given) {
+    process(here.lane, slot_of(here.lane, here.position), count, given);
+}
+
+// ---- Waiting, in the persistent kernel. ---------------------------------------------------------------------------------
+
+// What threads of a block's first warp look at, all by one load, so that no read waits for another: the time of a look is that of
+// one read over PCIe. A quarter of a warp fetches at a time.
+constexpr uint32_t ITEM = 0;   // the item's word
+constexpr uint32_t RELAY = 8;  // what block 0 saw
+constexpr uint32_t END = 9;    // in block 0, now and then: the ring's end,
+constexpr uint32_t ORDER = 10; // the order to stop,
+constexpr uint32_t SIGNS = 11; // and the host's signs of life
+constexpr uint32_t ASK_EVERY_LOOKS = 32;
+constexpr uint64_t ASK_FOR_SIGNS_EVERY_NS = 200000000;
+constexpr uint32_t ALL = 0xffffffffu;
+
+// Waits for an item, by the whole first warp of a block; 0 in place of its word when there will be none. `looks` counts those of
+// block 0, whatever they find.
 //
 // What is polled lies in the host's memory, and every look is a read over PCIe. Reads of one line by several blocks queue up behind
 // each other, microseconds a block: so each block polls its own item's word, and only block 0 also looks at the words that all
-// share (the ring's end now and then, the order to stop, the host's signs of life) and passes them on in GPU memory.
-__device__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position) {
-    constexpr uint64_t ask_every_ns = 200000000;
-    volatile uint64_t *relay = lane.relay; // [0] the ring's end; [1] not 0: stop at once
-    uint64_t seen_ns = 0, asked_ns = 0, sign = 0;
-    for (uint32_t looks = 1;; looks++) {
-        // The end is the number of items there ever were, plus one: whoever waits at or behind it waits in vain.
-        uint64_t end = relay[0];
-        if (relay[1]) return 0;
-        uint64_t word = load_acquire(at.submit);
-        if (static_cast<uint32_t>(word) == at.lap) return word;
-        if (end != 0 && position >= end - 1) return 0;
-        if (blockIdx.x == 0 && looks % 8 == 0) {
-            relay[0] = load_acquire(lane.submit);
-            if (looks % 64 == 0) {
-                uint64_t now = now_ns();
-                bool stop = load_acquire(lane.control) != 0;
-                if (now - asked_ns > ask_every_ns) {
-                    uint64_t latest = load_acquire(lane.control + 16);
-                    if (asked_ns == 0 || latest != sign) {
-                        sign = latest;
-                        seen_ns = now;
-                    }
-                    stop |= now - seen_ns > lane.orphan_ns;
-                    asked_ns = now;
-                }
-                if (stop) relay[1] = 1;
-            }
+// share, and passes them on in GPU memory.
+//
+// An order to stop counts also where the item is there: a ring full of items would keep a block for long, and the host takes back
+// what is left. The end does not: it is the number of items there ever were, plus one, and whoever waits at or behind it waits in
+// vain, but items before it are there or will be.
+__device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &looks) {
+    uint32_t me = threadIdx.x;
+    const void *place = me == RELAY   ? static_cast<const void *>(lane.relay)
+                        : me == END   ? static_cast<const void *>(lane.submit)
+                        : me == ORDER ? static_cast<const void *>(lane.control)
+                        : me == SIGNS ? static_cast<const void *>(lane.control + 16)
+                                      : static_cast<const void *>(at.submit);
+    uint64_t sign = 0, seen_ns = 0, asked_ns = 0, now = 0; // the latest sign of life; times from the first look that asks on
+    for (;;) {
+        bool looking = me == ITEM || me == RELAY, asking = false;
+        if (blockIdx.x == 0 && ++looks % ASK_EVERY_LOOKS == 0) {
+            now = now_ns();
+            if (asked_ns == 0) asked_ns = seen_ns = now;
+            asking = me == END || me == ORDER || (me == SIGNS && now - asked_ns > ASK_FOR_SIGNS_EVERY_NS);
         }
+        pair found = {0, 0};
+        if (looking || asking) found = load_acquire_pair(place);
+        __syncwarp();
+        if (asking) {
+            volatile uint64_t *relay = lane.relay;
+            bool stop = me == ORDER && found.low != 0;
+            if (me == END) relay[0] = found.low;
+            if (me == SIGNS) {
+                if (found.low != sign) {
+                    sign = found.low;
+                    seen_ns = now;
+                }
+                asked_ns = now;
+                stop = now - seen_ns > lane.orphan_ns;
+            }
+            if (stop) relay[1] = 1;
+        }
+        bool relaying = me == RELAY;
+        if (__any_sync(ALL, relaying && found.high != 0)) return 0;
+        if (__any_sync(ALL, me == ITEM && static_cast<uint32_t>(found.low) == at.lap))
+            return __shfl_sync(ALL, found.low, ITEM);
+        if (__any_sync(ALL, relaying && found.low != 0 && position >= found.low - 1)) return 0;
         if (lane.pause_ns) __nanosleep(lane.pause_ns);
     }
 }
@@ -232,18 +288,33 @@ extern __shared__ uint4 inlane_shared[];
 // Persistent: runs until the ring ends, the host says so, or is dead. All blocks must be resident at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_persistent(const __grid_constant__ inlane_lane lane) {
     __shared__ uint64_t seen;
+    uint32_t looks = 0;
+#if INLANE_PULLS
+    __shared__ desk here;
+    if (threadIdx.x == 0) here.lane = lane;
+#endif
     for (uint64_t position = blockIdx.x;; position += gridDim.x) {
         slot at = slot_of(lane, position);
-        if (threadIdx.x == 0) seen = wait_for(lane, at, position);
+        if (threadIdx.x < 32) {
+            uint64_t word = wait_for(lane, at, position, looks);
+            if (threadIdx.x == 0) seen = word;
+        }
         __syncthreads();
         uint64_t word = seen;
         if (word == 0) return;
         uint32_t count = min(static_cast<uint32_t>(word >> 32), lane.burst);
         const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
-        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
+        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) inlane_shared[i] = load16(entries + i * 16);
+#if INLANE_PULLS
+        if (threadIdx.x == 0) here.position = position, here.looks = looks;
         __syncthreads();
-        process_apart(lane, at, count, inlane_shared);
+        process_apart(here, count, inlane_shared);
+        position = here.position, looks = here.looks;
         __syncthreads();
+#else
+        __syncthreads();
+        process_in_place(lane, at, count, inlane_shared);
+#endif
     }
 }
 
