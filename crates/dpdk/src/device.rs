@@ -3,9 +3,11 @@
 use crate::endpoint::OPENED;
 use crate::error::{Error, Result};
 use crate::interface::{self, Capability, Interface};
+use crate::oversize::{self, Oversize};
 use crate::spec::{Kind, Spec};
-use crate::{log, sys};
+use crate::{drops, log, sys};
 use std::ffi::{CStr, CString};
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,6 +24,9 @@ pub(crate) struct Device {
     pub(crate) interface: Option<Interface>,
     /// Bytes that each buffer must have room for, where the driver insists.
     pub(crate) slot: Option<u32>,
+    /// The packet sockets that the driver opened, and who counts what does not fit their slots.
+    pub(crate) rings: Vec<RawFd>,
+    pub(crate) oversize: Option<Oversize>,
 }
 
 /// Held for every call that sets a device up or takes it down: drivers keep lists of their devices without a lock.
@@ -36,7 +41,7 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
     let vdev = |driver: &str, arguments: String| {
         (c"vdev", format!("{driver}{number}"), arguments, driver.to_owned())
     };
-    let (mut kernel_interface, mut slot) = (None, None);
+    let (mut kernel_interface, mut slot, mut longest) = (None, None, None);
     let (bus, name, arguments, driver) = match &spec.kind {
         Kind::Null { size, copy } => vdev("net_null", format!("size={size},copy={}", u8::from(*copy))),
         Kind::Ring { .. } => vdev("net_ring", String::new()),
@@ -71,6 +76,7 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
             let frame = frame.unwrap_or_else(|| frame_for(spec.mtu.map_or(found.mtu(), u32::from)));
             kernel_interface = Some(found);
             slot = Some(room_of_slot(frame));
+            longest = Some(oversize::longest(frame));
             // Whole slots in a block, whole pages of it.
             let block = frame.next_multiple_of(4096);
             vdev(
@@ -125,6 +131,7 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
     let (name, arguments) = (c_string(name)?, c_string(arguments)?);
     let mark = log::Mark::new();
     let _alone = control();
+    let others = kernel_interface.as_ref().map(drops::packet_sockets).unwrap_or_default();
     // SAFETY: terminated strings, read during the call; the environment is up.
     let code = unsafe { sys::rte_eal_hotplug_add(bus.as_ptr(), name.as_ptr(), arguments.as_ptr()) };
     if code != 0 {
@@ -146,7 +153,24 @@ pub(crate) fn attach(spec: &Spec) -> Result<Device> {
         Some(_) => format!("DPDK {driver} on {}", spec.text.split([':', ',']).nth(1).unwrap_or_default()),
         None => format!("DPDK {driver}"),
     };
-    Ok(Device { port, bus, name, path, interface: kernel_interface, slot })
+    let (mut rings, mut oversize) = (Vec::new(), None);
+    if let (Some(interface), Some(longest)) = (&kernel_interface, longest) {
+        rings = drops::packet_sockets(interface);
+        rings.retain(|ring| !others.contains(ring));
+        match Oversize::refuse(interface, &rings, longest) {
+            Ok(counter) => oversize = Some(counter),
+            Err(error) => {
+                // SAFETY: attached above.
+                unsafe { sys::rte_eal_hotplug_remove(bus.as_ptr(), name.as_ptr()) };
+                return Err(Error::Device {
+                    port: spec.text.clone(),
+                    doing: "refusing frames that do not fit a slot".into(),
+                    why: error.to_string(),
+                });
+            }
+        }
+    }
+    Ok(Device { port, bus, name, path, interface: kernel_interface, slot, rings, oversize })
 }
 
 /// Stops, closes and takes a device off its bus, after which no buffer is in its driver's hands. `closed` runs when the device

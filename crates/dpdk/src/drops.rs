@@ -5,16 +5,31 @@ use crate::xdp_sockets;
 use std::mem::zeroed;
 use std::os::fd::RawFd;
 
-/// Dropped by the packet sockets of this process on `interface` since last asked: the kernel's counter starts anew.
-pub(crate) fn of_packet_sockets(interface: &Interface) -> u64 {
-    const PACKET_STATISTICS: i32 = 6;
-    let dropped = |descriptor: RawFd| {
-        // `struct tpacket_stats`: packets, and of those dropped.
-        let mut statistics = [0u32; 2];
-        read(descriptor, libc::SOL_PACKET, PACKET_STATISTICS, &mut statistics)
-            .map_or(0, |()| u64::from(statistics[1]))
+/// Dropped by these packet sockets since last asked: the kernel's counter starts anew.
+pub(crate) fn of_packet_sockets(sockets: &[RawFd]) -> u64 {
+    sockets
+        .iter()
+        .filter_map(|&socket| packet_statistics(socket))
+        .map(|[_, dropped]| u64::from(dropped))
+        .sum()
+}
+
+/// `struct tpacket_stats` of a packet socket since last asked: packets, and of those dropped.
+pub(crate) fn packet_statistics(socket: RawFd) -> Option<[u32; 2]> {
+    let mut statistics = [0u32; 2];
+    read(socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut statistics).map(|()| statistics)
+}
+
+/// The packet sockets of this process on `interface` that have a ring as DPDK's driver makes them.
+pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
+    const TPACKET_V2: i32 = 1;
+    let has_ring = |&descriptor: &RawFd| {
+        let mut version = 0i32;
+        is_bound_to(descriptor, interface.index())
+            && read(descriptor, libc::SOL_PACKET, libc::PACKET_VERSION, &mut version).is_some()
+            && version == TPACKET_V2
     };
-    xdp_sockets::descriptors().filter(|&d| is_bound_to(d, interface.index())).map(dropped).sum()
+    xdp_sockets::descriptors().filter(has_ring).collect()
 }
 
 /// Dropped by AF_XDP sockets because their ring was full; what found no buffer, the driver counts.

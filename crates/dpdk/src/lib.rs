@@ -27,6 +27,7 @@ mod error;
 mod interface;
 mod joined;
 mod log;
+mod oversize;
 mod pool;
 mod port;
 pub mod privileges;

@@ -11,6 +11,7 @@ use crate::dma;
 use crate::endpoint::{Calls, EthRx, EthTx, Shared};
 use crate::error::{Error, Result};
 use crate::joined::Joined;
+use crate::oversize::Oversize;
 use crate::spec::{Kind, Spec};
 use crate::{MbufPool, drops, eal, log, pool, sys, xdp_sockets};
 use inlane_core::packet::{Packet, Pool};
@@ -232,19 +233,20 @@ impl EthPort {
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         let dropped = match (&self.spec.kind, &self.shared.interface) {
             _ if self.rx_taken.is_empty() => 0,
-            (Kind::AfPacket { .. }, Some(interface)) => {
-                let dropped = drops::of_packet_sockets(interface);
+            (Kind::AfPacket { .. }, _) => {
+                let dropped = drops::of_packet_sockets(&self.device.rings);
                 self.dropped.fetch_add(dropped, Ordering::Relaxed) + dropped
             }
             (Kind::Tap { .. }, Some(interface)) => interface.dropped_on_sending(),
             (Kind::AfXdp { .. }, _) => drops::of_full_rings(&self.sockets),
             _ => 0,
         };
+        let oversize = self.device.oversize.as_ref().filter(|_| !self.rx_taken.is_empty());
         Counters {
             packets: 0,
             bytes: 0,
             missed: statistics.imissed + statistics.rx_nombuf + dropped,
-            errors: statistics.ierrors + unsent,
+            errors: statistics.ierrors + unsent + oversize.map_or(0, Oversize::count),
         }
     }
 
@@ -257,6 +259,9 @@ impl EthPort {
             self.let_last_packets_out();
         }
         self.last_counters = self.read_counters();
+        if let Some(oversize) = self.device.oversize.as_ref().filter(|_| !self.rx_taken.is_empty()) {
+            oversize.warn(&self.spec.text);
+        }
         let port = self.device.port;
         if self.state == State::Started && matches!(self.spec.kind, Kind::Ring { .. }) {
             for queue in 0..self.rx_taken.len().max(self.tx_taken.len()) as u16 {

@@ -135,6 +135,43 @@ fn af_packet_jumbo() {
 }
 
 #[test]
+fn frames_that_fit_no_slot_are_refused_and_counted() {
+    if !private_network("frames_that_fit_no_slot_are_refused_and_counted") {
+        return;
+    }
+    veth();
+    let pool = MbufPool::new(512, 2048).unwrap();
+    // Two rings: what is too long for one is counted once.
+    let mut port = open("af_packet:v0,frame=1024,queues=2").unwrap();
+    let pools: [Arc<dyn Pool>; 2] = [pool.clone(), pool.clone()];
+    port.configure(&pools, 0).unwrap();
+    let mut rxs = [port.take_rx(0).unwrap(), port.take_rx(1).unwrap()];
+    port.start().unwrap();
+    ip("link set v1 up");
+    let raw = RawSocket::open("v1");
+    std::thread::sleep(Duration::from_millis(300));
+    // The longest that a slot holds, one byte more, the longest of the link, and short ones between.
+    let sizes = [60, 958, 959, 1000, 64, 1514, 958];
+    let frames: Vec<Vec<u8>> = sizes.iter().map(|&size| frame(size, 7)).collect();
+    frames.iter().for_each(|frame| raw.send(frame));
+    let packets: Vec<Packet> = rxs.iter_mut().flat_map(|rx| receive(&mut **rx, 4)).collect();
+    let mut came: Vec<u32> = packets.iter().map(|packet| packet.length).collect();
+    came.sort_unstable();
+    assert_eq!(came, [60, 64, 958, 958], "whole ones alone");
+    assert_eq!(port.device_counters().errors, 3);
+    assert_eq!(port.device_counters().errors, 3, "asking again counts none again");
+    assert_eq!(port.device_counters().missed, 0);
+    // What this machine sends there is none of it.
+    let near = RawSocket::open("v0");
+    near.send(&frames[5]);
+    assert_eq!(raw.receive(Duration::from_secs(1)).as_deref(), Some(&frames[5][..]));
+    pool.give(&packets);
+    port.stop();
+    assert_eq!(port.device_counters().errors, 3);
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
 fn fragments_pass_as_they_come() {
     if !private_network("fragments_pass_as_they_come") {
         return;
