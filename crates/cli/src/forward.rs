@@ -87,7 +87,7 @@ pub struct Forward {
     /// How control flows: single or split; on a GPU also persistent, stream or graph; or auto
     #[arg(long, default_value = "single", value_name = "METHOD|auto")]
     method: Choice,
-    /// With --method auto: throughput, or give --max-latency
+    /// With --method auto, which chooses method, burst and flush time: throughput, or give --max-latency
     #[arg(long, value_enum, conflicts_with = "max_latency")]
     goal: Option<Aim>,
     /// With --method auto: 99 % of packets from received to sent within this time
@@ -99,7 +99,7 @@ pub struct Forward {
     /// Most packets of a burst
     #[arg(long, default_value_t = 64, value_name = "N")]
     burst: usize,
-    /// How long a partial burst waits for more packets
+    /// How long a partial burst waits for more packets; --method auto keeps to one that is given
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
     flush: Duration,
     /// Items of the burst ring, a power of two
@@ -358,6 +358,7 @@ impl Forward {
         let mut outcome = run::run(config, control, watch)?;
         if let Some(why) = reason {
             outcome.path.reason = why;
+            outcome.result.parameters.entry("flush".into()).or_insert("0".into());
         }
         let mut document = Document::new("forward", outcome.path);
         document.devices = outcome.devices;

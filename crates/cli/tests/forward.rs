@@ -317,8 +317,12 @@ fn a_full_disk_is_an_error_and_nothing_is_claimed() {
 }
 
 fn signalled(signal: i32, arguments: &[&str]) -> (Output, Duration) {
+    signalled_after(Duration::from_millis(1500), signal, arguments)
+}
+
+fn signalled_after(time: Duration, signal: i32, arguments: &[&str]) -> (Output, Duration) {
     let child = inlane(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(time);
     let start = Instant::now();
     // SAFETY: signals the child that was just started and not yet waited for.
     unsafe { libc::kill(child.id() as i32, signal) };
@@ -358,6 +362,18 @@ fn a_signal_ends_what_waits() {
         assert!(text.contains("tx "), "{arguments:?}: {text}");
         assert!(took < Duration::from_secs(8), "{arguments:?}: {took:?}");
     }
+}
+
+#[test]
+fn a_signal_while_a_method_is_chosen_gives_no_result() {
+    let arguments =
+        ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];
+    // More than 20 trials of 0.15 s each.
+    let (output, took) = signalled_after(Duration::from_millis(1000), libc::SIGINT, &arguments);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("interrupted while choosing"), "{}", stderr(&output));
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(took < Duration::from_secs(8), "{took:?}");
 }
 
 #[test]

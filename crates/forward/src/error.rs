@@ -57,6 +57,9 @@ pub enum Error {
     /// The job beside the packets was not seen to its end.
     #[error("the job of --compete: {0}")]
     Competitor(String),
+    /// Somebody ended it before there was anything to report.
+    #[error("interrupted while choosing: {0}; no run began, and nothing is reported")]
+    Interrupted(String),
     /// Buffers did not come back to their pool.
     #[error("{buffers} packet buffers did not come back to their pool; this is a defect, please report it")]
     Leaked {
@@ -83,7 +86,7 @@ impl Error {
             Error::Core(error) => error.class(),
             Error::Config { .. } => Class::Usage,
             Error::Panicked { .. } | Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
-            Error::Stuck { .. } | Error::Competitor(_) => Class::Failed,
+            Error::Stuck { .. } | Error::Competitor(_) | Error::Interrupted(_) => Class::Failed,
             Error::Function(error) => error.class(),
             Error::Dpdk(error) => error.class(),
             Error::Cuda(error) => error.class(),

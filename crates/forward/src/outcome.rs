@@ -9,6 +9,7 @@ use inlane_core::Port;
 use inlane_core::port::Counters;
 use inlane_core::result::{Flow, PacketResult, Path, Pcie, PcieMeasured, Stages, Verification};
 use inlane_core::stats::{LatencyHistogram, Summary};
+use inlane_core::units;
 use inlane_cuda::LinkSamples;
 use inlane_function::{Function, Report};
 use std::collections::BTreeMap;
@@ -169,6 +170,9 @@ fn parameters(config: &Config) -> BTreeMap<String, String> {
         ("method".into(), config.method.to_string()),
         ("on".into(), config.on.to_string()),
     ]);
+    if !config.drive.flush.is_zero() {
+        parameters.insert("flush".into(), units::nanoseconds(config.drive.flush.as_nanos() as f64));
+    }
     if config.on != On::Cpu {
         parameters.insert("memory".into(), config.gpu.memory.to_string());
     }
