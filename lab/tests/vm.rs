@@ -186,16 +186,22 @@ fn copies_to_and_from_bars() {
     let directory = tempfile::tempdir().unwrap();
     let memory = directory.path().join("memory");
     let (mine, held) = ("pci:0000:00:01.0/bar2", "pci:0000:00:02.0/bar2@0+1M");
-    let quick = "--sizes 4K,64K --repeats 2 --time 5ms --allow-bar-write --allow-bar-read";
+    let flags = "--repeats 2 --time 5ms --allow-bar-write --allow-bar-read";
+    let quick = format!("--sizes 4K,64K {flags}");
     let script = format!(
         "inlane copy --from host --to {mine}@1M+1M {quick} --json /tmp/to && \
          inlane copy --from {mine}@1M+1M --to host {quick} --json /tmp/from && \
-         inlane copy --from {mine}@1M+1M --to {mine}@3M+1M {quick} --json /tmp/within || exit 9; \
+         inlane copy --from {mine}@1M+1M --to {mine}@3M+1M {quick} --json /tmp/within && \
+         inlane copy --from host --to {mine}@1M+1M --direction both {quick} --json /tmp/both && \
+         inlane copy --from {mine}@1M+8K --to {mine}@3M+8K --direction both --require bar --sizes 4K {flags} \
+         --json /tmp/tight || exit 9; \
          inlane copy --from host --to {mine}@0+4K --sizes 4K 2>&1; echo status $?; \
          inlane copy --from host --to {mine} --sizes 4K --allow-bar-write 2>&1; echo status $?; \
          inlane copy --from host --to {held} {quick} 2>&1; echo status $?; \
          inlane copy --from host --to {mine}@4M+4K {quick} 2>&1; echo status $?; \
-         cat /tmp/to /tmp/from /tmp/within"
+         inlane copy --from {mine}@1M+1M --to {mine}@1536K+1M {quick} 2>&1; echo status $?; \
+         inlane copy --from host --to {mine}@1M+4K --direction both --require bar --sizes 4K {flags} 2>&1; echo status $?; \
+         cat /tmp/to /tmp/from /tmp/within /tmp/both /tmp/tight"
     );
     let shared = format!("4M:{}", memory.display());
     let output = run_py()
@@ -205,11 +211,18 @@ fn copies_to_and_from_bars() {
         .output()
         .unwrap();
     let Some(text) = outcome(TEST, output) else { return };
-    // Without the flag, without a range, under a driver, beyond the BAR.
+    // Without the flag, without a range, under a driver, beyond the BAR, overlapping, too small for both ways.
     let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
-    assert_eq!(statuses, ["2", "2", "3", "2"], "{text}");
+    assert_eq!(statuses, ["2", "2", "3", "2", "2", "3"], "{text}");
     assert!(text.contains("held by the kernel's driver pci-stub"), "{text}");
-    for wanted in ["\"delivered\"", "\"issued\"", "\"altered\": 0"] {
+    for wanted in [
+        "\"delivered\"",
+        "\"issued\"",
+        "\"altered\": 0",
+        "both at once",
+        "bytes of the BAR in common",
+        "both directions at once and both ends within one BAR need memory of their own",
+    ] {
         assert!(text.contains(wanted), "no {wanted} in {text}");
     }
     // What the host finds: bytes in the two ranges that were named, and nowhere else.

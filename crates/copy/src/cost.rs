@@ -1,23 +1,32 @@
-//! What paths cost: times of single transfers by size, measured once a machine and kept.
+//! What paths cost: times of single transfers by size, measured once a machine and kept ([`Cache`]).
 //!
 //! A path's curve is measured end to end. Beside it the legs are measured alone, and say what a path that is made of them
 //! should take: `hybrid` the sum, `staged` the slower leg and the first chunk of the other.
+
+mod cache;
+
+pub use cache::Cache;
 
 use crate::device::Device;
 use crate::endpoint::Endpoint;
 use crate::measure::{Buffers, Plan, together};
 use crate::path::Path;
 use crate::route::{Options, host_buffer, leg, open_path};
+use crate::stop::check_stop;
 use inlane_core::mover::{CpuMover, Mover};
 use inlane_core::stats::Summary;
-use inlane_core::{Completion, Region, Result};
+use inlane_core::{Completion, Error, Region, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// Sizes that are measured; between them time is taken to be linear in bytes.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
+const LARGEST: usize = SIZES[SIZES.len() - 1];
+/// The largest that is measured both ways.
+const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// A size that takes longer is the last that is measured of its path.
 const LONG: Duration = Duration::from_millis(60);
 /// A size expected to take longer is not measured both ways, where many are in flight.
@@ -57,16 +66,22 @@ impl Curve {
         }
     }
 
-    /// Measures single transfers by `mover`, from the start of one region to that of the other.
+    /// Measures single transfers by `mover`, from the start of one region to that of the other, until `stop` is set.
     ///
     /// # Errors
-    /// What the mover says.
-    pub fn measure(mover: &mut dyn Mover, source: &Region, destination: &Region) -> Result<Self> {
+    /// What the mover says, or that it was stopped.
+    pub fn measure(
+        mover: &mut dyn Mover,
+        source: &Region,
+        destination: &Region,
+        stop: &AtomicBool,
+    ) -> Result<Self> {
         let mut curve = Self::default();
-        for size in SIZES.into_iter().filter(|size| *size <= source.len().min(destination.len())) {
+        for size in sizes_within(source.len().min(destination.len())) {
             let (source, destination) = (source.slice(0, size)?, destination.slice(0, size)?);
             let mut times = Vec::new();
             for round in 0..10 {
+                check_stop(stop)?;
                 let began = Instant::now();
                 let ticket = mover.submit(&source, &destination)?;
                 mover.wait(ticket, Completion::Poll)?;
@@ -88,29 +103,26 @@ impl Curve {
         Ok(curve)
     }
 
-    /// Measures transfers by a path while as many go the other way: the time that each takes of the slower direction's.
-    ///
-    /// # Errors
-    /// When the path cannot be had both ways, or what its movers say.
+    /// Measures transfers by a path while as many go the other way, between `forth` and between `back`: the time that each takes
+    /// of the slower direction's.
     fn measure_both_ways(
         path: Path,
-        from: &Arc<Device>,
-        to: &Arc<Device>,
+        devices: [&Arc<Device>; 2],
         options: &Options,
-        largest: usize,
+        [forth, back]: [&[Region; 2]; 2],
     ) -> Result<Self> {
-        let largest = largest.min(16 << 20);
-        let mut buffers =
-            [Buffers::new(from, to, largest, largest)?, Buffers::new(to, from, largest, largest)?];
+        let [from, to] = devices;
+        let mut buffers = [Buffers::over(from, to, forth), Buffers::over(to, from, back)];
         let mut ways = [open_path(path, from, to, options)?, open_path(path, to, from, options)?];
         let plan = Plan {
             repeats: 2,
             time: Duration::from_millis(5),
             warm_up: Duration::from_millis(2),
+            stop: options.stop.clone(),
             ..Plan::default()
         };
         let mut curve = Self::default();
-        for size in SIZES.into_iter().filter(|size| *size <= largest) {
+        for size in sizes_within(forth[0].len()) {
             let known = curve.points.last();
             if known
                 .is_some_and(|(bytes, took)| took * (size as f64 / *bytes as f64) > SLOW.as_nanos() as f64)
@@ -123,6 +135,31 @@ impl Curve {
             curve.points.push((size as u64, size as f64 / rates.fold(f64::INFINITY, f64::min) * 1e9));
         }
         Ok(curve)
+    }
+}
+
+/// The sizes of which there is memory; all the memory where it is less than the least of them.
+fn sizes_within(bytes: usize) -> Vec<usize> {
+    let fit: Vec<usize> = SIZES.into_iter().filter(|size| *size <= bytes).collect();
+    if fit.is_empty() { vec![bytes] } else { fit }
+}
+
+/// Memory to calibrate with: a source and a destination for each way, of the same length.
+fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[Region; 2]>> {
+    let ways = if both_ways { vec![[from, to], [to, from]] } else { vec![[from, to]] };
+    // Two ways, and two ends in one device, share its memory.
+    let shares = ways.len() * if Arc::ptr_eq(from, to) { 2 } else { 1 };
+    let room = from.capacity().min(to.capacity()) / shares;
+    let whole = [4096, 64, 1].into_iter().find(|whole| room >= *whole).unwrap_or(1);
+    let mut bytes = (room / whole * whole).clamp(1, if both_ways { LARGEST_BOTH_WAYS } else { LARGEST });
+    loop {
+        let allocated: Result<Vec<_>> =
+            ways.iter().map(|[a, b]| Ok([a.allocate(bytes)?, b.allocate(bytes)?])).collect();
+        match allocated {
+            // Of what there is, some is in use.
+            Err(Error::Memory { .. }) if bytes > SIZES[0] => bytes = (bytes / 4).max(SIZES[0]),
+            outcome => return outcome,
+        }
     }
 }
 
@@ -139,14 +176,15 @@ pub struct Costs {
 
 impl Costs {
     /// Measures all paths between two devices, but for those that are there only to compare with: CUDA's own copy, and from
-    /// host to host DPDK's software DMA device.
+    /// host to host DPDK's software DMA device. The sizes are the same whatever `options.largest` is, as far as there is memory:
+    /// what is measured holds for every later question.
     ///
     /// # Errors
-    /// When there is no memory to measure with.
+    /// When there is no memory to measure with, or `options.stop` was set.
     pub fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &Options) -> Result<Self> {
-        let bytes = SIZES[SIZES.len() - 1].min(options.largest.next_power_of_two().max(SIZES[0]));
-        let bytes = bytes.min(from.capacity()).min(to.capacity());
-        let (source, destination) = (from.allocate(bytes)?, to.allocate(bytes)?);
+        let options = &Options { largest: LARGEST, ..options.clone() };
+        let ways = memory(from, to, options.both_ways)?;
+        let [source, destination] = &ways[0];
         let mut costs = Self::default();
         for path in Path::candidates(from.endpoint(), to.endpoint()) {
             let software =
@@ -158,11 +196,13 @@ impl Costs {
                 costs.refused.insert(path, "left out, as asked".into());
                 continue;
             }
-            let measured = match options.both_ways {
-                true => Curve::measure_both_ways(path, from, to, options, bytes),
-                false => open_path(path, from, to, options)
-                    .and_then(|mut mover| Curve::measure(&mut *mover, &source, &destination)),
+            let measured = match &ways[..] {
+                [forth, back] => Curve::measure_both_ways(path, [from, to], options, [forth, back]),
+                _ => open_path(path, from, to, options)
+                    .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &options.stop)),
             };
+            // A path is not refused because the run ends.
+            check_stop(&options.stop)?;
             match measured {
                 Ok(curve) => drop(costs.paths.insert(path, curve)),
                 Err(error) => drop(costs.refused.insert(path, error.to_string())),
@@ -170,10 +210,14 @@ impl Costs {
         }
         let staged = costs.paths.contains_key(&Path::Staged) || costs.paths.contains_key(&Path::Hybrid);
         if staged {
+            let bytes = source.len();
             let host = [host_buffer(from, to, bytes)?, host_buffer(from, to, bytes)?];
-            let out = Curve::measure(&mut *leg(from, true, options)?, &source, &host[0])?;
-            let cpu = Curve::measure(&mut CpuMover::widest(), &host[0], &host[1])?;
-            let into = Curve::measure(&mut *leg(to, false, options)?, &host[1], &destination)?;
+            let measure = |mover: &mut dyn Mover, source: &Region, destination: &Region| {
+                Curve::measure(mover, source, destination, &options.stop)
+            };
+            let out = measure(&mut *leg(from, true, options)?, source, &host[0])?;
+            let cpu = measure(&mut CpuMover::widest(), &host[0], &host[1])?;
+            let into = measure(&mut *leg(to, false, options)?, &host[1], destination)?;
             costs.legs =
                 [("out", out), ("cpu", cpu), ("in", into)].map(|(name, curve)| (name.into(), curve)).into();
         }
@@ -212,72 +256,6 @@ impl Costs {
         }
         winners
     }
-}
-
-/// Costs of all pairs measured on this machine, kept in a file between runs.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Cache {
-    machine: String,
-    pairs: BTreeMap<String, Costs>,
-}
-
-impl Cache {
-    /// What is known of this machine; nothing when the file is absent, unreadable, or another machine's.
-    pub fn load(devices: &[Arc<Device>]) -> Self {
-        let machine = identity(devices);
-        let kept = file().and_then(|file| std::fs::read(file).ok());
-        match kept.and_then(|bytes| serde_json::from_slice::<Cache>(&bytes).ok()) {
-            Some(cache) if cache.machine == machine => cache,
-            _ => Self { machine, pairs: BTreeMap::new() },
-        }
-    }
-
-    fn key(from: &Endpoint, to: &Endpoint, options: &Options) -> String {
-        let load = if options.both_ways { " both ways" } else { "" };
-        let Options { engines, sms, resident, without, .. } = options;
-        format!("{from} -> {to}{load} {engines:?} {sms:?} {resident} without {without:?}")
-    }
-
-    /// The costs of a pair.
-    pub fn get(&self, from: &Endpoint, to: &Endpoint, options: &Options) -> Option<&Costs> {
-        self.pairs.get(&Self::key(from, to, options))
-    }
-
-    /// Notes the costs of a pair, and writes the file; that it cannot be written is only said.
-    pub fn put(&mut self, from: &Endpoint, to: &Endpoint, options: &Options, costs: Costs) {
-        self.pairs.insert(Self::key(from, to, options), costs);
-        let Some(file) = file() else { return };
-        let written = (|| {
-            if let Some(folder) = file.parent() {
-                std::fs::create_dir_all(folder)?;
-            }
-            let part = file.with_extension(format!("{}.part", std::process::id()));
-            std::fs::write(&part, serde_json::to_vec_pretty(self)?)?;
-            std::fs::rename(&part, &file)
-        })();
-        if let Err(error) = written {
-            tracing::warn!("calibration is not kept: {}: {error}", file.display());
-        }
-    }
-}
-
-fn file() -> Option<std::path::PathBuf> {
-    let root = std::env::var_os("XDG_CACHE_HOME")
-        .map(std::path::PathBuf::from)
-        .or_else(|| Some(std::path::PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
-    Some(root.join("inlane").join("copy-costs.json"))
-}
-
-/// What must be the same for old costs to hold.
-fn identity(devices: &[Arc<Device>]) -> String {
-    let host = inlane_core::result::Host::this();
-    let mut parts =
-        vec![env!("CARGO_PKG_VERSION").to_string(), host.cpu, host.cores.to_string(), host.kernel];
-    if let Ok(version) = inlane_cuda::driver_version() {
-        parts.push(format!("CUDA {version}"));
-    }
-    parts.extend(devices.iter().map(|device| device.describe()));
-    parts.join(" | ")
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::endpoint::Endpoint;
 use crate::gpu::GpuMemory;
+use crate::parts::Parts;
 use crate::pattern;
 use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_core::{Error, Region, Result};
@@ -27,7 +28,7 @@ pub(crate) enum Kind {
     Twin(Accelerator),
     /// What of a BAR may be touched, and how.
     Bar {
-        region: Region,
+        memory: Parts,
         permission: Permission,
     },
 }
@@ -41,9 +42,18 @@ impl fmt::Debug for Device {
 /// Opens endpoints of one operation together: host memory is pinned when a GPU is among them. `permission` is for BARs.
 ///
 /// # Errors
-/// [`Error::Device`] for one that does not exist, or that may not be used; nothing stays open then.
+/// [`Error::Device`] for one that does not exist, or that may not be used, [`Error::Invalid`] for two that are partly the
+/// same; nothing stays open then.
 pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<Device>>> {
     let mut opened: Vec<Arc<Device>> = Vec::new();
+    for (index, endpoint) in endpoints.iter().enumerate() {
+        if let Some(other) = endpoints[..index].iter().find(|other| share_bytes(endpoint, other)) {
+            return Err(Error::invalid(
+                format!("{other} and {endpoint}"),
+                "they have bytes of the BAR in common; give ranges that do not overlap",
+            ));
+        }
+    }
     // GPUs first: the host's memory is pinned through one of them.
     let mut order: Vec<&Endpoint> = endpoints.iter().collect();
     order.sort_by_key(|endpoint| !matches!(endpoint, Endpoint::Gpu(_)));
@@ -61,13 +71,22 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
                     class: error.class(),
                     why: error.to_string(),
                 })?;
-                Kind::Bar { region: bar.region(), permission: permission.clone() }
+                Kind::Bar { memory: Parts::of(bar.region()), permission: permission.clone() }
             }
         };
         opened.push(Arc::new(Device { endpoint: endpoint.clone(), kind }));
     }
     let find = |endpoint: &Endpoint| opened.iter().find(|device| device.endpoint == *endpoint).cloned();
     Ok(endpoints.iter().filter_map(find).collect())
+}
+
+/// Two ranges of one BAR that overlap: they are mapped twice, so that addresses do not tell. What is written alike is one
+/// device, whose memory is handed out once.
+fn share_bytes(a: &Endpoint, b: &Endpoint) -> bool {
+    let (Endpoint::Bar(a), Endpoint::Bar(b)) = (a, b) else { return false };
+    let all = 0..u64::MAX;
+    let (x, y) = (a.range.as_ref().unwrap_or(&all), b.range.as_ref().unwrap_or(&all));
+    a != b && a.address == b.address && a.bar == b.bar && x.start < y.end && y.start < x.end
 }
 
 impl Device {
@@ -94,6 +113,25 @@ impl Device {
         }
     }
 
+    /// Its memory is a GPU's.
+    pub(crate) fn is_gpu(&self) -> bool {
+        matches!(self.kind, Kind::Gpu(_))
+    }
+
+    /// What it is, in words that stay the same while it is: no link that idles, no number that depends on which GPUs are visible.
+    pub(crate) fn stable_name(&self) -> String {
+        match &self.kind {
+            Kind::Host(None) => "host".into(),
+            Kind::Host(Some(gpu)) => format!("host, pinned by {}", gpu.info().pci_address),
+            Kind::Gpu(memory) => {
+                let info = memory.gpu().info();
+                format!("{} at {}", info.name, info.pci_address)
+            }
+            Kind::Twin(twin) => format!("twin:{} {:?}", twin.index(), twin.costs()),
+            Kind::Bar { memory, .. } => format!("{}, {} bytes", self.endpoint, memory.whole().len()),
+        }
+    }
+
     /// What it is, for results.
     pub fn describe(&self) -> String {
         match &self.kind {
@@ -105,7 +143,7 @@ impl Device {
                 format!("{} {} at {}{link}", self.endpoint, info.name, info.pci_address)
             }
             Kind::Twin(twin) => format!("{} a model of the {}", self.endpoint, twin.costs().name),
-            Kind::Bar { region, .. } => format!("{} {} bytes", self.endpoint, region.len()),
+            Kind::Bar { memory, .. } => format!("{} {} bytes", self.endpoint, memory.whole().len()),
         }
     }
 
@@ -132,11 +170,11 @@ impl Device {
             Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),
             Kind::Gpu(memory) => memory.gpu().memory().map_or(0, |(free, _)| free as usize),
             Kind::Twin(twin) => twin.costs().memory,
-            Kind::Bar { region, .. } => region.len(),
+            Kind::Bar { memory, .. } => memory.whole().len(),
         }
     }
 
-    /// Memory of it. Copies to and from it need no more than this.
+    /// Memory of it, that no other region of it shares. Copies to and from it need no more than this.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] when there is not so much; [`Error::Invalid`] for no bytes.
@@ -158,14 +196,7 @@ impl Device {
             }
             Kind::Gpu(memory) => Ok(memory.gpu().allocate(bytes)?),
             Kind::Twin(twin) => twin.allocate(bytes),
-            Kind::Bar { region, .. } => region.slice(0, bytes).map_err(|_| Error::Memory {
-                bytes,
-                what: self.endpoint.to_string(),
-                why: format!(
-                    "the BAR, or the range of it that may be touched, has {} bytes; ask for smaller sizes",
-                    region.len()
-                ),
-            }),
+            Kind::Bar { memory, .. } => memory.take(bytes, &|| self.endpoint.to_string()),
         }
     }
 
@@ -284,6 +315,30 @@ mod tests {
             assert_eq!(error.class(), inlane_core::error::Class::Environment);
             assert!(error.to_string().contains("ask for"), "{error}");
             assert!(device.allocate(0).is_err());
+        }
+    }
+
+    #[test]
+    fn ranges_of_a_bar_that_overlap_are_no_two_ends() {
+        let both = |a: &str, b: &str| {
+            let ends = [a, b].map(|range| format!("pci:ffff:ff:1f.7/{range}").parse().unwrap());
+            open(&ends, &Permission::default()).unwrap_err()
+        };
+        for (a, b) in [
+            ("bar2@0+1M", "bar2@512K+1M"),
+            ("bar2@512K+1M", "bar2@0+1M"),
+            ("bar2", "bar2@1M+4K"),
+            ("bar2@0+1M", "bar2@0+1M:wc"),
+        ] {
+            let error = both(a, b);
+            assert_eq!(error.class(), inlane_core::error::Class::Usage);
+            assert!(error.to_string().contains("in common"), "{error}");
+        }
+        for (a, b) in [("bar2@0+1M", "bar2@1M+1M"), ("bar2@0+1M", "bar0@0+1M"), ("bar2@0+1M", "bar2@0+1M")] {
+            assert!(
+                both(a, b).to_string().contains("pci:ffff:ff:1f.7")
+                    && !both(a, b).to_string().contains("common")
+            );
         }
     }
 

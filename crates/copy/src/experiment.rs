@@ -55,7 +55,7 @@ const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
 /// # Errors
 /// When a transfer fails.
 pub fn run(large: usize, plan: &Plan) -> Result<Vec<Line>> {
-    let options = Options { largest: large, ..Options::default() };
+    let options = Options { largest: large, stop: plan.stop.clone(), ..Options::default() };
     let mut costs: Vec<(String, Costs)> = Vec::new();
     let mut lines = Vec::new();
     for (from, to, path, published_mib) in PUBLISHED {

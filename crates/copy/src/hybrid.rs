@@ -1,8 +1,11 @@
 //! The published hybrid path: DMA out of one device into a host buffer, CPU copy into another, DMA into the other device,
 //! one after the other.
 
+use crate::stop::check_stop;
 use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Error, Region, Result};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Two DMA legs with a CPU copy between them. Synchronous.
 pub struct Hybrid {
@@ -11,6 +14,7 @@ pub struct Hybrid {
     into: Box<dyn Mover>,
     buffers: [Region; 2],
     completion: Completion,
+    stop: Arc<AtomicBool>,
     submitted: u64,
 }
 
@@ -29,7 +33,15 @@ impl Hybrid {
         if buffers[0].len() != buffers[1].len() {
             return Err(Error::invalid("the host buffers of a hybrid path", "give two of the same length"));
         }
-        Ok(Self { out, cpu: CpuMover::widest(), into, buffers, completion, submitted: 0 })
+        let stop = Arc::default();
+        Ok(Self { out, cpu: CpuMover::widest(), into, buffers, completion, stop, submitted: 0 })
+    }
+
+    /// Transfers end early, with an error, once `stop` is set.
+    #[must_use]
+    pub fn until(mut self, stop: &Arc<AtomicBool>) -> Self {
+        self.stop = stop.clone();
+        self
     }
 
     fn piece(&mut self, source: &Region, destination: &Region) -> Result<()> {
@@ -64,6 +76,7 @@ impl Mover for Hybrid {
         let step = self.buffers[0].len();
         let mut offset = 0;
         while offset < source.len() {
+            check_stop(&self.stop)?;
             let length = step.min(source.len() - offset);
             self.piece(&source.slice(offset, length)?, &destination.slice(offset, length)?)?;
             offset += length;

@@ -18,10 +18,12 @@ pub mod experiment;
 pub mod gpu;
 pub mod hybrid;
 pub mod measure;
+mod parts;
 pub mod path;
 pub mod pattern;
 pub mod route;
 pub mod staged;
+pub mod stop;
 
 pub use device::{Device, open};
 pub use endpoint::Endpoint;

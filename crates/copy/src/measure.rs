@@ -4,11 +4,12 @@
 //! transfer wrote. Buffers rotate, so that no run measures a cache unless it is told to use one buffer.
 
 use crate::device::Device;
+use crate::stop::{PIECE, check_stop};
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::stats::Summary;
 use inlane_core::{Completion, Error, Region, Result};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -43,16 +44,6 @@ impl Default for Plan {
 }
 
 impl Plan {
-    fn check_stop(&self) -> Result<()> {
-        if !self.stop.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        Err(Error::device_failed(
-            "the run",
-            "was interrupted; what was in flight was waited for, nothing of it is reported",
-        ))
-    }
-
     /// Transfers in flight for a size: 64 MiB of them, at least 2 and at most 32.
     pub fn window_for(&self, size: usize) -> usize {
         self.window.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
@@ -88,6 +79,12 @@ impl Buffers {
         })
     }
 
+    /// A source and a destination that are there, of the same length.
+    pub(crate) fn over(from: &Arc<Device>, to: &Arc<Device>, regions: &[Region; 2]) -> Self {
+        let [source, destination] = regions.clone();
+        Self { source, destination, from: from.clone(), to: to.clone(), seed: 1 }
+    }
+
     /// Slots of `size` bytes, at most 64.
     fn slots(&self, size: usize) -> usize {
         let fit = if size == self.source.len() { 1 } else { self.source.len() / stride(size) };
@@ -100,25 +97,34 @@ impl Buffers {
     }
 
     /// Fills sources and poisons destinations.
-    fn prepare(&mut self, size: usize, slots: usize) -> Result<()> {
+    fn prepare(&mut self, size: usize, slots: usize, stop: &AtomicBool) -> Result<()> {
         self.seed += 1;
         for index in 0..slots {
             let (source, destination) = self.slot(index, size)?;
-            self.from.fill(&source, self.seed << 40 | (index as u64) << 32)?;
-            self.to.poison(&destination)?;
+            let seed = self.seed_of(index);
+            in_pieces(&self.from, &source, stop, |piece, word| self.from.fill(piece, seed + word))?;
+            in_pieces(&self.to, &destination, stop, |piece, _| self.to.poison(piece))?;
         }
         Ok(())
     }
 
+    fn seed_of(&self, index: usize) -> u64 {
+        self.seed << 40 | (index as u64) << 32
+    }
+
     /// Compares what `used` slots hold now; gives bytes compared.
-    fn verify(&self, size: usize, used: usize) -> Result<u64> {
+    fn verify(&self, size: usize, used: usize, stop: &AtomicBool) -> Result<u64> {
         if !self.to.is_verifiable() {
             return Ok(0);
         }
         let mut compared = 0;
         for index in 0..used.min(self.slots(size)) {
             let (_, destination) = self.slot(index, size)?;
-            let wrong = self.to.count_wrong(&destination, self.seed << 40 | (index as u64) << 32)?;
+            let (seed, mut wrong) = (self.seed_of(index), 0);
+            in_pieces(&self.to, &destination, stop, |piece, word| {
+                wrong += self.to.count_wrong(piece, seed + word)?;
+                Ok(())
+            })?;
             if wrong > 0 {
                 return Err(Error::device_failed(
                     format!("{} to {}", self.from.endpoint(), self.to.endpoint()),
@@ -132,6 +138,22 @@ impl Buffers {
         }
         Ok(compared)
     }
+}
+
+/// Does something to a region and has the run end between two pieces of it: with each piece, and its first word's number in the
+/// pattern, which goes on from piece to piece. A GPU's kernels take all of it at once.
+fn in_pieces(
+    device: &Device,
+    region: &Region,
+    stop: &AtomicBool,
+    mut act: impl FnMut(&Region, u64) -> Result<()>,
+) -> Result<()> {
+    let most = if device.is_gpu() { region.len() } else { PIECE };
+    for offset in (0..region.len()).step_by(most) {
+        check_stop(stop)?;
+        act(&region.slice(offset, most.min(region.len() - offset))?, offset as u64 / 8)?;
+    }
+    Ok(())
 }
 
 /// Where slots begin: multiples of 4 KiB, for DMA engines like whole pages.
@@ -196,13 +218,13 @@ pub fn latency(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
     let mut times = Vec::new();
     let mut verified = 0;
     for repeat in 0..plan.repeats + 1 {
-        buffers.prepare(size, slots)?;
+        buffers.prepare(size, slots, &plan.stop)?;
         // The first repeat warms up: caches, and what adaptive waiting learns.
         let budget = if repeat == 0 { plan.warm_up } else { plan.time }.as_nanos() as u64;
         let (began, cpu) = (clock.now_ns(), thread_cpu_ns());
         let mut count = 0;
         while count == 0 || (clock.now_ns() - began < budget && count < 100_000) {
-            plan.check_stop()?;
+            check_stop(&plan.stop)?;
             let (source, destination) = buffers.slot(count, size)?;
             let start = clock.raw();
             let ticket = route.submit(&source, &destination)?;
@@ -218,7 +240,7 @@ pub fn latency(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
         }
         // Filling and checking are work of the devices too, and must not wait for kernels that stay.
         route.rest()?;
-        verified += buffers.verify(size, count)?;
+        verified += buffers.verify(size, count, &plan.stop)?;
     }
     totals.measured(Summary::of(&times), 1, verified)
 }
@@ -246,7 +268,7 @@ fn stream_once(
                 break;
             }
         }
-        plan.check_stop()?;
+        check_stop(&plan.stop)?;
         let (source, destination) = buffers.slot(count, size)?;
         tickets.push_back(route.submit(&source, &destination)?);
         count += 1;
@@ -332,7 +354,7 @@ fn stream_with(
     for repeat in 0..plan.repeats + 1 {
         // A side that failed keeps coming to the gates, or the others would wait there for ever.
         if failed.is_none() {
-            failed = buffers.prepare(size, slots).err();
+            failed = buffers.prepare(size, slots, &plan.stop).err();
         }
         gate.wait();
         let streamed = match failed {
@@ -355,7 +377,7 @@ fn stream_with(
                 if repeat > 0 {
                     totals.add(bytes, wall, cpu as f64);
                 }
-                match buffers.verify(size, count) {
+                match buffers.verify(size, count, &plan.stop) {
                     Ok(bytes) => verified += bytes,
                     Err(error) => failed = Some(error),
                 }

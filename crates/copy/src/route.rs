@@ -7,11 +7,12 @@ use crate::gpu::{staged as engines, staged_sm as sms};
 use crate::hybrid::Hybrid;
 use crate::path::Path;
 use crate::staged::Staged;
+use crate::stop::{Pieces, check_stop};
 use inlane_core::mover::{Access, CpuMover, Mover, Ticket};
 use inlane_core::result::{NotTaken, Path as Explanation};
 use inlane_core::{Completion, Error, Region, Result, units};
 use inlane_cuda::{CopyEngine, PinnedKind, enable_peer_access};
-use inlane_twin::BarMover;
+use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +40,8 @@ pub struct Options {
     pub both_ways: bool,
     /// Paths that [`Choice::Auto`] leaves out.
     pub without: Vec<Path>,
+    /// Set from outside, it ends calibration, and transfers that the CPU makes, with an error.
+    pub stop: Arc<AtomicBool>,
 }
 
 impl Default for Options {
@@ -54,6 +57,7 @@ impl Default for Options {
             blocks: 16,
             both_ways: false,
             without: Vec::new(),
+            stop: Arc::default(),
         }
     }
 }
@@ -87,13 +91,15 @@ pub fn open_path(
         return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
     }
     to.require_writable()?;
+    // Rings and buffers take their time to allocate.
+    check_stop(&options.stop)?;
     Ok(match (path, from.kind(), to.kind()) {
         (Path::Bar, Kind::Twin(source), Kind::Twin(destination)) => {
-            Box::new(BarMover::new(Some(source), Some(destination))?)
+            twin_bars(Some(source), Some(destination), options)?
         }
-        (Path::Bar, Kind::Twin(source), _) => Box::new(BarMover::new(Some(source), None)?),
-        (Path::Bar, _, Kind::Twin(destination)) => Box::new(BarMover::new(None, Some(destination))?),
-        (Path::Bar, ..) => Box::new(cpu(Some(from), Some(to), options)?),
+        (Path::Bar, Kind::Twin(source), _) => twin_bars(Some(source), None, options)?,
+        (Path::Bar, _, Kind::Twin(destination)) => twin_bars(None, Some(destination), options)?,
+        (Path::Bar, ..) => cpu(Some(from), Some(to), options)?,
         (Path::Dma, Kind::Twin(twin), _) => Box::new(twin.dma(false)?),
         (Path::Dma, _, Kind::Twin(twin)) => Box::new(twin.dma(true)?),
         (Path::Dma, Kind::Gpu(gpu), _) | (Path::Dma, _, Kind::Gpu(gpu)) => {
@@ -129,18 +135,16 @@ pub fn open_path(
         )?),
         (Path::Staged, ..) => {
             let ring = host_buffer(from, to, 8 << 20)?;
-            Box::new(Staged::new(
-                leg(from, true, options)?,
-                leg(to, false, options)?,
-                &ring,
-                8,
-                options.legs,
-            )?)
+            Box::new(
+                Staged::new(leg(from, true, options)?, leg(to, false, options)?, &ring, 8, options.legs)?
+                    .until(&options.stop),
+            )
         }
         (Path::Hybrid, ..) => {
             let bytes = options.largest.clamp(4096, 256 << 20);
             let buffers = [host_buffer(from, to, bytes)?, host_buffer(from, to, bytes)?];
-            Box::new(Hybrid::new(leg(from, true, options)?, leg(to, false, options)?, buffers, options.legs)?)
+            let (out, into) = (leg(from, true, options)?, leg(to, false, options)?);
+            Box::new(Hybrid::new(out, into, buffers, options.legs)?.until(&options.stop))
         }
         _ => return Err(unavailable(path, from, to, "not between these two")),
     })
@@ -150,25 +154,37 @@ fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
     Error::device_usage(format!("path {path} from {} to {}", from.endpoint(), to.endpoint()), why)
 }
 
+/// The CPU through the BARs of models.
+fn twin_bars(
+    from: Option<&Accelerator>,
+    to: Option<&Accelerator>,
+    options: &Options,
+) -> Result<Box<dyn Mover>> {
+    Ok(Box::new(Pieces::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
+}
+
 /// The CPU as a mover out of one device and into another, `None` being the host, with the access that suits them unless one
 /// was asked for.
-fn cpu(from: Option<&Device>, to: Option<&Device>, options: &Options) -> Result<CpuMover> {
+fn cpu(from: Option<&Device>, to: Option<&Device>, options: &Options) -> Result<Box<dyn Mover>> {
     let mut reads = true;
     let mut suits = Access::widest();
     for device in [from, to].into_iter().flatten() {
-        if let Kind::Bar { region, permission } = device.kind() {
+        if let Kind::Bar { memory, permission } = device.kind() {
             reads &= permission.may_read();
-            let combining = matches!(region.place(), inlane_core::Place::Bar { write_combining: true, .. });
+            let combining =
+                matches!(memory.whole().place(), inlane_core::Place::Bar { write_combining: true, .. });
             // Uncached: the widest access that devices take without exception of the known ones.
             suits = if combining { Access::widest() } else { Access::Bytes8 };
         }
     }
     let is_bar =
         |device: Option<&Device>| device.is_some_and(|device| matches!(device.kind(), Kind::Bar { .. }));
-    Ok(CpuMover::new(options.access.unwrap_or(suits))?
-        .named_by(is_bar(from), is_bar(to))
-        .reading_bars(reads)
-        .delivering(options.delivered))
+    let mover = || -> Result<CpuMover> {
+        let mover = CpuMover::new(options.access.unwrap_or(suits))?;
+        Ok(mover.named_by(is_bar(from), is_bar(to)).reading_bars(reads))
+    };
+    let flush = options.delivered.then(mover).transpose()?;
+    Ok(Box::new(Pieces::new(Box::new(mover()?), flush, &options.stop)))
 }
 
 /// What moves between a device and host memory: out of the device, or into it.
@@ -176,8 +192,8 @@ pub(crate) fn leg(device: &Arc<Device>, out: bool, options: &Options) -> Result<
     Ok(match device.kind() {
         Kind::Gpu(gpu) => Box::new(CopyEngine::new(gpu.gpu())?),
         Kind::Twin(twin) => Box::new(twin.dma(!out)?),
-        Kind::Bar { .. } | Kind::Host(_) if out => Box::new(cpu(Some(device), None, options)?),
-        Kind::Bar { .. } | Kind::Host(_) => Box::new(cpu(None, Some(device), options)?),
+        Kind::Bar { .. } | Kind::Host(_) if out => cpu(Some(device), None, options)?,
+        Kind::Bar { .. } | Kind::Host(_) => cpu(None, Some(device), options)?,
     })
 }
 

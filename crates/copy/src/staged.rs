@@ -6,9 +6,12 @@
 //!  in:      0 1 2 3 ...        fed     <= filled
 //! ```
 
+use crate::stop::check_stop;
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Error, Region, Result};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// A pipeline of two movers through a ring. Synchronous.
 pub struct Staged {
@@ -16,6 +19,7 @@ pub struct Staged {
     into: Box<dyn Mover>,
     ring: Vec<Region>,
     completion: Completion,
+    stop: Arc<AtomicBool>,
     submitted: u64,
 }
 
@@ -40,17 +44,31 @@ impl Staged {
             ));
         }
         let ring = (0..slots).map(|slot| ring.slice(slot * chunk, chunk)).collect::<Result<_>>()?;
-        Ok(Self { out, into, ring, completion, submitted: 0 })
+        Ok(Self { out, into, ring, completion, stop: Arc::default(), submitted: 0 })
+    }
+
+    /// Transfers end early, with an error, once `stop` is set; chunks in flight are waited for.
+    #[must_use]
+    pub fn until(mut self, stop: &Arc<AtomicBool>) -> Self {
+        self.stop = stop.clone();
+        self
     }
 
     fn run(&mut self, source: &Region, destination: &Region) -> Result<()> {
         let chunk = self.ring[0].len();
-        let count = source.len().div_ceil(chunk);
+        let mut count = source.len().div_ceil(chunk);
         let span = |index: usize| (index * chunk, chunk.min(source.len() - index * chunk));
         let (mut filling, mut emptying) = (VecDeque::new(), VecDeque::new());
         let (mut sent, mut emptied) = (0, 0);
+        let mut stopped = Ok(());
         while emptied < count {
             let mut progress = false;
+            if stopped.is_ok() {
+                stopped = check_stop(&self.stop);
+                if stopped.is_err() {
+                    count = sent;
+                }
+            }
             while sent < count && sent - emptied < self.ring.len() {
                 let (offset, length) = span(sent);
                 let slot = self.ring[sent % self.ring.len()].slice(0, length)?;
@@ -72,7 +90,7 @@ impl Staged {
                 emptied += 1;
                 progress = true;
             }
-            if !progress {
+            if !progress && emptied < count {
                 // Whichever ends first lets something else go on; the fill is what the pipeline starves for.
                 match (filling.front(), emptying.front()) {
                     (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
@@ -81,7 +99,7 @@ impl Staged {
                 }
             }
         }
-        Ok(())
+        stopped
     }
 }
 

@@ -1,8 +1,9 @@
 //! What `inlane copy` does: opens, calibrates, measures, reports.
 
 use super::{Copy, Direction, What};
-use inlane_copy::cost::Cache;
+use inlane_copy::cost::{Cache, Costs};
 use inlane_copy::measure::{Buffers, Measured, Plan, latency, stream, together};
+use inlane_copy::stop::check_stop;
 use inlane_copy::{Choice, Device, Endpoint, Options, Path, Route, ceiling, experiment};
 use inlane_core::mover::Mover;
 use inlane_core::result::{Ceiling, Document, Path as Explanation, TransferResult, Verification};
@@ -84,8 +85,8 @@ impl Copy {
         let mut report = Report::new("copy", Explanation::default());
         describe(&mut report, &devices[..2]);
         report.notes.extend(unequal_links(from, to));
-        let mut cache = Cache::load(&devices[..2]);
-        let options = self.options()?;
+        let mut cache = Cache::load();
+        let options = Options { stop: plan.stop.clone(), ..self.options()? };
         let mut bench = Bench { args: self, plan, report: &mut report, cache: &mut cache, host };
         for delivered in bench.ends(from, to) {
             let options = Options { delivered: delivered == Some(true), ..options.clone() };
@@ -111,8 +112,8 @@ impl Copy {
         let host = devices.pop().expect("the host was opened last");
         let mut report = Report::new("copy", Explanation::default());
         describe(&mut report, &devices);
-        let mut cache = Cache::load(&devices);
-        let options = self.options()?;
+        let mut cache = Cache::load();
+        let options = Options { stop: plan.stop.clone(), ..self.options()? };
         let mut bench = Bench { args: self, plan, report: &mut report, cache: &mut cache, host: &host };
         for from in &devices {
             for to in &devices {
@@ -232,6 +233,29 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// What the paths cost, where that is known or `choice` needs it. Before the run's own memory is allocated: a BAR has no more.
+    fn costs(
+        &mut self,
+        from: &Arc<Device>,
+        to: &Arc<Device>,
+        choice: Choice,
+        options: &Options,
+    ) -> anyhow::Result<Option<Costs>> {
+        let kept = self.cache.get(from, to, options).filter(|_| !self.args.calibrate).cloned();
+        let chosen_by_cost = match choice {
+            Choice::Auto => true,
+            Choice::Prefer(path) => !Path::candidates(from.endpoint(), to.endpoint()).contains(&path),
+            Choice::Require(_) => false,
+        };
+        if kept.is_some() || !chosen_by_cost {
+            return Ok(kept);
+        }
+        progress(&format!("{} to {}, calibration", from.endpoint(), to.endpoint()));
+        let costs = Costs::calibrate(from, to, options)?;
+        self.cache.put(from, to, options, costs.clone());
+        Ok(Some(costs))
+    }
+
     /// Opens a route. Its memory must be there already: kernels that stay on a GPU would hold allocation up.
     fn route(
         &mut self,
@@ -239,18 +263,9 @@ impl Bench<'_> {
         to: &Arc<Device>,
         choice: Choice,
         options: &Options,
+        costs: Option<Costs>,
     ) -> anyhow::Result<Route> {
         let (a, b) = (from.endpoint(), to.endpoint());
-        let kept = self.cache.get(a, b, options).filter(|_| !self.args.calibrate).cloned();
-        let costs = match (kept, choice) {
-            (Some(costs), _) => Some(costs),
-            (None, Choice::Auto) => {
-                let costs = inlane_copy::cost::Costs::calibrate(from, to, options)?;
-                self.cache.put(a, b, options, costs.clone());
-                Some(costs)
-            }
-            (None, _) => None,
-        };
         let route = Route::open(from, to, choice, options, costs)?;
         if let Some(fallback) = route.fallback() {
             eprintln!(
@@ -262,6 +277,8 @@ impl Bench<'_> {
     }
 
     fn buffers(&self, from: &Arc<Device>, to: &Arc<Device>, options: &Options) -> anyhow::Result<Buffers> {
+        // Zeroing hundreds of megabytes takes its time.
+        check_stop(&self.plan.stop)?;
         Ok(Buffers::new(from, to, options.largest, self.args.rotate)?)
     }
 
@@ -304,8 +321,9 @@ impl Bench<'_> {
         delivered: Option<bool>,
     ) -> anyhow::Result<()> {
         let ceiling = self.ceiling(from, to, false)?.map(|ceiling| ceiling[0]);
+        let costs = self.costs(from, to, choice, options)?;
         let mut buffers = self.buffers(from, to, options)?;
-        let mut route = self.route(from, to, choice, options)?;
+        let mut route = self.route(from, to, choice, options, costs)?;
         self.report.path = route.explain(options.largest as u64);
         self.report.twin |= route.is_twin();
         for &size in &self.args.sizes.0 {
@@ -356,10 +374,11 @@ impl Bench<'_> {
     ) -> anyhow::Result<()> {
         let ceilings = self.ceiling(from, to, true)?;
         let options = &Options { both_ways: true, ..options.clone() };
+        let costs = self.costs(from, to, choice, options)?;
         let mut forth_buffers = self.buffers(from, to, options)?;
         let mut back_buffers = self.buffers(to, from, options)?;
         // The way back is opened while nothing runs: a resident route begins at its first transfer.
-        let mut forth = self.route(from, to, choice, options)?;
+        let mut forth = self.route(from, to, choice, options, costs)?;
         // By the same costs, which are those of both ways at once: two paths that differ would take from each other.
         let mut back = Route::open(to, from, choice, options, forth.costs().cloned())?;
         self.report.path = forth.explain(options.largest as u64);

@@ -3,6 +3,7 @@ use crate::device::open;
 use crate::path::Path;
 use crate::route::{Choice, Options, Route, open_path};
 use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
+use std::sync::atomic::Ordering;
 
 /// A twin that is fast enough for tests.
 fn twin(index: u32) -> Arc<Device> {

@@ -11,7 +11,6 @@ use crate::region::{Place, Region};
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    delivers: bool,
     /// What of its work names it.
     work: &'static str,
     submitted: u64,
@@ -29,20 +28,13 @@ impl CpuMover {
     /// A mover with the widest ordinary access there is.
     pub fn widest() -> Self {
         let access = Access::widest();
-        Self { access, reads_bars: false, delivers: false, work: "stores", submitted: 0 }
+        Self { access, reads_bars: false, work: "stores", submitted: 0 }
     }
 
     /// Lets it load from BARs. Off at first: a device may act upon a read.
     #[must_use]
     pub fn reading_bars(mut self, allowed: bool) -> Self {
         self.reads_bars = allowed;
-        self
-    }
-
-    /// Has copies to BARs and windows end when they are delivered, by [`CpuMover::flush`], instead of issued.
-    #[must_use]
-    pub fn delivering(mut self, delivered: bool) -> Self {
-        self.delivers = delivered;
         self
     }
 
@@ -140,9 +132,6 @@ impl Mover for CpuMover {
             matches!(destination.place(), Place::Bar { write_combining: true, .. } | Place::Window { .. });
         if self.access.is_weakly_ordered() || combining {
             Access::drain();
-        }
-        if self.delivers {
-            self.flush(destination)?;
         }
         self.submitted += 1;
         Ok(Ticket(self.submitted))

@@ -1,0 +1,237 @@
+//! Costs that were measured on this machine, kept in a file between runs and processes.
+//!
+//! ```text
+//! {machine, from, to, options: costs, when}, ...      an entry for each of whatever changes what paths cost
+//! ```
+//!
+//! A key holds nothing that changes from run to run: a GPU that idles lowers its link's rate.
+
+use super::Costs;
+use crate::device::Device;
+use crate::route::Options;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Entries that the file has at most; those measured longest ago go.
+const MOST: usize = 256;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Entry {
+    /// Seconds since 1970.
+    measured_s: u64,
+    costs: Costs,
+}
+
+type Entries = BTreeMap<String, Entry>;
+
+/// Costs by pair of devices and options, kept in a file.
+#[derive(Debug)]
+pub struct Cache {
+    file: Option<PathBuf>,
+    entries: Entries,
+}
+
+impl Cache {
+    /// What is kept in the user's cache folder (`inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`); nothing when the file
+    /// is absent or cannot be read.
+    pub fn load() -> Self {
+        let root = std::env::var_os("XDG_CACHE_HOME")
+            .filter(|folder| !folder.is_empty())
+            .map(PathBuf::from)
+            .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+        match root {
+            Some(root) => Self::at(root.join("inlane").join("copy-costs.json")),
+            None => Self { file: None, entries: Entries::new() },
+        }
+    }
+
+    /// What is kept in this file.
+    pub fn at(file: impl Into<PathBuf>) -> Self {
+        let file = file.into();
+        Self { entries: read(&file), file: Some(file) }
+    }
+
+    /// The costs from one device to another as these options open paths.
+    pub fn get(&self, from: &Device, to: &Device, options: &Options) -> Option<&Costs> {
+        self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
+    }
+
+    /// Notes costs, beside those that other processes noted meanwhile; that the file cannot be written is only said.
+    pub fn put(&mut self, from: &Device, to: &Device, options: &Options, costs: Costs) {
+        let measured_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let entry = Entry { measured_s, costs };
+        let key = key(from, to, options);
+        self.entries.insert(key.clone(), entry.clone());
+        let Some(file) = &self.file else { return };
+        if let Err(error) = write(file, key, entry) {
+            tracing::warn!("calibration is not kept: {}: {error}", file.display());
+        }
+    }
+}
+
+fn read(file: &Path) -> Entries {
+    fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+}
+
+/// Adds an entry to what the file holds by now. Who reads it meanwhile finds the old file or the new one, whole.
+fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    // One at a time reads, adds and replaces. Where a file system has no locks an entry may be lost, and is measured again.
+    let lock = File::create(file.with_extension("lock"))?;
+    let _ = lock.lock();
+    let mut entries = read(file);
+    entries.insert(key, entry);
+    while entries.len() > MOST {
+        let oldest = entries.iter().min_by_key(|(_, entry)| entry.measured_s).map(|(key, _)| key.clone());
+        oldest.and_then(|key| entries.remove(&key));
+    }
+    let part = file.with_extension(format!("{}.part", std::process::id()));
+    let replaced =
+        fs::write(&part, serde_json::to_vec_pretty(&entries)?).and_then(|()| fs::rename(&part, file));
+    replaced.inspect_err(|_| drop(fs::remove_file(&part)))
+}
+
+/// Whatever changes what paths cost: the machine, the two devices, how paths are opened. The largest transfer is not in it,
+/// for calibration measures the same sizes whatever is asked for.
+fn key(from: &Device, to: &Device, options: &Options) -> String {
+    let host = inlane_core::result::Host::this();
+    let driver = inlane_cuda::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
+    let Options {
+        largest: _,
+        stop: _,
+        access,
+        delivered,
+        legs,
+        engines,
+        sms,
+        resident,
+        blocks,
+        both_ways,
+        without,
+    } = options;
+    let mut without: Vec<String> = without.iter().map(ToString::to_string).collect();
+    without.sort();
+    without.dedup();
+    let access = access.map_or("by memory".into(), |access| access.to_string());
+    format!(
+        "inlane {}, {} x {}, Linux {}{driver} | {} -> {} | {}access {access}{}, legs {legs}, {engines:?}, {sms:?}, \
+         resident {resident}, blocks {blocks}, without {}",
+        env!("CARGO_PKG_VERSION"),
+        host.cores,
+        host.cpu,
+        host.kernel,
+        from.stable_name(),
+        to.stable_name(),
+        if *both_ways { "both ways, " } else { "" },
+        if *delivered { ", delivered" } else { "" },
+        without.join(" "),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Curve;
+    use super::*;
+    use crate::path::Path;
+    use inlane_core::Completion;
+    use inlane_core::mover::Access;
+    use inlane_twin::{Accelerator, Costs as TwinCosts};
+    use std::sync::Arc;
+
+    fn twins() -> [Arc<Device>; 2] {
+        [0, 1].map(|index| Device::twin(Accelerator::new(index, TwinCosts::published(index))))
+    }
+
+    fn costs(nanoseconds: f64) -> Costs {
+        let curve = Curve { points: vec![(4096, nanoseconds)] };
+        Costs { paths: [(Path::Bar, curve)].into(), ..Costs::default() }
+    }
+
+    #[test]
+    fn what_changes_the_cost_is_measured_apart_and_the_largest_size_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut cache = Cache::at(folder.path().join("new").join("costs.json"));
+        let [a, b] = twins();
+        let asked = Options { largest: 4096, ..Options::default() };
+        cache.put(&a, &b, &asked, costs(1.0));
+        assert_eq!(cache.get(&a, &b, &Options { largest: 1 << 30, ..Options::default() }), Some(&costs(1.0)));
+        let others = [
+            Options { access: Some(Access::Bytes4), ..Options::default() },
+            Options { delivered: true, ..Options::default() },
+            Options { legs: Completion::Interrupt, ..Options::default() },
+            Options { resident: true, ..Options::default() },
+            Options { blocks: 3, ..Options::default() },
+            Options { both_ways: true, ..Options::default() },
+            Options { without: vec![Path::Bar], ..Options::default() },
+        ];
+        for (index, options) in others.iter().enumerate() {
+            assert_eq!(cache.get(&a, &b, options), None, "{options:?}");
+            cache.put(&a, &b, options, costs(index as f64 + 2.0));
+        }
+        assert_eq!(cache.get(&b, &a, &asked), None, "the way back is another");
+        let other = Device::twin(Accelerator::new(1, TwinCosts { link: 1e9, ..TwinCosts::published(1) }));
+        assert_eq!(cache.get(&a, &other, &asked), None, "a device of the same number that is another");
+        // All of it is kept, pair by pair.
+        cache.put(&b, &a, &asked, costs(9.5));
+        let again = Cache::at(folder.path().join("new").join("costs.json"));
+        assert_eq!(again.get(&b, &a, &asked), Some(&costs(9.5)));
+        assert_eq!(again.get(&a, &b, &asked), Some(&costs(1.0)));
+        for (index, options) in others.iter().enumerate() {
+            assert_eq!(again.get(&a, &b, options), Some(&costs(index as f64 + 2.0)));
+        }
+    }
+
+    #[test]
+    fn several_at_once_lose_nothing_and_readers_find_a_whole_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("costs.json");
+        let [a, b] = twins();
+        let options = |writer: u32, turn: u32| Options { blocks: writer * 100 + turn, ..Options::default() };
+        fs::write(&file, "{ cut off").unwrap();
+        std::thread::scope(|scope| {
+            for writer in 1..5 {
+                let (a, b, file) = (&a, &b, &file);
+                scope.spawn(move || {
+                    // Each as a process of its own would: with what the file held when it began.
+                    let mut cache = Cache::at(file);
+                    for turn in 0..10 {
+                        cache.put(a, b, &options(writer, turn), costs(f64::from(writer)));
+                    }
+                });
+            }
+            for _ in 0..200 {
+                let text = fs::read(&file).unwrap();
+                assert!(text == b"{ cut off" || serde_json::from_slice::<Entries>(&text).is_ok());
+            }
+        });
+        let cache = Cache::at(&file);
+        for writer in 1..5 {
+            for turn in 0..10 {
+                assert_eq!(cache.get(&a, &b, &options(writer, turn)), Some(&costs(f64::from(writer))));
+            }
+        }
+        let left: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "the file and its lock: {left:?}");
+    }
+
+    #[test]
+    fn the_file_does_not_grow_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("costs.json");
+        let entry = |measured_s| Entry { measured_s, costs: costs(1.0) };
+        let full: Entries = (0..MOST as u64 + 10).map(|n| (format!("pair {n}"), entry(1000 - n))).collect();
+        fs::write(&file, serde_json::to_vec(&full).unwrap()).unwrap();
+        write(&file, "new".into(), entry(2000)).unwrap();
+        let kept = read(&file);
+        assert_eq!(kept.len(), MOST);
+        assert!(kept.contains_key("new") && kept.contains_key("pair 0"));
+        assert!(!kept.contains_key(&format!("pair {}", MOST + 9)), "the oldest went");
+    }
+}
