@@ -1,5 +1,6 @@
 //! `inlane copy`: its flags, its runs, its result.
 
+mod bench;
 mod run;
 
 use clap::builder::RangedU64ValueParser;

@@ -297,6 +297,7 @@ impl Forward {
             return Err(inlane_core::Error::Invalid { what: "--json -".into(), why: why.into() }.into());
         }
         let json = self.json.as_deref().map(inlane_report::Target::open).transpose()?;
+        let svg = self.svg.as_deref().map(inlane_report::Target::file).transpose()?;
         let mut live = Live::new();
         let (document, failure) = if series.is_plain() {
             let mut watch = |elapsed: Duration, reading: Reading| live.show(elapsed, reading);
@@ -316,10 +317,10 @@ impl Forward {
         if let Some(json) = json {
             json.json(&document)?;
         }
-        if let (Some(file), Some(axis)) = (&self.svg, series.axis()) {
+        if let (Some(file), Some(axis)) = (svg, series.axis()) {
             // What failed says so below; a figure of nothing is not drawn.
             if let Some(svg) = figure::svg(&document, axis, &series.line_keys()) {
-                std::fs::write(file, svg).with_context(|| format!("cannot write {}", file.display()))?;
+                file.text(&svg)?;
             }
         }
         failure.map_or(Ok(()), Err)

@@ -89,3 +89,98 @@ fn an_interrupted_run_ends_soon() {
         }
     }
 }
+
+fn document(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn what_was_measured_before_an_interruption_is_kept() {
+    let cache = tempfile::tempdir().unwrap();
+    let result = cache.path().join("result.json");
+    // The second size takes minutes.
+    let arguments =
+        "--from host --to twin:0 --require bar --sizes 4K,64M --repeats 1 --time 1ms --warm-up 1ms";
+    let child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    // SAFETY: a signal to a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("interrupted after 1 measurements"), "{}", text(&output));
+    let document = document(&result);
+    let results = document["results"].as_array().unwrap();
+    assert_eq!((results.len(), &results[0]["size_bytes"]), (1, &4096.into()));
+    assert!(results[0]["verified_bytes"].as_u64().unwrap() > 0);
+    assert!(document["notes"].to_string().contains("left out"), "{}", document["notes"]);
+}
+
+#[test]
+fn a_measurement_that_fails_is_noted_and_the_next_is_made() {
+    let cache = tempfile::tempdir().unwrap();
+    let (result, figure) = (cache.path().join("result.json"), cache.path().join("figure.svg"));
+    let arguments = "--from host --to host --require dma --sizes 4K,64K --repeats 1 --time 1ms --no-ceiling";
+    let run = |completion: &str| {
+        let mut command = copy(cache.path(), arguments);
+        command.args(["--completion", completion, "--json"]).arg(&result).arg("--svg").arg(&figure);
+        command.output().unwrap()
+    };
+    let output = run("interrupt,poll");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("2 of 4 measurements failed; the first: "), "{}", text(&output));
+    let document = document(&result);
+    let schema = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema/transfers.json");
+    let schema = serde_json::from_slice(&std::fs::read(schema).unwrap()).unwrap();
+    jsonschema::validate(&schema, &document).unwrap();
+    for row in document["results"].as_array().unwrap() {
+        let failed = row["completion"] == "interrupt";
+        assert_eq!(row["error"].to_string().contains("raise no interrupts"), failed, "{row}");
+        assert_eq!(row["bytes_per_second"].is_null(), failed, "{row}");
+        assert_eq!(row["verified_bytes"] == 0, failed, "{row}");
+    }
+    assert!(figure.exists());
+    // Of which nothing is left: the status is what is wrong, and no file stays that was made for the result.
+    std::fs::remove_file(&result).unwrap();
+    std::fs::remove_file(&figure).unwrap();
+    let output = run("interrupt");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert!(!result.exists() && !figure.exists());
+}
+
+#[test]
+fn outputs_are_tried_before_anything_is_measured() {
+    let cache = tempfile::tempdir().unwrap();
+    for flag in ["--json", "--svg"] {
+        let began = Instant::now();
+        let arguments = format!("--from host --to twin:0 --time 60s {flag} /nonexistent/file");
+        let output = copy(cache.path(), &arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+        assert!(text(&output).contains("cannot write /nonexistent/file"), "{}", text(&output));
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+}
+
+#[test]
+fn rows_name_the_completion_and_the_window_that_there_were() {
+    let cache = tempfile::tempdir().unwrap();
+    let result = cache.path().join("result.json");
+    let rows = |ends: &str| {
+        let rest = "--sizes 4K --repeats 1 --time 1ms --warm-up 1ms --no-ceiling --completion interrupt,poll";
+        let output =
+            copy(cache.path(), &format!("{ends} {rest}")).arg("--json").arg(&result).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let document = document(&result);
+        let row = |row: &serde_json::Value| {
+            let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
+            (text(&row["path"]), text(&row["completion"]), text(&row["parameters"]["window"]))
+        };
+        let rows: Vec<_> = document["results"].as_array().unwrap().iter().map(row).collect();
+        (rows, document["notes"].to_string())
+    };
+    let row = |path: &str, completion: &str, window: &str| (path.into(), completion.into(), window.into());
+    let (found, notes) = rows("--from host --to twin:0 --path bar,dma");
+    assert_eq!(found, [row("bar", "poll", "1"), row("dma", "interrupt", "32"), row("dma", "poll", "32")]);
+    assert!(notes.contains("bar is measured by poll, not interrupt"), "{notes}");
+    let (found, _) = rows("--from twin:0 --to twin:1 --path staged");
+    assert_eq!(found, [row("staged", "interrupt", "1"), row("staged", "poll", "1")]);
+}

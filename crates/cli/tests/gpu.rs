@@ -47,6 +47,34 @@ fn what_a_driver_lacks_is_said() {
     }
 }
 
+#[test]
+fn a_matrix_is_of_models_only_where_there_is_no_gpu() {
+    let Some((_folder, path)) = stub() else { return };
+    let told = |name: &str, value: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_inlane"))
+            .args(["copy", "--matrix", "--sizes", "4K", "--path", "dma,staged", "--no-ceiling"])
+            .args(["--repeats", "1", "--time", "1ms", "--warm-up", "1ms"])
+            .env("LD_LIBRARY_PATH", &path)
+            .env(name, value)
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (name, value) in [("STUB_DEVICES", "0"), ("STUB_INIT", "100")] {
+        let (status, said) = told(name, value);
+        assert_eq!(status, Some(0), "{said}");
+        assert!(said.contains("there is no GPU: the matrix is of the host and two models"), "{said}");
+    }
+    for (name, value, wanted) in [
+        ("STUB_VERSION", "12040", "install a newer NVIDIA driver"),
+        ("STUB_INIT", "803", "reload the module"),
+    ] {
+        let (status, said) = told(name, value);
+        assert_eq!(status, Some(3), "{said}");
+        assert!(said.contains(wanted), "{said}");
+    }
+}
+
 /// What runs on GPUs is checked by a script, so that it runs where there is one and no Rust.
 #[test]
 fn all_that_a_gpu_runs_is_right() {

@@ -226,3 +226,17 @@ fn a_competing_job_costs_and_is_measured() {
     assert!(kept > 0.0 && kept < 3.0, "{kept}");
     assert!(std::fs::read_to_string(&files.svg).unwrap().contains("other job"));
 }
+
+#[test]
+fn outputs_are_tried_first_and_nothing_stays_of_a_run_without_a_result() {
+    let directory = tempfile::tempdir().unwrap();
+    let (json, svg) = (directory.path().join("new.json"), directory.path().join("new.svg"));
+    let missing = ["forward", "--rx", "pcap:/nonexistent", "--tx", "null", "--sweep", "burst=16,32"];
+    let output = run(&missing, &["--json", json.to_str().unwrap(), "--svg", svg.to_str().unwrap()]);
+    assert!(!output.status.success());
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "{}", stderr(&output));
+    let output = run(&NULL, &["--sweep", "burst=16,32", "--svg", "/nonexistent/x.svg"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("cannot write /nonexistent/x.svg"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("[1/2]"), "it measured first: {}", stderr(&output));
+}

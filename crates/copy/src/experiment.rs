@@ -50,14 +50,13 @@ const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("twin:1", "twin:0", Path::Staged, None),
 ];
 
-/// Runs it on models, one transfer at a time: by DMA `large` bytes each, by BAR 64 KiB.
+/// Runs it on models, one transfer at a time: by DMA `large` bytes each, by BAR 64 KiB. Each line goes to `keep`.
 ///
 /// # Errors
-/// When a transfer fails.
-pub fn run(large: usize, plan: &Plan) -> Result<Vec<Line>> {
+/// When a transfer fails: it is the last.
+pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> {
     let options = Options { largest: large, stop: plan.stop.clone(), ..Options::default() };
     let mut costs: Vec<(String, Costs)> = Vec::new();
-    let mut lines = Vec::new();
     for (from, to, path, published_mib) in PUBLISHED {
         let devices = crate::open(&[from.parse()?, to.parse()?], &inlane_pci::Permission::default())?;
         let (from, to) = (&devices[0], &devices[1]);
@@ -65,7 +64,7 @@ pub fn run(large: usize, plan: &Plan) -> Result<Vec<Line>> {
         let mut mover = open_path(path, from, to, &options)?;
         let mut buffers = Buffers::new(from, to, size, size)?;
         let measured = latency(&mut *mover, &mut buffers, size, plan)?;
-        lines.push(Line {
+        keep(Line {
             from: from.endpoint().clone(),
             to: to.endpoint().clone(),
             path,
@@ -76,7 +75,7 @@ pub fn run(large: usize, plan: &Plan) -> Result<Vec<Line>> {
             measured,
         });
     }
-    Ok(lines)
+    Ok(())
 }
 
 /// Bytes a second that the legs predict: of a BAR path each byte is read, then written; else from calibrated legs.

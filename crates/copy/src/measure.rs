@@ -126,13 +126,11 @@ impl Buffers {
                 Ok(())
             })?;
             if wrong > 0 {
-                return Err(Error::device_failed(
-                    format!("{} to {}", self.from.endpoint(), self.to.endpoint()),
-                    format!(
-                        "verification failed: {wrong} of {size} bytes of transfer {index} are not what was sent; \
-                         no figure of this run holds"
-                    ),
-                ));
+                return Err(Error::Altered {
+                    what: format!("{} to {}, transfer {index}", self.from.endpoint(), self.to.endpoint()),
+                    wrong,
+                    bytes: size as u64,
+                });
             }
             compared += size as u64;
         }

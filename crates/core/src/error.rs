@@ -55,6 +55,18 @@ pub enum Error {
         /// Who can mend it.
         class: Class,
     },
+    /// Bytes did not arrive as they were sent.
+    #[error(
+        "{what}: verification failed: {wrong} of {bytes} bytes are not what was sent; no figure of this run holds"
+    )]
+    Altered {
+        /// The transfer.
+        what: String,
+        /// How many are wrong.
+        wrong: u64,
+        /// Of how many.
+        bytes: u64,
+    },
     /// Memory could not be had.
     #[error("cannot get {bytes} bytes of {what}: {why}")]
     Memory {
@@ -85,7 +97,7 @@ impl Error {
             Error::Quantity { .. } | Error::Invalid { .. } => Class::Usage,
             Error::Port { class, .. } | Error::Device { class, .. } => *class,
             Error::Memory { .. } => Class::Environment,
-            Error::Os { .. } => Class::Failed,
+            Error::Altered { .. } | Error::Os { .. } => Class::Failed,
         }
     }
 

@@ -385,6 +385,8 @@ pub struct TransferResult {
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
     /// Bytes compared with what they had to be.
     pub verified_bytes: u64,
+    /// What went wrong; there are no figures then.
+    pub error: Option<String>,
 }
 
 #[cfg(test)]

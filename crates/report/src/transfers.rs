@@ -40,11 +40,13 @@ pub fn transfers(document: &Document<TransferResult>) -> String {
     let mut header = vec!["from -> to", "path", "completion"];
     header.extend(&names);
     header.extend(["size", "latency us", "GB/s", "spread", "of ceiling", "ops/s", "CPU s/GB", "verified"]);
-    let lines: Vec<_> = document.results.iter().map(|result| line(result, &names)).collect();
+    let failed = document.results.iter().any(|result| result.error.is_some());
+    header.extend(failed.then_some("error"));
+    let lines: Vec<_> = document.results.iter().map(|result| line(result, &names, failed)).collect();
     format!("{}{}", rows.render(), grid(&header, &lines))
 }
 
-fn line(result: &TransferResult, names: &[&str]) -> Vec<String> {
+fn line(result: &TransferResult, names: &[&str], failed: bool) -> Vec<String> {
     let or_empty = |value: Option<String>| value.unwrap_or_default();
     let median = |summary: &Option<Summary>, scale: f64, digits: usize| {
         or_empty(summary.map(|summary| format!("{:.digits$}", summary.median / scale)))
@@ -60,5 +62,6 @@ fn line(result: &TransferResult, names: &[&str]) -> Vec<String> {
     row.push(median(&result.operations_per_second, 1.0, 0));
     row.push(or_empty(result.cpu_seconds_per_gigabyte.map(|seconds| format!("{seconds:.3}"))));
     row.push(units::bytes(result.verified_bytes));
+    row.extend(failed.then(|| result.error.clone().unwrap_or_default()));
     row
 }

@@ -2,8 +2,9 @@
 
 use inlane_core::error::Class;
 use serde::Serialize;
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
 /// A result that could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -39,10 +40,14 @@ impl Error {
     }
 }
 
-/// A file for a document, opened before the run that makes it: a run may give up the privileges that opening takes.
+/// A file for a result, opened before the run that makes it: a run may give up the privileges that opening takes, and one
+/// that cannot write its result need not begin. A file that was made for it goes again where nothing is written.
 pub struct Target {
-    path: String,
-    file: Option<std::fs::File>,
+    path: PathBuf,
+    /// None is standard output.
+    file: Option<File>,
+    /// Made by this, and empty.
+    fresh: bool,
 }
 
 impl Target {
@@ -51,12 +56,27 @@ impl Target {
     /// # Errors
     /// When the file cannot be opened for writing.
     pub fn open(path: &str) -> Result<Self, Error> {
-        let open = || std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        let file = match path {
-            "-" => None,
-            path => Some(open().map_err(|source| Error::Open { path: path.into(), source })?),
+        match path {
+            "-" => Ok(Self { path: path.into(), file: None, fresh: false }),
+            path => Self::file(Path::new(path)),
+        }
+    }
+
+    /// Opens a file, whatever its name.
+    ///
+    /// # Errors
+    /// As [`Target::open`].
+    pub fn file(path: &Path) -> Result<Self, Error> {
+        let fresh = OpenOptions::new().write(true).create_new(true).open(path);
+        let made = fresh.is_ok();
+        let file = match fresh {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                OpenOptions::new().write(true).create(true).truncate(false).open(path)
+            }
+            outcome => outcome,
         };
-        Ok(Self { path: path.into(), file })
+        let file = file.map_err(|source| Error::Open { path: path.into(), source })?;
+        Ok(Self { path: path.into(), file: Some(file), fresh: made })
     }
 
     /// Writes a document as JSON in place of what the file held.
@@ -64,13 +84,34 @@ impl Target {
     /// # Errors
     /// When the file cannot be written.
     pub fn json<T: Serialize>(self, document: &T) -> Result<(), Error> {
-        let Some(mut file) = self.file else { return json(&self.path, document) };
         let mut bytes = serde_json::to_vec_pretty(document)?;
         bytes.push(b'\n');
+        self.bytes(&bytes)
+    }
+
+    /// Writes a text in place of what the file held.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn text(self, text: &str) -> Result<(), Error> {
+        self.bytes(text.as_bytes())
+    }
+
+    fn bytes(mut self, bytes: &[u8]) -> Result<(), Error> {
+        let Some(file) = &mut self.file else { return put("-", bytes) };
         // Devices and pipes have no length to set.
         let emptied = if file.metadata().is_ok_and(|kind| kind.is_file()) { file.set_len(0) } else { Ok(()) };
-        let written = emptied.and_then(|()| file.write_all(&bytes));
-        written.map_err(|source| Error::Io { path: self.path.into(), source })
+        let written = emptied.and_then(|()| file.write_all(bytes));
+        self.fresh = false;
+        written.map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if self.fresh {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -134,6 +175,22 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n");
         std::fs::remove_file(path).unwrap();
         assert!(Target::open("/no/such/folder/x.json").is_err());
+    }
+
+    #[test]
+    fn a_target_that_nothing_was_written_to_leaves_no_file_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let (new, old) = (folder.path().join("new"), folder.path().join("old"));
+        std::fs::write(&old, "kept").unwrap();
+        drop((Target::file(&new).unwrap(), Target::file(&old).unwrap()));
+        assert!(!new.exists());
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "kept");
+        // Empty beforehand: not ours to remove.
+        std::fs::write(&old, "").unwrap();
+        drop(Target::file(&old).unwrap());
+        assert!(old.exists());
+        Target::file(&new).unwrap().text("figure").unwrap();
+        assert_eq!(std::fs::read_to_string(&new).unwrap(), "figure");
     }
 
     #[test]

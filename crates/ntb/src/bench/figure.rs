@@ -71,6 +71,7 @@ pub fn results(points: &[Point]) -> Vec<TransferResult> {
                 cpu_seconds_per_gigabyte: point.cpu_seconds_per_gigabyte,
                 mover_cpu_seconds_per_gigabyte: point.mover_cpu_seconds_per_gigabyte,
                 verified_bytes: point.verified_bytes,
+                error: None,
             }
         })
         .collect()

@@ -1,0 +1,375 @@
+//! Measuring pairs of devices into a report: what fails is noted in its row, and the next is measured.
+
+use super::{Copy, Direction, What};
+use inlane_copy::cost::{Cache, Costs};
+use inlane_copy::measure::{Buffers, Measured, Plan, latency, stream, together};
+use inlane_copy::stop::check_stop;
+use inlane_copy::{Choice, Device, Endpoint, Options, Path, Route, ceiling};
+use inlane_core::mover::Mover;
+use inlane_core::result::{Ceiling, Document, TransferResult};
+use inlane_core::{Completion, Error, Result, units};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What `inlane copy` writes.
+pub type Report = Document<TransferResult>;
+
+/// What went wrong while other figures were had.
+#[derive(Debug, Default)]
+pub struct Failures {
+    /// How often something did.
+    pub count: usize,
+    /// The first.
+    pub first: Option<Error>,
+    /// Bytes that did not arrive as they were sent.
+    pub altered: u64,
+}
+
+/// Measures pairs into a report.
+pub struct Bench<'a> {
+    pub args: &'a Copy,
+    pub plan: &'a Plan,
+    pub report: &'a mut Report,
+    pub failures: &'a mut Failures,
+    pub cache: &'a mut Cache,
+    pub host: &'a Arc<Device>,
+}
+
+/// Two devices, and how to go from one to the other.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    from: &'a Arc<Device>,
+    to: &'a Arc<Device>,
+    choice: Choice,
+    options: &'a Options,
+}
+
+impl Way<'_> {
+    /// A row without figures.
+    fn row(&self, size: usize, path: Option<Path>, completion: Completion) -> TransferResult {
+        let path = path.map_or_else(
+            || match self.choice {
+                Choice::Auto => "auto".into(),
+                Choice::Prefer(path) | Choice::Require(path) => path.to_string(),
+            },
+            |path| path.to_string(),
+        );
+        row(self.from.endpoint(), self.to.endpoint(), size, &path, completion)
+    }
+}
+
+/// A row of a table, without figures.
+pub fn row(
+    from: &Endpoint,
+    to: &Endpoint,
+    size: usize,
+    path: &str,
+    completion: Completion,
+) -> TransferResult {
+    TransferResult {
+        from: from.to_string(),
+        to: to.to_string(),
+        parameters: BTreeMap::new(),
+        size_bytes: size as u64,
+        path: path.into(),
+        completion,
+        latency_ns: None,
+        bytes_per_second: None,
+        operations_per_second: None,
+        share_of_ceiling: None,
+        cpu_seconds_per_gigabyte: None,
+        mover_cpu_seconds_per_gigabyte: None,
+        verified_bytes: 0,
+        error: None,
+    }
+}
+
+/// The row with the figures of a measurement.
+pub fn with(mut row: TransferResult, measured: &Measured) -> TransferResult {
+    row.parameters.insert("window".into(), measured.window.to_string());
+    row.parameters.insert("CPU".into(), format!("{:.1}%", measured.cpu_share * 100.0));
+    row.latency_ns = measured.latency_ns;
+    row.bytes_per_second = Some(measured.bytes_per_second);
+    row.cpu_seconds_per_gigabyte = Some(measured.cpu_seconds_per_gigabyte);
+    row.verified_bytes = measured.verified_bytes;
+    row
+}
+
+impl Bench<'_> {
+    /// For stores to a BAR, issued and delivered where it may be read; else the one end there is.
+    pub fn ends(&self, from: &Device, to: &Device) -> Vec<Option<bool>> {
+        match (from.endpoint(), to.endpoint()) {
+            (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => vec![Some(false), Some(true)],
+            (Endpoint::Host, Endpoint::Bar(_)) => vec![Some(false)],
+            _ => vec![None],
+        }
+    }
+
+    /// Measures a pair in the directions asked for; breaks when the run was interrupted.
+    pub fn compare(
+        &mut self,
+        from: &Arc<Device>,
+        to: &Arc<Device>,
+        choice: Choice,
+        options: &Options,
+        delivered: Option<bool>,
+    ) -> ControlFlow<()> {
+        let direction = self.args.direction;
+        let forth = Way { from, to, choice, options };
+        if matches!(direction, Direction::Forward | Direction::All) {
+            self.one_way(forth, delivered)?;
+        }
+        if matches!(direction, Direction::Backward | Direction::All) {
+            self.one_way(Way { from: to, to: from, ..forth }, delivered)?;
+        }
+        if matches!(direction, Direction::Both | Direction::All) {
+            self.both_ways(Way { options: &Options { both_ways: true, ..options.clone() }, ..forth })?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Notes a failure in its row, and goes on; or ends, when it is the interruption's.
+    fn failed(&mut self, row: TransferResult, error: Error) -> ControlFlow<()> {
+        progress("");
+        if self.plan.stop.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
+        }
+        if let Error::Altered { wrong, .. } = &error {
+            self.failures.altered += wrong;
+        }
+        self.report.results.push(TransferResult { error: Some(error.to_string()), ..row });
+        self.failures.count += 1;
+        self.failures.first.get_or_insert(error);
+        ControlFlow::Continue(())
+    }
+
+    /// What the paths cost, where that is known or the choice needs it. Before the run's own memory is allocated: a BAR has no
+    /// more.
+    fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
+        let (a, b) = (way.from.endpoint(), way.to.endpoint());
+        let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
+        let chosen_by_cost = match way.choice {
+            Choice::Auto => true,
+            Choice::Prefer(path) => !Path::candidates(a, b).contains(&path),
+            Choice::Require(_) => false,
+        };
+        if kept.is_some() || !chosen_by_cost {
+            return Ok(kept);
+        }
+        progress(&format!("{a} to {b}, calibration"));
+        let costs = Costs::calibrate(way.from, way.to, way.options)?;
+        self.cache.put(way.from, way.to, way.options, costs.clone());
+        Ok(Some(costs))
+    }
+
+    /// Opens a route. Its memory must be there already: kernels that stay on a GPU would hold allocation up.
+    fn route(&mut self, way: Way, costs: Option<Costs>) -> Result<Route> {
+        let route = Route::open(way.from, way.to, way.choice, way.options, costs)?;
+        let largest = way.options.largest as u64;
+        if let Some(fallback) = route.fallback() {
+            let (a, b) = (way.from.endpoint(), way.to.endpoint());
+            eprintln!("inlane: {a} to {b}: {fallback}; going on with {}", route.path_for(largest));
+        }
+        self.report.path = route.explain(largest);
+        self.report.twin |= route.is_twin();
+        Ok(route)
+    }
+
+    fn buffers(&self, way: Way) -> Result<Buffers> {
+        // Zeroing hundreds of megabytes takes its time.
+        check_stop(&self.plan.stop)?;
+        Buffers::new(way.from, way.to, way.options.largest, self.args.rotate)
+    }
+
+    fn ceiling(&mut self, way: Way) -> Result<Option<[f64; 2]>> {
+        if self.args.no_ceiling {
+            return Ok(None);
+        }
+        let both = way.options.both_ways;
+        let Some(ceilings) = ceiling::measure(way.from, way.to, self.host, both, self.plan)? else {
+            return Ok(None);
+        };
+        if self.report.ceiling.is_none() {
+            self.report.ceiling = Some(Ceiling {
+                what: ceilings[0].what.clone(),
+                bytes_per_second: Some(ceilings[0].bytes_per_second),
+                packets_per_second: None,
+            });
+        } else {
+            self.report.notes.push(format!(
+                "ceiling of {} to {}{}: {} and {} back ({})",
+                way.from.endpoint(),
+                way.to.endpoint(),
+                if both { ", both directions at once" } else { "" },
+                units::bytes_per_second(ceilings[0].bytes_per_second),
+                units::bytes_per_second(ceilings[1].bytes_per_second),
+                ceilings[0].what,
+            ));
+        }
+        Ok(Some(ceilings.map(|ceiling| ceiling.bytes_per_second)))
+    }
+
+    /// Says once that a path is not awaited as asked.
+    fn note_completion(&mut self, path: Path, asked: Completion, used: Completion) {
+        let note =
+            format!("{path} is measured by {used}, not {asked}: the CPU copies, and is busy until the end");
+        if asked != used && !self.report.notes.contains(&note) {
+            self.report.notes.push(note);
+        }
+    }
+
+    fn one_way(&mut self, way: Way, delivered: Option<bool>) -> ControlFlow<()> {
+        let first = way.row(way.options.largest, None, self.args.completion[0]);
+        let opened = (|| {
+            let ceiling = self.ceiling(way)?.map(|ceiling| ceiling[0]);
+            let costs = self.costs(way)?;
+            let buffers = self.buffers(way)?;
+            Ok((ceiling, buffers, self.route(way, costs.clone())?, costs))
+        })();
+        let (ceiling, mut buffers, mut route, costs) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return self.failed(first, error),
+        };
+        for &size in &self.args.sizes.0 {
+            let mut measured = Vec::new();
+            for &asked in &self.args.completion {
+                let path = route.path_for(size as u64);
+                let completion = route.await_by_for(size as u64, asked);
+                self.note_completion(path, asked, completion);
+                if measured.contains(&completion) {
+                    continue;
+                }
+                measured.push(completion);
+                let (a, b) = (way.from.endpoint(), way.to.endpoint());
+                progress(&format!("{a} to {b}, {}, {completion}", units::bytes(size as u64)));
+                let mut row = way.row(size, Some(path), completion);
+                if let Some(delivered) = delivered {
+                    let end = if delivered { "delivered" } else { "issued" };
+                    row.parameters.insert("end".into(), end.into());
+                }
+                match self.figures(&mut route, &mut buffers, size, completion) {
+                    Ok((measured, single)) => {
+                        let mut row = with(row, &measured);
+                        row.latency_ns = single.and_then(|single| single.latency_ns);
+                        row.share_of_ceiling =
+                            ceiling.map(|ceiling| measured.bytes_per_second.median / ceiling);
+                        if let Some(predicted) = route.predicted_ns(size as u64) {
+                            row.parameters.insert("predicted us".into(), format!("{:.2}", predicted / 1e3));
+                        }
+                        self.report.results.push(row);
+                    }
+                    Err(error) => {
+                        self.failed(row, error)?;
+                        // What is left of it may not work any more.
+                        drop(route);
+                        route = match self.route(way, costs.clone()) {
+                            Ok(route) => route,
+                            Err(error) => return self.failed(first, error),
+                        };
+                    }
+                }
+            }
+        }
+        progress("");
+        ControlFlow::Continue(())
+    }
+
+    /// Measures one size as asked: the figures of its row, and those of one transfer at a time.
+    fn figures(
+        &self,
+        route: &mut Route,
+        buffers: &mut Buffers,
+        size: usize,
+        completion: Completion,
+    ) -> Result<(Measured, Option<Measured>)> {
+        let plan = Plan { completion, ..self.plan.clone() };
+        let what = self.args.measure;
+        let single = if what == What::Stream { None } else { Some(latency(route, buffers, size, &plan)?) };
+        // With one in flight, which may be all that a path has, a stream is what the latency run measured.
+        let alone =
+            what == What::Latency || self.args.window == Some(1) || route.is_synchronous_for(size as u64);
+        match single {
+            Some(single) if alone => Ok((single.clone(), Some(single))),
+            single => Ok((stream(route, buffers, size, &plan)?, single)),
+        }
+    }
+
+    fn both_ways(&mut self, way: Way) -> ControlFlow<()> {
+        let first = way.row(way.options.largest, None, self.args.completion[0]);
+        let back = Way { from: way.to, to: way.from, ..way };
+        let opened = (|| {
+            let ceilings = self.ceiling(way)?;
+            let costs = self.costs(way)?;
+            let buffers = [self.buffers(way)?, self.buffers(back)?];
+            Ok((ceilings, buffers, self.two_routes(way, back, costs.clone())?, costs))
+        })();
+        let (ceilings, [mut forth_buffers, mut back_buffers], mut routes, costs) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return self.failed(first, error),
+        };
+        for &size in &self.args.sizes.0 {
+            let mut measured = Vec::new();
+            for &asked in &self.args.completion {
+                let mut rows = Vec::new();
+                for (way, route) in [way, back].iter().zip(&mut routes) {
+                    let path = route.path_for(size as u64);
+                    let completion = route.await_by_for(size as u64, asked);
+                    self.note_completion(path, asked, completion);
+                    let mut row = way.row(size, Some(path), completion);
+                    row.parameters.insert("direction".into(), "both at once".into());
+                    rows.push(row);
+                }
+                let used = [rows[0].completion, rows[1].completion];
+                if measured.contains(&used) {
+                    continue;
+                }
+                measured.push(used);
+                progress(&format!("both ways, {}, {asked}", units::bytes(size as u64)));
+                let plan = Plan { completion: asked, ..self.plan.clone() };
+                let [forth, back_route] = &mut routes;
+                let runs: Vec<(&mut dyn Mover, &mut Buffers)> =
+                    vec![(forth, &mut forth_buffers), (back_route, &mut back_buffers)];
+                match together(runs, size, &plan) {
+                    Ok(measured) => {
+                        for (index, (row, measured)) in rows.into_iter().zip(&measured).enumerate() {
+                            let mut row = with(row, measured);
+                            row.share_of_ceiling =
+                                ceilings.map(|of| measured.bytes_per_second.median / of[index]);
+                            self.report.results.push(row);
+                        }
+                    }
+                    Err(error) => {
+                        self.failed(rows.swap_remove(0), error)?;
+                        drop(routes);
+                        routes = match self.two_routes(way, back, costs.clone()) {
+                            Ok(routes) => routes,
+                            Err(error) => return self.failed(first, error),
+                        };
+                    }
+                }
+            }
+        }
+        progress("");
+        ControlFlow::Continue(())
+    }
+
+    /// A route each way. The way back is opened while nothing runs: a resident route begins at its first transfer. By the same
+    /// costs, which are those of both ways at once: two paths that differ would take from each other.
+    fn two_routes(&mut self, way: Way, back: Way, costs: Option<Costs>) -> Result<[Route; 2]> {
+        let forth = self.route(way, costs)?;
+        let costs = forth.costs().cloned();
+        let back = Route::open(back.from, back.to, back.choice, back.options, costs)?;
+        Ok([forth, back])
+    }
+}
+
+/// A line on stderr that is overwritten; on a terminal only.
+fn progress(text: &str) {
+    use std::io::{IsTerminal, Write};
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K{text}");
+    }
+}
