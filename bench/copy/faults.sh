@@ -1,6 +1,6 @@
 #!/bin/bash
-# What must go wrong well between GPUs: kernels that trap, transfers given up at any point, both directions again and again,
-# signals and kill -9 in mid-copy, memory and devices that are not there. After each, a run must work.
+# What must go wrong well between GPUs: kernels that trap, a GPU that does not answer, transfers given up at any point, both
+# directions again and again, signals and kill -9 in mid-copy, memory and devices that are not there. After each, a run must work.
 #
 #   bench/copy/faults.sh INLANE [TESTS]     TESTS: the program of crates/copy/tests/gpu.rs; cargo builds it where none is given
 #
@@ -18,19 +18,22 @@ works() {
 }
 if [ -n "$tests" ]; then
     for test in every_size_and_alignment_arrives_and_nothing_else_changes given_up_at_any_point_leaves_nothing_behind \
-        both_directions_end_every_time a_kernel_that_traps_is_a_clear_error_and_the_next_process_works; do
+        both_directions_end_every_time a_kernel_that_traps_is_a_clear_error_and_the_next_process_works \
+        a_gpu_that_does_not_answer_is_given_up; do
         try "$test" 0 "1 passed" "$tests" --exact $test --nocapture --test-threads 1
     done
 else
     cargo test --release -p inlane-copy --test gpu -- --test-threads 1 || failed=1
 fi
-for path in staged-sm "staged-sm --sm-launch" staged; do
+for path in staged-sm "staged-sm --sm-launch" staged dma sm; do
+    ends=$pair
+    case $path in dma | sm) ends="--from host --to gpu:0 --no-ceiling --rotate 32M" ;; esac
     for signal in INT TERM KILL; do
         rm -f "$result"
         status=1 text="nothing of it is reported"
         [ $signal = KILL ] && status=137 text=""
         try "SIG$signal in mid-copy, $path" $status "$text" timeout --foreground -s $signal --preserve-status 2.5 \
-            "$inlane" copy $pair --require $path --sizes 1M --measure stream --repeats 1 --time 60s --json "$result"
+            "$inlane" copy $ends --require $path --sizes 1M --measure stream --repeats 1 --time 60s --json "$result"
         [ -e "$result" ] && { echo "FAILED  a result was written: $result"; failed=1; }
         works
     done

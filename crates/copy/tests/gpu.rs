@@ -1,10 +1,11 @@
 //! Transfers between GPUs as a machine with one shows them: every size and alignment, transfers given up at any point, both
-//! directions at once again and again, kernels that trap. With one GPU, it is both ends.
+//! directions at once again and again, kernels that trap, a GPU that does not answer. With one GPU, it is both ends.
 
 use inlane_copy::route::open_path;
 use inlane_copy::{Device, Options, Path, open};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{Completion, Place, Region};
+use inlane_cuda::{CopyEngine, Gpu, MemoryOperation, PinnedKind, WaitUntil};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -154,6 +155,18 @@ fn child(name: &str) -> (std::process::Output, Duration) {
     (output, began.elapsed())
 }
 
+/// Runs a test that kills or loses a GPU in a process of its own, which must end well and within a time; the next process is none
+/// the worse.
+fn child_that_breaks_something(name: &str, most: Duration) {
+    let (output, took) = child(name);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {text}");
+    assert!(took < most, "{name}: {took:?}");
+    eprintln!("{name}, {took:?}: {}", text.lines().find(|line| line.contains("error:")).unwrap_or_default());
+    let (output, _) = child("one_transfer_works");
+    assert!(output.status.success(), "after {name}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// A kernel that traps in one process: an error that names the GPU's, soon; and the next process is none the worse.
 #[test]
 fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
@@ -161,17 +174,46 @@ fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
         skip::<()>("a_kernel_that_traps_is_a_clear_error_and_the_next_process_works", &error.to_string());
         return;
     }
-    for name in ["trap_in_push", "trap_in_pull", "trap_in_push_launched", "trap_while_asleep"] {
-        let (output, took) = child(name);
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{name}: {text}");
-        assert!(took < Duration::from_secs(15), "{name}: {took:?}");
-        eprintln!(
-            "{name}, {took:?}: {}",
-            text.lines().find(|line| line.contains("error:")).unwrap_or_default()
-        );
-        let (output, _) = child("one_transfer_works");
-        assert!(output.status.success(), "after {name}: {}", String::from_utf8_lossy(&output.stderr));
+    for name in [
+        "trap_in_push",
+        "trap_in_pull",
+        "trap_in_push_launched",
+        "trap_while_asleep",
+        "trap_in_sm",
+        "trap_beside_dma",
+        "trap_beside_staged_at_its_source",
+        "trap_beside_staged_at_its_destination",
+        "trap_beside_staged_while_asleep",
+    ] {
+        child_that_breaks_something(name, Duration::from_secs(15));
+    }
+}
+
+/// Copies behind something that never ends: however they are awaited, and where nobody waits, they are given up in time, and nothing
+/// that is dropped afterwards waits.
+#[test]
+fn a_gpu_that_does_not_answer_is_given_up() {
+    if let Err(error) = inlane_cuda::device_count() {
+        skip::<()>("a_gpu_that_does_not_answer_is_given_up", &error.to_string());
+        return;
+    }
+    for name in ["stuck_and_polled", "stuck_and_asleep", "stuck_and_adaptive", "stuck_and_dropped"] {
+        child_that_breaks_something(name, Duration::from_secs(25));
+    }
+}
+
+/// Memory that is none: not valid, and never touched by the CPU. A kernel that touches it traps.
+fn nowhere(device: &Device, size: usize) -> Region {
+    let index = device.gpu().unwrap().index();
+    // SAFETY: nothing follows the address but a GPU's kernel, whose trap is what is tested.
+    unsafe { Region::from_raw(0x1000, size, Place::Gpu(index), Arc::new(())) }
+}
+
+/// As `inlane` ends: exit handlers of the CUDA library would wait for a GPU that was given up.
+fn leave() {
+    if inlane_cuda::any_abandoned() {
+        // SAFETY: ends the process without running anything of it.
+        unsafe { libc::_exit(0) }
     }
 }
 
@@ -179,17 +221,12 @@ fn trap(push: bool, resident: bool, completion: Completion) {
     let Some([from, to]) = devices("trap") else { return };
     let size = 1 << 20;
     let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
-    // SAFETY: not valid, and never touched by the CPU: a GPU that touches it traps, which is what is tested.
-    let nowhere = |device: &Device| unsafe {
-        let index = device.gpu().unwrap().index();
-        Region::from_raw(0x1000, size, Place::Gpu(index), Arc::new(()))
-    };
     let mut mover = staged_sm(&from, &to, resident);
     let ticket = mover.submit(&source, &destination).unwrap();
     mover.wait(ticket, Completion::Poll).unwrap();
     let bad = match push {
-        true => mover.submit(&nowhere(&from), &destination),
-        false => mover.submit(&source, &nowhere(&to)),
+        true => mover.submit(&nowhere(&from, size), &destination),
+        false => mover.submit(&source, &nowhere(&to, size)),
     };
     let error = bad.and_then(|ticket| mover.wait(ticket, completion)).unwrap_err();
     eprintln!("error: {error}");
@@ -223,6 +260,157 @@ fn trap_in_push_launched() {
 #[ignore = "as above"]
 fn trap_while_asleep() {
     trap(true, true, Completion::Interrupt);
+}
+
+fn pinned(gpu: &Arc<Gpu>, size: usize) -> Region {
+    gpu.pinned(size, PinnedKind::Cached).unwrap()
+}
+
+/// What can make a kernel on `device` trap at once: a mover by its SMs, which has copied before.
+struct Trap(Box<dyn Mover>, Region, Region);
+
+impl Trap {
+    fn on(device: &Arc<Device>) -> Self {
+        let ends = ["host".parse().unwrap(), device.endpoint().clone()];
+        let host = open(&ends, &Default::default()).unwrap().remove(0);
+        let mut mover = open_path(Path::Sm, &host, device, &Options::default()).unwrap();
+        let source = pinned(device.gpu().unwrap(), 4096);
+        // The first launch loads what it needs, which waits for what is in flight.
+        let ticket = mover.submit(&source, &device.allocate(4096).unwrap()).unwrap();
+        mover.wait(ticket, Completion::Poll).unwrap();
+        Self(mover, source, nowhere(device, 4096))
+    }
+
+    fn spring(&mut self) -> inlane_core::Result<Ticket> {
+        self.0.submit(&self.1, &self.2)
+    }
+}
+
+/// The error of what was in flight when a kernel trapped: it is the GPU's, and dropping what had it in flight ends.
+fn dies(mut mover: Box<dyn Mover>, ticket: inlane_core::Result<Ticket>, completion: Completion) {
+    let began = Instant::now();
+    let error = ticket.and_then(|ticket| mover.wait(ticket, completion)).unwrap_err();
+    eprintln!("error: {error} (after {:?})", began.elapsed());
+    let text = error.to_string();
+    assert!(text.contains("ILLEGAL_ADDRESS") && text.contains("gpu:"), "{text}");
+    drop(mover);
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+}
+
+#[test]
+#[ignore = "as above"]
+fn trap_in_sm() {
+    let Some([device, _]) = devices("trap_in_sm") else { return };
+    let mut trap = Trap::on(&device);
+    let ticket = trap.spring();
+    dies(trap.0, ticket, Completion::Poll);
+    leave();
+}
+
+#[test]
+#[ignore = "as above"]
+fn trap_beside_dma() {
+    let Some([device, _]) = devices("trap_beside_dma") else { return };
+    let size = 64 << 20;
+    let (source, destination) = (pinned(device.gpu().unwrap(), size), device.allocate(size).unwrap());
+    let mut trap = Trap::on(&device);
+    let mut engine = CopyEngine::new(device.gpu().unwrap()).unwrap();
+    // Tens of milliseconds.
+    let tickets: Vec<_> = (0..64).map(|_| engine.submit(&source, &destination)).collect();
+    let _ = trap.spring();
+    dies(Box::new(engine), tickets.into_iter().next_back().unwrap(), Completion::Interrupt);
+    drop((trap, source, destination));
+    leave();
+}
+
+fn trap_beside_staged(at_source: bool, completion: Completion) {
+    let Some([from, to]) = devices("trap_beside_staged") else { return };
+    let size = 64 << 20;
+    let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
+    let mut trap = Trap::on(if at_source { &from } else { &to });
+    let mut staged = open_path(Path::Staged, &from, &to, &Options::default()).unwrap();
+    let tickets: Vec<_> = (0..32).map(|_| staged.submit(&source, &destination)).collect();
+    let _ = trap.spring();
+    dies(staged, tickets.into_iter().next_back().unwrap(), completion);
+    drop((trap, source, destination));
+    leave();
+}
+
+#[test]
+#[ignore = "as above"]
+fn trap_beside_staged_at_its_source() {
+    trap_beside_staged(true, Completion::Poll);
+}
+
+#[test]
+#[ignore = "as above"]
+fn trap_beside_staged_at_its_destination() {
+    trap_beside_staged(false, Completion::Adaptive);
+}
+
+#[test]
+#[ignore = "as above"]
+fn trap_beside_staged_while_asleep() {
+    trap_beside_staged(true, Completion::Interrupt);
+}
+
+/// A copy behind a wait for a word that nobody writes.
+fn stuck(completion: Option<Completion>) {
+    let Some([device, _]) = devices("stuck") else { return };
+    let gpu = device.gpu().unwrap();
+    let size = 1 << 20;
+    let (source, destination, word) = (pinned(gpu, size), device.allocate(size).unwrap(), pinned(gpu, 8));
+    let mut engine = CopyEngine::new(gpu).unwrap();
+    let never = MemoryOperation::Wait { address: word.address(), value: 1, until: WaitUntil::Equal };
+    // SAFETY: the word is there until this process ends: nothing of a GPU that was given up is freed.
+    unsafe { engine.stream().memory_operations(&[never]).unwrap() };
+    let ticket = engine.submit(&source, &destination).unwrap();
+    if let Some(completion) = completion {
+        engine.set_patience(Duration::from_secs(2));
+        let began = Instant::now();
+        let error = engine.wait(ticket, completion).unwrap_err().to_string();
+        eprintln!("error: {error} (after {:?})", began.elapsed());
+        assert!(error.contains("has not ended in 2s") && error.contains("gpu:"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        let again = engine.wait(ticket, completion).unwrap_err().to_string();
+        assert!(again.contains("was given up"), "{again}");
+    }
+    let began = Instant::now();
+    drop(engine);
+    // Nobody waited: the drop is who finds out, after ten seconds.
+    let most = Duration::from_secs(if completion.is_some() { 1 } else { 12 });
+    assert!(began.elapsed() < most, "{:?}", began.elapsed());
+    let began = Instant::now();
+    assert!(inlane_cuda::any_abandoned());
+    let error = device.fill(&destination, 1).unwrap_err().to_string();
+    assert!(error.contains("was given up"), "{error}");
+    drop((source, destination, word));
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    leave();
+}
+
+#[test]
+#[ignore = "as above"]
+fn stuck_and_polled() {
+    stuck(Some(Completion::Poll));
+}
+
+#[test]
+#[ignore = "as above"]
+fn stuck_and_asleep() {
+    stuck(Some(Completion::Interrupt));
+}
+
+#[test]
+#[ignore = "as above"]
+fn stuck_and_adaptive() {
+    stuck(Some(Completion::Adaptive));
+}
+
+#[test]
+#[ignore = "as above"]
+fn stuck_and_dropped() {
+    stuck(None);
 }
 
 #[test]

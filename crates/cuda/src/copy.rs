@@ -7,6 +7,7 @@ use crate::stream::{Event, Stream};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{Completion, Place, Region};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Copies by a GPU's DMA engines: one stream, an event a copy.
 ///
@@ -32,6 +33,11 @@ impl CopyEngine {
     /// Its stream, to order other work with its copies.
     pub fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// How long to wait for copies while none ends, before the GPUs of this process count as lost and are given up.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.pending.set_patience(patience);
     }
 
     /// Has all copies submitted from now on wait for `event`, without the CPU.
@@ -78,7 +84,7 @@ impl Mover for CopyEngine {
 
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> inlane_core::Result<()> {
         let device = || format!("gpu:{} copy engine", self.stream.gpu().index());
-        self.pending.wait(&device, ticket, completion)
+        self.pending.wait(&device, ticket, completion, &[])
     }
 }
 

@@ -186,6 +186,12 @@ pub fn any_abandoned() -> bool {
     ANY_ABANDONED.load(Ordering::Relaxed)
 }
 
+/// [`Gpu::abandon`] of every GPU that this process has opened: pinned memory is of all of them, and one that is freed waits for all.
+pub fn abandon_all() {
+    let opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    opened.iter().for_each(|gpu| gpu.abandon());
+}
+
 /// A GPU, opened: everything else in this crate hangs on one.
 ///
 /// All of a process share the device's primary context, so other CUDA libraries in it see the same memory.

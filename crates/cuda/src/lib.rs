@@ -15,6 +15,7 @@
 //! What synchronizes the whole device (allocating and freeing, registering host memory, loading a module) waits for
 //! every kernel that runs, a persistent one included: allocate and load everything first.
 
+mod asleep;
 mod cache;
 mod copy;
 mod device;
@@ -33,7 +34,9 @@ mod tests;
 mod through;
 
 pub use copy::CopyEngine;
-pub use device::{DeviceInfo, Gpu, GpuDirect, Link, any_abandoned, device_count, devices, driver_version};
+pub use device::{
+    DeviceInfo, Gpu, GpuDirect, Link, abandon_all, any_abandoned, device_count, devices, driver_version,
+};
 pub use error::{Error, Result};
 pub use graph::{Graph, GraphExec, Node};
 pub use kernel::{Arguments, Function, KernelArguments, Launch, Module, argument};
@@ -41,7 +44,7 @@ pub use link_meter::{LinkMeter, LinkSamples};
 pub use memory::PinnedKind;
 pub use nvrtc::{Compiled, Program, compile, compiler_version};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};
-pub use pending::{Pending, drain};
+pub use pending::{Pending, drain, finish};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
 pub use through::ThroughGpu;
 

@@ -1,12 +1,26 @@
 //! Work in flight on streams: an event a ticket, the regions it touches, and waiting for it.
+//!
+//! No wait lasts for ever: when nothing ends for as long as a device may take, the GPUs of this process are given up
+//! ([`abandon_all`](crate::abandon_all)), and what would wait for them is left alone until the process ends.
 
+use crate::asleep::Sleeper;
+use crate::device::abandon_all;
 use crate::stream::{Event, EventKind, Stream};
 use inlane_core::mover::{Flight, Ticket};
-use inlane_core::{Completion, Region, Result};
+use inlane_core::{Completion, Error, Region, Result};
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long what was queued may take before its GPU counts as lost.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Looks at an event between two at what else may have failed: about ten milliseconds.
+const LOOKS: u32 = 1 << 13;
+/// The same for a wait that sleeps.
+const NAP: Duration = Duration::from_millis(250);
 
 struct Entry {
-    event: Event,
+    event: Arc<Event>,
     // Memory that queued work touches must not be freed, whatever the caller does.
     _regions: [Region; 2],
 }
@@ -15,14 +29,20 @@ struct Entry {
 pub struct Pending {
     flight: Flight,
     entries: VecDeque<Entry>,
-    free: Vec<Event>,
+    free: Vec<Arc<Event>>,
+    sleeper: Option<Sleeper>,
 }
 
 impl Pending {
     /// Nothing in flight.
     #[expect(clippy::new_without_default, reason = "a flight's start is no default value")]
     pub fn new() -> Self {
-        Self { flight: Flight::new(), entries: VecDeque::new(), free: Vec::new() }
+        Self { flight: Flight::new(), entries: VecDeque::new(), free: Vec::new(), sleeper: None }
+    }
+
+    /// How long to wait while nothing ends, before the GPUs count as lost.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.flight.patience = patience;
     }
 
     /// True when nothing is in flight.
@@ -46,11 +66,12 @@ impl Pending {
     /// # Errors
     /// When the driver refuses; the stream is empty then.
     pub fn push(&mut self, stream: &Stream, regions: [Region; 2]) -> Result<Ticket> {
-        let event = self.free.pop().map_or_else(|| Event::new(stream.gpu(), EventKind::Completion), Ok);
+        let new = || Event::new(stream.gpu(), EventKind::Completion).map(Arc::new);
+        let event = self.free.pop().map_or_else(new, Ok);
         let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
         let event = recorded.inspect_err(|_| {
             // Nothing would tell of the end: it must be over before the regions may go.
-            let _ = stream.synchronize();
+            drain(&[stream]);
         })?;
         let bytes = regions[0].len();
         self.entries.push_back(Entry { event, _regions: regions });
@@ -74,34 +95,82 @@ impl Pending {
         Ok(done)
     }
 
-    /// Waits for `ticket`.
+    /// Waits for `ticket`. `others` are streams that its end depends on beside its own, which would wait for ever for one of a GPU
+    /// that failed: they are asked now and then.
     ///
     /// # Errors
-    /// When work before it failed, or nothing ends for too long.
+    /// When work before it failed, or nothing ends for too long: then the GPUs of this process are given up.
     pub fn wait(
         &mut self,
         device: &dyn Fn() -> String,
         ticket: Ticket,
         completion: Completion,
+        others: &[&Stream],
     ) -> Result<()> {
         self.flight.check(ticket)?;
         let first = self.flight.done();
         let Some(index) = ticket.0.checked_sub(first.0 + 1) else { return Ok(()) };
-        let event = &self.entries[index as usize].event;
+        let event = self.entries[index as usize].event.clone();
+        if event.gpu().is_abandoned() {
+            return Err(given_up(&device()));
+        }
+        let mut looks = 0u32;
         let poll = || {
             // The driver's lock is one a context: another thread shall get it between two looks.
             (0..8).for_each(|_| std::hint::spin_loop());
-            Ok(if event.is_passed()? { ticket } else { first })
-        };
-        match completion {
-            Completion::Interrupt => {
-                event.synchronize()?;
-                self.flight.complete(ticket, false);
+            if event.is_passed()? {
+                return Ok(ticket);
             }
-            Completion::Poll => self.flight.wait_polling(device, ticket, poll)?,
-            Completion::Adaptive => self.flight.wait_adaptive(device, ticket, poll)?,
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS) {
+                healthy(others)?;
+            }
+            Ok(first)
+        };
+        let outcome = match completion {
+            Completion::Interrupt => self.sleep(device, ticket, &event, others),
+            Completion::Poll => self.flight.wait_polling(device, ticket, poll),
+            Completion::Adaptive => self.flight.wait_adaptive(device, ticket, poll),
+        };
+        // The driver says nothing of its stream, which will never end: what would wait for it must not.
+        if outcome.is_err() && matches!(event.is_passed(), Ok(false)) {
+            abandon_all();
         }
+        outcome?;
         self.retire();
+        Ok(())
+    }
+
+    /// Sleeps until `event`, the ticket's, has passed.
+    fn sleep(
+        &mut self,
+        device: &dyn Fn() -> String,
+        ticket: Ticket,
+        event: &Arc<Event>,
+        others: &[&Stream],
+    ) -> Result<()> {
+        if !event.is_passed()? {
+            // Taken out: one that is still asleep when this ends is not asked again.
+            let sleeper = self.sleeper.take().map_or_else(Sleeper::start, Ok)?;
+            sleeper.ask(event);
+            let (mut done, mut progress) = (self.flight.done(), Instant::now());
+            loop {
+                if let Some(outcome) = sleeper.outcome(NAP) {
+                    self.sleeper = Some(sleeper);
+                    outcome?;
+                    break;
+                }
+                healthy(others)?;
+                let seen = self.done()?;
+                if seen > done {
+                    (done, progress) = (seen, Instant::now());
+                }
+                if progress.elapsed() > self.flight.patience {
+                    return Err(self.flight.lost(&device()));
+                }
+            }
+        }
+        self.flight.complete(ticket, false);
         Ok(())
     }
 
@@ -114,13 +183,43 @@ impl Pending {
     }
 }
 
-/// Waits for streams before what they copy to and from may be freed; errors are logged, for drops have no other way.
+/// That what was queued on them has not failed so far.
+fn healthy(streams: &[&Stream]) -> Result<()> {
+    streams.iter().try_for_each(|stream| stream.is_idle().map(drop)).map_err(Error::from)
+}
+
+fn given_up(device: &str) -> Error {
+    Error::device_failed(
+        device,
+        "a GPU was given up in this process, after it did not answer; start another process",
+    )
+}
+
+/// Waits until all that `stream` has queued has run; not for ever, after which the GPUs of this process are given up.
+///
+/// # Errors
+/// When some of it failed, or does not end.
+pub fn finish(stream: &Stream) -> Result<()> {
+    if stream.gpu().is_abandoned() {
+        return Err(given_up(&stream.gpu().to_string()));
+    }
+    if stream.is_idle_within(PATIENCE)? {
+        return Ok(());
+    }
+    abandon_all();
+    Err(Error::device_failed(
+        stream.gpu().to_string(),
+        format!(
+            "what was queued has not ended in {PATIENCE:?}; the device is lost or stuck; end this process"
+        ),
+    ))
+}
+
+/// Waits for streams before what they copy to and from may be freed; errors are logged, for drops have no other way. Of a GPU that
+/// was given up nothing is freed.
 pub fn drain(streams: &[&Stream]) {
-    for stream in streams {
-        if stream.gpu().is_abandoned() {
-            continue;
-        }
-        if let Err(error) = stream.synchronize() {
+    for stream in streams.iter().filter(|stream| !stream.gpu().is_abandoned()) {
+        if let Err(error) = finish(stream) {
             tracing::warn!("copies given up: {error}");
         }
     }

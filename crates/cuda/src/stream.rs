@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUresult};
 use inlane_core::{Place, Region};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A queue of work on a GPU; never synchronizes with the legacy default stream.
 pub struct Stream {
@@ -236,6 +237,29 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// Looks until all that was queued has run, for as long as `limit`: at first again and again, then asleep between looks. False
+    /// when it still runs.
+    ///
+    /// # Errors
+    /// When some of it failed.
+    pub fn is_idle_within(&self, limit: Duration) -> Result<bool> {
+        let began = Instant::now();
+        let mut sleep = Duration::from_micros(10);
+        while !self.is_idle()? {
+            let waited = began.elapsed();
+            if waited > limit {
+                return Ok(false);
+            }
+            if waited > Duration::from_micros(200) {
+                std::thread::sleep(sleep);
+                sleep = (sleep * 2).min(Duration::from_millis(1));
+            }
+        }
+        Ok(true)
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         self.gpu.release("a stream", || {
@@ -283,6 +307,11 @@ impl Event {
         // SAFETY: the context is current; destroyed in drop.
         unsafe { call!(gpu, cuEventCreate(&mut raw, flags))? };
         Ok(Self { gpu: gpu.clone(), raw })
+    }
+
+    /// The GPU it was made on.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
     }
 
     /// True when the stream has passed it.

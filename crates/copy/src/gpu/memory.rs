@@ -2,7 +2,7 @@
 
 use super::kernels::Kernels;
 use inlane_core::{Region, Result};
-use inlane_cuda::{Arguments, Function, Gpu, Launch, PinnedKind, Stream};
+use inlane_cuda::{Arguments, Function, Gpu, Launch, PinnedKind, Stream, finish};
 use std::sync::{Arc, Mutex};
 
 /// A GPU with this crate's kernels loaded.
@@ -35,6 +35,11 @@ impl GpuMemory {
         &self.kernels
     }
 
+    /// Nothing is queued on a GPU that was given up: it may hold the caller up.
+    fn must_answer(&self) -> Result<()> {
+        if self.gpu.is_abandoned() { finish(&self.stream) } else { Ok(()) }
+    }
+
     fn run(&self, kernel: &Function, arguments: [u64; 4], count: usize) -> Result<()> {
         let shape = Launch { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
         // SAFETY: the callers give the kernels' parameters, and wait for the stream before they return.
@@ -56,8 +61,9 @@ impl GpuMemory {
     /// # Errors
     /// When the driver refuses.
     pub fn fill(&self, region: &Region, seed: u64) -> Result<()> {
+        self.must_answer()?;
         self.run(&self.kernels.fill, [region.address(), region.len() as u64, seed, 0], 3)?;
-        Ok(self.stream.synchronize()?)
+        finish(&self.stream)
     }
 
     /// Fills a region with one byte.
@@ -65,9 +71,10 @@ impl GpuMemory {
     /// # Errors
     /// When the driver refuses.
     pub fn poison(&self, region: &Region, byte: u8) -> Result<()> {
-        // SAFETY: waited for before this returns.
+        self.must_answer()?;
+        // SAFETY: waited for before this returns, unless the GPU is given up, whose memory is not freed.
         unsafe { self.stream.fill(region, byte)? };
-        Ok(self.stream.synchronize()?)
+        finish(&self.stream)
     }
 
     /// How many bytes of a region differ from the pattern.
@@ -77,13 +84,14 @@ impl GpuMemory {
     pub fn count_wrong(&self, region: &Region, seed: u64) -> Result<u64> {
         let guard = self.wrong.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (counter, answer) = &*guard;
+        self.must_answer()?;
         // SAFETY: all is waited for below.
         unsafe { self.stream.fill(counter, 0)? };
         let arguments = [region.address(), region.len() as u64, seed, counter.address()];
         self.run(&self.kernels.check, arguments, 4)?;
         // SAFETY: as above.
         unsafe { self.stream.copy(counter, answer)? };
-        self.stream.synchronize()?;
+        finish(&self.stream)?;
         // SAFETY: 8 aligned bytes of pinned memory, written before the stream was idle.
         Ok(unsafe { answer.as_ptr().cast::<u64>().read_volatile() })
     }

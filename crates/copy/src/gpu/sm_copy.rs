@@ -60,7 +60,7 @@ impl Mover for SmCopy {
 
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
         let index = self.stream.gpu().index();
-        self.pending.wait(&|| format!("gpu:{index} SMs"), ticket, completion)
+        self.pending.wait(&|| format!("gpu:{index} SMs"), ticket, completion, &[])
     }
 }
 

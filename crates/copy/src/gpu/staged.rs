@@ -204,7 +204,10 @@ impl Mover for Staged {
 
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
         let (from, to) = (self.from, self.to);
-        self.pending.wait(&|| format!("staging from gpu:{from} to gpu:{to}"), ticket, completion)
+        let name = || format!("staging from gpu:{from} to gpu:{to}");
+        // The end is one GPU's to tell, and waits for the other's copies.
+        let others: Vec<&Stream> = self.out.iter().collect();
+        self.pending.wait(&name, ticket, completion, &others)
     }
 }
 

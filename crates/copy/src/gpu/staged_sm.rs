@@ -17,7 +17,8 @@ use super::tuning::pieces;
 use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Error, Place, Region, Result};
 use inlane_cuda::{
-    Arguments, Event, EventKind, Function, Gpu, Launch, MemoryOperation, PinnedKind, Stream, WaitUntil, drain,
+    Arguments, Event, EventKind, Function, Gpu, Launch, MemoryOperation, PinnedKind, Stream, WaitUntil,
+    drain, finish,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -128,8 +129,8 @@ impl StagedSm {
         };
         // For no command at all: what a first launch has to set up on a GPU would wait for kernels that stay.
         staged.launch(1, 0)?;
-        staged.push.1.synchronize()?;
-        staged.pull.1.synchronize()?;
+        finish(&staged.push.1)?;
+        finish(&staged.pull.1)?;
         Ok(staged)
     }
 
@@ -252,9 +253,8 @@ impl StagedSm {
             return Ok(());
         }
         self.publish([0, 0, LEAVE, 0])?;
-        self.push.1.synchronize()?;
-        self.pull.1.synchronize()?;
-        Ok(())
+        finish(&self.push.1)?;
+        finish(&self.pull.1)
     }
 
     /// The lap in a line has 32 bits: before it comes round, no line may hold an old one.
