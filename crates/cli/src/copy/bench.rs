@@ -130,7 +130,8 @@ impl Bench<'_> {
         ControlFlow::Continue(())
     }
 
-    /// Notes a failure in its row, and goes on; or ends, when it is the interruption's.
+    /// Notes a failure in its row, and goes on; or ends, when it is the interruption's, or when a GPU was given up, of which calls may
+    /// not return.
     fn failed(&mut self, row: TransferResult, error: Error) -> ControlFlow<()> {
         progress("");
         if self.plan.stop.load(Ordering::Relaxed) {
@@ -142,6 +143,12 @@ impl Bench<'_> {
         self.report.results.push(TransferResult { error: Some(error.to_string()), ..row });
         self.failures.count += 1;
         self.failures.first.get_or_insert(error);
+        if inlane_cuda::any_abandoned() {
+            let note =
+                "a GPU does not answer and was given up: measurements behind the failed one are left out";
+            self.report.notes.push(note.into());
+            return ControlFlow::Break(());
+        }
         ControlFlow::Continue(())
     }
 
