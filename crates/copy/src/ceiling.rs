@@ -2,7 +2,8 @@
 
 use crate::device::{Device, Kind};
 use crate::measure::{Buffers, Plan, together};
-use crate::route::{Options, leg};
+use crate::opening::leg;
+use crate::route::Options;
 use inlane_core::Result;
 use inlane_core::mover::Mover;
 use std::sync::Arc;

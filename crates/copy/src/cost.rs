@@ -10,8 +10,9 @@ pub use cache::Cache;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
 use crate::measure::{Buffers, Plan, together};
+use crate::opening::{host_buffer, leg, none_left, open_path};
 use crate::path::Path;
-use crate::route::{Options, host_buffer, leg, open_path};
+use crate::route::Options;
 use crate::stop::check_stop;
 use inlane_core::mover::{CpuMover, Mover};
 use inlane_core::stats::Summary;
@@ -180,12 +181,18 @@ impl Costs {
     /// what is measured holds for every later question.
     ///
     /// # Errors
-    /// When there is no memory to measure with, or `options.stop` was set.
+    /// When there is no memory to measure with, a device may not be written, bytes arrive wrong, no path is left, or
+    /// `options.stop` was set.
     pub fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &Options) -> Result<Self> {
+        to.require_writable()?;
+        if options.both_ways {
+            from.require_writable()?;
+        }
         let options = &Options { largest: LARGEST, ..options.clone() };
         let ways = memory(from, to, options.both_ways)?;
         let [source, destination] = &ways[0];
         let mut costs = Self::default();
+        let mut errors = Vec::new();
         for path in Path::candidates(from.endpoint(), to.endpoint()) {
             let software =
                 path == Path::Dma && *from.endpoint() == Endpoint::Host && *to.endpoint() == Endpoint::Host;
@@ -205,8 +212,19 @@ impl Costs {
             check_stop(&options.stop)?;
             match measured {
                 Ok(curve) => drop(costs.paths.insert(path, curve)),
-                Err(error) => drop(costs.refused.insert(path, error.to_string())),
+                // Another path may be right, and this one's user would never know.
+                Err(Error::Altered { what, wrong, bytes }) => {
+                    let what = format!("calibration of {path}, {what}");
+                    return Err(Error::Altered { what, wrong, bytes });
+                }
+                Err(error) => {
+                    costs.refused.insert(path, error.to_string());
+                    errors.push(error);
+                }
             }
+        }
+        if costs.paths.is_empty() {
+            return Err(none_left([from, to], &costs.refused, errors));
         }
         let staged = costs.paths.contains_key(&Path::Staged) || costs.paths.contains_key(&Path::Hybrid);
         if staged {
@@ -259,45 +277,4 @@ impl Costs {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn curve(points: &[(u64, f64)]) -> Curve {
-        Curve { points: points.to_vec() }
-    }
-
-    #[test]
-    fn curves_are_lines_between_points_and_go_on_at_the_last_rate() {
-        let curve = curve(&[(1000, 10.0), (2000, 20.0), (4000, 30.0)]);
-        assert_eq!(curve.time(1), Some(10.0));
-        assert_eq!(curve.time(1500), Some(15.0));
-        assert_eq!(curve.time(3000), Some(25.0));
-        assert_eq!(curve.time(8000), Some(50.0));
-        assert_eq!(Curve::default().time(1), None);
-    }
-
-    #[test]
-    fn winners_are_those_that_win_somewhere() {
-        let costs = Costs {
-            paths: [
-                (Path::StagedSm, curve(&[(4096, 8e3), (16 << 20, 400e3)])),
-                (Path::Staged, curve(&[(4096, 20e3), (16 << 20, 330e3)])),
-                (Path::Hybrid, curve(&[(4096, 25e3), (16 << 20, 2e6)])),
-            ]
-            .into(),
-            ..Costs::default()
-        };
-        assert_eq!(costs.winners(), [Path::StagedSm, Path::Staged]);
-    }
-
-    #[test]
-    fn hybrid_is_the_sum_of_its_legs_and_staging_the_slower_one() {
-        let legs = [("out", 2.0), ("cpu", 3.0), ("in", 1.0)];
-        let legs = legs
-            .map(|(name, slope)| (name.into(), curve(&[(1 << 20, slope * 1e5), (16 << 20, slope * 16e5)])));
-        let costs = Costs { legs: legs.into(), ..Costs::default() };
-        assert_eq!(costs.predict(Path::Hybrid, 16 << 20), Some(96e5));
-        assert_eq!(costs.predict(Path::Staged, 16 << 20), Some(32e5 + 1e5));
-        assert_eq!(costs.predict(Path::P2p, 16 << 20), None);
-    }
-}
+mod tests;

@@ -8,8 +8,9 @@ use crate::cost::Costs;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
 use crate::measure::{Buffers, Measured, Plan, latency};
+use crate::opening::open_path;
 use crate::path::Path;
-use crate::route::{Options, open_path};
+use crate::route::Options;
 use inlane_core::Result;
 use std::sync::Arc;
 

@@ -18,6 +18,7 @@ pub mod experiment;
 pub mod gpu;
 pub mod hybrid;
 pub mod measure;
+pub mod opening;
 mod parts;
 pub mod path;
 pub mod pattern;

@@ -1,7 +1,7 @@
 //! Transfers between GPUs as a machine with one shows them: every size and alignment, transfers given up at any point, both
 //! directions at once again and again, kernels that trap, a GPU that does not answer. With one GPU, it is both ends.
 
-use inlane_copy::route::open_path;
+use inlane_copy::opening::open_path;
 use inlane_copy::{Device, Options, Path, open};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{Completion, Place, Region};

@@ -1,7 +1,8 @@
 use super::*;
 use crate::device::open;
+use crate::opening::open_path;
 use crate::path::Path;
-use crate::route::{Choice, Options, Route, open_path};
+use crate::route::{Choice, Options, Route};
 use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
 use std::sync::atomic::Ordering;
 
