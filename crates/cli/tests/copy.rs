@@ -34,14 +34,19 @@ fn a_calibration_of_small_sizes_holds_for_large_ones_and_pairs_are_kept_beside_e
     let (forth, back) = ("--from twin:0 --to twin:1", "--from twin:1 --to twin:0");
     run(forth, "--sizes 4K");
     let kept = calibrated_ms(&run(forth, "--sizes 64K,16M"));
-    // The slower link takes 16 MiB in 6.5 ms; a busy machine needs longer, 4 KiB times 4096 were 135 ms.
-    assert!((6.0..60.0).contains(&kept), "{kept} ms");
+    // The slower link takes 16 MiB in 6.5 ms; how long a busy machine needs is anybody's guess.
+    assert!(kept >= 6.0, "{kept} ms");
     run(back, "--sizes 4K");
     run(forth, "--sizes 4K --access 4");
     let file = cache.path().join("inlane").join("copy-costs.json");
     let entries: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(entries.len(), 3, "{:?}", entries.keys());
+    for (key, entry) in &entries {
+        let points = entry["costs"]["paths"]["staged"]["points"].as_array().unwrap();
+        // Large sizes, though 4 KiB were asked for; the last is that which takes long.
+        assert!(points.last().unwrap()[0].as_u64().unwrap() >= 1 << 20, "{key}: {points:?}");
+    }
     // What is kept is used: no run measures again.
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
     assert_eq!(calibrated_ms(&run(forth, "--sizes 16M")), kept);

@@ -34,7 +34,14 @@ pub struct Bench<'a> {
     pub report: &'a mut Report,
     pub failures: &'a mut Failures,
     pub cache: &'a mut Cache,
+    pub ceilings: &'a mut ceiling::Ceilings,
     pub host: &'a Arc<Device>,
+}
+
+/// Ceilings of a pair, forth and back, and whether the report has them.
+struct Known {
+    of: [ceiling::Ceiling; 2],
+    told: bool,
 }
 
 /// Two devices, and how to go from one to the other.
@@ -190,32 +197,60 @@ impl Bench<'_> {
         Buffers::new(way.from, way.to, way.options.largest, self.args.rotate)
     }
 
-    fn ceiling(&mut self, way: Way) -> Result<Option<[f64; 2]>> {
-        if self.args.no_ceiling {
+    fn ceiling(&mut self, way: Way) -> Result<Option<Known>> {
+        let (a, b) = (way.from.endpoint(), way.to.endpoint());
+        let other_way =
+            matches!(way.choice, Choice::Require(path) if ceiling::none_for(path, a, b).is_some());
+        if self.args.no_ceiling || other_way {
             return Ok(None);
         }
+        progress(&format!("{a} to {b}, ceiling"));
         let both = way.options.both_ways;
-        let Some(ceilings) = ceiling::measure(way.from, way.to, self.host, both, self.plan)? else {
-            return Ok(None);
-        };
-        if self.report.ceiling.is_none() {
-            self.report.ceiling = Some(Ceiling {
-                what: ceilings[0].what.clone(),
-                bytes_per_second: Some(ceilings[0].bytes_per_second),
-                packets_per_second: None,
-            });
-        } else {
-            self.report.notes.push(format!(
-                "ceiling of {} to {}{}: {} and {} back ({})",
-                way.from.endpoint(),
-                way.to.endpoint(),
-                if both { ", both directions at once" } else { "" },
-                units::bytes_per_second(ceilings[0].bytes_per_second),
-                units::bytes_per_second(ceilings[1].bytes_per_second),
-                ceilings[0].what,
-            ));
+        let measured = self.ceilings.measure(way.from, way.to, self.host, both, self.plan)?;
+        Ok(measured.map(|of| Known { of, told: false }))
+    }
+
+    /// The share of its ceiling that a path reached; what the ceiling is is told with the first share of it.
+    fn share(
+        &mut self,
+        way: Way,
+        path: Path,
+        known: &mut Option<Known>,
+        back: bool,
+        rate: f64,
+    ) -> Option<f64> {
+        let (a, b) = (way.from.endpoint(), way.to.endpoint());
+        if let Some(why) = ceiling::none_for(path, a, b) {
+            let note = format!("no ceiling for {path} from {a} to {b}: {why}");
+            if !self.args.no_ceiling && !self.report.notes.contains(&note) {
+                self.report.notes.push(note);
+            }
+            return None;
         }
-        Ok(Some(ceilings.map(|ceiling| ceiling.bytes_per_second)))
+        let known = known.as_mut()?;
+        if !std::mem::replace(&mut known.told, true) {
+            if self.report.ceiling.is_none() {
+                self.report.ceiling = Some(Ceiling {
+                    what: known.of[0].what.clone(),
+                    bytes_per_second: Some(known.of[0].bytes_per_second),
+                    packets_per_second: None,
+                });
+            } else {
+                let both = way.options.both_ways;
+                self.report.notes.push(format!(
+                    "ceiling of {a} to {b}{}: {}{} ({})",
+                    if both { ", both directions at once" } else { "" },
+                    units::bytes_per_second(known.of[0].bytes_per_second),
+                    match both {
+                        true =>
+                            format!(" and {} back", units::bytes_per_second(known.of[1].bytes_per_second)),
+                        false => String::new(),
+                    },
+                    known.of[0].what,
+                ));
+            }
+        }
+        Some(rate / known.of[usize::from(back)].bytes_per_second)
     }
 
     /// Says once that a path is not awaited as asked.
@@ -230,12 +265,12 @@ impl Bench<'_> {
     fn one_way(&mut self, way: Way, delivered: Option<bool>) -> ControlFlow<()> {
         let first = way.row(way.options.largest, None, self.args.completion[0]);
         let opened = (|| {
-            let ceiling = self.ceiling(way)?.map(|ceiling| ceiling[0]);
+            let ceiling = self.ceiling(way)?;
             let costs = self.costs(way)?;
             let buffers = self.buffers(way)?;
             Ok((ceiling, buffers, self.route(way, costs.clone())?, costs))
         })();
-        let (ceiling, mut buffers, mut route, costs) = match opened {
+        let (mut ceiling, mut buffers, mut route, costs) = match opened {
             Ok(opened) => opened,
             Err(error) => return self.failed(first, error),
         };
@@ -260,8 +295,8 @@ impl Bench<'_> {
                     Ok((measured, single)) => {
                         let mut row = with(row, &measured);
                         row.latency_ns = single.and_then(|single| single.latency_ns);
-                        row.share_of_ceiling =
-                            ceiling.map(|ceiling| measured.bytes_per_second.median / ceiling);
+                        let rate = measured.bytes_per_second.median;
+                        row.share_of_ceiling = self.share(way, path, &mut ceiling, false, rate);
                         if let Some(predicted) = route.predicted_ns(size as u64) {
                             row.parameters.insert("predicted us".into(), format!("{:.2}", predicted / 1e3));
                         }
@@ -312,14 +347,14 @@ impl Bench<'_> {
             let buffers = [self.buffers(way)?, self.buffers(back)?];
             Ok((ceilings, buffers, self.two_routes(way, back, costs.clone())?, costs))
         })();
-        let (ceilings, [mut forth_buffers, mut back_buffers], mut routes, costs) = match opened {
+        let (mut ceilings, [mut forth_buffers, mut back_buffers], mut routes, costs) = match opened {
             Ok(opened) => opened,
             Err(error) => return self.failed(first, error),
         };
         for &size in &self.args.sizes.0 {
             let mut measured = Vec::new();
             for &asked in &self.args.completion {
-                let mut rows = Vec::new();
+                let (mut rows, mut paths) = (Vec::new(), Vec::new());
                 for (way, route) in [way, back].iter().zip(&mut routes) {
                     let path = route.path_for(size as u64);
                     let completion = route.await_by_for(size as u64, asked);
@@ -327,6 +362,7 @@ impl Bench<'_> {
                     let mut row = way.row(size, Some(path), completion);
                     row.parameters.insert("direction".into(), "both at once".into());
                     rows.push(row);
+                    paths.push(path);
                 }
                 let used = [rows[0].completion, rows[1].completion];
                 if measured.contains(&used) {
@@ -342,8 +378,9 @@ impl Bench<'_> {
                     Ok(measured) => {
                         for (index, (row, measured)) in rows.into_iter().zip(&measured).enumerate() {
                             let mut row = with(row, measured);
+                            let rate = measured.bytes_per_second.median;
                             row.share_of_ceiling =
-                                ceilings.map(|of| measured.bytes_per_second.median / of[index]);
+                                self.share(way, paths[index], &mut ceilings, index == 1, rate);
                             self.report.results.push(row);
                         }
                     }

@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, Failures, Report, row, with};
 use super::{Copy, Direction, What};
+use inlane_copy::ceiling::Ceilings;
 use inlane_copy::cost::Cache;
 use inlane_copy::measure::Plan;
 use inlane_copy::stop::check_stop;
@@ -104,8 +105,9 @@ impl Copy {
         let (from, to, host) = (&devices[0], &devices[1], &devices[2]);
         describe(report, &devices[..2]);
         report.notes.extend(unequal_links(from, to));
-        let mut cache = Cache::load();
-        let mut bench = Bench { args: self, plan, report, failures, cache: &mut cache, host };
+        let (mut cache, mut ceilings) = (Cache::load(), Ceilings::default());
+        let mut bench =
+            Bench { args: self, plan, report, failures, cache: &mut cache, ceilings: &mut ceilings, host };
         for delivered in bench.ends(from, to) {
             let options = Options { delivered: delivered == Some(true), ..options.clone() };
             for choice in self.choices() {
@@ -129,8 +131,16 @@ impl Copy {
         let mut devices = self.open(&endpoints)?;
         let host = devices.pop().expect("the host was opened last");
         describe(report, &devices);
-        let mut cache = Cache::load();
-        let mut bench = Bench { args: self, plan, report, failures, cache: &mut cache, host: &host };
+        let (mut cache, mut ceilings) = (Cache::load(), Ceilings::default());
+        let mut bench = Bench {
+            args: self,
+            plan,
+            report,
+            failures,
+            cache: &mut cache,
+            ceilings: &mut ceilings,
+            host: &host,
+        };
         let pairs = devices.iter().flat_map(|from| devices.iter().map(move |to| (from, to)));
         let _ = pairs
             .filter(|(from, to)| is_pair(from.endpoint(), to.endpoint()))
