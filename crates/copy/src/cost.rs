@@ -217,6 +217,8 @@ impl Costs {
                     let what = format!("calibration of {path}, {what}");
                     return Err(Error::Altered { what, wrong, bytes });
                 }
+                // Nor can any other be tried.
+                Err(error) if inlane_cuda::any_abandoned() => return Err(error),
                 Err(error) => {
                     costs.refused.insert(path, error.to_string());
                     errors.push(error);

@@ -1,0 +1,258 @@
+//! Waits for copies of GPUs that are slow, that hang and that fail, on a stub of the driver that hangs where the real one does.
+//! Each in a process of its own: a GPU that was given up is so for the whole process.
+
+use inlane_core::mover::{Mover, Ticket};
+use inlane_core::{Completion, Region, Result};
+use inlane_cuda::{CopyEngine, Gpu, Pending, PinnedKind, Stream, any_abandoned, finish};
+use std::ffi::c_void;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const ALL: [Completion; 3] = [Completion::Poll, Completion::Interrupt, Completion::Adaptive];
+
+/// A folder with a `libcuda.so.1`, or none without a C compiler.
+fn stub() -> Option<tempfile::TempDir> {
+    let folder = tempfile::tempdir().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
+    let library = folder.path().join("libcuda.so.1");
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
+    if !made.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED waits: no C compiler makes a stub of the driver");
+        return None;
+    }
+    std::os::unix::fs::symlink(&library, folder.path().join("libcuda.so")).unwrap();
+    Some(folder)
+}
+
+/// Runs an ignored test below in a process of its own, which must end well and within a time.
+fn runs(folder: &Path, name: &str, most: Duration) {
+    let began = Instant::now();
+    let output = folder.join("output");
+    let file = std::fs::File::create(&output).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture", "--test-threads", "1"])
+        .env("LD_LIBRARY_PATH", folder)
+        .stdout(file.try_clone().unwrap())
+        .stderr(file)
+        .spawn()
+        .unwrap();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if began.elapsed() > most {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let text = std::fs::read_to_string(output).unwrap();
+    assert!(status.success() && text.contains("1 passed"), "{name}, {:?}: {text}", began.elapsed());
+}
+
+#[test]
+fn waits_end() {
+    let Some(folder) = stub() else { return };
+    for name in ["slow", "hangs_polled", "hangs_asleep", "hangs_adaptive", "hangs_unawaited"] {
+        runs(folder.path(), name, Duration::from_secs(60));
+    }
+    for name in ["fails", "another_fails_polled", "another_fails_asleep", "another_fails_adaptive"] {
+        runs(folder.path(), name, Duration::from_secs(60));
+    }
+}
+
+/// A stream of the stub, to be told what it does.
+#[derive(Clone, Copy)]
+struct Told(usize);
+
+impl Told {
+    fn of(stream: &Stream) -> Self {
+        Self(stream.raw() as usize)
+    }
+
+    fn call(self, name: &str, number: i32) {
+        // SAFETY: the library is loaded already, so nothing of it runs but the function, which takes a stream and, some, a number.
+        unsafe {
+            let library = libloading::Library::new("libcuda.so.1").unwrap();
+            let function: libloading::Symbol<unsafe extern "C" fn(*mut c_void, i32)> =
+                library.get(name.as_bytes()).unwrap();
+            function(self.0 as *mut c_void, number);
+        }
+    }
+
+    /// Copies up to this one have ended, and none after.
+    fn allow(self, copies: i32) {
+        self.call("stub_allow", copies);
+    }
+
+    fn fail(self) {
+        self.call("stub_fail", 0);
+    }
+
+    /// From a thread of its own, after a time.
+    fn later(self, after: Duration, act: impl FnOnce(Self) + Send + 'static) {
+        std::thread::spawn(move || {
+            std::thread::sleep(after);
+            act(self);
+        });
+    }
+}
+
+fn engine() -> (CopyEngine, Region, Region) {
+    let gpu = Gpu::open(0).unwrap();
+    let memory = (gpu.pinned(64, PinnedKind::Cached).unwrap(), gpu.allocate(64).unwrap());
+    (CopyEngine::new(&gpu).unwrap(), memory.0, memory.1)
+}
+
+#[test]
+#[ignore = "needs the stub: run by the test above"]
+fn slow() {
+    let (mut engine, source, destination) = engine();
+    let told = Told::of(engine.stream());
+    for round in 0..60 {
+        // At once; while it is waited for; after the sleeping thread was asked how it goes.
+        let late =
+            Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
+        told.allow(if late.is_zero() { round + 1 } else { round });
+        let ticket = engine.submit(&source, &destination).unwrap();
+        let before = if late.is_zero() { ticket } else { Ticket(round as u64) };
+        assert_eq!(engine.done().unwrap(), before);
+        told.later(late, move |told| told.allow(round + 1));
+        let began = Instant::now();
+        engine.wait(ticket, ALL[round as usize % 3]).unwrap();
+        assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
+        assert_eq!(engine.done().unwrap(), ticket);
+        // Before the next begins, the thread of this one has said its word.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Longer than the patience in all, but each copy ends within it: the newest is waited for while those before it end.
+    engine.set_patience(Duration::from_millis(1000));
+    told.allow(60);
+    let last = (0..4).map(|_| engine.submit(&source, &destination).unwrap()).next_back().unwrap();
+    for copy in 1..5 {
+        told.later(Duration::from_millis(500) * copy, move |told| told.allow(60 + copy as i32));
+    }
+    engine.wait(last, Completion::Interrupt).unwrap();
+    assert_eq!(engine.done().unwrap(), last);
+    assert!(engine.wait(Ticket(999), Completion::Interrupt).is_err());
+    assert!(!any_abandoned());
+}
+
+/// After this nothing waits, though the stub would: for a drop, a free, another wait.
+fn given_up(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
+    let mut engine = engine;
+    assert!(any_abandoned());
+    let began = Instant::now();
+    for completion in ALL {
+        let again = engine.wait(ticket, completion).unwrap_err().to_string();
+        assert!(again.contains("was given up"), "{again}");
+    }
+    assert!(finish(engine.stream()).unwrap_err().to_string().contains("was given up"));
+    assert!(Gpu::open(1).is_err(), "no other GPU is opened");
+    drop(engine);
+    drop(memory);
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+}
+
+fn hangs(completion: Completion) {
+    let (mut engine, source, destination) = engine();
+    engine.set_patience(Duration::from_millis(700));
+    let told = Told::of(engine.stream());
+    told.allow(1);
+    let first = engine.submit(&source, &destination).unwrap();
+    let second = engine.submit(&source, &destination).unwrap();
+    engine.wait(first, completion).unwrap();
+    let began = Instant::now();
+    let error = engine.wait(second, completion).unwrap_err().to_string();
+    assert!(error.contains("copy 2 of 2 has not ended in 700ms") && error.contains("gpu:0"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    given_up(engine, second, [source, destination]);
+}
+
+#[test]
+#[ignore = "as above"]
+fn hangs_polled() {
+    hangs(Completion::Poll);
+}
+
+#[test]
+#[ignore = "as above"]
+fn hangs_asleep() {
+    hangs(Completion::Interrupt);
+}
+
+#[test]
+#[ignore = "as above"]
+fn hangs_adaptive() {
+    hangs(Completion::Adaptive);
+}
+
+#[test]
+#[ignore = "as above"]
+fn hangs_unawaited() {
+    let (mut engine, source, destination) = engine();
+    Told::of(engine.stream()).allow(0);
+    engine.submit(&source, &destination).unwrap();
+    let began = Instant::now();
+    drop(engine);
+    assert!((10..20).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert!(any_abandoned());
+    drop((source, destination));
+}
+
+/// Its own error at once, and nothing is given up: the driver answers.
+#[test]
+#[ignore = "as above"]
+fn fails() {
+    for completion in ALL {
+        let (mut engine, source, destination) = engine();
+        let told = Told::of(engine.stream());
+        told.allow(0);
+        let ticket = engine.submit(&source, &destination).unwrap();
+        told.later(Duration::from_millis(100), Told::fail);
+        let error = engine.wait(ticket, completion).unwrap_err().to_string();
+        assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
+        assert!(engine.wait(ticket, completion).unwrap_err().to_string().contains("ILLEGAL_ADDRESS"));
+        assert!(engine.submit(&source, &destination).is_err());
+        assert!(!any_abandoned());
+    }
+}
+
+/// A stream that waits for another GPU's, which fails: the error is that one's, long before the patience ends.
+fn another_fails(completion: Completion) {
+    let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
+    let (out, into) = (from.stream().unwrap(), to.stream().unwrap());
+    let memory = [from.allocate(64).unwrap(), to.allocate(64).unwrap()];
+    let mut pending = Pending::new();
+    Told::of(&out).allow(0);
+    Told::of(&into).allow(0);
+    let ticket = pending.push(&into, memory.clone()).unwrap();
+    Told::of(&out).later(Duration::from_millis(100), Told::fail);
+    let began = Instant::now();
+    let outcome: Result<()> = pending.wait(&|| "staging".into(), ticket, completion, &[&out]);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    // The other stream will never end.
+    assert!(from.is_abandoned() && to.is_abandoned());
+    drop((pending, memory, out, into));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[test]
+#[ignore = "as above"]
+fn another_fails_polled() {
+    another_fails(Completion::Poll);
+}
+
+#[test]
+#[ignore = "as above"]
+fn another_fails_asleep() {
+    another_fails(Completion::Interrupt);
+}
+
+#[test]
+#[ignore = "as above"]
+fn another_fails_adaptive() {
+    another_fails(Completion::Adaptive);
+}
