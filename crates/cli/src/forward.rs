@@ -361,11 +361,12 @@ impl Forward {
             outcome.path.reason = why;
             outcome.result.parameters.entry("flush".into()).or_insert("0".into());
         }
+        outcome.result.ceiling = ceilings.of(config, outcome.link_bits_per_second, &outcome.result);
+        outcome.result.limit = inlane_forward::limit(config, &outcome);
         let mut document = Document::new("forward", outcome.path);
         document.devices = outcome.devices;
         document.twin = outcome.twin;
-        document.ceiling = ceilings.of(config, outcome.link_bits_per_second, &outcome.result);
-        outcome.result.ceiling = document.ceiling.clone();
+        document.ceiling = outcome.result.ceiling.clone();
         document.notes.extend(outcome.notes);
         document.notes.extend(ceilings.round_trip_note(config));
         document.baseline = baseline;

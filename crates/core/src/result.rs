@@ -267,7 +267,7 @@ pub struct PacketResult {
     pub competitor: Option<Competitor>,
     /// Over repeats, of which the figures above are those of the run with the median rate.
     pub repeats: Option<Repeats>,
-    /// What limits this run, and how that was seen.
+    /// What limited this run: a word or a few, a colon, and how that was seen. `null` for what was too short to tell.
     pub limit: Option<String>,
     /// What the packet function reports of its state.
     pub function: Option<serde_json::Value>,

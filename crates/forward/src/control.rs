@@ -1,7 +1,9 @@
 //! How a run is ended, watched, and paced: flags and counters that the threads of a run share.
 
-use std::sync::Arc;
+use inlane_core::clock::Clock;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 
 /// Ends a run. Shared by all its threads and by who started it.
 #[derive(Debug, Default)]
@@ -61,6 +63,17 @@ pub struct Progress {
     tx_packets: AtomicU64,
     tx_bytes: AtomicU64,
     dropped: AtomicU64,
+    busy: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// How a thread that moves packets spent its time; the rest of the run it had nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spent {
+    /// Share of the run in which it had something to do.
+    pub busy: f64,
+    /// Share of the run in which a port that it sends to took nothing.
+    pub refused: f64,
 }
 
 /// A reading of [`Progress`].
@@ -89,11 +102,15 @@ impl std::ops::AddAssign for Reading {
 }
 
 impl Progress {
-    /// The receiving thread's words.
+    /// The receiving thread's words; with them goes how that thread spent its time.
     #[inline]
     pub fn received(&self, packets: u64, bytes: u64) {
         self.rx_packets.store(packets, Relaxed);
         self.rx_bytes.store(bytes, Relaxed);
+        TIMES.with(|times| {
+            self.busy.store(times.busy(), Relaxed);
+            self.refused.store(times.refused.get(), Relaxed);
+        });
     }
 
     /// The sending thread's words.
@@ -114,13 +131,82 @@ impl Progress {
             dropped: self.dropped.load(Relaxed),
         }
     }
+
+    /// How the receiving thread spent its time, of `nanoseconds` that the run took.
+    pub fn spent(&self, clock: &Clock, nanoseconds: u64) -> Spent {
+        let share = |ticks: &AtomicU64| {
+            let spent = clock.between_ns(0, ticks.load(Relaxed)) as f64;
+            (spent / nanoseconds.max(1) as f64).min(1.0)
+        };
+        Spent { busy: share(&self.busy), refused: share(&self.refused) }
+    }
+}
+
+/// What the calling thread did with its time so far, in raw readings of the clock.
+struct Times {
+    /// When its loop began.
+    begun: Cell<u64>,
+    /// It had nothing to do.
+    idle: Cell<u64>,
+    /// Within its loop it waited for a port that takes nothing.
+    refused: Cell<u64>,
+    /// How many [`Idle`] it has: the first is its loop's, those within are of waits in between.
+    loops: Cell<u32>,
+}
+
+/// Made once: that asks the processor what its counter is good for, which takes long in a virtual machine.
+static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
+
+thread_local! {
+    static TIMES: Times = const {
+        Times { begun: Cell::new(0), idle: Cell::new(0), refused: Cell::new(0), loops: Cell::new(0) }
+    };
+}
+
+impl Times {
+    fn busy(&self) -> u64 {
+        let begun = self.begun.get();
+        if begun == 0 {
+            return 0;
+        }
+        (CLOCK.raw() - begun).saturating_sub(self.idle.get() + self.refused.get())
+    }
 }
 
 /// What a polling thread does when there is nothing to do: spins at first, then lets others run, so that on a machine with
 /// fewer cores than threads the work still gets done.
-#[derive(Debug, Default)]
+///
+/// It counts that time: from the first round of several that found nothing to the last. What found something is none of it, however long
+/// it took, and who always finds something never reads the clock.
 pub struct Idle {
     empty: u32,
+    clock: &'static Clock,
+    last: u64,
+    /// A wait within a thread's loop.
+    within: bool,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        let clock = &*CLOCK;
+        let within = TIMES.with(|times| {
+            let loops = times.loops.get();
+            times.loops.set(loops + 1);
+            if loops == 0 {
+                times.begun.set(clock.raw());
+                times.idle.set(0);
+                times.refused.set(0);
+            }
+            loops > 0
+        });
+        Self { empty: 0, clock, last: 0, within }
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        TIMES.with(|times| times.loops.set(times.loops.get() - 1));
+    }
 }
 
 impl Idle {
@@ -135,17 +221,87 @@ impl Idle {
     /// There was nothing.
     #[inline]
     pub fn wait(&mut self) {
+        let now = self.clock.raw();
+        if self.empty > 0 {
+            self.count(now);
+        } else {
+            self.last = now;
+        }
         if self.empty < Self::SPINS {
             self.empty += 1;
             std::hint::spin_loop();
         } else {
             std::thread::yield_now();
+            // Others may have run for long, and the next round may find something.
+            self.count(self.clock.raw());
         }
+    }
+
+    /// From the last reading to this one there was nothing.
+    #[inline]
+    fn count(&mut self, now: u64) {
+        TIMES.with(|times| {
+            let sum = if self.within { &times.refused } else { &times.idle };
+            sum.set(sum.get() + (now - self.last));
+        });
+        self.last = now;
     }
 
     /// There was nothing for the first time since there was something.
     #[inline]
     pub fn just_emptied(&self) -> bool {
         self.empty == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// Rounds without work for so long.
+    fn wait(idle: &mut Idle, milliseconds: u64) {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(milliseconds) {
+            idle.wait();
+        }
+    }
+
+    fn work(milliseconds: u64) {
+        std::thread::sleep(Duration::from_millis(milliseconds));
+    }
+
+    #[test]
+    fn a_threads_time_is_told_apart() {
+        let (progress, clock) = (Progress::default(), Clock::new());
+        let begun = Instant::now();
+        let thread = || {
+            let mut idle = Idle::default();
+            for _ in 0..2 {
+                // What came of the round that found something is work, though it is said only behind it.
+                wait(&mut idle, 20);
+                work(40);
+                idle.busy();
+            }
+            {
+                let mut refused = Idle::default();
+                wait(&mut refused, 60);
+            }
+            progress.received(1, 64);
+        };
+        std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
+        let took = begun.elapsed();
+        let spent = progress.spent(&clock, took.as_nanos() as u64);
+        let (busy, refused) = (took.mul_f64(spent.busy), took.mul_f64(spent.refused));
+        assert!(busy >= Duration::from_millis(79), "{busy:?} of {took:?}");
+        assert!(refused >= Duration::from_millis(40), "{refused:?} of {took:?}");
+        assert!(took - busy - refused >= Duration::from_millis(25), "{busy:?} {refused:?} of {took:?}");
+    }
+
+    #[test]
+    fn a_thread_without_a_loop_did_nothing() {
+        let (progress, clock) = (Progress::default(), Clock::new());
+        std::thread::scope(|scope| scope.spawn(|| progress.received(1, 64)).join().unwrap());
+        assert_eq!(progress.spent(&clock, 1_000_000), Spent::default());
     }
 }

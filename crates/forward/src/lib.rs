@@ -13,6 +13,7 @@ pub mod config;
 pub mod control;
 mod error;
 pub mod gpu;
+mod limit;
 pub mod measure;
 mod open;
 mod outcome;
@@ -24,3 +25,4 @@ mod wrappers;
 
 pub use error::{Error, Result};
 pub use inlane_function::builtins as functions;
+pub use limit::limit;

@@ -4,6 +4,7 @@ use crate::config::{Compete, Config, On, Route};
 use crate::control::{Control, Reading};
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
+use crate::limit::limit;
 use crate::open;
 use crate::ports::pcap::{Pace, Playback};
 use crate::run::{Outcome, run};
@@ -299,7 +300,7 @@ pub fn against_load(
             "needs a source that can be paced: --rx gen:SIZE or null:SIZE",
         ));
     }
-    let mut trial = |rate: Option<f64>| -> Result<Outcome> {
+    let mut trial = |rate: Option<f64>| -> Result<(Config, Outcome)> {
         let mut paced = config.clone();
         paced.rate = rate.map(Rate::Packets);
         paced.duration = Some(config.duration.unwrap_or(Duration::from_secs(2)));
@@ -307,23 +308,29 @@ pub fn against_load(
         if let Some(rate) = rate {
             outcome.result.parameters.insert(OFFERED.into(), format!("{rate:.0}"));
         }
-        Ok(outcome)
+        Ok((paced, outcome))
     };
-    let flat_out = trial(None)?;
-    let mut document = Document::new("forward", flat_out.path);
+    let (_, flat_out) = trial(None)?;
+    let ceiling = ceilings.of(config, flat_out.link_bits_per_second, &flat_out.result);
+    let explained = |(paced, mut outcome): (Config, Outcome)| -> PacketResult {
+        outcome.result.ceiling = ceiling.clone();
+        outcome.result.limit = limit(&paced, &outcome);
+        outcome.result
+    };
+    let mut document = Document::new("forward", flat_out.path.clone());
     document.twin = flat_out.twin;
-    document.devices = flat_out.devices;
-    document.ceiling = ceilings.of(config, flat_out.link_bits_per_second, &flat_out.result);
+    document.devices = flat_out.devices.clone();
+    document.ceiling = ceiling.clone();
     let fastest = flat_out.result.tx.packets_per_second;
     let (mut low, mut high) = (0.0, fastest);
     let mut best: Option<PacketResult> = None;
     let mut last_lossy: Option<String> = None;
     while high - low > fastest * 0.005 && !control.stopping() {
         let rate = if best.is_none() && low == 0.0 && high == fastest { fastest } else { (low + high) / 2.0 };
-        let outcome = trial(Some(rate))?;
+        let (paced, outcome) = trial(Some(rate))?;
         if lossless(&outcome, rate) {
             low = rate;
-            best = Some(outcome.result);
+            best = Some(explained((paced, outcome)));
             if rate >= fastest {
                 break;
             }
@@ -342,7 +349,7 @@ pub fn against_load(
     let Some(best) = best else {
         if control.stopping() {
             document.notes.push("the search was ended before a rate passed: this is the run flat out".into());
-            document.results.push(flat_out.result);
+            document.results.push(explained((config.clone(), flat_out)));
             return Ok((document, None));
         }
         let why = last_lossy.unwrap_or_default();
@@ -362,12 +369,9 @@ pub fn against_load(
         if control.stopping() {
             break;
         }
-        let mut outcome = trial(Some(low * load / 100.0))?;
-        outcome.result.parameters.insert("load_percent".into(), format!("{load}"));
-        document.results.push(outcome.result);
-    }
-    for result in &mut document.results {
-        result.ceiling = document.ceiling.clone();
+        let mut result = explained(trial(Some(low * load / 100.0))?);
+        result.parameters.insert("load_percent".into(), format!("{load}"));
+        document.results.push(result);
     }
     Ok((document, None))
 }

@@ -1,6 +1,7 @@
 //! What a run came to: the figures of its pipelines added up, with what carried the packets.
 
 use crate::config::{Compete, Config, On};
+use crate::control::Spent;
 use crate::error::Error;
 use crate::gpu;
 use crate::pipeline::{StageHistograms, Tally};
@@ -29,6 +30,8 @@ pub struct Outcome {
     pub twin: bool,
     /// The slowest link's rate, where a port has one.
     pub link_bits_per_second: Option<f64>,
+    /// How the thread that moves each pipeline's packets spent its time.
+    pub spent: Vec<Spent>,
     /// What a reader of the figures should know.
     pub notes: Vec<String>,
     /// What went wrong while it ran; the figures hold all the same.
@@ -44,6 +47,8 @@ pub(crate) struct Ended<'a> {
     pub(crate) directions: &'a [Direction],
     /// How long packets flowed.
     pub(crate) elapsed: Duration,
+    /// How the thread that moves each pipeline's packets spent it.
+    pub(crate) spent: Vec<Spent>,
     /// What devices counted beside their queues.
     pub(crate) device: Counters,
     pub(crate) leaked_buffers: u64,
@@ -51,7 +56,7 @@ pub(crate) struct Ended<'a> {
 
 /// The figures of a run of `config`.
 pub(crate) fn outcome(config: &Config, ended: Ended<'_>) -> Outcome {
-    let Ended { tallies, function, ports, directions, elapsed, device, leaked_buffers } = ended;
+    let Ended { tallies, function, ports, directions, elapsed, spent, device, leaked_buffers } = ended;
     let mut sum = Tally::default();
     let mut said = Report::default();
     let mut on_gpu: Option<gpu::Report> = None;
@@ -137,6 +142,7 @@ pub(crate) fn outcome(config: &Config, ended: Ended<'_>) -> Outcome {
             .iter()
             .filter_map(|port| port.info().link_bits_per_second)
             .min_by(f64::total_cmp),
+        spent,
         notes: match config.pipelines {
             1 => Vec::new(),
             _ => vec![format!("packets received by each pipeline: {}", each.join(", "))],

@@ -97,12 +97,14 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
         device += port.device_counters();
         port.stop();
     }
+    let nanoseconds = elapsed.as_nanos() as u64;
     let ended = Ended {
         tallies,
         function: &function,
         ports: &ports,
         directions: &directions,
         elapsed,
+        spent: progress.iter().map(|each| each.spent(&clock, nanoseconds)).collect(),
         device,
         leaked_buffers: pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum(),
     };

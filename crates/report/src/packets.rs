@@ -171,7 +171,7 @@ fn repeats(repeats: &Repeats) -> String {
 /// What a column of the table of several results shows; empty where a result does not have it.
 type Column = (&'static str, fn(&PacketResult) -> String);
 
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [Column; 14] = [
     ("shape", |result| result.shape.clone().unwrap_or_default()),
     ("Mpps", |result| format!("{:.3}", result.rate() / 1e6)),
     ("spread", |result| {
@@ -205,6 +205,13 @@ const COLUMNS: [Column; 13] = [
     }),
     ("other job keeps", |result| {
         result.competitor.as_ref().map_or(String::new(), |other| format!("{:.1}%", other.kept * 100.0))
+    }),
+    // How it was seen is in the document.
+    ("limit", |result| {
+        result
+            .limit
+            .as_ref()
+            .map_or(String::new(), |limit| limit.split(':').next().unwrap_or_default().into())
     }),
     ("error", |result| result.error.clone().unwrap_or_default()),
 ];

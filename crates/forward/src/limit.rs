@@ -1,0 +1,177 @@
+//! What limited a run: read off what it measured of itself, each time with the figures that say so.
+//!
+//! A thread that polls is always running, so processor time tells nothing. What does is how long the thread that moves a pipeline's packets
+//! found nothing to do ([`crate::control::Idle`]): if hardly ever, it is the limit itself; if often, it waited for somebody, and who
+//! that was follows from what else is known: what was offered, whether the source ever ends, whether a port refused packets, what a
+//! bare kernel moves over the same path.
+
+use crate::config::{Config, Method, On, Route};
+use crate::control::Spent;
+use crate::gpu::Memory;
+use crate::open;
+use crate::outcome::Outcome;
+use crate::ports::pcap::Pace;
+use inlane_core::result::PacketResult;
+use inlane_core::units::{self, Rate};
+use std::time::Duration;
+
+/// A thread that had something to do for this share of the run had no time left.
+const BUSY: f64 = 0.9;
+/// This share of what was offered is all of it; of who was not busy, this one, too: a run's beginning and end.
+const ALL: f64 = 0.99;
+const NEARLY: f64 = 0.95;
+/// This share of a ceiling is the ceiling.
+const CEILING: f64 = 0.9;
+/// Threads that poll run all the time: with less than this, others had their cores.
+const SHARED: f64 = 0.8;
+/// Beginning and end are too much of anything shorter.
+const SHORTEST: Duration = Duration::from_millis(10);
+/// What a link carries beside a frame: preamble, frame check sequence, gap.
+const BESIDE_FRAME_BYTES: f64 = 24.0;
+
+/// What limited the run of `config`, whose ceiling is known: a word for it, a colon, and how that was seen. `None` for runs that
+/// were too short to tell.
+pub fn limit(config: &Config, outcome: &Outcome) -> Option<String> {
+    let result = &outcome.result;
+    if result.rx.packets == 0 || Duration::from_nanos(result.duration_ns) < SHORTEST {
+        return None;
+    }
+    let lost = result.rx.missed + result.dropped_overload;
+    if let Some(said) = offered(config, result, ALL).filter(|_| lost == 0) {
+        return Some(said);
+    }
+    Some(
+        link(outcome)
+            .or_else(|| pcie(config, result))
+            .or_else(|| shared(config, result))
+            .unwrap_or_else(|| threads(config, outcome, lost)),
+    )
+}
+
+/// The rate asked for, if this share of it came.
+fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
+    let (came, asked, text): (_, _, fn(f64) -> String) = match config.rate? {
+        Rate::Packets(asked) => (result.rx.packets_per_second, asked, units::packets_per_second),
+        Rate::Bits(asked) => (result.rx.bits_per_second, asked, units::bits_per_second),
+    };
+    let said =
+        || format!("offered rate: of {} asked for {} came, and nothing was lost", text(asked), text(came));
+    (came >= asked * share).then(said)
+}
+
+fn link(outcome: &Outcome) -> Option<String> {
+    let bits = outcome.link_bits_per_second?;
+    let on_wire = |flow: &inlane_core::result::Flow| {
+        flow.bits_per_second + flow.packets_per_second * BESIDE_FRAME_BYTES * 8.0
+    };
+    let share = on_wire(&outcome.result.rx).max(on_wire(&outcome.result.tx)) / bits;
+    let said = || {
+        let link = units::bits_per_second(bits);
+        format!("link: frames with what stands between them took {} of its {link}", percent(share))
+    };
+    (share >= CEILING).then(said)
+}
+
+/// On a GPU: the memory that packets are read from, if a bare kernel gets no more out of it.
+fn pcie(config: &Config, result: &PacketResult) -> Option<String> {
+    let share = bare_kernel(config, result)?;
+    let counted =
+        result.pcie.as_ref().and_then(|pcie| pcie.measured.as_ref()).map_or(String::new(), |found| {
+            let rate = |summary: &inlane_core::stats::Summary| units::bytes_per_second(summary.median);
+            let (into, out) = (rate(&found.in_bytes_per_second), rate(&found.out_bytes_per_second));
+            format!("; the GPU counted {into} in and {out} out")
+        });
+    let what = if config.gpu.memory == Memory::Pool { "GPU memory" } else { "PCIe" };
+    let said = || {
+        format!("{what}: {} of the rate of a bare kernel that moves the same bytes{counted}", percent(share))
+    };
+    (share >= CEILING).then(said)
+}
+
+/// The rate as a share of the bare kernel's.
+fn bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
+    let ceiling = result.ceiling.as_ref()?.packets_per_second?;
+    (config.on != On::Cpu).then(|| result.rx.packets_per_second / ceiling)
+}
+
+/// Cores that the run's threads did not have for themselves.
+fn shared(config: &Config, result: &PacketResult) -> Option<String> {
+    let directions = if matches!(config.route, Route::Between(..)) { 2 } else { 1 };
+    let threads = config.threads() * config.pipelines as usize * directions;
+    let had = result.cpu_ns as f64 / result.duration_ns as f64 / threads as f64;
+    let said = || {
+        format!(
+            "processors: the run's {threads} thread(s), which poll, had one for {} of the time; others ran there, or system calls slept",
+            percent(had)
+        )
+    };
+    (had < SHARED).then(said)
+}
+
+/// Of the threads that move packets, what the least busy and the most busy one says.
+fn threads(config: &Config, outcome: &Outcome, lost: u64) -> String {
+    let result = &outcome.result;
+    let by_time = |a: &&Spent, b: &&Spent| a.busy.total_cmp(&b.busy);
+    let most = outcome.spent.iter().max_by(by_time).copied().unwrap_or_default();
+    let least = outcome.spent.iter().min_by(by_time).copied().unwrap_or_default();
+    let busy = match outcome.spent.len() {
+        1 => format!("the thread that moves packets was busy {} of the time", percent(most.busy)),
+        _ => format!(
+            "the threads that move packets were busy {} to {} of the time",
+            percent(least.busy),
+            percent(most.busy)
+        ),
+    };
+    if most.busy >= BUSY {
+        let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
+        let function = match (config.on, config.method, ceiling) {
+            (On::Cpu, Method::Single, Some(ceiling)) => {
+                let share = percent(result.rx.packets_per_second / ceiling);
+                format!("; the function alone takes {share}, with packets in cache")
+            }
+            _ => String::new(),
+        };
+        return format!("thread: {busy}{function}");
+    }
+    let refused = outcome.spent.iter().map(|spent| spent.refused).fold(0.0, f64::max);
+    if refused > 1.0 - most.busy - refused {
+        return format!("sending port: it took nothing for {} of the time; {busy}", percent(refused));
+    }
+    if let Some(said) = offered(config, result, NEARLY).filter(|_| lost == 0) {
+        return said;
+    }
+    let more = match (endless(config), lost) {
+        (_, lost @ 1..) => format!("{lost} packets were lost"),
+        (true, 0) => "there was always more to receive".into(),
+        (false, 0) => return format!("source: it offered no more, for nothing was lost, and {busy}"),
+    };
+    let share = bare_kernel(config, result)
+        .map_or(String::new(), |share| format!(", at {} of a bare kernel's rate", percent(share)));
+    let what = match (config.on, config.method) {
+        (On::Cpu, Method::Single) => "sending port",
+        (On::Cpu, _) => "workers",
+        (On::Gpu(_), Method::Single) => "round trip to the GPU, one item at a time",
+        (On::Gpu(_), Method::Persistent) => "GPU",
+        (On::Gpu(_), Method::Split) => "launches, or the GPU",
+        (On::Gpu(_), Method::Stream | Method::Graph) => "posting, or the GPU",
+    };
+    format!("{what}: {busy} and waited otherwise, though {more}{share}")
+}
+
+/// The source always has more.
+fn endless(config: &Config) -> bool {
+    let Route::OneWay { rx, .. } = &config.route else { return false };
+    match open::kind(rx) {
+        "null" | "net_null" => true,
+        "gen" => !rx.starts_with("gen:oran"),
+        "pcap" => config.playback.pace == Pace::Full,
+        _ => false,
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests;

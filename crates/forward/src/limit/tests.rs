@@ -1,0 +1,135 @@
+use super::*;
+use inlane_core::result::{Ceiling, Flow, Path};
+
+fn config(rx: &str) -> Config {
+    Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] })
+}
+
+fn on_gpu(method: Method, memory: Memory) -> Config {
+    let mut config = config("null:1024");
+    (config.on, config.method, config.gpu.memory) = (On::Gpu(0), method, memory);
+    config
+}
+
+/// A second at 1 Mpps of 1000 bytes, all of it with a processor, of which the threads were busy for these shares.
+fn outcome(config: &Config, busy: &[f64]) -> Outcome {
+    let flow = Flow {
+        packets: 1_000_000,
+        bytes: 1_000_000_000,
+        packets_per_second: 1e6,
+        bits_per_second: 8e9,
+        ..Flow::default()
+    };
+    let mut result =
+        PacketResult { duration_ns: 1_000_000_000, rx: flow, tx: flow, ..PacketResult::default() };
+    result.cpu_ns = config.threads() as u64 * 1_000_000_000;
+    Outcome {
+        result,
+        path: Path::default(),
+        verification: None,
+        devices: Vec::new(),
+        twin: false,
+        link_bits_per_second: None,
+        spent: busy.iter().map(|&busy| Spent { busy, refused: 0.0 }).collect(),
+        notes: Vec::new(),
+        errors: Vec::new(),
+    }
+}
+
+fn with_ceiling(mut outcome: Outcome, packets_per_second: f64) -> Outcome {
+    let packets_per_second = Some(packets_per_second);
+    outcome.result.ceiling = Some(Ceiling { what: "x".into(), bytes_per_second: None, packets_per_second });
+    outcome
+}
+
+/// What is said, which holds these words.
+fn says(config: &Config, outcome: &Outcome, words: &[&str]) {
+    let said = limit(config, outcome).unwrap();
+    for word in words {
+        assert!(said.contains(word), "{said}");
+    }
+}
+
+#[test]
+fn who_is_always_busy_is_the_limit() {
+    let single = config("null");
+    let evidence = ["thread: ", "busy 97 % of the time", "the function alone takes 25 %"];
+    says(&single, &with_ceiling(outcome(&single, &[0.97]), 4e6), &evidence);
+    let mut two = config("af_xdp:eth0");
+    two.pipelines = 2;
+    let mut uneven = outcome(&two, &[0.02, 0.99]);
+    uneven.result.cpu_ns *= 2;
+    says(&two, &uneven, &["thread: ", "busy 2 % to 99 %"]);
+}
+
+#[test]
+fn who_waits_waits_for_somebody() {
+    let mut split = config("gen:64");
+    split.method = Method::Split;
+    says(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
+    // The port in front had no more, or had, and lost it.
+    split.route = config("af_xdp:eth0").route;
+    says(&split, &outcome(&split, &[0.4]), &["source: ", "offered no more", "busy 40 %"]);
+    let mut missed = outcome(&split, &[0.4]);
+    missed.result.rx.missed = 7;
+    says(&split, &missed, &["workers: ", "7 packets were lost"]);
+    let mut refused = outcome(&split, &[0.1]);
+    refused.spent[0].refused = 0.8;
+    says(&split, &refused, &["sending port: ", "took nothing for 80 %"]);
+}
+
+#[test]
+fn what_was_asked_for_or_a_link_carries_is_no_more() {
+    let mut paced = config("gen:1000");
+    paced.rate = Some(Rate::Packets(1e6));
+    says(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "1.00 Mpps"]);
+    paced.rate = Some(Rate::Bits(8.3e9));
+    says(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "of 8.30 Gb/s asked for 8.00 Gb/s came"]);
+    says(&paced, &outcome(&paced, &[0.95]), &["thread: "]);
+    let xdp = config("af_xdp:eth0");
+    let mut full = outcome(&xdp, &[0.95]);
+    full.link_bits_per_second = Some(8.3e9);
+    says(&xdp, &full, &["link: ", "99 %"]);
+}
+
+#[test]
+fn on_a_gpu_a_bare_kernel_tells_what_its_memory_gives() {
+    let pulled = on_gpu(Method::Persistent, Memory::Gpu);
+    says(
+        &pulled,
+        &with_ceiling(outcome(&pulled, &[0.3]), 1.02e6),
+        &["PCIe: 98 % of the rate of a bare kernel"],
+    );
+    let pool = on_gpu(Method::Persistent, Memory::Pool);
+    says(&pool, &with_ceiling(outcome(&pool, &[0.3]), 1.02e6), &["GPU memory: 98 %"]);
+    let waits = with_ceiling(outcome(&pulled, &[0.3]), 1e7);
+    says(&pulled, &waits, &["GPU: ", "busy 30 %", "at 10 % of a bare kernel's rate"]);
+    let split = on_gpu(Method::Split, Memory::Pinned);
+    says(&split, &outcome(&split, &[0.3]), &["launches, or the GPU: "]);
+    says(&split, &with_ceiling(outcome(&split, &[0.96]), 1e7), &["thread: ", "busy 96 %"]);
+}
+
+#[test]
+fn who_has_no_processor_is_told_so_and_who_hardly_ran_nothing() {
+    let split = config("null");
+    let mut crowded = outcome(&split, &[0.95]);
+    crowded.result.cpu_ns /= 2;
+    says(&split, &crowded, &["processors: ", "had one for 50 %"]);
+    crowded.result.duration_ns = 1_000_000;
+    assert_eq!(limit(&split, &crowded), None);
+}
+
+/// The threads of a real run tell their time.
+#[test]
+fn a_run_says_what_limits_it() {
+    let mut slow = config("null");
+    slow.method = Method::Split;
+    slow.cores = Some(Vec::new());
+    slow.drive.work = Duration::from_micros(20);
+    slow.duration = Some(Duration::from_millis(200));
+    let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
+    assert!(outcome.spent[0].busy < 0.5, "{:?}", outcome.spent);
+    // The processors may be shared with whatever else runs here.
+    let said = limit(&slow, &outcome).unwrap();
+    assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
+}
