@@ -5,7 +5,7 @@
 #include <stdint.h>
 #endif
 
-struct inlane_descriptor { uint64_t address; uint32_t length; uint32_t reserved; };
+struct inlane_descriptor { uint64_t address; uint32_t length; uint32_t lap; };
 struct inlane_outcome { uint32_t length; uint32_t verdict; };
 
 #define INLANE_FORWARD 0u
@@ -15,6 +15,7 @@ struct inlane_outcome { uint32_t length; uint32_t verdict; };
 #define INLANE_OUTCOMES 1u
 #define INLANE_RING_LINE 128u
 #define INLANE_RING_ENTRIES 16u
+#define INLANE_RING_TOGETHER 7u
 #define INLANE_MAX_BURST 1024u
 #define INLANE_SUBMIT_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 16u + 127u) / 128u * 128u)
 #define INLANE_COMPLETE_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 8u + 127u) / 128u * 128u)

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 /// The end that submits items and takes them back.
 pub struct Dispatcher {
-    ring: Arc<Ring>,
-    producer: protocol::Producer,
-    sender: protocol::Sender,
+    pub(super) ring: Arc<Ring>,
+    pub(super) producer: protocol::Producer,
+    pub(super) sender: protocol::Sender,
 }
 
 impl Ring {
@@ -42,14 +42,9 @@ impl Dispatcher {
     pub fn submit(&mut self, packets: &[Packet]) -> bool {
         assert!(packets.len() <= self.ring.burst, "more packets than a burst");
         let Some(slot) = self.producer.claim(&*self.ring) else { return false };
-        let descriptors = self.ring.descriptors(slot);
-        // From the last to the first: the line of the word, at which the consumer looks all the time, is written at the end,
-        // and crosses once.
-        for (i, packet) in packets.iter().enumerate().rev() {
-            let descriptor = Descriptor { address: packet.address, length: packet.length, reserved: 0 };
-            // SAFETY: the claimed slot is this side's alone until it is published; the count is within burst.
-            unsafe { descriptors.add(i).write(descriptor) };
-        }
+        let lap = self.producer.word(&*self.ring, 0) as u32;
+        // SAFETY: the claimed slot is this side's alone until it is published; the count is within burst.
+        unsafe { self.ring.describe(slot, lap, packets) };
         self.producer.publish(&*self.ring, packets.len() as u32);
         true
     }

@@ -11,6 +11,9 @@
 //!   stride:  slot 1 ...
 //! ```
 //!
+//! The first [`TOGETHER`] descriptors share the word's line. Where a burst has no more, a consumer for which each read is a trip over
+//! PCIe reads them along with the word, and their laps say which to believe: see [`super::protocol`].
+//!
 //! That is how slots lie for others; a ring between threads of one process keeps them in another order.
 //!
 //! The high half of a submitted word is the number of packets. The high half of a completed word is 0 when every packet is
@@ -26,8 +29,9 @@ pub struct Descriptor {
     pub address: u64,
     /// How many there are.
     pub length: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The lap of its item, as in the item's word, for consumers that read both at once: where a burst is no more than
+    /// [`TOGETHER`]. Else nobody looks at it.
+    pub lap: u32,
 }
 
 /// What became of one packet.
@@ -56,6 +60,8 @@ pub const OUTCOMES: u32 = 1;
 pub const LINE: usize = 128;
 /// Where a slot's descriptors or outcomes begin.
 pub const ENTRIES: usize = 16;
+/// Descriptors in the line of their item's word.
+pub const TOGETHER: usize = (LINE - ENTRIES) / size_of::<Descriptor>();
 /// Most packets an item holds.
 pub const MAX_BURST: usize = 1024;
 /// Most slots a ring has.
@@ -85,7 +91,9 @@ const _: () = {
     assert!(size_of::<Descriptor>() == 16 && offset_of!(Descriptor, length) == 8);
     assert!(offset_of!(crate::packet::Packet, length) == 8 && size_of::<crate::packet::Packet>() == 24);
     assert!(size_of::<Outcome>() == 8 && offset_of!(Outcome, verdict) == 4);
-    assert!(submit_stride(1) == 128 && submit_stride(7) == 128 && submit_stride(8) == 256);
+    // Length and lap are written as one word, as the GPU has them.
+    assert!(offset_of!(Descriptor, lap) == 12 && cfg!(target_endian = "little"));
+    assert!(submit_stride(1) == 128 && submit_stride(TOGETHER) == 128 && submit_stride(8) == 256);
     assert!(complete_stride(14) == 128 && complete_stride(15) == 256);
 };
 
@@ -99,7 +107,7 @@ pub fn c_header() -> String {
 #include <stdint.h>
 #endif
 
-struct inlane_descriptor {{ uint64_t address; uint32_t length; uint32_t reserved; }};
+struct inlane_descriptor {{ uint64_t address; uint32_t length; uint32_t lap; }};
 struct inlane_outcome {{ uint32_t length; uint32_t verdict; }};
 
 #define INLANE_FORWARD {FORWARD}u
@@ -109,6 +117,7 @@ struct inlane_outcome {{ uint32_t length; uint32_t verdict; }};
 #define INLANE_OUTCOMES {OUTCOMES}u
 #define INLANE_RING_LINE {LINE}u
 #define INLANE_RING_ENTRIES {ENTRIES}u
+#define INLANE_RING_TOGETHER {TOGETHER}u
 #define INLANE_MAX_BURST {MAX_BURST}u
 #define INLANE_SUBMIT_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 16u + 127u) / 128u * 128u)
 #define INLANE_COMPLETE_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 8u + 127u) / 128u * 128u)

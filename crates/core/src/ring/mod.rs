@@ -226,6 +226,50 @@ impl Ring {
         unsafe { self.submit_slot(slot).add(layout::ENTRIES).cast() }
     }
 
+    /// Writes descriptors of a claimed slot for an item of `lap`, from the last to the first: the line of the word, at which the
+    /// consumer looks all the time, is written at the end, and crosses once.
+    ///
+    /// # Safety
+    /// The slot is claimed and not published, and there are no more packets than a burst.
+    #[inline(always)]
+    unsafe fn describe(&self, slot: u32, lap: u32, packets: &[Packet]) {
+        if self.burst <= layout::TOGETHER {
+            return self.describe_early(slot, lap, packets);
+        }
+        let descriptors = self.descriptors(slot);
+        for (i, packet) in packets.iter().enumerate().rev() {
+            let descriptor = Descriptor { address: packet.address, length: packet.length, lap: 0 };
+            // SAFETY: inside the region, and nobody else's (the caller vouches for it).
+            unsafe { descriptors.add(i).write(descriptor) };
+        }
+    }
+
+    /// The same for consumers that may read descriptors before the word.
+    #[inline(always)]
+    fn describe_early(&self, slot: u32, lap: u32, packets: &[Packet]) {
+        if lap == 0 {
+            self.forget_laps(slot);
+        }
+        for (i, packet) in packets.iter().enumerate().rev() {
+            protocol::describe(self.descriptor_words(slot, i), packet.address, packet.length, lap);
+        }
+    }
+
+    /// No descriptor of a claimed slot says a lap of 2^32 laps ago any more.
+    #[cold]
+    fn forget_laps(&self, slot: u32) {
+        (0..self.burst).for_each(|i| protocol::describe(self.descriptor_words(slot, i), 0, 0, 0));
+    }
+
+    #[inline(always)]
+    fn descriptor_words(&self, slot: u32, i: usize) -> [&AtomicU64; 2] {
+        debug_assert!(i < self.burst);
+        let first = self.descriptors(slot).wrapping_add(i).cast::<u64>();
+        // SAFETY: inside the region and aligned by the layout; who reads them while the slot is claimed does so at once, and is no
+        // thread of this process.
+        unsafe { [AtomicU64::from_ptr(first), AtomicU64::from_ptr(first.add(1))] }
+    }
+
     #[inline(always)]
     fn outcomes(&self, slot: u32) -> *mut Outcome {
         // SAFETY: a slot has room for `burst` outcomes from there.
@@ -266,17 +310,16 @@ impl Producer {
         assert!(packets.len() <= self.ring.burst, "more packets than a burst");
         let Some(slot) = self.cursor.claim(&*self.ring) else { return false };
         let kept = &self.ring.kept[slot as usize];
-        let descriptors = self.ring.descriptors(slot);
+        let word = self.cursor.word(&*self.ring, packets.len() as u32);
         // SAFETY: the claimed slot is this side's alone until it is published; the count is within burst.
         unsafe {
             *kept.stamps.get() = stamps;
-            for (i, (packet, cookie)) in packets.iter().zip(&kept.cookies).enumerate() {
-                let descriptor = Descriptor { address: packet.address, length: packet.length, reserved: 0 };
-                descriptors.add(i).write(descriptor);
+            for (packet, cookie) in packets.iter().zip(&kept.cookies) {
                 *cookie.get() = packet.cookie;
             }
+            self.ring.describe(slot, word as u32, packets);
         }
-        kept.published.store(self.cursor.word(&*self.ring, packets.len() as u32), Ordering::Release);
+        kept.published.store(word, Ordering::Release);
         self.cursor.publish(&*self.ring, packets.len() as u32);
         true
     }

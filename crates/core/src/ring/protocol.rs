@@ -17,6 +17,26 @@
 //!
 //! `end` is 0 while the ring runs; the producer sets it to one more than the positions it published, and everybody else
 //! stops when they reach it. The lap word is checked before `end`, so nothing published is left behind.
+//!
+//! # Descriptors read with the word
+//!
+//! A consumer reads an item's descriptors after its word. Over PCIe that is two trips, one after the other, so in rings whose bursts
+//! fit the word's line it may read them along with the word, or before, and keep those that [`belong`](belongs) to the lap of the
+//! word that it then sees; the others it reads again, after the word. Why it never keeps a wrong one:
+//!
+//! * A descriptor says its lap in the second of its two words, and [`describe`] writes that one last, with release: neither compiler
+//!   nor CPU puts it before the address. The consumer reads both words by one access of 16 bytes that none of the writer's stores
+//!   falls into the middle of: a lap that is right comes with the address that was written before it.
+//!   (Memory that hosts and GPUs share is coherent by lines, and an aligned 16 bytes lie in one.)
+//! * Nobody writes a descriptor between its lap becoming right and the item's completion, which comes after the consumer's read.
+//! * A lap that is right is not left over from 2^32 laps ago, though a descriptor that an item has no packet for keeps the lap that
+//!   it had: in lap 0, where the count wraps, the producer gives all of a slot's descriptors that lap, and in lap 0, which is also
+//!   that of fresh memory, nothing is believed. A consumer cannot miss that lap: when it waits for position p it has seen the word of
+//!   p - consumers, its last, which was published after p - slots, the slot's item of the lap before, as long as there are no more
+//!   consumers than slots.
+//! * A word without packets, with which waits for items that never came are ended, has no descriptors that would count.
+//! * The bytes of packets, like everything else that the producer wrote before it published, are there once the word was acquired,
+//!   whatever told where they are.
 
 /// A 64-bit word that one side writes and others read. Loads acquire, stores release, at system scope.
 pub trait Word {
@@ -84,6 +104,19 @@ pub fn lap_of(position: u64, slots: u32) -> u32 {
 #[inline(always)]
 fn word(lap: u32, info: u32) -> u64 {
     lap as u64 | (info as u64) << 32
+}
+
+/// Writes a descriptor's two words so that it can be read before its item's word: the one with the lap last.
+#[inline(always)]
+pub fn describe<W: Word>(words: [&W; 2], address: u64, length: u32, lap: u32) {
+    words[0].store(address);
+    words[1].store(length as u64 | (lap as u64) << 32);
+}
+
+/// A descriptor whose second word is `second` was written for the item of `lap`, all of it, if both words were read at once.
+#[inline(always)]
+pub fn belongs(second: u64, lap: u32) -> bool {
+    lap != 0 && (second >> 32) as u32 == lap
 }
 
 #[inline(always)]

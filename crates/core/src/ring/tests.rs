@@ -22,7 +22,8 @@ fn consume(work: &mut Work<'_>, change: bool) -> u32 {
     let (descriptors, outcomes) = work.parts();
     for (descriptor, place) in descriptors.iter().zip(outcomes) {
         let id = descriptor.address - 0x1000;
-        assert_eq!(*descriptor, Descriptor { address: 0x1000 + id, length: packet(id).length, reserved: 0 });
+        let lap = descriptors[0].lap;
+        assert_eq!(*descriptor, Descriptor { address: 0x1000 + id, length: packet(id).length, lap });
         *place = outcome(id, descriptor.length);
     }
     if change { OUTCOMES } else { UNCHANGED }
@@ -309,6 +310,42 @@ fn what_a_dead_consumer_held_is_taken_back() {
     assert_eq!(rest, [2, 3, 4, 5]);
 }
 
+/// Words and descriptors as another process or a GPU sees them.
+fn laps(ring: &Ring, slot: u32) -> (u32, Vec<u32>) {
+    let word = protocol::Word::load(protocol::Words::submitted(ring, slot));
+    // SAFETY: nobody writes meanwhile, and the slot has so many.
+    let descriptor = |i| unsafe { ring.descriptors(slot).add(i).read() };
+    (word as u32, (0..ring.burst).map(|i| descriptor(i).lap).collect())
+}
+
+#[test]
+fn descriptors_say_their_lap_and_never_one_of_2_32_laps_ago() {
+    let burst = layout::TOGETHER;
+    for joined in [false, true] {
+        let ring = Ring::new(2, burst).unwrap();
+        // The last laps before the count wraps, and the first after.
+        let mut position = (u32::MAX as u64 - 1) * 2;
+        let mut submit = |count: usize| {
+            let burst: Vec<_> = (0..count as u64).map(packet).collect();
+            // As if all before had been freed.
+            let cursor = protocol::Producer::starting_at(position);
+            if joined {
+                let sender = protocol::Sender::starting_at(position);
+                assert!(Dispatcher { ring: ring.clone(), producer: cursor, sender }.submit(&burst));
+            } else {
+                assert!(Producer { ring: ring.clone(), cursor }.submit(&burst, Stamps::default()));
+            }
+            position += 2;
+            laps(&ring, 0)
+        };
+        assert_eq!(submit(burst), (u32::MAX, vec![u32::MAX; burst]));
+        assert_eq!(submit(1), (0, vec![0; burst]));
+        assert_eq!(submit(2).1[..3], [1, 1, 0]);
+        assert_eq!(submit(1).1[..3], [2, 1, 0], "what an item has no packet for stays");
+    }
+    assert!(!protocol::belongs(0, 0), "fresh memory");
+}
+
 #[test]
 fn senseless_rings_are_refused() {
     for (slots, burst) in [(0, 32), (1, 32), (3, 32), (1 << 17, 32), (8, 0), (8, 1025)] {
@@ -349,7 +386,7 @@ fn the_c_header_compiles_and_agrees() {
 /// loom's cells, lost or duplicated items by the checks.
 #[cfg(not(miri))]
 mod model {
-    use crate::ring::protocol::{Consumer, Polled, Producer, Sender, Word, Words, lap_of};
+    use crate::ring::protocol::{Consumer, Polled, Producer, Sender, Word, Words, belongs, describe, lap_of};
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU64, Ordering};
@@ -541,6 +578,71 @@ mod model {
                     break;
                 }
             }
+        });
+    }
+
+    /// How a producer writes a descriptor.
+    type Describe = fn([&AtomicU64; 2], u64, u32, u32);
+
+    /// A ring of one slot whose consumer reads the descriptor before the word, and believes it if it belongs to the word's lap.
+    fn read_early(start: u64, items: u64, describe: Describe) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(move || {
+            let ring = Small::new(1, start);
+            // As the lap before left it.
+            let old = lap_of(start, 1).wrapping_sub(1);
+            let words = Arc::new([AtomicU64::new(old as u64), AtomicU64::new((old as u64) << 32)]);
+            let consumer = {
+                let (ring, words) = (ring.clone(), words.clone());
+                loom::thread::spawn(move || {
+                    let mut cursor = Consumer::new(start, 0, 1);
+                    let mut sender = Sender::starting_at(start);
+                    for _ in 0..items + 1 {
+                        let lap = sender.lap(&*ring);
+                        // Both at once show nothing that the second before the first does not.
+                        let second = Word::load(&words[1]);
+                        let early = Word::load(&words[0]);
+                        let Polled::Item { slot, info } = cursor.poll(&*ring) else { continue };
+                        let address = if belongs(second, lap) { early } else { Word::load(&words[0]) };
+                        assert_eq!(address, lap as u64, "another lap's address");
+                        assert_eq!(read(&ring.requests[slot as usize]), lap as u64, "the packet's bytes");
+                        cursor.complete(&*ring, info);
+                        sender.free(&*ring);
+                    }
+                })
+            };
+            let mut producer = Producer::starting_at(start);
+            for _ in 0..items + 1 {
+                if producer.position() < start + items
+                    && let Some(slot) = producer.claim(&*ring)
+                {
+                    let lap = lap_of(producer.position(), 1);
+                    write(&ring.requests[slot as usize], lap as u64);
+                    describe([&words[0], &words[1]], lap as u64, 64, lap);
+                    producer.publish(&*ring, 1);
+                }
+            }
+            consumer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn descriptors_read_before_the_word_are_its_laps() {
+        read_early(5, 2, describe);
+    }
+
+    #[test]
+    fn or_are_read_again_where_the_lap_wraps() {
+        read_early(u32::MAX as u64, 2, describe);
+    }
+
+    #[test]
+    #[should_panic(expected = "another lap's address")]
+    fn descriptors_whose_lap_is_written_first_are_not() {
+        read_early(5, 2, |words, address, length, lap| {
+            Word::store(words[1], length as u64 | (lap as u64) << 32);
+            Word::store(words[0], address);
         });
     }
 

@@ -211,7 +211,7 @@ mod tests {
                         .map(|frame| Descriptor {
                             address: frame.as_mut_ptr() as u64,
                             length: frame.len() as u32,
-                            reserved: 0,
+                            lap: 0,
                         })
                         .collect();
                     let mut outcomes = vec![Outcome::default(); frames.len()];

@@ -74,7 +74,7 @@ pub fn run_by(
             .zip(frames)
             .map(|(buffer, frame)| {
                 let address = buffer.as_mut_ptr() as u64 + start_of(buffer, shift) as u64;
-                Descriptor { address, length: frame.len() as u32, reserved: 0 }
+                Descriptor { address, length: frame.len() as u32, lap: 0 }
             })
             .collect();
         let untouched = Outcome { length: 0xdead_beef, verdict: 0xdead_beef };

@@ -6,7 +6,8 @@
 //   others       inlane_items: one block an item, once the item is known to be there
 //
 // Order: one thread acquires the item's word (system scope), then a barrier, then all threads read the item. All threads'
-// writes, a barrier, then one thread releases the completed word (system scope). Nothing else orders anything.
+// writes, a barrier, then one thread releases the completed word (system scope). Nothing else orders anything. Descriptors of small
+// bursts come with the word, and say themselves whether they are the item's: see core's ring/protocol.rs.
 
 #include "system.cuh"
 
@@ -219,8 +220,8 @@ __device__ __noinline__ void process_apart(const desk &here, uint32_t count, uin
 // ---- Waiting, in the persistent kernel. ---------------------------------------------------------------------------------
 
 // What threads of a block's first warp look at, all by one load, so that no read waits for another: the time of a look is that of
-// one read over PCIe. A quarter of a warp fetches at a time.
-constexpr uint32_t ITEM = 0;   // the item's word
+// one read over PCIe. A quarter of a warp fetches at a time: thread 0 and those behind it get the item's line in one piece.
+constexpr uint32_t ITEM = 0;   // the item's word; in threads 1 to 7 the descriptors behind it, if that is all of them
 constexpr uint32_t RELAY = 8;  // what block 0 saw
 constexpr uint32_t END = 9;    // in block 0, now and then: the ring's end,
 constexpr uint32_t ORDER = 10; // the order to stop,
@@ -229,8 +230,10 @@ constexpr uint32_t ASK_EVERY_LOOKS = 32;
 constexpr uint64_t ASK_FOR_SIGNS_EVERY_NS = 200000000;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// Waits for an item, by the whole first warp of a block; 0 in place of its word when there will be none. `looks` counts those of
-// block 0, whatever they find.
+__device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_TOGETHER; }
+
+// Waits for an item, by the whole first warp of a block; 0 in place of its word when there will be none. Descriptors that come with
+// the word are in `given` then, for this warp. `looks` counts those of block 0, whatever they find.
 //
 // What is polled lies in the host's memory, and every look is a read over PCIe. Reads of one line by several blocks queue up behind
 // each other, microseconds a block: so each block polls its own item's word, and only block 0 also looks at the words that all
@@ -239,22 +242,27 @@ constexpr uint32_t ALL = 0xffffffffu;
 // An order to stop counts also where the item is there: a ring full of items would keep a block for long, and the host takes back
 // what is left. The end does not: it is the number of items there ever were, plus one, and whoever waits at or behind it waits in
 // vain, but items before it are there or will be.
-__device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &looks) {
-    uint32_t me = threadIdx.x;
+__device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &looks,
+                                             uint4 *given) {
+    static_assert(INLANE_RING_TOGETHER < RELAY && INLANE_RING_ENTRIES == 16, "thread n has the line's bytes from 16 n on");
+    uint32_t me; // asked for each time: what is made of it need not be kept in registers over the work on an item
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(me));
     const void *place = me == RELAY   ? static_cast<const void *>(lane.relay)
                         : me == END   ? static_cast<const void *>(lane.submit)
                         : me == ORDER ? static_cast<const void *>(lane.control)
                         : me == SIGNS ? static_cast<const void *>(lane.control + 16)
-                                      : static_cast<const void *>(at.submit);
+                                      : static_cast<const void *>(at.submit + me % RELAY * 16);
+    bool looking = me <= (comes_with_word(lane) ? lane.burst : ITEM) || me == RELAY;
     uint64_t sign = 0, seen_ns = 0, asked_ns = 0, now = 0; // the latest sign of life; times from the first look that asks on
     for (;;) {
-        bool looking = me == ITEM || me == RELAY, asking = false;
+        bool asking = false;
         if (blockIdx.x == 0 && ++looks % ASK_EVERY_LOOKS == 0) {
             now = now_ns();
             if (asked_ns == 0) asked_ns = seen_ns = now;
             asking = me == END || me == ORDER || (me == SIGNS && now - asked_ns > ASK_FOR_SIGNS_EVERY_NS);
         }
         pair found = {0, 0};
+        __syncwarp(); // threads that came here by different ways load together
         if (looking || asking) found = load_acquire_pair(place);
         __syncwarp();
         if (asking) {
@@ -273,8 +281,16 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
         }
         bool relaying = me == RELAY;
         if (__any_sync(ALL, relaying && found.high != 0)) return 0;
-        if (__any_sync(ALL, me == ITEM && static_cast<uint32_t>(found.low) == at.lap))
-            return __shfl_sync(ALL, found.low, ITEM);
+        if (__any_sync(ALL, me == ITEM && static_cast<uint32_t>(found.low) == at.lap)) {
+            uint64_t word = __shfl_sync(ALL, found.low, ITEM);
+            if (comes_with_word(lane) && me - 1 < min(static_cast<uint32_t>(word >> 32), lane.burst)) {
+                uint4 descriptor = make_uint4(found.low, found.low >> 32, found.high, found.high >> 32);
+                // Older than the word: read after it.
+                if (descriptor.w != at.lap || at.lap == 0) descriptor = load16(place);
+                given[me - 1] = descriptor;
+            }
+            return word;
+        }
         if (__any_sync(ALL, relaying && found.low != 0 && position >= found.low - 1)) return 0;
         if (lane.pause_ns) __nanosleep(lane.pause_ns);
     }
@@ -296,23 +312,28 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
     for (uint64_t position = blockIdx.x;; position += gridDim.x) {
         slot at = slot_of(lane, position);
         if (threadIdx.x < 32) {
-            uint64_t word = wait_for(lane, at, position, looks);
-            if (threadIdx.x == 0) seen = word;
+            uint64_t word = wait_for(lane, at, position, looks, inlane_shared);
+            if (threadIdx.x == 0) {
+                seen = word;
+#if INLANE_PULLS
+                here.position = position, here.looks = looks;
+#endif
+            }
         }
         __syncthreads();
         uint64_t word = seen;
         if (word == 0) return;
         uint32_t count = min(static_cast<uint32_t>(word >> 32), lane.burst);
-        const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
-        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) inlane_shared[i] = load16(entries + i * 16);
+        if (!comes_with_word(lane)) {
+            const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
+            for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) inlane_shared[i] = load16(entries + i * 16);
+            __syncthreads();
+        }
 #if INLANE_PULLS
-        if (threadIdx.x == 0) here.position = position, here.looks = looks;
-        __syncthreads();
         process_apart(here, count, inlane_shared);
         position = here.position, looks = here.looks;
         __syncthreads();
 #else
-        __syncthreads();
         process_in_place(lane, at, count, inlane_shared);
 #endif
     }
