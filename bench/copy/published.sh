@@ -1,0 +1,41 @@
+#!/bin/bash
+# What of the published experiment there is without an accelerator: reads and writes of a PCI BAR by width, from BAR to BAR by the CPU,
+# and the models of the published accelerator.
+#
+#   bench/copy/published.sh INLANE OUT       INLANE: the program; OUT: a folder for the results
+#
+# The BARs are those of two ivshmem devices under vfio-pci in a virtual machine whose processor is emulated (lab/README.md says what
+# such a machine needs): the bytes go the way they would go, at a speed that is the emulator's. Takes two minutes.
+set -eu
+inlane=$(realpath "$1") root=$(realpath "$(dirname "$0")/../..")
+mkdir -p "$2"
+cd "$2"
+
+a=pci:0000:00:01.0/bar2@0+4M b=pci:0000:00:02.0/bar2@0+4M
+guest="
+for access in 4 8 16 32 nt; do
+    for ends in '--from host --to $a' '--from $a --to host' '--from $a --to $b'; do
+        inlane copy \$ends --require bar --access \$access --sizes 4K,64K,1M --repeats 5 --time 50ms \
+            --allow-bar-read --allow-bar-write --json - 2>/tmp/errors || { cat /tmp/errors >&2; exit 1; }
+    done
+done"
+"$root/lab/vm/run.py" --timeout 400 --memory 1G --iommu --ivshmem 4M --ivshmem 4M --vfio 0000:00:01.0 --vfio 0000:00:02.0 \
+    --file "$inlane" -- sh -c "$guest" >bar.txt
+python3 - <<'PYTHON'
+import json
+
+text, decoder = open("bar.txt").read().strip(), json.JSONDecoder()
+with open("bar.jsonl", "w") as lines:
+    while text:
+        document, end = decoder.raw_decode(text)
+        text = text[end:].lstrip()
+        lines.write(json.dumps(document) + "\n")
+        for row in document["results"]:
+            access = document["command"]["arguments"][document["command"]["arguments"].index("--access") + 1]
+            print(f"{row['from']} -> {row['to']}, {access}, {row['parameters'].get('end', 'done')}, {row['size_bytes']} B: "
+                  f"{row['latency_ns']['median'] / 1e3:.1f} us, {row['verified_bytes']} bytes verified")
+PYTHON
+rm bar.txt
+# Long, for the best repeat is what is told of a model: this machine may be busy.
+"$inlane" copy --published --repeats 10 --time 300ms --json twins.json >twins.txt
+cat twins.txt
