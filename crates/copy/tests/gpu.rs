@@ -185,7 +185,7 @@ fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
         "trap_beside_staged_at_its_destination",
         "trap_beside_staged_while_asleep",
     ] {
-        child_that_breaks_something(name, Duration::from_secs(15));
+        child_that_breaks_something(name, Duration::from_secs(20));
     }
 }
 

@@ -105,7 +105,7 @@ impl Pending {
         device: &dyn Fn() -> String,
         ticket: Ticket,
         completion: Completion,
-        others: &[&Stream],
+        others: &[Stream],
     ) -> Result<()> {
         self.flight.check(ticket)?;
         let first = self.flight.done();
@@ -147,7 +147,7 @@ impl Pending {
         device: &dyn Fn() -> String,
         ticket: Ticket,
         event: &Arc<Event>,
-        others: &[&Stream],
+        others: &[Stream],
     ) -> Result<()> {
         if !event.is_passed()? {
             // Taken out: one that is still asleep when this ends is not asked again.
@@ -184,8 +184,8 @@ impl Pending {
 }
 
 /// That what was queued on them has not failed so far.
-fn healthy(streams: &[&Stream]) -> Result<()> {
-    streams.iter().try_for_each(|stream| stream.is_idle().map(drop)).map_err(Error::from)
+fn healthy<'a>(streams: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
+    streams.into_iter().try_for_each(|stream| stream.is_idle().map(drop)).map_err(Error::from)
 }
 
 fn given_up(device: &str) -> Error {
@@ -200,17 +200,21 @@ fn given_up(device: &str) -> Error {
 /// # Errors
 /// When some of it failed, or does not end.
 pub fn finish(stream: &Stream) -> Result<()> {
+    finish_within(stream, PATIENCE)
+}
+
+fn finish_within(stream: &Stream, patience: Duration) -> Result<()> {
     if stream.gpu().is_abandoned() {
         return Err(given_up(&stream.gpu().to_string()));
     }
-    if stream.is_idle_within(PATIENCE)? {
+    if stream.is_idle_within(patience)? {
         return Ok(());
     }
     abandon_all();
     Err(Error::device_failed(
         stream.gpu().to_string(),
         format!(
-            "what was queued has not ended in {PATIENCE:?}; the device is lost or stuck; end this process"
+            "what was queued has not ended in {patience:?}; the device is lost or stuck; end this process"
         ),
     ))
 }
@@ -218,8 +222,14 @@ pub fn finish(stream: &Stream) -> Result<()> {
 /// Waits for streams before what they copy to and from may be freed; errors are logged, for drops have no other way. Of a GPU that
 /// was given up nothing is freed.
 pub fn drain(streams: &[&Stream]) {
-    for stream in streams.iter().filter(|stream| !stream.gpu().is_abandoned()) {
-        if let Err(error) = finish(stream) {
+    // What waits for one that failed will not end; kernels that gave it up themselves (after five seconds) will.
+    let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
+    let patience = if failed { Duration::from_secs(6) } else { PATIENCE };
+    for stream in streams {
+        if stream.gpu().is_abandoned() {
+            continue;
+        }
+        if let Err(error) = finish_within(stream, patience) {
             tracing::warn!("copies given up: {error}");
         }
     }

@@ -105,7 +105,7 @@ impl Mover for ThroughGpu {
 
     fn wait(&mut self, ticket: Ticket, completion: Completion) -> inlane_core::Result<()> {
         let device = || format!("gpu:{} copy engines", self.inward.gpu().index());
-        self.pending.wait(&device, ticket, completion, &[&self.inward])
+        self.pending.wait(&device, ticket, completion, std::slice::from_ref(&self.inward))
     }
 }
 

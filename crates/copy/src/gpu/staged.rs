@@ -206,8 +206,7 @@ impl Mover for Staged {
         let (from, to) = (self.from, self.to);
         let name = || format!("staging from gpu:{from} to gpu:{to}");
         // The end is one GPU's to tell, and waits for the other's copies.
-        let others: Vec<&Stream> = self.out.iter().collect();
-        self.pending.wait(&name, ticket, completion, &others)
+        self.pending.wait(&name, ticket, completion, &self.out)
     }
 }
 
