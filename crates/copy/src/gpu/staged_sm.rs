@@ -17,8 +17,7 @@ use super::tuning::pieces;
 use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Error, Place, Region, Result};
 use inlane_cuda::{
-    Arguments, Event, EventKind, Function, Gpu, Launch, MemoryOperation, PinnedKind, Stream, WaitUntil,
-    drain, finish,
+    Arguments, Function, Gpu, Launch, MemoryOperation, Pending, PinnedKind, Stream, WaitUntil, drain, finish,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -53,7 +52,7 @@ pub struct StagedSm {
     push: (Function, Stream),
     pull: (Function, Stream),
     /// Where an interrupt is waited for.
-    notice: (Stream, Event),
+    notice: (Stream, Pending),
     /// One GPU on both sides would read each command twice, and reads of one line queue behind each other.
     command_rings: usize,
     /// Where each GPU's block 0 passes commands on: the pusher's, the puller's.
@@ -110,7 +109,7 @@ impl StagedSm {
         let mut staged = Self {
             push: (from.1.push.clone(), from.0.stream()?),
             pull: (to.1.pull.clone(), to.0.stream()?),
-            notice: (to.0.stream()?, Event::new(to.0, EventKind::Completion)?),
+            notice: (to.0.stream()?, Pending::new()),
             command_rings,
             relays: [from.0.allocate(RELAY_BYTES)?, to.0.allocate(RELAY_BYTES)?],
             memory: from.0.pinned(bytes, PinnedKind::Cached)?,
@@ -131,6 +130,10 @@ impl StagedSm {
         staged.launch(1, 0)?;
         finish(&staged.push.1)?;
         finish(&staged.pull.1)?;
+        // So would an event that is made then.
+        let (stream, notices) = &mut staged.notice;
+        let first = notices.push(stream, [staged.memory.clone(), staged.memory.clone()])?;
+        notices.wait(&String::new, first, Completion::Poll, &[])?;
         Ok(staged)
     }
 
@@ -286,12 +289,13 @@ impl StagedSm {
                 until: WaitUntil::Reached,
             })
             .collect();
-        let (stream, event) = &self.notice;
+        let name = self.short_name();
+        let (stream, notices) = &mut self.notice;
         // SAFETY: the words are pinned memory that lives as long as the stream; the kernels write them when the command ends,
         // or move them ahead when they give up.
         unsafe { stream.memory_operations(&waits)? };
-        stream.record(event)?;
-        event.synchronize()?;
+        let notice = notices.push(stream, [self.memory.clone(), self.memory.clone()])?;
+        notices.wait(&|| name.clone(), notice, Completion::Interrupt, &[])?;
         let seen = self.look()?;
         self.flight.complete(seen, false);
         Ok(())
