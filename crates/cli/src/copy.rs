@@ -1,6 +1,7 @@
 //! `inlane copy`: its flags, its runs, its result.
 
 mod bench;
+mod rows;
 mod run;
 
 use clap::builder::RangedU64ValueParser;

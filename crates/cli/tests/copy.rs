@@ -189,3 +189,22 @@ fn rows_name_the_completion_and_the_window_that_there_were() {
     let (found, _) = rows("--from twin:0 --to twin:1 --path staged");
     assert_eq!(found, [row("staged", "interrupt", "1"), row("staged", "poll", "1")]);
 }
+
+#[test]
+fn sizes_beyond_the_memory_leave_the_others() {
+    let cache = tempfile::tempdir().unwrap();
+    let result = cache.path().join("result.json");
+    for direction in ["forward", "both"] {
+        let arguments = format!(
+            "--from twin:0 --to host --require dma --sizes 2G,4K --rotate 0 --direction {direction} --repeats 1 --time 1ms --no-ceiling"
+        );
+        let output = copy(cache.path(), &arguments).arg("--json").arg(&result).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        let document = document(&result);
+        let rows = document["results"].as_array().unwrap();
+        let sizes: Vec<_> = rows.iter().map(|row| row["size_bytes"].as_u64().unwrap()).collect();
+        assert_eq!(sizes[..2], [2 << 30, 4096], "{rows:?}");
+        assert!(rows[0]["error"].as_str().unwrap().contains("memory of twin:0"), "{rows:?}");
+        assert!(rows[1..].iter().all(|row| row["verified_bytes"].as_u64() > Some(0)), "{rows:?}");
+    }
+}

@@ -1,20 +1,17 @@
 //! Measuring pairs of devices into a report: what fails is noted in its row, and the next is measured.
 
+use super::rows::{Report, row, with};
 use super::{Copy, Direction, What};
 use inlane_copy::cost::{Cache, Costs};
 use inlane_copy::measure::{Buffers, Measured, Plan, latency, stream, together};
 use inlane_copy::stop::check_stop;
 use inlane_copy::{Choice, Device, Endpoint, Options, Path, Route, ceiling};
 use inlane_core::mover::Mover;
-use inlane_core::result::{Ceiling, Document, TransferResult};
+use inlane_core::result::{Ceiling, TransferResult};
 use inlane_core::{Completion, Error, Result, units};
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// What `inlane copy` writes.
-pub type Report = Document<TransferResult>;
 
 /// What went wrong while other figures were had.
 #[derive(Debug, Default)]
@@ -44,6 +41,15 @@ struct Known {
     told: bool,
 }
 
+/// What a pair is measured with.
+struct Memory {
+    /// For each way.
+    buffers: Vec<Buffers>,
+    sizes: Vec<usize>,
+    /// Sizes that there is no memory for.
+    refused: Vec<(TransferResult, Error)>,
+}
+
 /// Two devices, and how to go from one to the other.
 #[derive(Clone, Copy)]
 struct Way<'a> {
@@ -65,43 +71,6 @@ impl Way<'_> {
         );
         row(self.from.endpoint(), self.to.endpoint(), size, &path, completion)
     }
-}
-
-/// A row of a table, without figures.
-pub fn row(
-    from: &Endpoint,
-    to: &Endpoint,
-    size: usize,
-    path: &str,
-    completion: Completion,
-) -> TransferResult {
-    TransferResult {
-        from: from.to_string(),
-        to: to.to_string(),
-        parameters: BTreeMap::new(),
-        size_bytes: size as u64,
-        path: path.into(),
-        completion,
-        latency_ns: None,
-        bytes_per_second: None,
-        operations_per_second: None,
-        share_of_ceiling: None,
-        cpu_seconds_per_gigabyte: None,
-        mover_cpu_seconds_per_gigabyte: None,
-        verified_bytes: 0,
-        error: None,
-    }
-}
-
-/// The row with the figures of a measurement.
-pub fn with(mut row: TransferResult, measured: &Measured) -> TransferResult {
-    row.parameters.insert("window".into(), measured.window.to_string());
-    row.parameters.insert("CPU".into(), format!("{:.1}%", measured.cpu_share * 100.0));
-    row.latency_ns = measured.latency_ns;
-    row.bytes_per_second = Some(measured.bytes_per_second);
-    row.cpu_seconds_per_gigabyte = Some(measured.cpu_seconds_per_gigabyte);
-    row.verified_bytes = measured.verified_bytes;
-    row
 }
 
 impl Bench<'_> {
@@ -191,10 +160,22 @@ impl Bench<'_> {
         Ok(route)
     }
 
-    fn buffers(&self, way: Way) -> Result<Buffers> {
-        // Zeroing hundreds of megabytes takes its time.
-        check_stop(&self.plan.stop)?;
-        Buffers::new(way.from, way.to, way.options.largest, self.args.rotate)
+    /// Memory for each way, the sizes asked for that there is memory for, and why there is none for the others.
+    fn memory(&self, ways: &[Way]) -> Result<Memory> {
+        let (mut sizes, mut refused) = (self.args.sizes.0.clone(), Vec::new());
+        loop {
+            // Zeroing hundreds of megabytes takes its time.
+            check_stop(&self.plan.stop)?;
+            let largest = sizes.iter().copied().max().unwrap_or(1);
+            let buffers = |way: &Way| Buffers::new(way.from, way.to, largest, self.args.rotate);
+            match ways.iter().map(buffers).collect::<Result<_>>() {
+                Err(error @ Error::Memory { .. }) if sizes.iter().any(|size| *size < largest) => {
+                    sizes.retain(|size| *size < largest);
+                    refused.push((ways[0].row(largest, None, self.args.completion[0]), error));
+                }
+                outcome => return Ok(Memory { buffers: outcome?, sizes, refused }),
+            }
+        }
     }
 
     fn ceiling(&mut self, way: Way) -> Result<Option<Known>> {
@@ -267,14 +248,17 @@ impl Bench<'_> {
         let opened = (|| {
             let ceiling = self.ceiling(way)?;
             let costs = self.costs(way)?;
-            let buffers = self.buffers(way)?;
-            Ok((ceiling, buffers, self.route(way, costs.clone())?, costs))
+            let memory = self.memory(&[way])?;
+            Ok((ceiling, memory, self.route(way, costs.clone())?, costs))
         })();
-        let (mut ceiling, mut buffers, mut route, costs) = match opened {
+        let (mut ceiling, Memory { mut buffers, sizes, refused }, mut route, costs) = match opened {
             Ok(opened) => opened,
             Err(error) => return self.failed(first, error),
         };
-        for &size in &self.args.sizes.0 {
+        for (row, error) in refused {
+            self.failed(row, error)?;
+        }
+        for size in sizes {
             let mut measured = Vec::new();
             for &asked in &self.args.completion {
                 let path = route.path_for(size as u64);
@@ -291,7 +275,7 @@ impl Bench<'_> {
                     let end = if delivered { "delivered" } else { "issued" };
                     row.parameters.insert("end".into(), end.into());
                 }
-                match self.figures(&mut route, &mut buffers, size, completion) {
+                match self.figures(&mut route, &mut buffers[0], size, completion) {
                     Ok((measured, single)) => {
                         let mut row = with(row, &measured);
                         row.latency_ns = single.and_then(|single| single.latency_ns);
@@ -344,14 +328,17 @@ impl Bench<'_> {
         let opened = (|| {
             let ceilings = self.ceiling(way)?;
             let costs = self.costs(way)?;
-            let buffers = [self.buffers(way)?, self.buffers(back)?];
-            Ok((ceilings, buffers, self.two_routes(way, back, costs.clone())?, costs))
+            let memory = self.memory(&[way, back])?;
+            Ok((ceilings, memory, self.two_routes(way, back, costs.clone())?, costs))
         })();
-        let (mut ceilings, [mut forth_buffers, mut back_buffers], mut routes, costs) = match opened {
+        let (mut ceilings, Memory { mut buffers, sizes, refused }, mut routes, costs) = match opened {
             Ok(opened) => opened,
             Err(error) => return self.failed(first, error),
         };
-        for &size in &self.args.sizes.0 {
+        for (row, error) in refused {
+            self.failed(row, error)?;
+        }
+        for size in sizes {
             let mut measured = Vec::new();
             for &asked in &self.args.completion {
                 let (mut rows, mut paths) = (Vec::new(), Vec::new());
@@ -371,9 +358,8 @@ impl Bench<'_> {
                 measured.push(used);
                 progress(&format!("both ways, {}, {asked}", units::bytes(size as u64)));
                 let plan = Plan { completion: asked, ..self.plan.clone() };
-                let [forth, back_route] = &mut routes;
                 let runs: Vec<(&mut dyn Mover, &mut Buffers)> =
-                    vec![(forth, &mut forth_buffers), (back_route, &mut back_buffers)];
+                    routes.iter_mut().map(|route| route as &mut dyn Mover).zip(&mut buffers).collect();
                 match together(runs, size, &plan) {
                     Ok(measured) => {
                         for (index, (row, measured)) in rows.into_iter().zip(&measured).enumerate() {

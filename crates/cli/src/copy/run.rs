@@ -1,6 +1,7 @@
 //! What `inlane copy` does: opens, has pairs measured, and writes what was found.
 
-use super::bench::{Bench, Failures, Report, row, with};
+use super::bench::{Bench, Failures};
+use super::rows::{Report, row, with};
 use super::{Copy, Direction, What};
 use inlane_copy::ceiling::Ceilings;
 use inlane_copy::cost::Cache;
