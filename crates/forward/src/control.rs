@@ -109,7 +109,7 @@ impl Progress {
         self.rx_bytes.store(bytes, Relaxed);
         TIMES.with(|times| {
             self.busy.store(times.busy(), Relaxed);
-            self.refused.store(times.refused.get(), Relaxed);
+            self.refused.store(times.refused.ticks(), Relaxed);
         });
     }
 
@@ -147,11 +147,20 @@ struct Times {
     /// When its loop began.
     begun: Cell<u64>,
     /// It had nothing to do.
-    idle: Cell<u64>,
+    idle: Rounds,
     /// Within its loop it waited for a port that takes nothing.
-    refused: Cell<u64>,
+    refused: Rounds,
     /// How many [`Idle`] it has: the first is its loop's, those within are of waits in between.
     loops: Cell<u32>,
+}
+
+/// Rounds in which nothing was found: counted, and some of them timed.
+struct Rounds {
+    counted: Cell<u64>,
+    timed: Cell<u64>,
+    timed_ticks: Cell<u64>,
+    /// Time that others had, which is no round's.
+    away_ticks: Cell<u64>,
 }
 
 /// Made once: that asks the processor what its counter is good for, which takes long in a virtual machine.
@@ -159,8 +168,32 @@ static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 thread_local! {
     static TIMES: Times = const {
-        Times { begun: Cell::new(0), idle: Cell::new(0), refused: Cell::new(0), loops: Cell::new(0) }
+        Times { begun: Cell::new(0), idle: Rounds::NONE, refused: Rounds::NONE, loops: Cell::new(0) }
     };
+}
+
+impl Rounds {
+    const NONE: Self = Self {
+        counted: Cell::new(0),
+        timed: Cell::new(0),
+        timed_ticks: Cell::new(0),
+        away_ticks: Cell::new(0),
+    };
+
+    fn add(to: &Cell<u64>, more: u64) {
+        to.set(to.get() + more);
+    }
+
+    fn ticks(&self) -> u64 {
+        let each = self.timed_ticks.get() as f64 / self.timed.get().max(1) as f64;
+        self.away_ticks.get() + self.timed_ticks.get() + (self.counted.get() as f64 * each) as u64
+    }
+
+    fn clear(&self) {
+        for cell in [&self.counted, &self.timed, &self.timed_ticks, &self.away_ticks] {
+            cell.set(0);
+        }
+    }
 }
 
 impl Times {
@@ -169,82 +202,121 @@ impl Times {
         if begun == 0 {
             return 0;
         }
-        (CLOCK.raw() - begun).saturating_sub(self.idle.get() + self.refused.get())
+        (CLOCK.raw() - begun).saturating_sub(self.idle.ticks() + self.refused.ticks())
     }
 }
 
 /// What a polling thread does when there is nothing to do: spins at first, then lets others run, so that on a machine with
 /// fewer cores than threads the work still gets done.
 ///
-/// It counts that time: from the first round of several that found nothing to the last. What found something is none of it, however long
-/// it took, and who always finds something never reads the clock.
+/// It counts that time: from the first of several rounds that found nothing to the last. What found something is none of it, however
+/// long it took. A look at the clock each round would show in latencies: rounds are counted, and every 64th stretch of them is timed.
 pub struct Idle {
     empty: u32,
-    clock: &'static Clock,
+    /// Each round of this stretch is timed.
+    timed: bool,
+    /// Others were let run in this stretch.
+    away: bool,
+    /// When the last round was, if one of these holds.
     last: u64,
+    stretches: u32,
     /// A wait within a thread's loop.
     within: bool,
 }
 
 impl Default for Idle {
     fn default() -> Self {
-        let clock = &*CLOCK;
         let within = TIMES.with(|times| {
             let loops = times.loops.get();
             times.loops.set(loops + 1);
             if loops == 0 {
-                times.begun.set(clock.raw());
-                times.idle.set(0);
-                times.refused.set(0);
+                times.begun.set(CLOCK.raw());
+                times.idle.clear();
+                times.refused.clear();
             }
             loops > 0
         });
-        Self { empty: 0, clock, last: 0, within }
+        Self { empty: 0, timed: true, away: false, last: 0, stretches: 0, within }
     }
 }
 
 impl Drop for Idle {
     fn drop(&mut self) {
+        self.busy();
         TIMES.with(|times| times.loops.set(times.loops.get() - 1));
     }
 }
 
 impl Idle {
     const SPINS: u32 = 512;
+    /// One stretch of so many is timed.
+    const TIMED: u32 = 64;
+    /// No round takes so long: others ran.
+    const AWAY_TICKS: u64 = 100_000;
 
     /// There was something.
     #[inline]
     pub fn busy(&mut self) {
-        self.empty = 0;
+        if self.empty > 0 {
+            self.end();
+        }
     }
 
     /// There was nothing.
     #[inline]
     pub fn wait(&mut self) {
-        let now = self.clock.raw();
-        if self.empty > 0 {
-            self.count(now);
-        } else {
-            self.last = now;
-        }
         if self.empty < Self::SPINS {
             self.empty += 1;
+            if self.timed {
+                self.time();
+            }
             std::hint::spin_loop();
         } else {
-            std::thread::yield_now();
-            // Others may have run for long, and the next round may find something.
-            self.count(self.clock.raw());
+            self.let_others_run();
         }
     }
 
-    /// From the last reading to this one there was nothing.
-    #[inline]
-    fn count(&mut self, now: u64) {
-        TIMES.with(|times| {
-            let sum = if self.within { &times.refused } else { &times.idle };
-            sum.set(sum.get() + (now - self.last));
+    /// Ends a stretch of rounds that found nothing.
+    #[inline(never)]
+    fn end(&mut self) {
+        let untimed = if self.timed { 0 } else { u64::from(self.empty - 1) };
+        let known = self.rounds(|rounds| {
+            Rounds::add(&rounds.counted, untimed);
+            rounds.timed.get() > 0
         });
+        self.stretches = self.stretches.wrapping_add(1);
+        // A stretch of one round tells nothing.
+        self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
+        (self.empty, self.away) = (0, false);
+    }
+
+    #[inline(never)]
+    fn time(&mut self) {
+        let now = CLOCK.raw();
+        if self.empty > 1 {
+            let took = now - self.last;
+            self.rounds(|rounds| {
+                if took < Self::AWAY_TICKS {
+                    Rounds::add(&rounds.timed, 1);
+                    Rounds::add(&rounds.timed_ticks, took);
+                } else {
+                    Rounds::add(&rounds.away_ticks, took);
+                }
+            });
+        }
         self.last = now;
+    }
+
+    #[inline(never)]
+    fn let_others_run(&mut self) {
+        let since = if self.away { self.last } else { CLOCK.raw() };
+        std::thread::yield_now();
+        (self.last, self.away) = (CLOCK.raw(), true);
+        self.rounds(|rounds| Rounds::add(&rounds.away_ticks, self.last - since));
+    }
+
+    fn rounds<T>(&self, note: impl FnOnce(&Rounds) -> T) -> T {
+        TIMES.with(|times| note(if self.within { &times.refused } else { &times.idle }))
     }
 
     /// There was nothing for the first time since there was something.
@@ -296,6 +368,37 @@ mod tests {
         assert!(busy >= Duration::from_millis(79), "{busy:?} of {took:?}");
         assert!(refused >= Duration::from_millis(40), "{refused:?} of {took:?}");
         assert!(took - busy - refused >= Duration::from_millis(25), "{busy:?} {refused:?} of {took:?}");
+    }
+
+    /// Stretches of a few rounds, of which most are counted only.
+    #[test]
+    fn rounds_are_as_long_as_those_that_were_timed() {
+        let (progress, clock) = (Progress::default(), Clock::new());
+        let spin = |microseconds| {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_micros(microseconds) {
+                std::hint::spin_loop();
+            }
+        };
+        let begun = Instant::now();
+        let thread = || {
+            let mut idle = Idle::default();
+            for _ in 0..1000 {
+                for _ in 0..11 {
+                    idle.wait();
+                    spin(5);
+                }
+                spin(20);
+                idle.busy();
+            }
+            progress.received(1, 64);
+        };
+        std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
+        let took = begun.elapsed();
+        let idle = took.mul_f64(1.0 - progress.spent(&clock, took.as_nanos() as u64).busy);
+        // Ten pauses between eleven rounds, a thousand times.
+        let expected = Duration::from_millis(40)..Duration::from_millis(80);
+        assert!(expected.contains(&idle), "{idle:?} of {took:?}");
     }
 
     #[test]

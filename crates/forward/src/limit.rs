@@ -50,13 +50,17 @@ pub fn limit(config: &Config, outcome: &Outcome) -> Option<String> {
 
 /// The rate asked for, if this share of it came.
 fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
+    let (came, said) = came(config, result)?;
+    (came >= share).then(|| format!("offered rate: {said}, and nothing was lost"))
+}
+
+/// What share of the rate asked for came, and that in words.
+fn came(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
     let (came, asked, text): (_, _, fn(f64) -> String) = match config.rate? {
         Rate::Packets(asked) => (result.rx.packets_per_second, asked, units::packets_per_second),
         Rate::Bits(asked) => (result.rx.bits_per_second, asked, units::bits_per_second),
     };
-    let said =
-        || format!("offered rate: of {} asked for {} came, and nothing was lost", text(asked), text(came));
-    (came >= asked * share).then(said)
+    Some((came / asked, format!("of {} asked for {} came", text(asked), text(came))))
 }
 
 fn link(outcome: &Outcome) -> Option<String> {
@@ -140,10 +144,11 @@ fn threads(config: &Config, outcome: &Outcome, lost: u64) -> String {
     if let Some(said) = offered(config, result, NEARLY).filter(|_| lost == 0) {
         return said;
     }
-    let more = match (endless(config), lost) {
-        (_, lost @ 1..) => format!("{lost} packets were lost"),
-        (true, 0) => "there was always more to receive".into(),
-        (false, 0) => return format!("source: it offered no more, for nothing was lost, and {busy}"),
+    let more = match (lost, came(config, result), endless(config)) {
+        (1.., ..) => format!("{lost} packets were lost"),
+        (0, Some((_, said)), _) => said,
+        (0, None, true) => "there was always more to receive".into(),
+        (0, None, false) => return format!("source: it offered no more, for nothing was lost, and {busy}"),
     };
     let share = bare_kernel(config, result)
         .map_or(String::new(), |share| format!(", at {} of a bare kernel's rate", percent(share)));

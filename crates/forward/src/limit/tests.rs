@@ -86,6 +86,9 @@ fn what_was_asked_for_or_a_link_carries_is_no_more() {
     paced.rate = Some(Rate::Bits(8.3e9));
     says(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "of 8.30 Gb/s asked for 8.00 Gb/s came"]);
     says(&paced, &outcome(&paced, &[0.95]), &["thread: "]);
+    paced.rate = Some(Rate::Packets(2e6));
+    paced.method = Method::Split;
+    says(&paced, &outcome(&paced, &[0.5]), &["workers: ", "though of 2.00 Mpps asked for 1.00 Mpps came"]);
     let xdp = config("af_xdp:eth0");
     let mut full = outcome(&xdp, &[0.95]);
     full.link_bits_per_second = Some(8.3e9);
