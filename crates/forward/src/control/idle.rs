@@ -4,7 +4,7 @@ use inlane_core::clock::Clock;
 use std::cell::Cell;
 use std::sync::LazyLock;
 
-/// What the calling thread did with its time so far, in raw readings of the clock.
+/// What the calling thread did with its time so far, in raw readings of the clock; cores may disagree by a few.
 struct Times {
     /// When its loop began.
     begun: Cell<u64>,
@@ -66,7 +66,7 @@ impl Times {
         if begun == 0 {
             return 0;
         }
-        (CLOCK.raw() - begun).saturating_sub(self.idle.ticks() + self.refused.ticks())
+        CLOCK.raw().saturating_sub(begun).saturating_sub(self.idle.ticks() + self.refused.ticks())
     }
 }
 
@@ -163,7 +163,7 @@ impl Idle {
     fn time(&mut self) {
         let now = CLOCK.raw();
         if self.empty > 1 {
-            let took = now - self.last;
+            let took = now.saturating_sub(self.last);
             self.rounds(|rounds| {
                 if took < Self::AWAY_TICKS {
                     Rounds::add(&rounds.timed, 1);
@@ -181,7 +181,7 @@ impl Idle {
         let since = if self.away { self.last } else { CLOCK.raw() };
         std::thread::yield_now();
         (self.last, self.away) = (CLOCK.raw(), true);
-        self.rounds(|rounds| Rounds::add(&rounds.away_ticks, self.last - since));
+        self.rounds(|rounds| Rounds::add(&rounds.away_ticks, self.last.saturating_sub(since)));
     }
 
     fn rounds<T>(&self, note: impl FnOnce(&Rounds) -> T) -> T {
