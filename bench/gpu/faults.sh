@@ -20,9 +20,9 @@ of_method() {
     works "$method"
     for signal in INT TERM; do
         # Nothing is lost or leaked by it: what was received was sent.
-        expect "SIG$signal, $method" 0 "Mpps" timeout -s $signal --preserve-status 3 \
+        expect "SIG$signal, $method" 0 "Mpps" timeout -s $signal --preserve-status 5 \
             "$inlane" forward $ports --method "$method" --watchdog 10s --duration 30s
-        timeout -s $signal --preserve-status 3 "$inlane" forward $ports --method "$method" --watchdog 10s --duration 30s --json - \
+        timeout -s $signal --preserve-status 5 "$inlane" forward $ports --method "$method" --watchdog 10s --duration 30s --json - \
             2>/dev/null | python3 -c '
 import json, sys
 result = json.load(sys.stdin)["results"][0]

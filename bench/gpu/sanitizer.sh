@@ -11,7 +11,7 @@ one() { # tool, method, memory, function
     case $function in
     oran*) ports="--rx gen:oran,slots=6,shuffle=64,loss=1% --tx null --packets all" ;;
     *.cu*) ports="--rx gen:256 --tx null --packets 20000" ;;
-    drop*) ports="$ports --tx null" ;;
+    drop*) ports="--rx gen:256,flows=48 --tx check --tx null --packets 20000" ;;
     esac
     # Only the executor's kernels: the ceiling's bare ones move a lot.
     output=$(timeout -k 1 120 compute-sanitizer --tool "$tool" --kernel-name kernel_substring=inlane_ --error-exitcode 9 "$inlane" \
@@ -24,7 +24,7 @@ one() { # tool, method, memory, function
 }
 export -f one
 list() {
-    local turn=0 others=("io" "l3-decrement" "flow-count" "drop-rule:udp,tcp:80" "checksum")
+    local turn=0 others=("io" "l3-decrement" "flow-count" "drop-rule:udp:0-40000,tcp:80" "checksum")
     for method in single split persistent stream graph; do
         echo "memcheck $method --memory=gpu macswap"
         echo "memcheck $method --split=64 macswap"

@@ -53,30 +53,38 @@ fn run() -> Result<(), Box<dyn Error>> {
     let lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
     let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
     // Sums are added up in GPU memory, and copied out: the GPU has no atomic operations on the host's.
-    let (sums, answer) = (gpu.allocate(4096)?, gpu.pinned(4096, PinnedKind::Cached)?);
+    let (sums, records) = (gpu.allocate(4096)?, output.slice(0, 4096)?);
+    let answer = [gpu.pinned(4096, PinnedKind::Cached)?, gpu.pinned(4096, PinnedKind::Cached)?];
     let stream = gpu.stream()?;
+    let take = |slot: u64| -> Result<_, Box<dyn Error>> {
+        let (from, streams, power) = (output.address(), STREAMS as u32, sums.address());
+        let found = power + 2048;
+        let shape = Launch { blocks: 1, threads: 256, shared_bytes: 0, cooperative: false };
+        let arguments =
+            [argument(&from), argument(&slot), argument(&streams), argument(&power), argument(&found)];
+        // SAFETY: the kernel's parameters, in order; all regions outlive the wait below.
+        unsafe {
+            kernel.launch(&stream, shape, arguments)?;
+            stream.copy(&sums, &answer[0])?;
+            // Behind the sums: what had been delivered when they were ready.
+            stream.copy(&records, &answer[1])?;
+        }
+        stream.synchronize()?;
+        // SAFETY: pinned memory of 4096 bytes each; the copies into it have ended.
+        Ok(answer.each_ref().map(|page| unsafe { std::slice::from_raw_parts(page.as_ptr(), 4096) }))
+    };
+    // A stream's first use takes milliseconds, in which slots would be overwritten.
+    take(0)?;
     radio.start()?;
 
     let (control, progress) = (Control::default(), Progress::default());
     let shared = Shared { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
-    let (mut complete, mut wrong, mut slots) = (0, 0, 0);
+    let (mut complete, mut wrong, mut late, mut slots) = (0, 0, 0, 0);
     let (tally, _) = std::thread::scope(|scope| -> Result<_, Box<dyn Error>> {
         let running = scope.spawn(|| gpu::run(pipeline, lane, &drive, &shared));
         let mut last = Instant::now();
         while slots < SLOTS && last.elapsed() < Duration::from_secs(2) {
-            let (from, streams, power) = (output.address(), STREAMS as u32, sums.address());
-            let found = power + 2048;
-            let shape = Launch { blocks: 1, threads: 256, shared_bytes: 0, cooperative: false };
-            let arguments =
-                [argument(&from), argument(&slots), argument(&streams), argument(&power), argument(&found)];
-            // SAFETY: the kernel's parameters, in order; all regions outlive the wait below.
-            unsafe {
-                kernel.launch(&stream, shape, arguments)?;
-                stream.copy(&sums, &answer)?;
-            }
-            stream.synchronize()?;
-            // SAFETY: pinned memory of 4096 bytes; the copy into it has ended.
-            let answer = unsafe { std::slice::from_raw_parts(answer.as_ptr(), 4096) };
+            let [answer, records] = take(slots)?;
             let word = |at: usize| u64::from_le_bytes(answer[at..at + 8].try_into().expect("eight bytes"));
             if word(2048) != slots + 1 {
                 continue;
@@ -84,8 +92,14 @@ fn run() -> Result<(), Box<dyn Error>> {
             // The record: frame, subframe, slot, and why it was delivered (0: complete).
             let [frame, subframe, slot, why] = [56, 57, 58, 59].map(|at| answer[2048 + at]);
             let number = (frame as u64 * 10 + subframe as u64) * plan.slots_per_subframe + slot as u64;
-            let powers = (0..STREAMS * SYMBOLS).map(|i| word(i * 8));
-            wrong += powers.zip(expected(&plan, number)).filter(|(there, here)| there != here).count();
+            // Its memory is used again by the sixteenth slot after it, which begins when the eighth has long been delivered.
+            let ahead = &records[(slots as usize + 8) % 64 * 64..][..8];
+            if u64::from_le_bytes(ahead.try_into().expect("eight bytes")) > slots {
+                late += 1;
+            } else {
+                let powers = (0..STREAMS * SYMBOLS).map(|i| word(i * 8));
+                wrong += powers.zip(expected(&plan, number)).filter(|(there, here)| there != here).count();
+            }
             complete += (why == 0) as u64;
             slots += 1;
             last = Instant::now();
@@ -97,11 +111,16 @@ fn run() -> Result<(), Box<dyn Error>> {
         return Err(error.into());
     }
     println!(
-        "{} packets, {slots} slots, {complete} of them complete; power of {} symbols taken on {gpu}, {wrong} other than the CPU's",
+        "{} packets, {slots} slots, {complete} of them complete, {late} taken too late; power of {} symbols taken on {gpu}, {wrong} other \
+         than the CPU's",
         tally.rx.packets,
-        slots * (STREAMS * SYMBOLS) as u64
+        (slots - late) * (STREAMS * SYMBOLS) as u64
     );
-    if slots == SLOTS && wrong == 0 { Ok(()) } else { Err("slots are missing, or sums differ".into()) }
+    if slots == SLOTS && late < SLOTS / 4 && wrong == 0 {
+        Ok(())
+    } else {
+        Err("slots are missing, or sums differ".into())
+    }
 }
 
 /// The power of each symbol of a slot, from what the radio planned to send: what was lost counts as zeros.

@@ -125,15 +125,15 @@ pub struct Copy {
     /// This PCI device's BARs may be mapped though it is not bound to vfio-pci
     #[arg(long, value_name = "ADDRESS")]
     allow_device: Vec<Address>,
-    /// Staging by copy engines: bytes of the largest chunk
-    #[arg(long, default_value = "8M", value_name = "SIZE", value_parser = |text: &str| size(text, 1, LARGEST_CHUNK))]
-    chunk: usize,
-    /// Staging by copy engines: chunks in the ring, two a stream at least
-    #[arg(long, default_value_t = 8, value_name = "N", value_parser = count(2, 1024))]
-    slots: usize,
-    /// Staging by copy engines: streams each side
-    #[arg(long, default_value_t = 2, value_name = "N", value_parser = count(1, 4))]
-    streams: usize,
+    /// Staging by copy engines: bytes of the largest chunk [default: 8M, both directions at once 4M]
+    #[arg(long, value_name = "SIZE", value_parser = |text: &str| size(text, 1, LARGEST_CHUNK))]
+    chunk: Option<usize>,
+    /// Staging by copy engines: chunks in the ring, two a stream at least [default: 8, both directions at once 4]
+    #[arg(long, value_name = "N", value_parser = count(2, 1024))]
+    slots: Option<usize>,
+    /// Staging by copy engines: streams each side [default: 2]
+    #[arg(long, value_name = "N", value_parser = count(1, 4))]
+    streams: Option<usize>,
     /// Staging by SMs: blocks each side
     #[arg(long, default_value_t = staged_sm::Tuning::default().lanes, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sm_lanes: u32,
@@ -308,15 +308,22 @@ impl Copy {
 
     fn options(&self) -> Result<Options, Error> {
         let largest = self.sizes.0.iter().copied().max().unwrap_or(1);
-        if self.slots < 2 * self.streams {
+        let given = self.chunk.is_some() || self.slots.is_some() || self.streams.is_some();
+        let usual = staged::Tuning::suited(matches!(self.direction, Direction::Both));
+        let engines = staged::Tuning {
+            chunk: self.chunk.unwrap_or(usual.chunk),
+            slots: self.slots.unwrap_or(usual.slots),
+            lanes: self.streams.unwrap_or(usual.lanes),
+        };
+        if engines.slots < 2 * engines.lanes {
             let why =
-                format!("a stream needs two chunks; give --slots {} or fewer --streams", 2 * self.streams);
-            return Err(Error::invalid(format!("--slots {}", self.slots), why));
+                format!("a stream needs two chunks; give --slots {} or fewer --streams", 2 * engines.lanes);
+            return Err(Error::invalid(format!("--slots {}", engines.slots), why));
         }
         Ok(Options {
             largest,
             access: self.access,
-            engines: staged::Tuning { chunk: self.chunk, slots: self.slots, lanes: self.streams },
+            engines: given.then_some(engines),
             sms: staged_sm::Tuning {
                 lanes: self.sm_lanes,
                 threads: self.sm_threads,

@@ -68,7 +68,8 @@ pub fn open_path(
             Box::new(CopyEngine::new(source.gpu())?)
         }
         (Path::Staged, Kind::Gpu(source), Kind::Gpu(destination)) => {
-            Box::new(engines::Staged::new(source.gpu(), destination.gpu(), options.engines)?)
+            let tuning = options.engines.unwrap_or_else(|| engines::Tuning::suited(options.both_ways));
+            Box::new(engines::Staged::new(source.gpu(), destination.gpu(), tuning)?)
         }
         (Path::StagedSm, Kind::Gpu(source), Kind::Gpu(destination)) => Box::new(sms::StagedSm::new(
             (source.gpu(), source.kernels()),

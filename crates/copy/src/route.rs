@@ -23,8 +23,8 @@ pub struct Options {
     pub delivered: bool,
     /// How legs within a path are awaited, where the CPU hands chunks on, until [`Mover::await_by`] says otherwise.
     pub legs: Completion,
-    /// Staging by copy engines.
-    pub engines: engines::Tuning,
+    /// Staging by copy engines; `None` for what suits the directions that run.
+    pub engines: Option<engines::Tuning>,
     /// Staging by SMs.
     pub sms: sms::Tuning,
     /// Keep staging kernels running between transfers: the least latency, and SMs held meanwhile.
@@ -46,7 +46,7 @@ impl Default for Options {
             access: None,
             delivered: false,
             legs: Completion::Poll,
-            engines: engines::Tuning::default(),
+            engines: None,
             sms: sms::Tuning::default(),
             resident: false,
             blocks: 16,

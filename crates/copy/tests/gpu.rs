@@ -286,10 +286,22 @@ impl Trap {
     }
 }
 
-/// The error of what was in flight when a kernel trapped: it is the GPU's, and dropping what had it in flight ends.
-fn dies(mut mover: Box<dyn Mover>, ticket: inlane_core::Result<Ticket>, completion: Completion) {
+/// What becomes of copies when a kernel traps beside them: those on their way may still arrive, then one fails with the GPU's error, soon,
+/// and dropping what had them in flight ends.
+fn dies(
+    mut mover: Box<dyn Mover>,
+    mut ticket: inlane_core::Result<Ticket>,
+    completion: Completion,
+    [source, destination]: [&Region; 2],
+) {
     let began = Instant::now();
-    let error = ticket.and_then(|ticket| mover.wait(ticket, completion)).unwrap_err();
+    let error = loop {
+        match ticket.and_then(|ticket| mover.wait(ticket, completion)) {
+            Err(error) => break error,
+            Ok(()) => ticket = mover.submit(source, destination),
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "copies go on beside a trap");
+    };
     eprintln!("error: {error} (after {:?})", began.elapsed());
     let text = error.to_string();
     assert!(text.contains("ILLEGAL_ADDRESS") && text.contains("gpu:"), "{text}");
@@ -303,7 +315,8 @@ fn trap_in_sm() {
     let Some([device, _]) = devices("trap_in_sm") else { return };
     let mut trap = Trap::on(&device);
     let ticket = trap.spring();
-    dies(trap.0, ticket, Completion::Poll);
+    let Trap(mover, source, nowhere) = trap;
+    dies(mover, ticket, Completion::Poll, [&source, &nowhere]);
     leave();
 }
 
@@ -318,7 +331,12 @@ fn trap_beside_dma() {
     // Tens of milliseconds.
     let tickets: Vec<_> = (0..64).map(|_| engine.submit(&source, &destination)).collect();
     let _ = trap.spring();
-    dies(Box::new(engine), tickets.into_iter().next_back().unwrap(), Completion::Interrupt);
+    dies(
+        Box::new(engine),
+        tickets.into_iter().next_back().unwrap(),
+        Completion::Interrupt,
+        [&source, &destination],
+    );
     drop((trap, source, destination));
     leave();
 }
@@ -331,7 +349,7 @@ fn trap_beside_staged(at_source: bool, completion: Completion) {
     let mut staged = open_path(Path::Staged, &from, &to, &Options::default()).unwrap();
     let tickets: Vec<_> = (0..32).map(|_| staged.submit(&source, &destination)).collect();
     let _ = trap.spring();
-    dies(staged, tickets.into_iter().next_back().unwrap(), completion);
+    dies(staged, tickets.into_iter().next_back().unwrap(), completion, [&source, &destination]);
     drop((trap, source, destination));
     leave();
 }
