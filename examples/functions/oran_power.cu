@@ -28,7 +28,11 @@ INLANE bool power_of_slot(const uint8_t *output, uint64_t n, uint32_t streams, u
 #if INLANE_GPU
 extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_t streams, uint64_t *power,
                                       oran_record *found) {
-    bool there = power_of_slot(output, n, streams, power);
+    // One thread asks, for all: a record that appears while they ask would be there for some of them only.
+    __shared__ bool there;
+    if (threadIdx.x == 0) there = inlane::oran_slot(output, n) != nullptr;
+    __syncthreads();
+    if (there) power_of_slot(output, n, streams, power);
     if (threadIdx.x != 0) return;
     found->sequence = 0;
     if (there) *found = *inlane::oran_slot(output, n);

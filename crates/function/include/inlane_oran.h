@@ -35,7 +35,8 @@ static_assert(sizeof(oran_record) == 64, "64 of them before byte 4096");
 
 namespace inlane {
 
-// Record n, or null while it is not there. Kept for 64 records.
+// Record n, or null while it is not there. Kept for 64 records. It may appear at any moment: in a block that works on it as a whole, one
+// thread asks, and a barrier follows.
 INLANE const oran_record *oran_slot(const uint8_t *output, uint64_t n) {
     const oran_record *record = reinterpret_cast<const oran_record *>(output) + n % INLANE_ORAN_RECORDS;
     return load(record->sequence) == n + 1 ? record : nullptr;
