@@ -198,7 +198,8 @@ impl Settings {
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
-            Method::Persistent => self.blocks_for(burst) as u64,
+            // More small items than this and one thread cannot keep up with them.
+            Method::Persistent => self.blocks_for(burst).min(16) as u64,
             // A launch takes a third of the time of an item.
             Method::Split => 4,
             Method::Stream => self.streams_for() as u64,
