@@ -1,8 +1,9 @@
 //! The published hybrid path: DMA out of one device into a host buffer, CPU copy into another, DMA into the other device,
 //! one after the other.
 
+use crate::opening::legs_await_by;
 use crate::stop::check_stop;
-use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, check_ticket, out_of_reach};
 use inlane_core::{Completion, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -91,9 +92,7 @@ impl Mover for Hybrid {
 
     fn await_by(&mut self, completion: Completion) -> Completion {
         self.completion = completion;
-        let legs = [self.out.await_by(completion), self.into.await_by(completion)];
-        // A leg that the CPU copies is busy whatever is asked for; the other may sleep.
-        if legs.contains(&completion) { completion } else { Completion::Poll }
+        legs_await_by([&mut *self.out, &mut *self.into], completion)
     }
 
     fn done(&mut self) -> Result<Ticket> {
@@ -101,9 +100,6 @@ impl Mover for Hybrid {
     }
 
     fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
-        if ticket.0 > self.submitted {
-            return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this mover"));
-        }
-        Ok(())
+        check_ticket(ticket, self.submitted)
     }
 }

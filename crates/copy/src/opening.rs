@@ -10,7 +10,7 @@ use crate::staged::Staged;
 use crate::stop::{Pieces, check_stop};
 use inlane_core::error::Class;
 use inlane_core::mover::{Access, CpuMover, Mover};
-use inlane_core::{Error, Region, Result};
+use inlane_core::{Completion, Error, Region, Result};
 use inlane_cuda::{CopyEngine, PinnedKind, enable_peer_access};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
@@ -165,6 +165,13 @@ pub(crate) fn leg(device: &Arc<Device>, out: bool, options: &Options) -> Result<
         Kind::Bar { .. } | Kind::Host(_) if out => cpu(Some(device), None, options)?,
         Kind::Bar { .. } | Kind::Host(_) => cpu(None, Some(device), options)?,
     })
+}
+
+/// Has both legs of a path awaited by `completion`; how it is then really awaited.
+pub(crate) fn legs_await_by(legs: [&mut dyn Mover; 2], completion: Completion) -> Completion {
+    // A leg that the CPU copies is busy whatever is asked for; the other may sleep.
+    let heard = legs.map(|leg| leg.await_by(completion));
+    if heard.contains(&completion) { completion } else { Completion::Poll }
 }
 
 /// Host memory that both devices reach.

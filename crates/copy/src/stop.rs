@@ -2,7 +2,7 @@
 //!
 //! A copy engine's transfer ends in milliseconds; the CPU's through a BAR can take minutes, and `submit` does not return before.
 
-use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair};
+use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, check_ticket};
 use inlane_core::{Completion, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,10 +88,7 @@ impl Mover for Pieces {
     }
 
     fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
-        if ticket.0 > self.submitted {
-            return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this mover"));
-        }
-        Ok(())
+        check_ticket(ticket, self.submitted)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The processor as a mover: between all memory that it has mapped, BARs and windows included.
 
-use super::{Access, Mover, Ticket, check_pair, out_of_reach};
+use super::{Access, Mover, Ticket, check_pair, check_ticket, out_of_reach};
 use crate::completion::Completion;
 use crate::error::{Error, Result};
 use crate::region::{Place, Region};
@@ -150,10 +150,7 @@ impl Mover for CpuMover {
     }
 
     fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
-        if ticket.0 > self.submitted {
-            return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this mover"));
-        }
-        Ok(())
+        check_ticket(ticket, self.submitted)
     }
 }
 

@@ -5,7 +5,7 @@
 //!  done:      2            ends   = begins + what copies of its size took
 //! ```
 
-use super::Ticket;
+use super::{Ticket, check_ticket};
 use crate::completion::{Expectation, sleep_precisely};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
@@ -105,10 +105,7 @@ impl Flight {
     /// # Errors
     /// [`Error::Invalid`] when it was not.
     pub fn check(&self, ticket: Ticket) -> Result<()> {
-        if ticket.0 <= self.next {
-            return Ok(());
-        }
-        Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this mover"))
+        check_ticket(ticket, self.next)
     }
 
     /// Polls until `ticket` is done; `poll` gives the newest that is.

@@ -73,6 +73,17 @@ pub trait Mover: Send {
     }
 }
 
+/// What every mover checks of a ticket that is waited for: that it gave it out, `newest` being its last.
+///
+/// # Errors
+/// [`Error::Invalid`] that names the ticket.
+pub fn check_ticket(ticket: Ticket, newest: u64) -> Result<()> {
+    if ticket.0 > newest {
+        return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this mover"));
+    }
+    Ok(())
+}
+
 /// What every mover checks before it copies: as many bytes on both sides, and none of them shared.
 ///
 /// # Errors
