@@ -50,6 +50,11 @@ impl Method {
     pub fn is_cpu(&self) -> bool {
         matches!(self, Method::Single | Method::Split)
     }
+
+    /// On a GPU a thread of its own gives it its work, beside the one that moves packets.
+    pub(crate) fn has_feeder(&self) -> bool {
+        matches!(self, Method::Split | Method::Stream | Method::Graph)
+    }
 }
 
 /// A job beside the pipelines.
@@ -251,11 +256,16 @@ impl Config {
 
     /// Threads of one pipeline.
     pub fn threads(&self) -> usize {
-        match self.method {
-            Method::Split if self.on == On::Cpu => 1 + self.workers.max(1),
-            Method::Single | Method::Persistent => 1,
-            Method::Split | Method::Stream | Method::Graph => 2,
+        match (self.on, self.method) {
+            (On::Cpu, Method::Split) => 1 + self.workers.max(1),
+            (On::Cpu, _) => 1,
+            (On::Gpu(_), method) => 1 + method.has_feeder() as usize,
         }
+    }
+
+    /// Ways that packets flow, each with pipelines of its own.
+    pub(crate) fn directions(&self) -> usize {
+        if matches!(self.route, Route::Between(..)) { 2 } else { 1 }
     }
 
     /// Finds what does not go together.
@@ -263,7 +273,7 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] with the flag and the remedy.
     pub fn check(&self) -> Result<()> {
-        let directions = if matches!(self.route, Route::Between(..)) { 2 } else { 1 };
+        let directions = self.directions();
         if self.pipelines == 0 || self.pipelines > 64 {
             return Err(Error::config(format!("--pipelines {}", self.pipelines), "give 1 to 64"));
         }

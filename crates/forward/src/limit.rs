@@ -100,8 +100,7 @@ fn bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
 
 /// Cores that the run's threads did not have for themselves.
 fn shared(config: &Config, result: &PacketResult) -> Option<String> {
-    let directions = if matches!(config.route, Route::Between(..)) { 2 } else { 1 };
-    let threads = config.threads() * config.pipelines as usize * directions;
+    let threads = config.threads() * config.pipelines as usize * config.directions();
     let had = result.cpu_ns as f64 / result.duration_ns as f64 / threads as f64;
     let said = || {
         format!(

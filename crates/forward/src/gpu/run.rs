@@ -108,7 +108,7 @@ fn drive_it(
     shared: &Shared<'_>,
 ) -> Tally {
     let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", shared.index));
-    let apart = lane.settings.has_feeder();
+    let apart = lane.settings.method.has_feeder();
     let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, streams));
     let watch = Watch::new(lane.settings.watchdog);
     let (mine, feeders) = if apart { (None, ticks) } else { (ticks, None) };
@@ -191,7 +191,7 @@ impl Aside for Minding<'_> {
     }
 
     #[inline]
-    fn back(&mut self, _freed: u64) {
+    fn back(&mut self) {
         self.beat();
     }
 

@@ -189,11 +189,6 @@ impl Settings {
         }
     }
 
-    /// A thread of its own gives the GPU its work, beside the one that moves packets.
-    pub(crate) fn has_feeder(&self) -> bool {
-        matches!(self.method, Method::Split | Method::Stream | Method::Graph)
-    }
-
     /// How many items of up to `burst` packets may be out.
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {

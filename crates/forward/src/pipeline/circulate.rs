@@ -78,11 +78,11 @@ pub(crate) trait Aside {
         Ok(())
     }
 
-    /// `freed` items are back, in all.
+    /// An item is back.
     #[inline(always)]
-    fn back(&mut self, _freed: u64) {}
+    fn back(&mut self) {}
 
-    /// Nothing was received and nothing came back; `out` says whether items are out.
+    /// Nothing was received and nothing came back: `freed` items are back, in all; `out` says whether items are out.
     ///
     /// # Errors
     /// Nothing will come back any more.
@@ -185,7 +185,7 @@ impl Circulation {
                 }
                 items.spare.push(item.packets);
                 freed += 1;
-                aside.back(freed);
+                aside.back();
                 if freed.is_multiple_of(PUBLISH_EVERY as u64) {
                     inlet.publish(progress);
                     outlet.publish(progress, tally.dropped_verdict);
