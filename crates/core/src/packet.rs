@@ -185,11 +185,13 @@ impl Pool for HeapPool {
             free.append(&mut self.returned.0.lock().expect(UNPOISONED));
         }
         let count = packets.len().min(free.len());
-        for packet in &mut packets[..count] {
-            let index = free.pop().expect("counted above");
-            let address = self.region.address() + (index as usize * self.stride + self.headroom) as u64;
-            *packet = Packet { address, cookie: index as u64, length: 0, port: 0 };
+        let keep = free.len() - count;
+        // The last given back comes first. What stays the same is named before: the compiler cannot know that no packet lies over it.
+        let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
+        for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
+            *packet = Packet { address: first + index as u64 * stride, cookie: index as u64, length: 0, port: 0 };
         }
+        free.truncate(keep);
         count
     }
 
