@@ -59,6 +59,13 @@ struct Way<'a> {
     options: &'a Options,
 }
 
+impl std::fmt::Display for Way<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let both = if self.options.both_ways { ", both directions at once" } else { "" };
+        write!(f, "{} to {}{both}", self.from.endpoint(), self.to.endpoint())
+    }
+}
+
 impl Way<'_> {
     /// A row without figures.
     fn row(&self, size: usize, path: Option<Path>, completion: Completion) -> TransferResult {
@@ -95,13 +102,15 @@ impl Bench<'_> {
         let direction = self.args.direction;
         let forth = Way { from, to, choice, options };
         if matches!(direction, Direction::Forward | Direction::All) {
-            self.one_way(forth, delivered)?;
+            self.measure(&[forth], delivered)?;
         }
         if matches!(direction, Direction::Backward | Direction::All) {
-            self.one_way(Way { from: to, to: from, ..forth }, delivered)?;
+            self.measure(&[Way { from: to, to: from, ..forth }], delivered)?;
         }
         if matches!(direction, Direction::Both | Direction::All) {
-            self.both_ways(Way { options: &Options { both_ways: true, ..options.clone() }, ..forth })?;
+            let options = &Options { both_ways: true, ..options.clone() };
+            let (forth, back) = (Way { options, ..forth }, Way { from: to, to: from, options, ..forth });
+            self.measure(&[forth, back], delivered)?;
         }
         ControlFlow::Continue(())
     }
@@ -141,7 +150,7 @@ impl Bench<'_> {
         if kept.is_some() || !chosen_by_cost {
             return Ok(kept);
         }
-        progress(&format!("{a} to {b}, calibration"));
+        progress(&format!("{way}, calibration"));
         let costs = Costs::calibrate(way.from, way.to, way.options)?;
         self.cache.put(way.from, way.to, way.options, costs.clone());
         Ok(Some(costs))
@@ -185,7 +194,7 @@ impl Bench<'_> {
         if self.args.no_ceiling || other_way {
             return Ok(None);
         }
-        progress(&format!("{a} to {b}, ceiling"));
+        progress(&format!("{way}, ceiling"));
         let both = way.options.both_ways;
         let measured = self.ceilings.measure(way.from, way.to, self.host, both, self.plan)?;
         Ok(measured.map(|of| Known { of, told: false }))
@@ -197,7 +206,7 @@ impl Bench<'_> {
         way: Way,
         path: Path,
         known: &mut Option<Known>,
-        back: bool,
+        index: usize,
         rate: f64,
     ) -> Option<f64> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
@@ -217,12 +226,10 @@ impl Bench<'_> {
                     packets_per_second: None,
                 });
             } else {
-                let both = way.options.both_ways;
                 self.report.notes.push(format!(
-                    "ceiling of {a} to {b}{}: {}{} ({})",
-                    if both { ", both directions at once" } else { "" },
+                    "ceiling of {way}: {}{} ({})",
                     units::bytes_per_second(known.of[0].bytes_per_second),
-                    match both {
+                    match way.options.both_ways {
                         true =>
                             format!(" and {} back", units::bytes_per_second(known.of[1].bytes_per_second)),
                         false => String::new(),
@@ -231,7 +238,7 @@ impl Bench<'_> {
                 ));
             }
         }
-        Some(rate / known.of[usize::from(back)].bytes_per_second)
+        Some(rate / known.of[index].bytes_per_second)
     }
 
     /// Says once that a path is not awaited as asked.
@@ -243,15 +250,17 @@ impl Bench<'_> {
         }
     }
 
-    fn one_way(&mut self, way: Way, delivered: Option<bool>) -> ControlFlow<()> {
+    /// Measures one direction, or two at once, by size and completion.
+    fn measure(&mut self, ways: &[Way], delivered: Option<bool>) -> ControlFlow<()> {
+        let way = ways[0];
         let first = way.row(way.options.largest, None, self.args.completion[0]);
         let opened = (|| {
             let ceiling = self.ceiling(way)?;
             let costs = self.costs(way)?;
-            let memory = self.memory(&[way])?;
-            Ok((ceiling, memory, self.route(way, costs.clone())?, costs))
+            let memory = self.memory(ways)?;
+            Ok((ceiling, memory, self.routes(ways, costs.clone())?, costs))
         })();
-        let (mut ceiling, Memory { mut buffers, sizes, refused }, mut route, costs) = match opened {
+        let (mut ceiling, Memory { mut buffers, sizes, refused }, mut routes, costs) = match opened {
             Ok(opened) => opened,
             Err(error) => return self.failed(first, error),
         };
@@ -261,119 +270,46 @@ impl Bench<'_> {
         for size in sizes {
             let mut measured = Vec::new();
             for &asked in &self.args.completion {
-                let path = route.path_for(size as u64);
-                let completion = route.await_by_for(size as u64, asked);
-                self.note_completion(path, asked, completion);
-                if measured.contains(&completion) {
-                    continue;
-                }
-                measured.push(completion);
-                let (a, b) = (way.from.endpoint(), way.to.endpoint());
-                progress(&format!("{a} to {b}, {}, {completion}", units::bytes(size as u64)));
-                let mut row = way.row(size, Some(path), completion);
-                if let Some(delivered) = delivered {
-                    let end = if delivered { "delivered" } else { "issued" };
-                    row.parameters.insert("end".into(), end.into());
-                }
-                match self.figures(&mut route, &mut buffers[0], size, completion) {
-                    Ok((measured, single)) => {
-                        let mut row = with(row, &measured);
-                        row.latency_ns = single.and_then(|single| single.latency_ns);
-                        let rate = measured.bytes_per_second.median;
-                        row.share_of_ceiling = self.share(way, path, &mut ceiling, false, rate);
-                        if let Some(predicted) = route.predicted_ns(size as u64) {
-                            row.parameters.insert("predicted us".into(), format!("{:.2}", predicted / 1e3));
-                        }
-                        self.report.results.push(row);
-                    }
-                    Err(error) => {
-                        self.failed(row, error)?;
-                        // What is left of it may not work any more.
-                        drop(route);
-                        route = match self.route(way, costs.clone()) {
-                            Ok(route) => route,
-                            Err(error) => return self.failed(first, error),
-                        };
-                    }
-                }
-            }
-        }
-        progress("");
-        ControlFlow::Continue(())
-    }
-
-    /// Measures one size as asked: the figures of its row, and those of one transfer at a time.
-    fn figures(
-        &self,
-        route: &mut Route,
-        buffers: &mut Buffers,
-        size: usize,
-        completion: Completion,
-    ) -> Result<(Measured, Option<Measured>)> {
-        let plan = Plan { completion, ..self.plan.clone() };
-        let what = self.args.measure;
-        let single = if what == What::Stream { None } else { Some(latency(route, buffers, size, &plan)?) };
-        // With one in flight, which may be all that a path has, a stream is what the latency run measured.
-        let alone =
-            what == What::Latency || self.args.window == Some(1) || route.is_synchronous_for(size as u64);
-        match single {
-            Some(single) if alone => Ok((single.clone(), Some(single))),
-            single => Ok((stream(route, buffers, size, &plan)?, single)),
-        }
-    }
-
-    fn both_ways(&mut self, way: Way) -> ControlFlow<()> {
-        let first = way.row(way.options.largest, None, self.args.completion[0]);
-        let back = Way { from: way.to, to: way.from, ..way };
-        let opened = (|| {
-            let ceilings = self.ceiling(way)?;
-            let costs = self.costs(way)?;
-            let memory = self.memory(&[way, back])?;
-            Ok((ceilings, memory, self.two_routes(way, back, costs.clone())?, costs))
-        })();
-        let (mut ceilings, Memory { mut buffers, sizes, refused }, mut routes, costs) = match opened {
-            Ok(opened) => opened,
-            Err(error) => return self.failed(first, error),
-        };
-        for (row, error) in refused {
-            self.failed(row, error)?;
-        }
-        for size in sizes {
-            let mut measured = Vec::new();
-            for &asked in &self.args.completion {
-                let (mut rows, mut paths) = (Vec::new(), Vec::new());
-                for (way, route) in [way, back].iter().zip(&mut routes) {
+                let mut rows = Vec::new();
+                for (way, route) in ways.iter().zip(&mut routes) {
                     let path = route.path_for(size as u64);
                     let completion = route.await_by_for(size as u64, asked);
                     self.note_completion(path, asked, completion);
                     let mut row = way.row(size, Some(path), completion);
-                    row.parameters.insert("direction".into(), "both at once".into());
+                    if way.options.both_ways {
+                        row.parameters.insert("direction".into(), "both at once".into());
+                    } else if let Some(delivered) = delivered {
+                        let end = if delivered { "delivered" } else { "issued" };
+                        row.parameters.insert("end".into(), end.into());
+                    }
                     rows.push(row);
-                    paths.push(path);
                 }
-                let used = [rows[0].completion, rows[1].completion];
+                let used: Vec<_> = rows.iter().map(|row| row.completion).collect();
                 if measured.contains(&used) {
                     continue;
                 }
                 measured.push(used);
-                progress(&format!("both ways, {}, {asked}", units::bytes(size as u64)));
-                let plan = Plan { completion: asked, ..self.plan.clone() };
-                let runs: Vec<(&mut dyn Mover, &mut Buffers)> =
-                    routes.iter_mut().map(|route| route as &mut dyn Mover).zip(&mut buffers).collect();
-                match together(runs, size, &plan) {
-                    Ok(measured) => {
-                        for (index, (row, measured)) in rows.into_iter().zip(&measured).enumerate() {
+                progress(&format!("{way}, {}, {asked}", units::bytes(size as u64)));
+                match self.figures(&mut routes, &mut buffers, size, asked) {
+                    Ok(figures) => {
+                        for (index, (row, measured)) in rows.into_iter().zip(&figures).enumerate() {
                             let mut row = with(row, measured);
-                            let rate = measured.bytes_per_second.median;
-                            row.share_of_ceiling =
-                                self.share(way, paths[index], &mut ceilings, index == 1, rate);
+                            let (route, rate) = (&routes[index], measured.bytes_per_second.median);
+                            let path = route.path_for(size as u64);
+                            row.share_of_ceiling = self.share(way, path, &mut ceiling, index, rate);
+                            let predicted = route.predicted_ns(size as u64);
+                            if let Some(predicted) = predicted.filter(|_| !way.options.both_ways) {
+                                let text = format!("{:.2}", predicted / 1e3);
+                                row.parameters.insert("predicted us".into(), text);
+                            }
                             self.report.results.push(row);
                         }
                     }
                     Err(error) => {
                         self.failed(rows.swap_remove(0), error)?;
+                        // What is left of them may not work any more.
                         drop(routes);
-                        routes = match self.two_routes(way, back, costs.clone()) {
+                        routes = match self.routes(ways, costs.clone()) {
                             Ok(routes) => routes,
                             Err(error) => return self.failed(first, error),
                         };
@@ -385,13 +321,42 @@ impl Bench<'_> {
         ControlFlow::Continue(())
     }
 
+    /// Measures one size as asked, by each route.
+    fn figures(
+        &self,
+        routes: &mut [Route],
+        buffers: &mut [Buffers],
+        size: usize,
+        completion: Completion,
+    ) -> Result<Vec<Measured>> {
+        let plan = Plan { completion, ..self.plan.clone() };
+        let ([route], [buffers]) = (&mut *routes, &mut *buffers) else {
+            let movers = routes.iter_mut().map(|route| route as &mut dyn Mover);
+            return together(movers.zip(buffers).collect(), size, &plan);
+        };
+        let what = self.args.measure;
+        let single = if what == What::Stream { None } else { Some(latency(route, buffers, size, &plan)?) };
+        // With one in flight, which may be all that a path has, a stream is what the latency run measured.
+        let alone =
+            what == What::Latency || self.args.window == Some(1) || route.is_synchronous_for(size as u64);
+        Ok(vec![match single {
+            Some(single) if alone => single,
+            single => {
+                let latency_ns = single.and_then(|single| single.latency_ns);
+                Measured { latency_ns, ..stream(route, buffers, size, &plan)? }
+            }
+        }])
+    }
+
     /// A route each way. The way back is opened while nothing runs: a resident route begins at its first transfer. By the same
     /// costs, which are those of both ways at once: two paths that differ would take from each other.
-    fn two_routes(&mut self, way: Way, back: Way, costs: Option<Costs>) -> Result<[Route; 2]> {
-        let forth = self.route(way, costs)?;
-        let costs = forth.costs().cloned();
-        let back = Route::open(back.from, back.to, back.choice, back.options, costs)?;
-        Ok([forth, back])
+    fn routes(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<Route>> {
+        let mut routes = vec![self.route(ways[0], costs)?];
+        for back in &ways[1..] {
+            let costs = routes[0].costs().cloned();
+            routes.push(Route::open(back.from, back.to, back.choice, back.options, costs)?);
+        }
+        Ok(routes)
     }
 }
 
