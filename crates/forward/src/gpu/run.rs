@@ -74,7 +74,19 @@ fn on_streams(
     lane.start_together();
     feed.begin()?;
     let begun = Instant::now();
-    *tally = drive_it(lane, &streams, circulation, items, &mut feed, ticks, drive, shared);
+    let apart = lane.settings.method.has_feeder();
+    let (mine, feeders) = if apart { (None, ticks) } else { (ticks, None) };
+    let mut minding = Minding {
+        lane,
+        streams: &streams,
+        launcher: (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams)),
+        watch: Watch::new(lane.settings.watchdog),
+        ticks: mine,
+        rounds: 0,
+    };
+    let moving = || circulation.run(items, &mut minding, drive, shared);
+    let feeding = apart.then_some(|| feed.run(feeders, shared.control));
+    *tally = on_threads(moving, feeding, shared);
     tally.flowed = Some((begun, Instant::now()));
     let clean = !shared.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
@@ -95,24 +107,13 @@ fn on_streams(
     ended
 }
 
-/// Runs the pipeline's threads until they end.
-#[allow(clippy::too_many_arguments)]
-fn drive_it(
-    lane: &Lane,
-    streams: &[Stream],
-    circulation: Circulation,
-    items: &mut Items,
-    feed: &mut Feed<'_>,
-    ticks: Option<Ticks<'_>>,
-    drive: &Drive,
+/// Runs what moves packets and what feeds the GPU, each on a thread of its own, until they end.
+fn on_threads(
+    moving: impl FnOnce() -> Tally + Send,
+    feeding: Option<impl FnOnce() -> Result<()> + Send>,
     shared: &Shared<'_>,
 ) -> Tally {
     let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", shared.index));
-    let apart = lane.settings.method.has_feeder();
-    let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, streams));
-    let watch = Watch::new(lane.settings.watchdog);
-    let (mine, feeders) = if apart { (None, ticks) } else { (ticks, None) };
-    let mut minding = Minding { lane, streams, launcher, watch, ticks: mine, rounds: 0 };
     let panicked = |thread, payload: Box<dyn std::any::Any + Send>| Error::Panicked {
         pipeline: shared.index,
         thread,
@@ -123,20 +124,20 @@ fn drive_it(
         Error::from(inlane_core::Error::Os { what: "start the threads of a pipeline".into(), source })
     };
     std::thread::scope(|scope| {
-        let moving = named("io").spawn_scoped(scope, || {
+        let moving = named("io").spawn_scoped(scope, move || {
             pin(shared.cores, 0);
             // Who feeds must not wait for packets that will not come.
             let guard = AbortOnPanic(shared.control);
-            let tally = circulation.run(items, &mut minding, drive, shared);
+            let tally = moving();
             std::mem::forget(guard);
             tally
         });
         let moving = moving.map_err(unstarted);
-        let feeding = (apart && moving.is_ok()).then(|| {
-            let feeding = named("feed").spawn_scoped(scope, || {
+        let feeding = feeding.filter(|_| moving.is_ok()).map(|feeding| {
+            let feeding = named("feed").spawn_scoped(scope, move || {
                 pin(shared.cores, 1);
                 let guard = AbortOnPanic(shared.control);
-                let outcome = feed.run(feeders, shared.control);
+                let outcome = feeding();
                 std::mem::forget(guard);
                 (outcome.inspect_err(|_| shared.control.abort()), thread_cpu_ns())
             });
