@@ -68,15 +68,18 @@ pub struct Progress {
     dropped: AtomicU64,
     busy: AtomicU64,
     refused: AtomicU64,
+    feeding: AtomicU64,
 }
 
-/// How a thread that moves packets spent its time; the rest of the run it had nothing to do.
+/// How the threads of a pipeline spent their time; the rest of the run they had nothing to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spent {
-    /// Share of the run in which it had something to do.
+    /// Share of the run in which the one that moves packets had something to do.
     pub busy: f64,
     /// Share of the run in which a port that it sends to took nothing.
     pub refused: f64,
+    /// Share of the run in which the one that launches, or posts, had something to do; 0 where there is none.
+    pub feeding: f64,
 }
 
 /// A reading of [`Progress`].
@@ -123,6 +126,11 @@ impl Progress {
         self.dropped.store(dropped, Relaxed);
     }
 
+    /// How the thread that launches, or posts, spent its time, once it is done.
+    pub fn fed(&self) {
+        self.feeding.store(idle::spent().0, Relaxed);
+    }
+
     /// What was counted so far.
     pub fn read(&self) -> Reading {
         Reading {
@@ -134,12 +142,12 @@ impl Progress {
         }
     }
 
-    /// How the receiving thread spent its time, of `nanoseconds` that the run took.
+    /// How the threads spent their time, of `nanoseconds` that the run took.
     pub fn spent(&self, clock: &Clock, nanoseconds: u64) -> Spent {
         let share = |ticks: &AtomicU64| {
             let spent = clock.between_ns(0, ticks.load(Relaxed)) as f64;
             (spent / nanoseconds.max(1) as f64).min(1.0)
         };
-        Spent { busy: share(&self.busy), refused: share(&self.refused) }
+        Spent { busy: share(&self.busy), refused: share(&self.refused), feeding: share(&self.feeding) }
     }
 }

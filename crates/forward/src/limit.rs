@@ -3,7 +3,7 @@
 //! A thread that polls is always running, so processor time tells nothing. What does is how long the thread that moves a pipeline's packets
 //! found nothing to do ([`crate::control::Idle`]): if hardly ever, it is the limit itself; if often, it waited for somebody, and who
 //! that was follows from what else is known: what was offered, whether the source ever ends, whether a port refused packets, what a
-//! bare kernel moves over the same path.
+//! bare kernel moves over the same path, whether the thread that launches kernels or posts them had time left.
 
 use crate::config::{Config, Method, On, Route};
 use crate::control::Spent;
@@ -111,21 +111,11 @@ fn shared(config: &Config, result: &PacketResult) -> Option<String> {
     (had < SHARED).then(said)
 }
 
-/// Of the threads that move packets, what the least busy and the most busy one says.
+/// What the threads' own time says.
 fn threads(config: &Config, outcome: &Outcome, lost: u64) -> String {
     let result = &outcome.result;
-    let by_time = |a: &&Spent, b: &&Spent| a.busy.total_cmp(&b.busy);
-    let most = outcome.spent.iter().max_by(by_time).copied().unwrap_or_default();
-    let least = outcome.spent.iter().min_by(by_time).copied().unwrap_or_default();
-    let busy = match outcome.spent.len() {
-        1 => format!("the thread that moves packets was busy {} of the time", percent(most.busy)),
-        _ => format!(
-            "the threads that move packets were busy {} to {} of the time",
-            percent(least.busy),
-            percent(most.busy)
-        ),
-    };
-    if most.busy >= BUSY {
+    let (busy, most) = how_busy(outcome, |spent| spent.busy, ["moves packets", "move packets"]);
+    if most >= BUSY {
         let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
         let function = match (config.on, config.method, ceiling) {
             (On::Cpu, Method::Single, Some(ceiling)) => {
@@ -137,7 +127,7 @@ fn threads(config: &Config, outcome: &Outcome, lost: u64) -> String {
         return format!("thread: {busy}{function}");
     }
     let refused = outcome.spent.iter().map(|spent| spent.refused).fold(0.0, f64::max);
-    if refused > 1.0 - most.busy - refused {
+    if refused > 1.0 - most - refused {
         return format!("sending port: it took nothing for {} of the time; {busy}", percent(refused));
     }
     if let Some(said) = offered(config, result, NEARLY).filter(|_| lost == 0) {
@@ -151,15 +141,34 @@ fn threads(config: &Config, outcome: &Outcome, lost: u64) -> String {
     };
     let share = bare_kernel(config, result)
         .map_or(String::new(), |share| format!(", at {} of a bare kernel's rate", percent(share)));
-    let what = match (config.on, config.method) {
-        (On::Cpu, Method::Single) => "sending port",
-        (On::Cpu, _) => "workers",
-        (On::Gpu(_), Method::Single) => "round trip to the GPU, one item at a time",
-        (On::Gpu(_), Method::Persistent) => "GPU",
-        (On::Gpu(_), Method::Split) => "launches, or the GPU",
-        (On::Gpu(_), Method::Stream | Method::Graph) => "posting, or the GPU",
+    let fed = |by, does| {
+        let (said, most) = how_busy(outcome, |spent| spent.feeding, does);
+        (if most >= BUSY { by } else { "GPU" }, said + ", ")
     };
-    format!("{what}: {busy} and waited otherwise, though {more}{share}")
+    let (what, feeding) = match (config.on, config.method) {
+        (On::Cpu, Method::Single) => ("sending port", String::new()),
+        (On::Cpu, _) => ("workers", String::new()),
+        (On::Gpu(_), Method::Single) => ("round trip to the GPU, one item at a time", String::new()),
+        (On::Gpu(_), Method::Persistent) => ("GPU", String::new()),
+        (On::Gpu(_), Method::Split) => fed("launches", ["launches kernels", "launch kernels"]),
+        (On::Gpu(_), Method::Stream | Method::Graph) => fed("posting", ["posts kernels", "post kernels"]),
+    };
+    format!("{what}: {feeding}{busy} and waited otherwise, though {more}{share}")
+}
+
+/// How busy the threads were that do this (one does, several do), and the busiest one's share.
+fn how_busy(outcome: &Outcome, share: fn(&Spent) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
+    let shares = || outcome.spent.iter().map(share);
+    let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
+    let said = match outcome.spent.len() {
+        1 => format!("the thread that {one} was busy {} of the time", percent(most)),
+        _ => format!(
+            "the threads that {several} were busy {} to {} of the time",
+            percent(least),
+            percent(most)
+        ),
+    };
+    (said, most)
 }
 
 /// The source always has more.

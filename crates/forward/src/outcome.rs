@@ -30,7 +30,7 @@ pub struct Outcome {
     pub twin: bool,
     /// The slowest link's rate, where a port has one.
     pub link_bits_per_second: Option<f64>,
-    /// How the thread that moves each pipeline's packets spent its time.
+    /// How each pipeline's threads spent their time.
     pub spent: Vec<Spent>,
     /// What a reader of the figures should know.
     pub notes: Vec<String>,
@@ -47,7 +47,7 @@ pub(crate) struct Ended<'a> {
     pub(crate) directions: &'a [Direction],
     /// How long packets flowed.
     pub(crate) elapsed: Duration,
-    /// How the thread that moves each pipeline's packets spent it.
+    /// How each pipeline's threads spent it.
     pub(crate) spent: Vec<Spent>,
     /// What devices counted beside their queues.
     pub(crate) device: Counters,

@@ -230,12 +230,14 @@ mod tests {
                 wait(&mut refused, 60);
             }
             progress.received(1, 64);
+            progress.fed();
         };
         std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
         let took = begun.elapsed();
         let spent = progress.spent(&clock, took.as_nanos() as u64);
         let (busy, refused) = (took.mul_f64(spent.busy), took.mul_f64(spent.refused));
         assert!(busy >= Duration::from_millis(79), "{busy:?} of {took:?}");
+        assert!((spent.feeding - spent.busy).abs() < 0.1, "{spent:?}");
         assert!(refused >= Duration::from_millis(40), "{refused:?} of {took:?}");
         assert!(took - busy - refused >= Duration::from_millis(25), "{busy:?} {refused:?} of {took:?}");
     }

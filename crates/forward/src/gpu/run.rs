@@ -138,6 +138,7 @@ fn on_threads(
                 pin(shared.cores, 1);
                 let guard = AbortOnPanic(shared.control);
                 let outcome = feeding();
+                shared.progress.fed();
                 std::mem::forget(guard);
                 (outcome.inspect_err(|_| shared.control.abort()), thread_cpu_ns())
             });

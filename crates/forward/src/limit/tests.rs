@@ -30,7 +30,7 @@ fn outcome(config: &Config, busy: &[f64]) -> Outcome {
         devices: Vec::new(),
         twin: false,
         link_bits_per_second: None,
-        spent: busy.iter().map(|&busy| Spent { busy, refused: 0.0 }).collect(),
+        spent: busy.iter().map(|&busy| Spent { busy, ..Spent::default() }).collect(),
         notes: Vec::new(),
         errors: Vec::new(),
     }
@@ -108,8 +108,31 @@ fn on_a_gpu_a_bare_kernel_tells_what_its_memory_gives() {
     let waits = with_ceiling(outcome(&pulled, &[0.3]), 1e7);
     says(&pulled, &waits, &["GPU: ", "busy 30 %", "at 10 % of a bare kernel's rate"]);
     let split = on_gpu(Method::Split, Memory::Pinned);
-    says(&split, &outcome(&split, &[0.3]), &["launches, or the GPU: "]);
     says(&split, &with_ceiling(outcome(&split, &[0.96]), 1e7), &["thread: ", "busy 96 %"]);
+}
+
+#[test]
+fn who_feeds_a_gpu_is_the_limit_or_the_gpu_is() {
+    let fed = |config: &Config, shares: &[f64]| {
+        let mut outcome = outcome(config, &vec![0.3; shares.len()]);
+        outcome.spent.iter_mut().zip(shares).for_each(|(spent, &share)| spent.feeding = share);
+        outcome
+    };
+    let mut split = on_gpu(Method::Split, Memory::Pinned);
+    let launches =
+        ["launches: the thread that launches kernels was busy 97 % of the time, ", "packets was busy 30 %"];
+    says(&split, &fed(&split, &[0.97]), &launches);
+    says(
+        &split,
+        &fed(&split, &[0.4]),
+        &["GPU: the thread that launches kernels was busy 40 %", "always more"],
+    );
+    let graph = on_gpu(Method::Graph, Memory::Pinned);
+    says(&graph, &fed(&graph, &[0.92]), &["posting: the thread that posts kernels was busy 92 %"]);
+    split.pipelines = 2;
+    let mut two = fed(&split, &[0.5, 0.95]);
+    two.result.cpu_ns *= 2;
+    says(&split, &two, &["launches: the threads that launch kernels were busy 50 % to 95 %"]);
 }
 
 #[test]
