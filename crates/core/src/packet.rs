@@ -189,7 +189,8 @@ impl Pool for HeapPool {
         // The last given back comes first. What stays the same is named before: the compiler cannot know that no packet lies over it.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
-            *packet = Packet { address: first + index as u64 * stride, cookie: index as u64, length: 0, port: 0 };
+            *packet =
+                Packet { address: first + index as u64 * stride, cookie: index as u64, length: 0, port: 0 };
         }
         free.truncate(keep);
         count
