@@ -5,6 +5,7 @@ mod live;
 mod options;
 mod sweep;
 
+use crate::output::Output;
 use anyhow::Context;
 use clap::Args;
 use inlane_core::result::{Document, PacketResult, Verification};
@@ -296,8 +297,7 @@ impl Forward {
             let why = "the capture goes to standard output already; give --json a file";
             return Err(inlane_core::Error::Invalid { what: "--json -".into(), why: why.into() }.into());
         }
-        let json = self.json.as_deref().map(inlane_report::Target::open).transpose()?;
-        let svg = self.svg.as_deref().map(inlane_report::Target::file).transpose()?;
+        let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
         let mut live = Live::new();
         let (document, failure) = if series.is_plain() {
             let mut watch = |elapsed: Duration, reading: Reading| live.show(elapsed, reading);
@@ -308,21 +308,12 @@ impl Forward {
         };
         live.end();
         let table = inlane_report::packets(&document);
-        if sends_to_stdout {
-            eprint!("{table}");
-        } else if self.json.as_deref() != Some("-") {
-            print!("{table}");
-            let _ = std::io::stdout().flush();
-        }
-        if let Some(json) = json {
-            json.json(&document)?;
-        }
-        if let (Some(file), Some(axis)) = (svg, series.axis()) {
-            // What failed says so below; a figure of nothing is not drawn.
-            if let Some(svg) = figure::svg(&document, axis, &series.line_keys()) {
-                file.text(&svg)?;
-            }
-        }
+        let show = |out: &mut dyn Write| match sends_to_stdout {
+            true => std::io::stderr().write_all(table.as_bytes()),
+            false => out.write_all(table.as_bytes()),
+        };
+        let figure = || figure::svg(&document, series.axis()?, &series.line_keys());
+        output.write(show, &document, figure)?;
         failure.map_or(Ok(()), Err)
     }
 

@@ -6,6 +6,7 @@ mod exit;
 mod forward;
 mod manual;
 mod ntb;
+mod output;
 mod schema;
 mod settings;
 mod signal;

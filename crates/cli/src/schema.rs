@@ -30,7 +30,7 @@ impl Report {
             Kind::Packets => schema::<PacketResult>(),
             Kind::Transfers => schema::<TransferResult>(),
         };
-        inlane_report::json("-", &schema)?;
+        inlane_report::Target::open("-")?.json(&schema)?;
         Ok(())
     }
 }

@@ -1,27 +1,39 @@
-//! SIGINT and SIGTERM end a run in order: the first lets what is in flight go out, a second does not wait for it.
+//! SIGINT and SIGTERM: what a command does then.
 
 use inlane_forward::control::Control;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
 
-/// Watches for signals on a thread of its own until the process ends.
+/// Has signals acted upon, on a thread of its own, until the process ends: with each goes how many came before it.
 ///
 /// # Errors
 /// When the handlers cannot be installed.
-pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
+pub fn on_signal(mut act: impl FnMut(i32, u32) + Send + 'static) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let control = control.clone();
     std::thread::Builder::new().name("inlane-signals".into()).spawn(move || {
-        for count in signals.forever().zip(0u32..).map(|(_, count)| count) {
-            match count {
-                0 => {
-                    control.stop();
-                    inlane_dpdk::wait_no_more();
-                }
-                _ => control.abort(),
-            }
-        }
+        signals.forever().zip(0..).for_each(|(signal, before)| act(signal, before));
     })?;
     Ok(())
+}
+
+/// Ends a run of packets in order: the first signal lets what is in flight go out, a second does not wait for it.
+///
+/// # Errors
+/// As [`on_signal`].
+pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
+    let control = control.clone();
+    on_signal(move |_, before| match before {
+        0 => {
+            control.stop();
+            inlane_dpdk::wait_no_more();
+        }
+        _ => control.abort(),
+    })
+}
+
+/// Ends the process as `signal` does, and leaves no empty file behind.
+pub fn end_by(signal: i32) {
+    inlane_report::remove_fresh();
+    let _ = signal_hook::low_level::emulate_default_handler(signal);
 }

@@ -1,6 +1,7 @@
 //! `inlane topo`: the PCI devices and memory nodes of this machine, how they hang together, and which links run below
 //! what their devices can do.
 
+use crate::output::Output;
 use inlane_core::result::{Host, SCHEMA_VERSION};
 use inlane_core::units;
 use inlane_pci::link::Shortfall;
@@ -79,11 +80,9 @@ impl Entry {
 /// # Errors
 /// When the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    let output = Output::open(args.json.as_deref(), None)?;
     let report = read(&Sysfs::system(), &Names::system());
-    if let Some(target) = &args.json {
-        inlane_report::json(target, &report)?;
-    }
-    if args.json.as_deref() == Some("-") { Ok(()) } else { crate::print(|out| show(out, &report, args)) }
+    output.write(|out| show(out, &report, args), &report, || None)
 }
 
 fn read(sysfs: &Sysfs, names: &Names) -> Report {

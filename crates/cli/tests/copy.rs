@@ -95,6 +95,28 @@ fn an_interrupted_run_ends_soon() {
     }
 }
 
+/// The second signal ends the process at once.
+#[test]
+fn who_cannot_wait_for_the_end_finds_no_empty_file() {
+    let cache = tempfile::tempdir().unwrap();
+    let (result, figure) = (cache.path().join("result.json"), cache.path().join("figure.svg"));
+    let arguments = "--from twin:0 --to twin:1 --sizes 256M --require bar";
+    let mut child =
+        copy(cache.path(), arguments).arg("--json").arg(&result).arg("--svg").arg(&figure).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while !figure.exists() {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    while child.try_wait().unwrap().is_none() {
+        // SAFETY: a signal to a child that has not been waited for.
+        unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!result.exists() && !figure.exists());
+}
+
 fn document(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

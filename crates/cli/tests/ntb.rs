@@ -8,7 +8,7 @@ use inlane_ntb::transport::layout::Layout;
 use inlane_ntb::transport::windows::{Settings, Windows};
 use inlane_ntb::twin::{Hub, Twin};
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,6 +80,26 @@ fn bulk_goes_by_a_mover() {
     let gpu = inlane(&["ntb", "run", "--mover", "gpu:0", "--", "true"]);
     assert_eq!(gpu.status.code(), Some(2));
     assert!(stderr(&gpu).contains("inlane ntb bench --mover gpu:N"), "{}", stderr(&gpu));
+}
+
+#[test]
+fn outputs_of_a_bench_are_tried_first_and_not_left_empty() {
+    for flag in ["--json", "--svg"] {
+        let output = inlane(&["ntb", "bench", flag, "/nonexistent/file"]);
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+        assert!(stderr(&output).contains("cannot write /nonexistent/file"), "{}", stderr(&output));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let result = folder.path().join("result.json");
+    let mut command = Command::new(INLANE);
+    command.args(["ntb", "bench", "--repeats", "1000", "--json"]).arg(&result);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(result.exists());
+    // SAFETY: a signal to a child that has not been waited for.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
+    assert!(!result.exists());
 }
 
 /// A child that is port `port` of `hub`, running `inlane ntb check`.

@@ -1,4 +1,4 @@
-//! From `core`'s result types to what people and programs read: tables, JSON, CSV, SVG. Knows nothing of how results are made.
+//! From `core`'s result types to what people and programs read: tables, JSON, SVG. Knows nothing of how results are made.
 
 mod packets;
 mod plot;
@@ -10,4 +10,4 @@ pub use packets::packets;
 pub use plot::{Line, Plot, Scale, figure};
 pub use table::{Rows, grid};
 pub use transfers::transfers;
-pub use write::{Error, Target, csv, json};
+pub use write::{Error, Target, remove_fresh};

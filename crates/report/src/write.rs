@@ -5,6 +5,7 @@ use serde::Serialize;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// A result that could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -46,8 +47,18 @@ pub struct Target {
     path: PathBuf,
     /// None is standard output.
     file: Option<File>,
-    /// Made by this, and empty.
-    fresh: bool,
+}
+
+/// Files that targets made, to which nothing was written yet.
+static FRESH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn fresh<T>(act: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
+    act(&mut FRESH.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Removes the files that were made for results, and to which nothing was written: for a process that ends without dropping its targets.
+pub fn remove_fresh() {
+    fresh(|paths| paths.drain(..).for_each(|path| drop(std::fs::remove_file(path))));
 }
 
 impl Target {
@@ -57,7 +68,7 @@ impl Target {
     /// When the file cannot be opened for writing.
     pub fn open(path: &str) -> Result<Self, Error> {
         match path {
-            "-" => Ok(Self { path: path.into(), file: None, fresh: false }),
+            "-" => Ok(Self { path: path.into(), file: None }),
             path => Self::file(Path::new(path)),
         }
     }
@@ -67,16 +78,18 @@ impl Target {
     /// # Errors
     /// As [`Target::open`].
     pub fn file(path: &Path) -> Result<Self, Error> {
-        let fresh = OpenOptions::new().write(true).create_new(true).open(path);
-        let made = fresh.is_ok();
-        let file = match fresh {
+        let made = OpenOptions::new().write(true).create_new(true).open(path);
+        if made.is_ok() {
+            fresh(|paths| paths.push(path.into()));
+        }
+        let file = match made {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 OpenOptions::new().write(true).create(true).truncate(false).open(path)
             }
             outcome => outcome,
         };
         let file = file.map_err(|source| Error::Open { path: path.into(), source })?;
-        Ok(Self { path: path.into(), file: Some(file), fresh: made })
+        Ok(Self { path: path.into(), file: Some(file) })
     }
 
     /// Writes a document as JSON in place of what the file held.
@@ -98,72 +111,42 @@ impl Target {
     }
 
     fn bytes(mut self, bytes: &[u8]) -> Result<(), Error> {
-        let Some(file) = &mut self.file else { return put("-", bytes) };
-        // Devices and pipes have no length to set.
-        let emptied = if file.metadata().is_ok_and(|kind| kind.is_file()) { file.set_len(0) } else { Ok(()) };
-        let written = emptied.and_then(|()| file.write_all(bytes));
-        self.fresh = false;
+        self.is_fresh_no_more();
+        let written = match &mut self.file {
+            None => {
+                let mut out = std::io::stdout().lock();
+                out.write_all(bytes).and_then(|()| out.flush())
+            }
+            Some(file) => {
+                // Devices and pipes have no length to set.
+                let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
+                let emptied = if is_file { file.set_len(0) } else { Ok(()) };
+                emptied.and_then(|()| file.write_all(bytes))
+            }
+        };
         written.map_err(|source| Error::Io { path: self.path.clone(), source })
+    }
+
+    /// Whether it was.
+    fn is_fresh_no_more(&self) -> bool {
+        fresh(|paths| {
+            let found = paths.iter().position(|path| *path == self.path);
+            found.map(|index| paths.swap_remove(index)).is_some()
+        })
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if self.fresh {
+        if self.is_fresh_no_more() {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-fn put(target: &str, bytes: &[u8]) -> Result<(), Error> {
-    let outcome = match target {
-        "-" => {
-            let mut out = std::io::stdout().lock();
-            out.write_all(bytes).and_then(|()| out.flush())
-        }
-        path => std::fs::write(path, bytes),
-    };
-    outcome.map_err(|source| Error::Io { path: target.into(), source })
-}
-
-/// Writes a document as JSON to a file, or to standard output for `-`.
-///
-/// # Errors
-/// When the file cannot be written.
-pub fn json<T: Serialize>(target: &str, document: &T) -> Result<(), Error> {
-    let mut bytes = serde_json::to_vec_pretty(document)?;
-    bytes.push(b'\n');
-    put(target, &bytes)
-}
-
-/// Writes rows as CSV (RFC 4180) to a file, or to standard output for `-`.
-///
-/// # Errors
-/// When the file cannot be written.
-pub fn csv(target: &str, header: &[&str], rows: &[Vec<String>]) -> Result<(), Error> {
-    let quote = |field: &str| match field.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")),
-        false => field.to_string(),
-    };
-    let line = |fields: Vec<String>| fields.join(",") + "\r\n";
-    let mut text = line(header.iter().map(|field| quote(field)).collect());
-    for row in rows {
-        text += &line(row.iter().map(|field| quote(field)).collect());
-    }
-    put(target, text.as_bytes())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn csv_quotes() {
-        let path = std::env::temp_dir().join(format!("inlane-csv-{}", std::process::id()));
-        csv(path.to_str().unwrap(), &["a", "b"], &[vec!["1,2".into(), "say \"x\"".into()]]).unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a,b\r\n\"1,2\",\"say \"\"x\"\"\"\r\n");
-        std::fs::remove_file(path).unwrap();
-    }
 
     #[test]
     fn a_target_keeps_its_content_until_it_is_written() {
@@ -189,13 +172,18 @@ mod tests {
         std::fs::write(&old, "").unwrap();
         drop(Target::file(&old).unwrap());
         assert!(old.exists());
-        Target::file(&new).unwrap().text("figure").unwrap();
+        let (written, unwritten) = (Target::file(&new).unwrap(), folder.path().join("unwritten"));
+        written.text("figure").unwrap();
+        let open = Target::file(&unwritten).unwrap();
+        remove_fresh();
+        assert!(!unwritten.exists());
+        drop(open);
         assert_eq!(std::fs::read_to_string(&new).unwrap(), "figure");
     }
 
     #[test]
     fn a_full_disk_is_an_error() {
-        let error = json("/dev/full", &vec![0u64; 100]).unwrap_err();
+        let error = Target::open("/dev/full").unwrap().json(&vec![0u64; 100]).unwrap_err();
         assert!(error.to_string().contains("/dev/full"));
     }
 }

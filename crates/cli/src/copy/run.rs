@@ -3,6 +3,9 @@
 use super::bench::{Bench, Failures};
 use super::rows::{Report, row, with};
 use super::{Copy, Direction, What};
+use crate::output::Output;
+use crate::signal;
+use anyhow::Context;
 use inlane_copy::ceiling::Ceilings;
 use inlane_copy::cost::Cache;
 use inlane_copy::measure::Plan;
@@ -12,7 +15,7 @@ use inlane_core::error::Class;
 use inlane_core::result::{Path as Explanation, Verification};
 use inlane_core::{Completion, Error};
 use inlane_cuda::Error as CudaError;
-use inlane_report::{Line, Plot, Scale, Target};
+use inlane_report::{Line, Plot, Scale};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,14 +30,14 @@ impl Copy {
             return Err(Error::invalid("--measure latency", why).into());
         }
         let options = self.options()?;
-        let json = self.json.as_deref().map(Target::open).transpose()?;
-        let svg = self.svg.as_deref().map(Target::file).transpose()?;
+        let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
         let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            // The second ends the process at once.
-            signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone())?;
-            signal_hook::flag::register(signal, stop.clone())?;
-        }
+        let told = stop.clone();
+        signal::on_signal(move |signal, before| match before {
+            0 => told.store(true, Ordering::Relaxed),
+            _ => signal::end_by(signal),
+        })
+        .context("cannot watch for Ctrl-C")?;
         let plan = Plan {
             repeats: self.repeats,
             time: self.time,
@@ -55,26 +58,9 @@ impl Copy {
         }
         let measured = report.results.iter().filter(|result| result.error.is_none()).count();
         let failure = outcome(&plan, measured, failures, &mut report)?;
-        self.write(&report, json, svg)?;
+        let table = inlane_report::transfers(&report);
+        output.write(|out| out.write_all(table.as_bytes()), &report, || plot(&report).svg())?;
         failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
-    }
-
-    /// The table first: it is there whatever becomes of the files.
-    fn write(&self, report: &Report, json: Option<Target>, svg: Option<Target>) -> anyhow::Result<()> {
-        if self.json.as_deref() != Some("-") {
-            let text = inlane_report::transfers(report);
-            crate::print(|out| out.write_all(text.as_bytes()))?;
-        }
-        if let Some(json) = json {
-            json.json(report)?;
-        }
-        if let Some(file) = svg {
-            match plot(report).svg() {
-                Some(svg) => file.text(&svg)?,
-                None => eprintln!("inlane: nothing to draw: no bandwidth was measured"),
-            }
-        }
-        Ok(())
     }
 
     fn open(&self, endpoints: &[Endpoint]) -> Result<Vec<Arc<Device>>, Error> {

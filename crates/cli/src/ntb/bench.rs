@@ -1,5 +1,7 @@
 //! `inlane ntb bench`: two processes measure the windows between them.
 
+use crate::output::Output;
+use crate::signal;
 use anyhow::{Context, bail};
 use clap::Args;
 use inlane_core::completion::Completion;
@@ -188,6 +190,8 @@ impl Bench {
             ucx: self.ucx.clone().map(|program| Ucx { program, repeats: self.ucx_repeats }),
             only: self.only,
         };
+        let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
+        signal::on_signal(|signal, _| signal::end_by(signal)).context("cannot watch for Ctrl-C")?;
         let points = match self.ivshmem {
             None => self.measure(&plan)?,
             Some(address) => {
@@ -201,17 +205,8 @@ impl Bench {
             }
         };
         let document = self.document(&points);
-        if self.json.as_deref() != Some("-") {
-            crate::print(|out| write!(out, "{}", inlane_report::transfers(&document)))?;
-        }
-        if let Some(target) = &self.json {
-            inlane_report::json(target, &document)?;
-        }
-        if let Some(file) = &self.svg {
-            let svg = plot(&points).svg().context("nothing to draw: give sizes of 512 bytes and more")?;
-            std::fs::write(file, svg).with_context(|| format!("writing {}", file.display()))?;
-        }
-        Ok(())
+        let table = inlane_report::transfers(&document);
+        output.write(|out| out.write_all(table.as_bytes()), &document, || plot(&points).svg())
     }
 
     fn measure(&self, plan: &Plan) -> anyhow::Result<Vec<Point>> {
