@@ -243,8 +243,8 @@ impl Lane {
             return Ok(());
         };
         let room = lane.program.persistent.resident_blocks(lane.shape.threads, lane.shape.shared_bytes)?;
-        let wanted: u32 = lanes.iter().map(|lane| lane.shape.blocks).sum();
-        if wanted > room {
+        let wanted: u64 = lanes.iter().map(|lane| lane.shape.blocks as u64).sum();
+        if wanted > room as u64 {
             return Err(Error::config(
                 format!("--blocks {}", lane.shape.blocks),
                 format!(
@@ -278,8 +278,7 @@ impl Lane {
         self.control_word(0).store(1, Ordering::Release);
     }
 
-    /// Shows blocks that the host lives.
-    #[inline]
+    /// Shows blocks that the host lives, by another number than the last.
     pub(super) fn heartbeat(&self, beat: u64) {
         self.control_word(16).store(beat, Ordering::Relaxed);
     }

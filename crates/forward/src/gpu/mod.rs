@@ -15,8 +15,8 @@
 //! ```
 //!
 //! The end: the producer closes the ring, blocks drain it; whatever was posted for items that never came is released by a
-//! word without packets. A function that never ends is noticed by the thread that moves packets; the device is then given up, and the
-//! process must end without exit handlers ([`inlane_cuda::any_abandoned`]).
+//! word without packets. A function that never ends is noticed by the thread that waits for a pipeline's others; the device is then
+//! given up, and the process must end without exit handlers ([`inlane_cuda::any_abandoned`]).
 
 mod bare;
 pub(crate) mod compete;

@@ -11,18 +11,14 @@
 use super::feed::{Feed, Ticks, settle};
 use super::lane::{Lane, Report};
 use super::launch::Launcher;
-use super::watch::Watch;
+use super::watch::watch_until;
 use crate::config::Method;
 use crate::error::{Error, Result};
 use crate::pipeline::circulate::{Aside, Circulation, Items};
 use crate::pipeline::{AbortOnPanic, Drive, Pipeline, Shared, Tally, panic_message, pin};
 use inlane_core::clock::thread_cpu_ns;
-use inlane_cuda::Stream;
+use std::sync::mpsc;
 use std::time::Instant;
-
-/// How many rounds go by between two signs of life for the GPU, which looks for them a few times a second. A line that is written all
-/// the time would slow every other read of the GPU.
-const BEAT_EVERY: u64 = 1 << 12;
 
 /// Runs `pipeline`, whose packets lie where `lane` was made for, until it ends. Afterwards the GPU has let go of the lane, or
 /// was given up, and an error says so.
@@ -76,17 +72,12 @@ fn on_streams(
     let begun = Instant::now();
     let apart = lane.settings.method.has_feeder();
     let (mine, feeders) = if apart { (None, ticks) } else { (ticks, None) };
-    let mut minding = Minding {
-        lane,
-        streams: &streams,
-        launcher: (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams)),
-        watch: Watch::new(lane.settings.watchdog),
-        ticks: mine,
-        rounds: 0,
-    };
+    let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams));
+    let mut minding = Minding { launcher, ticks: mine };
     let moving = || circulation.run(items, &mut minding, drive, shared);
     let feeding = apart.then_some(|| feed.run(feeders, shared.control));
-    *tally = on_threads(moving, feeding, shared);
+    let watching = |ended: &_| watch_until(ended, lane, &streams, shared.control);
+    *tally = on_threads(moving, feeding, watching, shared);
     tally.flowed = Some((begun, Instant::now()));
     let clean = !shared.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
@@ -107,10 +98,13 @@ fn on_streams(
     ended
 }
 
-/// Runs what moves packets and what feeds the GPU, each on a thread of its own, until they end.
-fn on_threads(
+/// Runs what moves packets and what feeds the GPU, each on a thread of its own, until they end. This one has nothing else to do meanwhile
+/// than `watching`, from which no port that takes nothing keeps it, and no packets that are dropped: until the other end of what it is
+/// given is gone, with the thread that moves packets.
+pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,
+    watching: impl FnOnce(&mpsc::Receiver<()>) -> Result<()>,
     shared: &Shared<'_>,
 ) -> Tally {
     let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", shared.index));
@@ -123,8 +117,10 @@ fn on_threads(
         shared.control.abort();
         Error::from(inlane_core::Error::Os { what: "start the threads of a pipeline".into(), source })
     };
+    let (moves, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let moving = named("io").spawn_scoped(scope, move || {
+            let _moves = moves;
             pin(shared.cores, 0);
             // Who feeds must not wait for packets that will not come.
             let guard = AbortOnPanic(shared.control);
@@ -144,11 +140,13 @@ fn on_threads(
             });
             feeding.map_err(unstarted)
         });
+        let watched = watching(&ended);
         let mut tally = match moving.map(|thread| thread.join()) {
             Ok(Ok(tally)) => tally,
             Ok(Err(payload)) => Tally { errors: vec![panicked("moving", payload)], ..Tally::default() },
             Err(error) => Tally { errors: vec![error], ..Tally::default() },
         };
+        tally.errors.extend(watched.err());
         match feeding.map(|thread| thread.map(|thread| thread.join())) {
             Some(Ok(Ok((outcome, cpu_ns)))) => {
                 tally.cpu_ns += cpu_ns;
@@ -164,23 +162,9 @@ fn on_threads(
 
 /// What the thread that moves packets does for the GPU.
 struct Minding<'a> {
-    lane: &'a Lane,
-    streams: &'a [Stream],
     /// Method `single`.
     launcher: Option<Launcher<'a>>,
-    watch: Watch,
     ticks: Option<Ticks<'a>>,
-    rounds: u64,
-}
-
-impl Minding<'_> {
-    #[inline]
-    fn beat(&mut self) {
-        self.rounds += 1;
-        if self.rounds.is_multiple_of(BEAT_EVERY) {
-            self.lane.heartbeat(self.rounds);
-        }
-    }
 }
 
 impl Aside for Minding<'_> {
@@ -193,14 +177,7 @@ impl Aside for Minding<'_> {
     }
 
     #[inline]
-    fn back(&mut self) {
-        self.beat();
-    }
-
-    #[inline]
-    fn idle(&mut self, freed: u64, out: bool) -> Result<()> {
-        self.beat();
-        self.watch.nothing(freed, out, self.lane.program.function.name(), self.streams)?;
+    fn idle(&mut self, _freed: u64, _out: bool) -> Result<()> {
         match &mut self.ticks {
             Some(ticks) => ticks.due(),
             None => Ok(()),

@@ -106,6 +106,10 @@ impl Default for Settings {
 /// Most threads a block; the kernels are compiled for it.
 pub(super) const MOST_THREADS: u32 = 512;
 
+/// Most items of a ring where each may be a launch. The driver keeps about a thousand: who launches more waits in it, and for ever behind
+/// a function that never ends.
+const MOST_LAUNCHES: usize = 512;
+
 /// Work queues of a GPU, as the driver is told ([`inlane_cuda`]). Streams beyond them share one, and what waits there holds up what
 /// is behind it, whosever it is.
 const QUEUES: usize = 32;
@@ -162,7 +166,7 @@ impl Settings {
             (0, true) => MOST_THREADS,
             (threads, _) => threads,
         };
-        wanted.next_multiple_of(32).min(MOST_THREADS)
+        wanted.min(MOST_THREADS).next_multiple_of(32)
     }
 
     /// Blocks of a persistent kernel. Each that waits reads over PCIe all the time, and a lone packet waits behind those reads:
@@ -203,7 +207,8 @@ impl Settings {
         Limits { partial, ..Limits::NONE }
     }
 
-    /// Items of the ring: at least `asked`, and so many that every block has some in hand and some to come.
+    /// Items of the ring: at least `asked`, as far as the driver keeps so many launches, and so many that every block has some in hand
+    /// and some to come.
     pub(crate) fn slots_for(&self, asked: usize, burst: usize) -> usize {
         let needed = match self.method {
             Method::Single => 2,
@@ -212,6 +217,7 @@ impl Settings {
             Method::Stream => (8 * self.streams_for()).max((8192 / burst).min(256)),
             Method::Graph => (4 * self.graph_items_for()).max((8192 / burst).min(256)),
         };
+        let asked = if self.method.has_feeder() { asked.min(MOST_LAUNCHES) } else { asked };
         asked.max(needed).next_power_of_two().min(inlane_core::ring::layout::MAX_SLOTS)
     }
 
@@ -219,7 +225,7 @@ impl Settings {
     pub(super) fn graph_items_for(&self) -> usize {
         match self.graph_items {
             0 => 16,
-            items => items.next_power_of_two().min(1024) as usize,
+            items => items.min(1024).next_power_of_two() as usize,
         }
     }
 

@@ -93,6 +93,64 @@ fn shapes_fit_every_burst() {
 }
 
 #[test]
+fn shapes_fit_whatever_is_asked_for() {
+    for method in Method::ALL {
+        let most = u32::MAX;
+        let settings = Settings {
+            method,
+            blocks: most,
+            threads: most,
+            streams: most,
+            graph_items: most,
+            graph_branches: most,
+            ..Settings::default()
+        };
+        assert_eq!(settings.threads_for(64, Kind::Packet), MOST_THREADS);
+        assert_eq!((settings.graph_items_for(), settings.graph_branches_for()), (1024, 1024));
+        let slots = settings.slots_for(1 << 16, 64);
+        assert!(slots.is_power_of_two() && slots <= 1 << 16);
+        let usual = Settings { method, ..Settings::default() };
+        let launched = matches!(method, Method::Split | Method::Stream | Method::Graph);
+        assert_eq!(usual.slots_for(1 << 16, 64), if launched { 512 } else { 1 << 16 }, "{method}");
+    }
+}
+
+#[test]
+fn an_item_that_consumers_do_not_end_is_noticed() {
+    use inlane_core::ring::{Next, Ring};
+    use std::time::Duration;
+    use watch::{Watch, oldest};
+    let ring = Ring::new(2, 1).unwrap();
+    let (mut dispatcher, mut consumers) = ring.clone().dispatch(1);
+    let packet = [inlane_core::Packet::EMPTY];
+    let mut work = || match consumers[0].poll() {
+        Next::Item(item) => item.complete(0),
+        _ => panic!("it was submitted"),
+    };
+    assert_eq!(oldest(&ring), None);
+    for position in 0..5 {
+        assert!(dispatcher.submit(&packet));
+        assert_eq!(oldest(&ring), Some(position));
+        work();
+        // Who takes items back may take its time.
+        assert_eq!(oldest(&ring), None);
+        dispatcher.poll().expect("it is done").free();
+        assert_eq!(oldest(&ring), None);
+    }
+    let mut watch = Watch::new(Duration::from_millis(20));
+    let mut look = |oldest| watch.look(oldest, "slow", &[]);
+    for item in 0..4 {
+        look(Some(item)).expect("another than the last");
+        std::thread::sleep(Duration::from_millis(15));
+    }
+    look(None).expect("nothing is out");
+    std::thread::sleep(Duration::from_millis(30));
+    look(Some(4)).expect("it has just been seen");
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(matches!(look(Some(4)), Err(Error::Stuck { item: 4, .. })));
+}
+
+#[test]
 fn shared_memory_is_asked_for_where_a_burst_needs_more_than_the_usual() {
     use program::{Shared, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
@@ -244,4 +302,39 @@ fn a_competing_job_is_not_awaited_for_ever() {
     // What the driver says of it ends the wait, too.
     let faulty = || Err(Error::Competitor("a fault".into()));
     assert!(look_for_end(faulty, || false, &running, long).is_err());
+}
+
+#[test]
+fn the_gpu_is_watched_until_packets_are_moved_no_more() {
+    use crate::control::{Control, Progress};
+    use crate::pipeline::{Shared, Tally};
+    use inlane_core::clock::Clock;
+    use std::sync::mpsc::RecvTimeoutError;
+    use std::time::Duration;
+    let (progress, clock) = (Progress::default(), Clock::new());
+    let started = |control: &Control, moving: fn(&Control) -> Tally, stuck: bool| {
+        let shared = Shared { control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+        let feeding = None::<fn() -> crate::error::Result<()>>;
+        let watching = |ended: &std::sync::mpsc::Receiver<()>| {
+            if !stuck {
+                assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected));
+                return Ok(());
+            }
+            control.abort();
+            Err(Error::Stuck { function: "slow".into(), item: 0, seconds: 2.0 })
+        };
+        run::on_threads(|| moving(control), feeding, watching, &shared).errors
+    };
+    // As one that waits for a port does.
+    let held_up = |control: &Control| {
+        while !control.aborting() {
+            std::thread::yield_now();
+        }
+        Tally::default()
+    };
+    let errors = started(&Control::default(), held_up, true);
+    assert!(matches!(errors[..], [Error::Stuck { .. }]));
+    assert!(started(&Control::default(), |_| Tally::default(), false).is_empty());
+    let errors = started(&Control::default(), |_| panic!("as a port might"), false);
+    assert!(matches!(errors[..], [Error::Panicked { .. }]));
 }
