@@ -231,7 +231,7 @@ fn decode(operation: c_int) -> Operation {
     [Fetch, Swap, CompareSwap, Add, And, Or, Xor].get(operation as usize).copied().unwrap_or(Fetch)
 }
 
-/// Orders puts.
+/// Orders puts and atomics.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_fence() {
     check(world().fence());

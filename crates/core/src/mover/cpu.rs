@@ -111,7 +111,8 @@ impl Mover for CpuMover {
             return Err(out_of_reach(self, source, destination));
         }
         let device_side = if destination.place().is_cpu_memory() { source } else { destination };
-        let strict = !device_side.place().is_cpu_memory();
+        // Behind a BAR are registers; behind a window is memory, which takes single bytes.
+        let strict = matches!(device_side.place(), Place::Bar { .. });
         if strict && !(device_side.address().is_multiple_of(4) && device_side.len().is_multiple_of(4)) {
             return Err(Error::invalid(
                 format!("copy of {source:?} to {destination:?}"),

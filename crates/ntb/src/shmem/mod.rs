@@ -316,7 +316,7 @@ impl<T: Transport> World<T> {
         self.offset_of(address, 8)?;
         // SAFETY: the caller's promise.
         unsafe { self.put_bytes(destination, source, bytes, pe)? };
-        self.transport.fence()?;
+        self.transport.order()?;
         match how {
             // SAFETY: a local word.
             Signal::Set => unsafe { self.put_bytes(address, (&raw const value).cast(), 8, pe) },
@@ -324,7 +324,7 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Orders puts to each PE.
+    /// Orders puts and atomics to each PE.
     ///
     /// # Errors
     /// Those of [`Transport::fence`].

@@ -100,10 +100,16 @@ pub trait Transport: Send + Sync + 'static {
     /// As for [`Transport::atomic`], later ones at the next quiet.
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()>;
 
-    /// Puts to a PE before it arrive there before those after it.
+    /// Puts to a PE before it arrive there before puts and atomics after it.
     ///
     /// # Errors
     /// When a mover fails.
+    fn order(&self) -> Result<()>;
+
+    /// As [`Transport::order`], for atomics before it too: it waits for those that nobody awaited.
+    ///
+    /// # Errors
+    /// As for [`Transport::order`] and [`Transport::atomic`].
     fn fence(&self) -> Result<()>;
 
     /// All puts and atomics before it are delivered when it returns.

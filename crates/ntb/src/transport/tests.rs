@@ -370,6 +370,71 @@ fn what_a_mover_copied_unawaited_wakes_who_waits_for_it_once_it_is_quiet() {
 }
 
 #[test]
+fn a_mover_puts_any_bytes_anywhere() {
+    let mover = inlane_twin::DmaEngine::new("dma twin", inlane_twin::DmaCosts::unlimited()).unwrap();
+    let source: Vec<u8> = (0..100).collect();
+    let spans = [(0, 0), (1, 1), (3, 5), (6, 2), (63, 70), (200, 4)];
+    let sent = source.clone();
+    two_with(
+        Some(Box::new(mover)),
+        move |first, _| {
+            for (index, (offset, length)) in spans.into_iter().enumerate() {
+                // SAFETY: the source outlasts quiet, and has that many bytes behind its first.
+                unsafe {
+                    first.put(1, index * 512 + offset, sent.as_ptr().add(1), length).unwrap();
+                    first.put_nbi(1, index * 512 + 256 + offset, sent.as_ptr().add(1), length).unwrap();
+                }
+            }
+            first.quiet().unwrap();
+            first.notify(1).unwrap();
+        },
+        |second| {
+            second.take_notification(0).unwrap();
+            for (index, (offset, length)) in spans.into_iter().enumerate() {
+                // SAFETY: own symmetric memory, which nobody writes any more.
+                let at = |offset| unsafe { second.symmetric().0.add(offset) };
+                for begin in [index * 512 + offset, index * 512 + 256 + offset] {
+                    // SAFETY: as above.
+                    let there = unsafe { std::slice::from_raw_parts(at(begin), length + 1) };
+                    assert_eq!((&there[..length], there[length]), (&source[1..=length], 0), "{begin} {length}");
+                }
+            }
+        },
+    );
+}
+
+#[test]
+fn atomics_before_a_fence_come_before_puts_behind_it() {
+    let add = Atomic { operation: Operation::Add, offset: 64, width: 8, operand: 1, comparand: 0 };
+    two(
+        |first, _| {
+            for round in 1..=100u64 {
+                first.atomic_nbi(1, add).unwrap();
+                first.fence().unwrap();
+                // SAFETY: a local of 8 bytes.
+                unsafe { first.put(1, 512, (&raw const round).cast(), 8) }.unwrap();
+                first.take_notification(1).unwrap();
+            }
+        },
+        |second| {
+            let word = |offset: usize| second.symmetric().0.wrapping_add(offset).cast::<u64>();
+            let mut early = 0;
+            for round in 1..=100 {
+                // SAFETY: words of own symmetric memory, aligned.
+                unsafe {
+                    while word(512).read_volatile() < round {
+                        std::thread::yield_now();
+                    }
+                    early += u32::from(word(64).read_volatile() < round);
+                }
+                second.notify(0).unwrap();
+            }
+            assert_eq!(early, 0, "puts overtook atomics");
+        },
+    );
+}
+
+#[test]
 fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
     for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
         let (_hub, a, mad) = pair(BYTES as u64);

@@ -142,7 +142,8 @@ impl Windows {
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
-                    (Some(from), _) => from,
+                    // Of nothing there is nothing to move.
+                    (Some(from), _) => from.max(1),
                     // Nobody uses landings before all have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
                     (None, None) => usize::MAX,

@@ -94,7 +94,7 @@ impl Transport for Windows {
         shared.request_later(pe, &encode_atomic(&atomic))
     }
 
-    fn fence(&self) -> Result<()> {
+    fn order(&self) -> Result<()> {
         self.shared.finish()?;
         if self.shared.coherent {
             store_fence();
@@ -105,6 +105,13 @@ impl Transport for Windows {
             self.shared.peers.iter().for_each(order);
         }
         Ok(())
+    }
+
+    fn fence(&self) -> Result<()> {
+        let shared = &*self.shared;
+        // An owner carries them out whenever it comes to it: nothing else orders puts behind them.
+        shared.peers.iter().zip(0..).try_for_each(|(peer, pe)| shared.collect(pe, peer))?;
+        self.order()
     }
 
     fn quiet(&self) -> Result<()> {
