@@ -69,6 +69,8 @@ pub(super) const SAYS_ATTACHED: u32 = 1;
 pub(super) const SAYS_FINISHED: u32 = 2;
 pub(super) const SAYS_EXIT: u32 = 3;
 pub(super) const SAYS_LOST: u32 = 4;
+/// It is there, and wants the fabric.
+pub(super) const SAYS_HELLO: u32 = 5;
 
 /// Owner of a fabric; see the module.
 pub struct Hub {
@@ -138,8 +140,8 @@ impl Hub {
     }
 }
 
-/// Hands the fabric over, then listens until the process is gone.
-fn serve(parts: &Parts, port: u32, socket: &OwnedFd, seen: &Sender<(u32, Seen)>) {
+/// Tells a port's process what there is, and gives it the descriptors.
+fn hand_over(parts: &Parts, port: u32, socket: &OwnedFd) -> Result<()> {
     let mut hello = [0u8; HELLO_BYTES];
     hello[..8].copy_from_slice(&MAGIC.to_ne_bytes());
     hello[8..12].copy_from_slice(&port.to_ne_bytes());
@@ -150,19 +152,29 @@ fn serve(parts: &Parts, port: u32, socket: &OwnedFd, seen: &Sender<(u32, Seen)>)
         .chain(&parts.events)
         .map(AsFd::as_fd)
         .collect();
-    let handed = rustix::net::send(socket, &hello, SendFlags::NOSIGNAL).is_ok()
-        && pass::send_descriptors(socket.as_fd(), &fds).is_ok();
+    rustix::net::send(socket, &hello, SendFlags::NOSIGNAL)
+        .map_err(|error| Error::os("socket towards a port's process", error))?;
+    pass::send_descriptors(socket.as_fd(), &fds)
+}
+
+/// Hands the fabric over when asked, and listens until the process is gone. Not before: the system limits what a user has under
+/// way to processes that do not receive yet.
+fn serve(parts: &Parts, port: u32, socket: &OwnedFd, seen: &Sender<(u32, Seen)>) {
     let mut life = None;
     loop {
         let mut message = [0u8; 8];
         match rustix::io::read(socket, &mut message) {
-            Ok(8) if handed => {}
+            Ok(8) => {}
             Err(rustix::io::Errno::INTR) => continue,
             _ => break,
         }
         let word =
             |at: usize| u32::from_ne_bytes([message[at], message[at + 1], message[at + 2], message[at + 3]]);
         let what = match word(0) {
+            SAYS_HELLO => match hand_over(parts, port, socket) {
+                Ok(()) => continue,
+                Err(_) => break,
+            },
             SAYS_ATTACHED => {
                 life = Some(word(4));
                 Seen::Attached

@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 use crate::fault::{Faults, Random, Wire};
 use crate::registers::{PortRegisters, SCRATCHPADS, VECTORS, limits, vector_bits};
 use crate::window::Window;
-use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts, SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED, SAYS_LOST};
+use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts};
+use fabric::{SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED, SAYS_HELLO, SAYS_LOST};
 use inlane_core::region::{Place, Region};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -47,6 +48,7 @@ impl Twin {
     /// [`Error::Invalid`] when something else than a hub is there, [`Error::Os`].
     pub fn attach(socket: OwnedFd, faults: &Faults) -> Result<Self> {
         faults.step("attach");
+        say(&socket, SAYS_HELLO, 0);
         let mut hello = [0u8; HELLO_BYTES];
         let (_, length) = rustix::net::recv(&socket, &mut hello, RecvFlags::empty())
             .map_err(|error| Error::os("the fabric's socket", error))?;
@@ -146,17 +148,22 @@ fn flap(port: Weak<Inner>, faults: Faults) {
     });
 }
 
+/// Tells the hub at the other end of `socket`.
+fn say(socket: &OwnedFd, what: u32, value: u32) {
+    let mut message = [0u8; 8];
+    message[..4].copy_from_slice(&what.to_ne_bytes());
+    message[4..].copy_from_slice(&value.to_ne_bytes());
+    // A hub that is gone has nobody left to tell.
+    let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL);
+}
+
 impl Inner {
     fn registers(&self) -> &PortRegisters {
         self.parts.port(self.port)
     }
 
     fn say(&self, what: u32, value: u32) {
-        let mut message = [0u8; 8];
-        message[..4].copy_from_slice(&what.to_ne_bytes());
-        message[4..].copy_from_slice(&value.to_ne_bytes());
-        // A hub that is gone has nobody left to tell.
-        let _ = rustix::net::send(&self.socket, &message, SendFlags::NOSIGNAL);
+        say(&self.socket, what, value);
     }
 
     fn set_link(&self, up: bool) {

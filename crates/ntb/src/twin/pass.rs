@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use inlane_core::region::{Place, Region};
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -12,9 +13,12 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Descriptors in one message; the kernel takes at most 253.
 const BATCH: usize = 64;
+/// How long others may take to receive theirs.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Shared memory of `bytes` that nobody can shrink or grow any more, so that no peer can make an access fault.
 ///
@@ -81,22 +85,25 @@ pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, place: Place) -
     Ok(unsafe { Region::from_raw(address as u64, bytes, place, Arc::new(Mapping { address, bytes })) })
 }
 
-/// Sends `fds`, in batches that each carry one byte.
+/// Sends `fds`, in batches that each carry one byte. While the user has too many under way to receivers, it waits for those.
 ///
 /// # Errors
 /// [`Error::Os`].
 pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> Result<()> {
-    for batch in fds.chunks(BATCH) {
+    let begun = Instant::now();
+    let mut batches = fds.chunks(BATCH).peekable();
+    while let Some(batch) = batches.peek() {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(batch));
-        rustix::net::sendmsg(
-            socket,
-            &[IoSlice::new(&[batch.len() as u8])],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        )
-        .map_err(|error| Error::os("handing descriptors to a port's process", error))?;
+        let count = [batch.len() as u8];
+        match rustix::net::sendmsg(socket, &[IoSlice::new(&count)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => drop(batches.next()),
+            Err(Errno::TOOMANYREFS) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(Error::os("handing descriptors to a port's process", error)),
+        }
     }
     Ok(())
 }

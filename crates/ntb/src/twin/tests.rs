@@ -128,6 +128,18 @@ fn scratchpads_survive_their_writer() {
 }
 
 #[test]
+fn nothing_is_under_way_to_a_process_that_has_not_asked() {
+    let hub = Hub::new(1, 4096).unwrap();
+    let socket = hub.admit(0).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(
+        !readable(socket.as_fd()),
+        "an ordinary user may have a thousand descriptors under way, all jobs together"
+    );
+    Twin::attach(socket, &Faults::default()).unwrap();
+}
+
+#[test]
 fn something_else_than_a_hub_is_refused() {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     for says in [&b""[..], b"hello", &[0xFF; 24], &[0xFF; 64]] {
