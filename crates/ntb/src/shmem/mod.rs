@@ -181,12 +181,16 @@ impl<T: Transport> World<T> {
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates symmetric memory; a collective of all PEs, which all give the same arguments.
+    /// Allocates symmetric memory, aligned to at most 4096; a collective of all PEs, which all give the same arguments.
     ///
     /// # Errors
-    /// [`Error::Heap`] (then on all PEs alike), [`Error::LinkLost`].
+    /// [`Error::Heap`] and [`Error::Invalid`] (then on all PEs alike), [`Error::LinkLost`].
     pub fn allocate(&self, bytes: usize, align: usize) -> Result<*mut u8> {
-        let offset = self.heap().allocate(bytes, align);
+        // Each PE's memory lies at a page of its own.
+        let offset = match align <= 4096 {
+            true => self.heap().allocate(bytes, align),
+            false => Err(Error::invalid(format!("alignment {align}"), "give at most 4096")),
+        };
         self.barrier_all()?;
         Ok(self.address_of(self.heap_offset + offset?))
     }

@@ -179,5 +179,8 @@ fn what_is_not_symmetric_is_refused() {
         assert!(world.sync(Set { start: 0, stride: 1, size: 9 }).is_err());
         assert!(world.sync(Set { start: 1 - world.me(), stride: 1, size: 1 }).is_err(), "not a member");
         assert!(world.allocate(1 << 40, 8).is_err());
+        let page = world.allocate(64, 4096).unwrap();
+        assert!((page as usize).is_multiple_of(4096));
+        assert!(world.allocate(64, 8192).is_err(), "no PE knows where the others' memory lies");
     });
 }

@@ -396,7 +396,11 @@ fn a_mover_puts_any_bytes_anywhere() {
                 for begin in [index * 512 + offset, index * 512 + 256 + offset] {
                     // SAFETY: as above.
                     let there = unsafe { std::slice::from_raw_parts(at(begin), length + 1) };
-                    assert_eq!((&there[..length], there[length]), (&source[1..=length], 0), "{begin} {length}");
+                    assert_eq!(
+                        (&there[..length], there[length]),
+                        (&source[1..=length], 0),
+                        "{begin} {length}"
+                    );
                 }
             }
         },
