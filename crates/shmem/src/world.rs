@@ -8,7 +8,7 @@ use inlane_ntb::shmem::World;
 use inlane_ntb::transport::layout::Layout;
 use inlane_ntb::transport::windows::Windows;
 use inlane_ntb::twin::{Hub, Twin};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -87,6 +87,11 @@ fn connect() -> Result<Process> {
     Ok(Process { world: World::new(windows, address, length)?, twin, _hub: hub })
 }
 
+unsafe extern "C" {
+    /// glibc's `atexit` that tells the status.
+    fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+}
+
 /// Makes the world and waits for all PEs to have theirs. A second call does nothing.
 pub fn start() {
     if PROCESS.get().is_some() {
@@ -99,11 +104,14 @@ pub fn start() {
         Err(error) => fail(&error),
     }
     check(world().barrier_all());
-    extern "C" fn at_exit() {
-        finish();
+    // Programs of the older kind never finalize. One that failed is not to wait: the others may be waiting for it.
+    extern "C" fn at_exit(status: c_int, _: *mut c_void) {
+        if status == 0 {
+            finish();
+        }
     }
-    // SAFETY: a function without arguments. Programs of the older kind never finalize.
-    unsafe { libc::atexit(at_exit) };
+    // SAFETY: a function of the type that the C library calls at exit.
+    unsafe { on_exit(at_exit, std::ptr::null_mut()) };
 }
 
 /// Waits for all PEs and leaves. A second call does nothing.

@@ -58,9 +58,15 @@ fn an_early_end_ends_the_job() {
     let Some(program) = compile(directory.path(), "endings") else { return };
     let program: OsString = program.into();
     let job = Job { pes: 3, heap_bytes: 4 << 20, ..Job::default() };
-    for (how, status) in
-        [("global", 9), ("status", 5), ("abort", 128 + 6), ("quick", 1), ("late", 0), ("twice", 0)]
-    {
+    for (how, status) in [
+        ("global", 9),
+        ("status", 5),
+        ("abort", 128 + 6),
+        ("return", 6),
+        ("quick", 1),
+        ("late", 0),
+        ("twice", 0),
+    ] {
         let (seen, why) = job.run(&program, &[how.into()]).unwrap();
         assert_eq!(seen, status, "{how}: {why:?}");
         assert_eq!(why.is_some(), status != 0, "{how}: {why:?}");

@@ -1,8 +1,10 @@
-/* PE 1 ends in the way that the argument names; the others wait for it in a barrier. */
+/* PE 1 ends in the way that the argument names; the others wait for it. */
 #include <shmem.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+static int never;
 
 int main(int argc, char **argv) {
     const char *how = argc > 1 ? argv[1] : "late";
@@ -16,9 +18,11 @@ int main(int argc, char **argv) {
     if (_my_pe() == 1) {
         if (strcmp(how, "global") == 0) shmem_global_exit(9);
         if (strcmp(how, "status") == 0) _exit(5);
+        if (strcmp(how, "return") == 0) return 6;
         if (strcmp(how, "abort") == 0) abort();
         if (strcmp(how, "quick") == 0) _exit(0);
     }
+    if (strcmp(how, "return") == 0) shmem_int_wait_until(&never, SHMEM_CMP_EQ, 1);
     shmem_barrier_all();
     return 0; /* without shmem_finalize, as programs of the older kind do */
 }
