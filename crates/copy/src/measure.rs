@@ -3,14 +3,17 @@
 //! A run fills its sources with a pattern, poisons its destinations, transfers, and then compares every byte that a
 //! transfer wrote. Buffers rotate, so that no run measures a cache unless it is told to use one buffer.
 
+mod gate;
+
 use crate::device::Device;
 use crate::stop::{PIECE, check_stop};
+use gate::{Gate, Part};
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::stats::Summary;
 use inlane_core::{Completion, Error, Region, Result};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How a run is made.
@@ -283,57 +286,6 @@ fn stream_once(
 /// As [`latency`].
 pub fn stream(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measured> {
     stream_with(route, buffers, size, plan, &Gate::new(1))
-}
-
-/// Where threads wait for each other, again and again. A thread that ends for whatever reason, a panic too, is not waited for
-/// any more, so none waits for ever.
-struct Gate {
-    state: Mutex<GateState>,
-    changed: Condvar,
-}
-
-struct GateState {
-    threads: usize,
-    waiting: usize,
-    opened: u64,
-}
-
-impl Gate {
-    fn new(threads: usize) -> Self {
-        let state = GateState { threads, waiting: 0, opened: 0 };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    fn change(&self, change: impl FnOnce(&mut GateState)) -> std::sync::MutexGuard<'_, GateState> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut state);
-        if state.waiting > 0 && state.waiting >= state.threads {
-            state.waiting = 0;
-            state.opened += 1;
-            self.changed.notify_all();
-        }
-        state
-    }
-
-    fn wait(&self) {
-        let mut before = 0;
-        let mut state = self.change(|state| {
-            before = state.opened;
-            state.waiting += 1;
-        });
-        while state.opened == before {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-/// A thread's part in a gate, until it is dropped.
-struct Part<'a>(&'a Gate);
-
-impl Drop for Part<'_> {
-    fn drop(&mut self) {
-        drop(self.0.change(|state| state.threads -= 1));
-    }
 }
 
 fn stream_with(

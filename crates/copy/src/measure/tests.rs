@@ -4,6 +4,7 @@ use crate::opening::open_path;
 use crate::path::Path;
 use crate::route::{Choice, Options, Route};
 use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 /// A twin that is fast enough for tests.
