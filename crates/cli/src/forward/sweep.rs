@@ -3,63 +3,22 @@
 //! A point of a sweep is the command line with values put behind it: whatever a flag takes can be swept, and what is wrong with a
 //! value is said as for the flag, before anything runs. A point that fails is recorded, and the others go on.
 
+mod axis;
+
 use super::Forward;
 use super::figure;
-use crate::{Cli, Command};
 use anyhow::Context;
-use clap::{ArgAction, CommandFactory, FromArgMatches};
+use axis::{combinations, name, parse};
 use inlane_core::result::{Document, PacketResult, Path, Repeats, Verification};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
-use inlane_forward::config::{Compete, Method, On};
+use inlane_forward::config::{Compete, On};
 use inlane_forward::control::Control;
 use inlane_forward::measure::{Ceilings, OFFERED};
 use std::ffi::OsString;
-use std::str::FromStr;
 use std::sync::Arc;
 
-/// Flags that take one value and make no sense in a sweep.
-const REFUSED: [&str; 8] = ["config", "json", "svg", "capture", "repeats", "faults", "cores", "goal"];
-
-/// Most points of a sweep: more is a typing error.
-const MOST_POINTS: usize = 10_000;
-
-/// One `--sweep`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Axis {
-    key: String,
-    values: Vec<String>,
-}
-
-impl FromStr for Axis {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let bad = |why: &str| Error::invalid(format!("--sweep {text}"), why);
-        let example = "write a flag and its values: burst=16,32,64, size=64..1024 or method=all";
-        let (key, list) = text.split_once('=').ok_or_else(|| bad(example))?;
-        let mut values = Vec::new();
-        for value in list.split(',') {
-            match value.split_once("..") {
-                Some((first, last)) => {
-                    let number = |text: &str| text.parse().ok().filter(|&number: &u64| number > 0);
-                    let (Some(first), Some(last)) = (number(first), number(last)) else {
-                        return Err(bad("a range is of whole numbers above zero: 16..128"));
-                    };
-                    if first > last {
-                        return Err(bad("the range ends before it begins"));
-                    }
-                    let doubled = std::iter::successors(Some(first), |number| number.checked_mul(2));
-                    values.extend(doubled.take_while(|&number| number < last).map(|n| n.to_string()));
-                    values.push(last.to_string());
-                }
-                None if value.is_empty() => return Err(bad(example)),
-                None => values.push(value.to_string()),
-            }
-        }
-        Ok(Self { key: key.trim_start_matches("--").into(), values })
-    }
-}
+pub use axis::Axis;
 
 /// One run of a sweep.
 struct Point {
@@ -72,11 +31,6 @@ impl Point {
     fn name(&self) -> String {
         name(&self.values)
     }
-}
-
-fn name(values: &[(String, String)]) -> String {
-    let values: Vec<_> = values.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    values.join(" ")
 }
 
 /// All the runs that the flags ask for.
@@ -313,98 +267,9 @@ fn brief(result: &PacketResult) -> String {
     words.join(", ")
 }
 
-/// Every combination of the axes' values, the last axis changing fastest.
-fn combinations(axes: &[Axis]) -> Result<Vec<Vec<(String, String)>>, Error> {
-    let mut combinations = vec![Vec::new()];
-    for axis in axes {
-        let values = expand(axis)?;
-        if combinations.len() * values.len() > MOST_POINTS {
-            return Err(Error::invalid("--sweep", format!("makes more than {MOST_POINTS} points")));
-        }
-        let longer = |so_far: &Vec<(String, String)>, value: &String| {
-            let mut longer = so_far.clone();
-            longer.push((axis.key.clone(), value.clone()));
-            longer
-        };
-        combinations =
-            combinations.iter().flat_map(|one| values.iter().map(move |value| longer(one, value))).collect();
-    }
-    Ok(combinations)
-}
-
-/// The values of an axis, `all` written out.
-fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
-    let mut command = Cli::command();
-    command.build();
-    let forward = command.find_subcommand("forward").expect("this one");
-    let single = |argument: &&clap::Arg| {
-        matches!(argument.get_action(), ArgAction::Set)
-            && argument.get_num_args().is_some_and(|range| range.max_values() == 1)
-            && argument.get_long().is_some_and(|long| !REFUSED.contains(&long))
-    };
-    let found = forward.get_arguments().filter(single).find(|it| it.get_long() == Some(&axis.key));
-    let Some(argument) = found else {
-        let mut known: Vec<_> =
-            forward.get_arguments().filter(single).filter_map(clap::Arg::get_long).collect();
-        known.sort_unstable();
-        let why = format!("cannot be swept; these flags can: {}", known.join(", "));
-        return Err(Error::invalid(format!("--sweep {}", axis.key), why));
-    };
-    if axis.values != ["all"] {
-        return Ok(axis.values.clone());
-    }
-    let listed: Vec<String> = match axis.key.as_str() {
-        "method" => Method::ALL.iter().map(Method::to_string).collect(),
-        "memory" => ["pinned", "gpu", "gpu-pool"].map(String::from).into(),
-        _ => argument.get_possible_values().iter().map(|value| value.get_name().to_string()).collect(),
-    };
-    if listed.is_empty() {
-        let why = format!("has no list of all values; write those you want: {}=1,2,4", axis.key);
-        return Err(Error::invalid(format!("--sweep {}=all", axis.key), why));
-    }
-    Ok(listed)
-}
-
-/// The command line with these values in place of those it has.
-fn parse(arguments: &[OsString], values: &[(String, String)]) -> Result<Forward, Error> {
-    let flags = values.iter().map(|(key, value)| OsString::from(format!("--{key}={value}")));
-    let again = Cli::command().mut_subcommand("forward", |forward| forward.args_override_self(true));
-    let parsed = again
-        .try_get_matches_from(arguments.iter().cloned().chain(flags))
-        .and_then(|matches| Cli::from_arg_matches(&matches));
-    match parsed {
-        Ok(Cli { command: Command::Forward(forward), .. }) => Ok(*forward),
-        Ok(_) => unreachable!("the subcommand stands in front"),
-        Err(error) => {
-            // What was wrong, without the hints that clap puts behind it.
-            let text = error.to_string();
-            let lines = text.trim_start_matches("error: ").lines().map(str::trim);
-            let hint = |line: &&str| !line.starts_with("For more") && !line.starts_with("Usage");
-            let why: Vec<_> = lines.take_while(hint).filter(|line| !line.is_empty()).collect();
-            Err(Error::invalid(format!("--sweep {}", name(values)), why.join(" ")))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn axes_are_lists_ranges_and_all() {
-        let values = |text: &str| text.parse::<Axis>().unwrap().values;
-        assert_eq!(values("burst=16,32"), ["16", "32"]);
-        assert_eq!(values("size=64..1500"), ["64", "128", "256", "512", "1024", "1500"]);
-        assert_eq!(values("--burst=1,16..16"), ["1", "16"]);
-        assert_eq!(expand(&"memory=all".parse().unwrap()).unwrap(), ["pinned", "gpu", "gpu-pool"]);
-        assert_eq!(expand(&"compete=all".parse().unwrap()).unwrap(), ["none", "compute", "large"]);
-        for bad in ["burst", "burst=", "burst=1,,2", "burst=9..1", "burst=0..4", "work=1us..4us"] {
-            assert!(bad.parse::<Axis>().is_err(), "{bad}");
-        }
-        for bad in ["brust=1", "json=a", "stages=true", "tx=null", "burst=all", "sweep=a"] {
-            assert!(expand(&bad.parse().unwrap()).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn the_median_run_is_kept_with_the_spread_of_all() {
