@@ -1,5 +1,6 @@
 //! The transport over memory windows: a window onto each peer, requests to the owner, doorbells for those who sleep.
 
+mod connection;
 mod operations;
 
 use super::layout::{LANDING, Layout, MAGIC};
@@ -8,11 +9,12 @@ use super::service::{Expected, encode_push};
 use super::threshold::calibrate;
 use super::wait::{Manner, Waits, Watch};
 use crate::bell::{Ringer, Stored, Wanted};
-use crate::device::{Ntb, Ordering as Promise};
+use crate::device::Ntb;
 use crate::error::{Error, Lost, Result};
 use crate::fault::Faults;
-use crate::handshake::{self, Offer};
+use crate::handshake;
 use crate::window::Window;
+use connection::connect_peer;
 use inlane_core::completion::Completion;
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::region::{Place, Region};
@@ -183,38 +185,6 @@ impl Windows {
         Ok(Self { shared, service: Some(service) })
     }
 
-    /// Shakes hands with `pe` again after its link was lost, and tells what was. Both sides must do so. Requests and
-    /// notifications of the old connection are void; what symmetric memory holds is not touched.
-    ///
-    /// # Errors
-    /// Those of the handshake; then the connection stays lost.
-    pub fn reconnect(&self, pe: u32, timeout: Duration) -> Result<Lost> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
-        let lost = peer.lost();
-        // Nobody posts or serves meanwhile.
-        let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut expected = shared.expected.lock().unwrap_or_else(PoisonError::into_inner);
-        let inbound = shared.ntb.inbound().slice(0, shared.layout.bytes())?;
-        let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
-        let connection = handshake::connect(&*shared.ntb, pe, &offer, &shared.faults)?;
-        // The link may have come up during the handshake; from here on, every change counts.
-        let generation = shared.ntb.link(pe).generation;
-        *next = 1;
-        expected[pe as usize] = 1;
-        peer.requests.slots.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
-        for counter in [&peer.issued, &peer.delivered, &peer.unanswered] {
-            counter.store(0, Ordering::Relaxed);
-        }
-        peer.refused.store(false, Ordering::Relaxed);
-        peer.notified.store(0, Ordering::Relaxed);
-        peer.taken.store(0, Ordering::Relaxed);
-        peer.tag.store(connection.tag(), Ordering::Release);
-        peer.theirs.store(connection.theirs, Ordering::Release);
-        peer.generation.store(generation, Ordering::Release);
-        Ok(lost)
-    }
-
     /// The bridge below.
     pub fn ntb(&self) -> &Arc<dyn Ntb> {
         &self.shared.ntb
@@ -271,63 +241,6 @@ impl Windows {
     pub fn wait_in(&self, manner: Manner, watch: Watch, done: impl FnMut() -> bool) -> Result<()> {
         self.shared.wait_for(manner, watch, done)
     }
-}
-
-fn connect_peer(
-    ntb: &dyn Ntb,
-    pe: u32,
-    epoch: u32,
-    inbound: &Region,
-    layout: &Layout,
-    settings: &Settings,
-) -> Result<Peer> {
-    let generation = ntb.link(pe).generation;
-    let (window, tag, theirs, generation) = if pe == ntb.port() {
-        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation)
-    } else {
-        let offer = Offer { inbound, epoch, timeout: settings.connect_timeout };
-        let connection = handshake::connect(ntb, pe, &offer, &settings.faults)?;
-        let window = ntb.peer_window(pe, 0)?;
-        check_window(pe, &window, layout)?;
-        // The link may have come up during the handshake; from here on, every change counts.
-        (window, connection.tag(), connection.theirs, ntb.link(pe).generation)
-    };
-    Ok(Peer {
-        window,
-        tag: AtomicU32::new(tag),
-        theirs: AtomicU32::new(theirs),
-        generation: AtomicU64::new(generation),
-        ringer: Mutex::default(),
-        rung: AtomicU64::new(0),
-        issued: AtomicU64::new(0),
-        delivered: AtomicU64::new(0),
-        unanswered: AtomicU64::new(0),
-        refused: AtomicBool::new(false),
-        requests: Requests::default(),
-        unrung: AtomicBool::new(false),
-        notified: AtomicU32::new(0),
-        taken: AtomicU32::new(0),
-    })
-}
-
-/// The peer's header must describe the same layout as ours, or offsets would not mean the same.
-fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<()> {
-    let mut header = [0u64; 3];
-    // SAFETY: a local of 24 bytes.
-    unsafe { window.load_into(header.as_mut_ptr().cast(), 0, 24)? };
-    if window.len() != layout.bytes() || header[0] != MAGIC || header[2] != layout.symmetric_bytes() as u64 {
-        return Err(Error::Window {
-            peer: pe,
-            why: format!(
-                "it shows {} bytes with {} of symmetric memory, this side has {} and {}; give all processes the same program and --heap",
-                window.len(),
-                header[2],
-                layout.bytes(),
-                layout.symmetric_bytes()
-            ),
-        });
-    }
-    Ok(())
 }
 
 impl Peer {
