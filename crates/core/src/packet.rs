@@ -6,8 +6,10 @@
 
 use crate::error::{Error, Result};
 use crate::region::Region;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// One packet: address and length of its first (mostly only) contiguous bytes, and what its pool knows it by.
 ///
@@ -70,6 +72,12 @@ pub trait Pool: std::any::Any + Send + Sync {
     /// Gives packets back that came from this pool.
     fn give(&self, packets: &[Packet]);
 
+    /// The calling thread is the one that takes and gives, for as long as it holds what this returns: that then costs it no lock. Others
+    /// still may. `None` where that makes no difference, or another thread has settled.
+    fn settle(&self) -> Option<Settled<'_>> {
+        None
+    }
+
     /// Bytes that a packet of one segment can hold from its address.
     fn room(&self) -> usize;
 
@@ -109,13 +117,24 @@ pub struct HeapPool {
     headroom: usize,
     count: usize,
     free: Apart<Mutex<Vec<u32>>>,
-    // Who gives back and who takes are different threads as a rule: each has a list of its own, so that they meet only when the
-    // takers' list is empty.
+    // Where who gives back and who takes are different threads, each has a list of its own, so that they meet only when the takers'
+    // list is empty.
     returned: Apart<Mutex<Vec<u32>>>,
+    /// The number of the thread that has settled, or 0.
+    settled: AtomicU64,
+    own: Apart<Own>,
     notes: Box<[UnsafeCell<Note>]>,
 }
 
-// SAFETY: a note is touched only by who holds its packet (the trait's contract), the free list is behind its lock.
+/// What the thread that has settled has at hand.
+struct Own {
+    list: UnsafeCell<Vec<u32>>,
+    /// Its length, for others.
+    count: AtomicUsize,
+}
+
+// SAFETY: a note is touched only by who holds its packet (the trait's contract), free lists are behind their locks, and the settled
+// thread's is touched by no other (`with_own`).
 unsafe impl Sync for HeapPool {}
 // SAFETY: nothing in it belongs to a thread.
 unsafe impl Send for HeapPool {}
@@ -168,25 +187,45 @@ impl HeapPool {
             count,
             free: Apart(Mutex::new((0..count as u32).rev().collect())),
             returned: Apart(Mutex::new(Vec::with_capacity(count))),
+            settled: AtomicU64::new(0),
+            own: Apart(Own { list: UnsafeCell::new(Vec::with_capacity(count)), count: AtomicUsize::new(0) }),
             notes: (0..count).map(|_| UnsafeCell::new(Note::default())).collect(),
             region,
         })
     }
 
-    fn note_cell(&self, packet: &Packet) -> &UnsafeCell<Note> {
-        &self.notes[packet.cookie as usize]
-    }
-}
-
-impl Pool for HeapPool {
-    fn take(&self, packets: &mut [Packet]) -> usize {
-        let mut free = self.free.0.lock().expect(UNPOISONED);
-        if free.len() < packets.len() {
-            free.append(&mut self.returned.0.lock().expect(UNPOISONED));
+    /// Calls `f` with the settled thread's list, if this is that thread.
+    #[inline]
+    fn with_own<R>(&self, f: impl FnOnce(&mut Vec<u32>) -> R) -> Option<R> {
+        // No other thread stores this one's number, so it need not be ordered with anything.
+        if self.settled.load(Ordering::Relaxed) != thread_number() {
+            return None;
         }
+        // SAFETY: the thread with this number alone gets here, and from `f`, which is this module's, not again.
+        let list = unsafe { &mut *self.own.0.list.get() };
+        let result = f(list);
+        self.own.0.count.store(list.len(), Ordering::Relaxed);
+        Some(result)
+    }
+
+    /// Moves buffers from the others' lists to the settled thread's: at least `wanted`, if there are so many, and not all where
+    /// fewer will do.
+    #[cold]
+    fn fetch(&self, own: &mut Vec<u32>, wanted: usize) {
+        let wanted = wanted.max(self.count / 4);
+        for list in [&self.returned, &self.free] {
+            let mut list = list.0.lock().expect(UNPOISONED);
+            let keep = list.len().saturating_sub(wanted.saturating_sub(own.len()));
+            own.extend(list.drain(keep..));
+        }
+    }
+
+    /// Takes as many as there are from the end of `free`, the last given back first.
+    #[inline]
+    fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
         let keep = free.len() - count;
-        // The last given back comes first. What stays the same is named before: the compiler cannot know that no packet lies over it.
+        // What stays the same is named before: the compiler cannot know that no packet lies over it.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
             *packet =
@@ -196,10 +235,48 @@ impl Pool for HeapPool {
         count
     }
 
+    fn note_cell(&self, packet: &Packet) -> &UnsafeCell<Note> {
+        &self.notes[packet.cookie as usize]
+    }
+}
+
+impl Pool for HeapPool {
+    #[inline]
+    fn take(&self, packets: &mut [Packet]) -> usize {
+        let own = self.with_own(|own| {
+            if own.len() < packets.len() {
+                self.fetch(own, packets.len());
+            }
+            self.fill(packets, own)
+        });
+        own.unwrap_or_else(|| {
+            let mut free = self.free.0.lock().expect(UNPOISONED);
+            if free.len() < packets.len() {
+                free.append(&mut self.returned.0.lock().expect(UNPOISONED));
+            }
+            self.fill(packets, &mut free)
+        })
+    }
+
+    #[inline]
     fn give(&self, packets: &[Packet]) {
-        let mut returned = self.returned.0.lock().expect(UNPOISONED);
-        returned.extend(packets.iter().map(|packet| packet.cookie as u32));
-        assert!(returned.len() <= self.count, "a packet was given back twice");
+        let back = |list: &mut Vec<u32>| {
+            list.extend(packets.iter().map(|packet| packet.cookie as u32));
+            assert!(list.len() <= self.count, "a packet was given back twice");
+        };
+        let own = self.with_own(|own| {
+            back(own);
+            if own.len() > self.count / 2 {
+                // Others may be waiting for some.
+                self.returned.0.lock().expect(UNPOISONED).extend(own.drain(..self.count / 4));
+            }
+        });
+        own.unwrap_or_else(|| back(&mut self.returned.0.lock().expect(UNPOISONED)))
+    }
+
+    fn settle(&self) -> Option<Settled<'_>> {
+        let mine = self.settled.compare_exchange(0, thread_number(), Ordering::Acquire, Ordering::Relaxed);
+        mine.ok().map(|_| Settled { pool: self, here: PhantomData })
     }
 
     fn room(&self) -> usize {
@@ -212,7 +289,9 @@ impl Pool for HeapPool {
 
     fn outstanding(&self) -> usize {
         let free = self.free.0.lock().expect(UNPOISONED);
-        self.count - free.len() - self.returned.0.lock().expect(UNPOISONED).len()
+        let returned = self.returned.0.lock().expect(UNPOISONED);
+        // Exact when nobody takes or gives meanwhile.
+        self.count.saturating_sub(free.len() + returned.len() + self.own.0.count.load(Ordering::Relaxed))
     }
 
     fn region(&self) -> &Region {
@@ -230,6 +309,35 @@ impl Pool for HeapPool {
     }
 }
 
+/// The calling thread has settled with a pool: see [`Pool::settle`]. Ends when dropped; what the thread had at hand is everybody's then.
+pub struct Settled<'a> {
+    pool: &'a HeapPool,
+    /// It stays with its thread.
+    here: PhantomData<*const ()>,
+}
+
+impl Drop for Settled<'_> {
+    fn drop(&mut self) {
+        let pool = self.pool;
+        pool.with_own(|own| pool.returned.0.lock().expect(UNPOISONED).append(own));
+        // Who settles next sees the list as this thread left it.
+        pool.settled.store(0, Ordering::Release);
+    }
+}
+
+/// A number of the calling thread that no other thread of the process has or had; never 0.
+#[inline]
+fn thread_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+        number.get()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,6 +352,76 @@ mod tests {
         pool.give(&packets[..3]);
         assert_eq!(pool.outstanding(), 1);
         pool.give(&packets[3..4]);
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn who_has_settled_shares() {
+        let pool = HeapPool::new(64, 64).unwrap();
+        let mut packets = [Packet::EMPTY; 64];
+        let settled = pool.settle().unwrap();
+        assert!(pool.settle().is_none(), "one at a time");
+        assert_eq!(pool.take(&mut packets), 64, "all of them, if need be");
+        assert_eq!((pool.take(&mut [Packet::EMPTY]), pool.outstanding()), (0, 64));
+        pool.give(&packets);
+        assert_eq!(pool.outstanding(), 0);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                assert!(pool.settle().is_none(), "another has");
+                let mut packets = [Packet::EMPTY; 64];
+                let got = pool.take(&mut packets);
+                assert!(got >= 16, "{got}: nobody keeps them all");
+                pool.give(&packets[..got]);
+            });
+            other.join().unwrap();
+        });
+        assert_eq!((pool.take(&mut packets[..40]), pool.outstanding()), (40, 40));
+        drop(settled);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let _settled = pool.settle().expect("nobody has any more");
+                let mut rest = [Packet::EMPTY; 64];
+                assert_eq!((pool.take(&mut rest), pool.outstanding()), (24, 64));
+                pool.give(&rest[..24]);
+            });
+            other.join().unwrap();
+        });
+        pool.give(&packets[..40]);
+        assert_eq!((pool.take(&mut packets), pool.outstanding()), (64, 64));
+        packets.sort_by_key(|packet| packet.cookie);
+        assert!(packets.iter().enumerate().all(|(i, packet)| packet.cookie == i as u64), "each once");
+    }
+
+    #[test]
+    fn threads_beside_the_settled_one_lose_nothing() {
+        let pool = HeapPool::new(96, 64).unwrap();
+        let rounds = if cfg!(miri) { 100 } else { 20_000 };
+        let work = |seed: usize| {
+            let mut held = Vec::new();
+            for round in 0..rounds {
+                let mut packets = [Packet::EMPTY; 13];
+                let got = pool.take(&mut packets[..1 + (round * seed) % 13]);
+                for packet in &packets[..got] {
+                    // SAFETY: just taken; host memory. Who else had it would write it, too.
+                    unsafe { *(packet.address as *mut usize) = seed };
+                }
+                held.extend_from_slice(&packets[..got]);
+                let keep = (round * 7 + seed) % 30;
+                let back = held.len().saturating_sub(keep);
+                // SAFETY: still held.
+                assert!(held.iter().all(|packet| unsafe { *(packet.address as *const usize) } == seed));
+                pool.give(&held[..back]);
+                held.drain(..back);
+            }
+            pool.give(&held);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _settled = pool.settle().unwrap();
+                work(5);
+            });
+            scope.spawn(|| work(3));
+        });
         assert_eq!(pool.outstanding(), 0);
     }
 

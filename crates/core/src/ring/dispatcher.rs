@@ -49,17 +49,28 @@ impl Dispatcher {
         true
     }
 
-    /// Calls in the lines that the next item will be written to, and the one that says whether the oldest item out is done, while the
-    /// caller does something else: consumers have them.
+    /// Calls in half of the lines that the next item will be written to, while the caller does something else: the consumer of the
+    /// item before in that slot has them. More than a half are not under way between a core and its first-level cache at a time.
     #[inline]
-    pub fn prepare(&mut self) {
-        let oldest = self.sender.position() as u32 & (self.ring.slots - 1);
-        prefetch_to_read(self.ring.complete_slot(oldest));
+    pub fn prepare(&mut self, half: Half) {
         let Some(slot) = self.producer.claim(&*self.ring) else { return };
-        let (first, packets) = (self.ring.submit_slot(slot), self.ring.burst.min(MOST_PREPARED));
-        for line in (0..layout::ENTRIES + packets * size_of::<Descriptor>()).step_by(64) {
+        let bytes = layout::ENTRIES + self.ring.burst.min(MOST_PREPARED) * size_of::<Descriptor>();
+        let middle = (bytes / 2).next_multiple_of(CORE_LINE);
+        let (from, to) = match half {
+            Half::Back => (middle, bytes),
+            Half::Front => (0, middle),
+        };
+        let first = self.ring.submit_slot(slot);
+        for line in (from..to).step_by(CORE_LINE) {
             prefetch_to_write(first.wrapping_add(line));
         }
+    }
+
+    /// Calls in the word that says whether the oldest item out is done.
+    #[inline]
+    pub fn prepare_poll(&self) {
+        let oldest = self.sender.position() as u32 & (self.ring.slots - 1);
+        prefetch_to_read(self.ring.complete_slot(oldest));
     }
 
     /// Items that are out.
@@ -87,8 +98,19 @@ impl Dispatcher {
     }
 }
 
-/// Packets of an item whose lines are called in: more do not fit between a core and its first-level cache at a time.
+/// Which half of an item's lines. The back is written first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The last packets.
+    Back,
+    /// The first packets and the word.
+    Front,
+}
+
+/// Packets of an item whose lines are called in.
 const MOST_PREPARED: usize = 128;
+/// Bytes that a core's caches know as one.
+const CORE_LINE: usize = 64;
 
 #[inline(always)]
 fn prefetch_to_read(line: *const u8) {

@@ -25,7 +25,7 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use dispatcher::{Back, Dispatcher};
+pub use dispatcher::{Back, Dispatcher, Half};
 
 /// A word with a cache line (and its prefetched neighbour) to itself.
 #[repr(align(128))]

@@ -11,7 +11,7 @@ use super::{Drive, Overload, Shared, Tally};
 use crate::control::Idle;
 use crate::error::{Error, Result};
 use inlane_core::clock::thread_cpu_ns;
-use inlane_core::ring::{Dispatcher, sort_out};
+use inlane_core::ring::{Dispatcher, Half, sort_out};
 use inlane_core::{Pool, Rx, Tx};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -129,6 +129,8 @@ impl Circulation {
         drive: &Drive,
         shared: &Shared<'_>,
     ) -> Tally {
+        let pool = self.inlet.held.pool().clone();
+        let _settled = pool.settle();
         if let Err(error) = self.circulate(items, aside, drive, shared) {
             shared.control.abort();
             self.tally.errors.push(error);
@@ -174,11 +176,13 @@ impl Circulation {
                     held.give_back_from(done.forwarded);
                 }
                 back.free();
-                dispatcher.prepare();
+                dispatcher.prepare_poll();
+                dispatcher.prepare(Half::Back);
                 match changed {
                     true => outlet.send(held, control, clock),
                     false => outlet.send_as_received(held, control, clock),
                 };
+                dispatcher.prepare(Half::Front);
                 if drive.stages {
                     let times = [item.received, item.queued, processed, clock.raw()];
                     tally.stages.record(clock, times, count as u64);

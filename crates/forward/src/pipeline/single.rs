@@ -37,11 +37,12 @@ pub fn run(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
 fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
     pin(shared.cores, 0);
     let Pipeline { rx, txs, pool, mut instances } = pipeline;
+    let _settled = pool.settle();
     let Shared { control, clock, progress, .. } = *shared;
     let instance = &mut instances[0];
     let room = pool.room() as u32;
     let mut outlet = Outlet::new(txs, &pool, drive);
-    let mut inlet = Inlet::new(rx, pool, drive);
+    let mut inlet = Inlet::new(rx, pool.clone(), drive);
     let mut outcomes = vec![Outcome::default(); drive.burst];
     let mut tally = Tally::default();
     let mut idle = Idle::default();
