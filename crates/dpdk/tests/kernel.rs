@@ -6,6 +6,7 @@ use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Port, Rx, Tx};
 use inlane_dpdk::{Error, MbufPool, open};
 use network::{RawSocket, frame, ip, private_network};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -108,6 +109,25 @@ fn af_packet() {
     veth();
     exchanges("af_packet:v0", "v1", &[60, 64, 1000, 1514]);
     notices_the_end("af_packet:v0", "v0");
+}
+
+#[test]
+fn another_process_with_a_port_at_the_other_end_is_no_hindrance() {
+    if !private_network("another_process_with_a_port_at_the_other_end_is_no_hindrance") {
+        return;
+    }
+    veth();
+    ip("link set v1 up");
+    // The group that a process of a neighbouring number gets for v1 is the one that DPDK would name for this one's v0.
+    // SAFETY: a terminated string.
+    let index = unsafe { libc::if_nametoindex(c"v0".as_ptr()) };
+    let group = i32::from((std::process::id() ^ index) as u16);
+    let other = RawSocket::open("v1");
+    let (fd, level, option) = (other.0.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_FANOUT);
+    // The system call itself: the crate changes what DPDK gives to the C library's function.
+    // SAFETY: the value is read during the call.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, option, &raw const group, 4) }, 0);
+    open("af_packet:v0").unwrap();
 }
 
 #[test]

@@ -548,8 +548,10 @@ uint16_t inlane_dma_completed(int16_t device, uint16_t most, int *failed)
 }
 
 /* DPDK's driver of packet sockets asks the kernel to put IP fragments together, which then do not fit the port and are cut, and
- * to give what a full socket has no room for to another, which reorders flows. It has no option against either. It is linked
- * statically, so that its call comes here instead of to the C library. */
+ * to give what a full socket has no room for to another, which reorders flows. It has no option against either. And it names the
+ * group of an interface's sockets by the process's number xor the interface's: two processes that were started one behind the other
+ * on both ends of a veth often have the same, which the kernel refuses. It is linked statically, so that its call comes here instead
+ * of to the C library. */
 int setsockopt(int socket, int level, int name, const void *value, socklen_t length)
 {
 	uint32_t fanout;
@@ -557,6 +559,9 @@ int setsockopt(int socket, int level, int name, const void *value, socklen_t len
 	if (level == SOL_PACKET && name == PACKET_FANOUT && length == sizeof(fanout)) {
 		memcpy(&fanout, value, sizeof(fanout));
 		fanout &= ~((PACKET_FANOUT_FLAG_DEFRAG | PACKET_FANOUT_FLAG_ROLLOVER) * UINT32_C(0x10000));
+		/* Neighbours among processes become far apart: 2^16 by the golden ratio. */
+		const uint32_t process = (uint32_t)getpid(), interface = (fanout ^ process) & 0xffff;
+		fanout = (fanout & 0xffff0000) | ((process * 40503 + interface) & 0xffff);
 		value = &fanout;
 	}
 	return (int)syscall(SYS_setsockopt, socket, level, name, value, length);

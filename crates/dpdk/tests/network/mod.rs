@@ -36,7 +36,7 @@ pub fn frame(size: usize, seed: u8) -> Vec<u8> {
 }
 
 /// A packet socket for the test's EtherType on one interface.
-pub struct RawSocket(OwnedFd);
+pub struct RawSocket(pub OwnedFd);
 
 impl RawSocket {
     pub fn open(interface: &str) -> Self {
