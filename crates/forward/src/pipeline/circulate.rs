@@ -22,11 +22,13 @@ use std::sync::Arc;
 pub(crate) struct Items {
     out: VecDeque<Item>,
     /// The last used is used next, while it is in the cache.
-    spare: Vec<Held>,
+    spare: Vec<Box<Held>>,
 }
 
 struct Item {
-    packets: Held,
+    /// Boxed, for it changes hands right behind the word that publishes it: what was written a moment ago in smaller pieces than it is
+    /// moved in could be read only once that word's line is here.
+    packets: Box<Held>,
     received: u64,
     queued: u64,
 }
@@ -34,7 +36,7 @@ struct Item {
 impl Items {
     /// Room for `slots` items of `burst` packets.
     pub(crate) fn new(pool: &Arc<dyn Pool>, slots: usize, burst: usize) -> Self {
-        let spare = (0..slots).map(|_| Held::new(pool.clone(), burst)).collect();
+        let spare = (0..slots).map(|_| Box::new(Held::new(pool.clone(), burst))).collect();
         Self { out: VecDeque::with_capacity(slots), spare }
     }
 

@@ -22,7 +22,7 @@ pub enum Gathered {
 pub struct Inlet {
     rx: Box<dyn Rx>,
     /// The packets gathered.
-    pub held: Held,
+    pub held: Box<Held>,
     /// When the oldest of them was received, as a raw reading; only where somebody asked for times.
     pub received: u64,
     burst: usize,
@@ -39,7 +39,7 @@ impl Inlet {
     pub fn new(rx: Box<dyn Rx>, pool: Arc<dyn Pool>, drive: &Drive) -> Self {
         Self {
             rx,
-            held: Held::new(pool, drive.burst),
+            held: Box::new(Held::new(pool, drive.burst)),
             received: 0,
             burst: drive.burst,
             current: drive.burst,
