@@ -22,6 +22,7 @@ use std::sync::Arc;
 pub(crate) struct Items {
     out: VecDeque<Item>,
     /// The last used is used next, while it is in the cache.
+    #[expect(clippy::vec_box, reason = "they change hands by pointer: see Item")]
     spare: Vec<Box<Held>>,
 }
 
