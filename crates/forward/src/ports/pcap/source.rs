@@ -211,7 +211,7 @@ impl Queue {
                     self.reader = rewound(&self.name, file)?;
                     let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
                     // The first of the next lap comes a microsecond behind the last of this.
-                    self.shift_ns = (self.last_ns + 1000).saturating_sub(first);
+                    self.shift_ns = self.last_ns.saturating_add(1000).saturating_sub(first);
                 }
                 _ => {
                     self.ended = true;

@@ -430,6 +430,21 @@ fn original_pace_and_repeats() {
 }
 
 #[test]
+fn repeats_of_the_end_of_time_stay_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("last");
+    let mut ng = Ng::new(false);
+    ng.interface(1, 0, Some(9), None);
+    ng.packet(0, u64::MAX, 60, &[0; 60]);
+    std::fs::write(&path, &ng.bytes).unwrap();
+    let (_source, pool, mut rx) = source(&path, Playback { repeat: true, ..Playback::default() }, 64);
+    let mut packets = [Packet::EMPTY; 4];
+    assert_eq!(rx.receive(&mut packets).unwrap(), 4);
+    assert!(packets.iter().all(|packet| pool.note(packet).time_ns == u64::MAX));
+    pool.give(&packets);
+}
+
+#[test]
 fn what_no_source_noted_is_stamped_when_sent() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
