@@ -183,4 +183,12 @@ fn what_is_not_symmetric_is_refused() {
         assert!((page as usize).is_multiple_of(4096));
         assert!(world.allocate(64, 8192).is_err(), "no PE knows where the others' memory lies");
     });
+    run(1, "", Completion::Poll, None, |one| {
+        let array = one.array::<u64>(8).unwrap();
+        run(1, "", Completion::Poll, None, |other| {
+            assert!(other.load(array, 0).is_err() && other.wait_until(array, 0, Compare::Eq, 0).is_err());
+            let sums = other.array::<u64>(8).unwrap();
+            assert!(other.sum(other.all(), sums, array).is_err(), "memory that may be gone");
+        });
+    });
 }

@@ -65,6 +65,13 @@ impl<E: Element> Symmetric<E> {
 }
 
 impl<T: Transport> World<T> {
+    /// The address of element `index` here; an array of another world has none.
+    fn own<E: Element>(&self, array: Symmetric<E>, index: usize, count: usize) -> Result<*const E> {
+        let at = array.at(index, count)?;
+        self.offset_of(at, count * size_of::<E>())?;
+        Ok(at as *const E)
+    }
+
     /// A symmetric array of zeros; a collective of all PEs.
     ///
     /// # Errors
@@ -124,9 +131,9 @@ impl<T: Transport> World<T> {
     /// # Errors
     /// For an index outside.
     pub fn load<E: Element>(&self, array: Symmetric<E>, index: usize) -> Result<E> {
-        let at = array.at(index, 1)?;
-        // SAFETY: inside the array, aligned by its allocation.
-        Ok(unsafe { (at as *const E).read_volatile() })
+        let at = self.own(array, index, 1)?;
+        // SAFETY: inside this world's memory, aligned by the array's allocation.
+        Ok(unsafe { at.read_volatile() })
     }
 
     /// Waits until the own copy's element at `index` compares so with `value`; gives the element.
@@ -140,10 +147,10 @@ impl<T: Transport> World<T> {
         how: Compare,
         value: E,
     ) -> Result<E> {
-        let at = array.at(index, 1)? as *const E;
+        let at = self.own(array, index, 1)?;
         let mut seen = value;
         self.wait_word(at as usize, size_of::<E>(), || {
-            // SAFETY: inside the array, aligned by its allocation.
+            // SAFETY: as in `load`.
             seen = unsafe { at.read_volatile() };
             std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
             how.holds(seen, value)
@@ -178,6 +185,7 @@ impl<T: Transport> World<T> {
         from: Symmetric<E>,
     ) -> Result<()> {
         let count = into.len().min(from.len());
+        let source = self.own(from, 0, count)?;
         let add = |sum: *mut u8, other: *const u8, count: usize| {
             let (sum, other) = (sum.cast::<E>(), other.cast::<E>());
             for index in 0..count {
@@ -188,7 +196,7 @@ impl<T: Transport> World<T> {
                 }
             }
         };
-        // SAFETY: both arrays have `count` elements.
-        unsafe { self.reduce(set, into.address, from.as_ptr().cast(), (count, size_of::<E>()), &add) }
+        // SAFETY: the source has `count` elements in this world's memory.
+        unsafe { self.reduce(set, into.address, source.cast(), (count, size_of::<E>()), &add) }
     }
 }

@@ -118,7 +118,7 @@ pub trait Transport: Send + Sync + 'static {
     /// [`crate::error::Error::LinkLost`] with what is known to be delivered.
     fn quiet(&self) -> Result<()>;
 
-    /// Adds one to the count that `pe` keeps of this PE's notifications, behind all that was put there.
+    /// Adds one to the count that `pe` keeps of this PE's notifications, behind all that was put there; one thread at a time.
     ///
     /// # Errors
     /// For a PE that does not exist.
