@@ -7,17 +7,7 @@ use inlane_core::units;
 
 /// The text of a document of packet results: one result as rows, several as a table.
 pub fn packets(document: &Document<PacketResult>) -> String {
-    let mut rows = Rows::default();
-    rows.row("path", document.path.hops.join(" -> "));
-    if !document.path.reason.is_empty() {
-        rows.row("because", document.path.reason.clone());
-    }
-    for other in &document.path.not_taken {
-        rows.row("not taken", format!("{}: {}", other.path, other.why));
-    }
-    if document.twin {
-        rows.row("twin", "a software stand-in took part: these figures are a model's");
-    }
+    let mut rows = Rows::of(document);
     let mut table = String::new();
     match document.results.as_slice() {
         [one] => single(&mut rows, one),

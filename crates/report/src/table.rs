@@ -1,12 +1,29 @@
 //! Tables for a terminal: plain text, no colour, widths from content.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use inlane_core::result::Document;
 
 /// A two-column table of names and values, for one run.
 #[derive(Default)]
 pub struct Rows(Vec<(String, String)>);
 
 impl Rows {
+    /// How the bytes of a document went, which its rows begin with.
+    pub fn of<T>(document: &Document<T>) -> Self {
+        let mut rows = Self::default();
+        rows.row("path", document.path.hops.join(" -> "));
+        if !document.path.reason.is_empty() {
+            rows.row("because", document.path.reason.clone());
+        }
+        for other in &document.path.not_taken {
+            rows.row("not taken", format!("{}: {}", other.path, other.why));
+        }
+        if document.twin {
+            rows.row("twin", "a software stand-in took part: these figures are a model's");
+        }
+        rows
+    }
+
     /// Adds a row.
     pub fn row(&mut self, name: &str, value: impl Into<String>) {
         self.0.push((name.into(), value.into()));

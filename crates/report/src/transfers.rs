@@ -7,17 +7,7 @@ use inlane_core::units;
 
 /// The text of a document of transfer results: a table, a line a result.
 pub fn transfers(document: &Document<TransferResult>) -> String {
-    let mut rows = Rows::default();
-    rows.row("path", document.path.hops.join(" -> "));
-    if !document.path.reason.is_empty() {
-        rows.row("because", document.path.reason.clone());
-    }
-    for other in &document.path.not_taken {
-        rows.row("not taken", format!("{}: {}", other.path, other.why));
-    }
-    if document.twin {
-        rows.row("twin", "a software stand-in took part: these figures are a model's");
-    }
+    let mut rows = Rows::of(document);
     if let Some(ceiling) = &document.ceiling {
         let rate = ceiling.bytes_per_second.map(units::bytes_per_second).unwrap_or_default();
         rows.row("ceiling", format!("{rate}: {}", ceiling.what));

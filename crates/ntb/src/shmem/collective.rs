@@ -28,6 +28,11 @@ impl Set {
         self.start + index * self.stride
     }
 
+    /// All PEs but that at `index`, from the one behind it on: at any time each then has another to deal with.
+    fn others(&self, index: u32) -> impl Iterator<Item = u32> {
+        (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
+    }
+
     fn index_of(&self, pe: u32, pes: u32) -> Result<u32> {
         let last = (self.size as u64).saturating_sub(1) * self.stride as u64 + self.start as u64;
         let distance = pe.wrapping_sub(self.start);
@@ -221,9 +226,9 @@ impl<T: Transport> World<T> {
         source: *const u8,
         bytes: usize,
     ) -> Result<()> {
-        for distance in 1..set.size {
+        for pe in set.others(index) {
             // SAFETY: the caller's promise.
-            unsafe { self.transport.put(set.pe((index + distance) % set.size), offset, source, bytes)? };
+            unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
         // Last to oneself, where source and destination may be the same.
         // SAFETY: `offset_of` bounded the destination; copies that overlap are fine.
@@ -233,13 +238,8 @@ impl<T: Transport> World<T> {
 
     /// Everybody notifies everybody and takes everybody's notification.
     fn exchange(&self, set: &Set, index: u32) -> Result<()> {
-        for distance in 1..set.size {
-            self.transport.notify(set.pe((index + distance) % set.size))?;
-        }
-        for distance in 1..set.size {
-            self.transport.take_notification(set.pe((index + distance) % set.size))?;
-        }
-        Ok(())
+        set.others(index).try_for_each(|pe| self.transport.notify(pe))?;
+        set.others(index).try_for_each(|pe| self.transport.take_notification(pe))
     }
 
     /// Gives block i of `bytes` at `source` to PE i of the set, at block `own index` of its `destination`.
