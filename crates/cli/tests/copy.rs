@@ -100,7 +100,7 @@ fn an_interrupted_run_ends_soon() {
 fn who_cannot_wait_for_the_end_finds_no_empty_file() {
     let cache = tempfile::tempdir().unwrap();
     let (result, figure) = (cache.path().join("result.json"), cache.path().join("figure.svg"));
-    let arguments = "--from twin:0 --to twin:1 --sizes 256M --require bar";
+    let arguments = "--from host --to host --sizes 1M --require bar --time 60s";
     let mut child =
         copy(cache.path(), arguments).arg("--json").arg(&result).arg("--svg").arg(&figure).spawn().unwrap();
     let until = Instant::now() + Duration::from_secs(20);

@@ -26,13 +26,13 @@ pub struct Failures {
 
 /// Measures pairs into a report.
 pub struct Bench<'a> {
-    pub args: &'a Copy,
-    pub plan: &'a Plan,
-    pub report: &'a mut Report,
-    pub failures: &'a mut Failures,
-    pub cache: &'a mut Cache,
-    pub ceilings: &'a mut ceiling::Ceilings,
-    pub host: &'a Arc<Device>,
+    args: &'a Copy,
+    plan: &'a Plan,
+    report: &'a mut Report,
+    failures: &'a mut Failures,
+    host: &'a Arc<Device>,
+    cache: Cache,
+    ceilings: ceiling::Ceilings,
 }
 
 /// Ceilings of a pair, forth and back, and whether the report has them.
@@ -80,7 +80,19 @@ impl Way<'_> {
     }
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// Over no pair yet, with the costs that are kept of this machine.
+    pub fn new(
+        args: &'a Copy,
+        plan: &'a Plan,
+        report: &'a mut Report,
+        failures: &'a mut Failures,
+        host: &'a Arc<Device>,
+    ) -> Self {
+        let (cache, ceilings) = (Cache::load(), ceiling::Ceilings::default());
+        Self { args, plan, report, failures, host, cache, ceilings }
+    }
+
     /// For stores to a BAR, issued and delivered where it may be read; else the one end there is.
     pub fn ends(&self, from: &Device, to: &Device) -> Vec<Option<bool>> {
         match (from.endpoint(), to.endpoint()) {

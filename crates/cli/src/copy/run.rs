@@ -6,8 +6,6 @@ use super::{Copy, Direction, What};
 use crate::output::Output;
 use crate::signal;
 use anyhow::Context;
-use inlane_copy::ceiling::Ceilings;
-use inlane_copy::cost::Cache;
 use inlane_copy::measure::Plan;
 use inlane_copy::stop::check_stop;
 use inlane_copy::{Device, Endpoint, Options, experiment};
@@ -92,9 +90,7 @@ impl Copy {
         let (from, to, host) = (&devices[0], &devices[1], &devices[2]);
         describe(report, &devices[..2]);
         report.notes.extend(unequal_links(from, to));
-        let (mut cache, mut ceilings) = (Cache::load(), Ceilings::default());
-        let mut bench =
-            Bench { args: self, plan, report, failures, cache: &mut cache, ceilings: &mut ceilings, host };
+        let mut bench = Bench::new(self, plan, report, failures, host);
         for delivered in bench.ends(from, to) {
             let options = Options { delivered: delivered == Some(true), ..options.clone() };
             for choice in self.choices() {
@@ -118,16 +114,7 @@ impl Copy {
         let mut devices = self.open(&endpoints)?;
         let host = devices.pop().expect("the host was opened last");
         describe(report, &devices);
-        let (mut cache, mut ceilings) = (Cache::load(), Ceilings::default());
-        let mut bench = Bench {
-            args: self,
-            plan,
-            report,
-            failures,
-            cache: &mut cache,
-            ceilings: &mut ceilings,
-            host: &host,
-        };
+        let mut bench = Bench::new(self, plan, report, failures, &host);
         let pairs = devices.iter().flat_map(|from| devices.iter().map(move |to| (from, to)));
         let _ = pairs
             .filter(|(from, to)| is_pair(from.endpoint(), to.endpoint()))
