@@ -5,7 +5,7 @@
 
 use inlane_core::clock::Clock;
 use inlane_core::{HeapPool, Pool, Port};
-use inlane_cuda::{Gpu, Launch, Module, PinnedKind, Program, argument, compile};
+use inlane_cuda::{Gpu, Launch, Module, Program, argument, compile};
 use inlane_forward::control::{Control, Progress};
 use inlane_forward::gpu::{self, Lane, Memory, Settings};
 use inlane_forward::pipeline::{Drive, Pipeline, Shared};
@@ -44,7 +44,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let plan = radio.plan().clone();
     let room = plan.longest();
     let bytes = HeapPool::bytes(16384, room).ok_or("no such pool")?;
-    let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes, PinnedKind::Cached)?, room)?);
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes)?, room)?);
     let mut null = Null::open("null", &clock)?;
     radio.configure(std::slice::from_ref(&pool), 0)?;
     null.configure(&[], 1)?;
@@ -55,7 +55,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
     // Sums are added up in GPU memory, and copied out: the GPU has no atomic operations on the host's.
     let (sums, records) = (gpu.allocate(4096)?, output.slice(0, 4096)?);
-    let answer = [gpu.pinned(4096, PinnedKind::Cached)?, gpu.pinned(4096, PinnedKind::Cached)?];
+    let answer = [gpu.pinned(4096)?, gpu.pinned(4096)?];
     let stream = gpu.stream()?;
     let take = |slot: u64| -> Result<_, Box<dyn Error>> {
         let (from, streams, power) = (output.address(), STREAMS as u32, sums.address());

@@ -5,7 +5,7 @@
 use inlane_core::clock::Clock;
 use inlane_core::ring::{Next, Ring, Stamps, layout};
 use inlane_core::{HeapPool, Packet, Pool, Port};
-use inlane_cuda::{Arguments, Gpu, Launch, Module, PinnedKind, Program, compile};
+use inlane_cuda::{Arguments, Gpu, Launch, Module, Program, compile};
 use inlane_forward::ports::generate::Generator;
 use std::error::Error;
 use std::sync::Arc;
@@ -33,9 +33,9 @@ fn run() -> Result<(), Box<dyn Error>> {
 
     // Memory that both sides reach, all of it before the kernel runs: packets, the two halves of the ring, the kernel's sum.
     let bytes = HeapPool::bytes(4 * SLOTS * BURST, 2048).ok_or("no such pool")?;
-    let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes, PinnedKind::Cached)?, 2048)?);
-    let submit = gpu.pinned(layout::submit_bytes(SLOTS, BURST), PinnedKind::Cached)?;
-    let complete = gpu.pinned(layout::complete_bytes(SLOTS, BURST), PinnedKind::Cached)?;
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes)?, 2048)?);
+    let submit = gpu.pinned(layout::submit_bytes(SLOTS, BURST))?;
+    let complete = gpu.pinned(layout::complete_bytes(SLOTS, BURST))?;
     let total = gpu.allocate(8)?;
     let arguments = [submit.address(), complete.address(), SLOTS as u64, BURST as u64, total.address()];
     let (mut producer, _, mut sender) = Ring::over(SLOTS, BURST, submit, complete)?.split(0);

@@ -6,7 +6,7 @@ use crate::parts::Parts;
 use crate::pattern;
 use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_core::{Error, Region, Result};
-use inlane_cuda::{Gpu, PinnedKind};
+use inlane_cuda::Gpu;
 use inlane_pci::{Bar, Permission, Sysfs};
 use inlane_twin::{Accelerator, Costs};
 use std::fmt;
@@ -201,7 +201,7 @@ impl Device {
                     });
                 }
                 match gpu {
-                    Some(gpu) => Ok(gpu.pinned(bytes, PinnedKind::Cached)?),
+                    Some(gpu) => Ok(gpu.pinned(bytes)?),
                     None => Region::host(bytes),
                 }
             }

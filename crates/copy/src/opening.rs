@@ -11,7 +11,7 @@ use crate::stop::{Pieces, check_stop};
 use inlane_core::error::Class;
 use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_core::{Completion, Error, Region, Result};
-use inlane_cuda::{CopyEngine, PinnedKind, enable_peer_access};
+use inlane_cuda::{CopyEngine, enable_peer_access};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -177,7 +177,7 @@ pub(crate) fn legs_await_by(legs: [&mut dyn Mover; 2], completion: Completion) -
 /// Host memory that both devices reach.
 pub(crate) fn host_buffer(from: &Device, to: &Device, bytes: usize) -> Result<Region> {
     match from.gpu().or(to.gpu()) {
-        Some(gpu) => Ok(gpu.pinned(bytes, PinnedKind::Cached)?),
+        Some(gpu) => Ok(gpu.pinned(bytes)?),
         None => Region::host(bytes),
     }
 }

@@ -5,7 +5,7 @@ use inlane_copy::opening::open_path;
 use inlane_copy::{Device, Options, Path, open};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{Completion, Place, Region};
-use inlane_cuda::{CopyEngine, Gpu, MemoryOperation, PinnedKind, WaitUntil};
+use inlane_cuda::{CopyEngine, Gpu, MemoryOperation, WaitUntil};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -263,7 +263,7 @@ fn trap_while_asleep() {
 }
 
 fn pinned(gpu: &Arc<Gpu>, size: usize) -> Region {
-    gpu.pinned(size, PinnedKind::Cached).unwrap()
+    gpu.pinned(size).unwrap()
 }
 
 /// What can make a kernel on `device` trap at once: a mover by its SMs, which has copied before.

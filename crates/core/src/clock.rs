@@ -31,11 +31,6 @@ impl Clock {
     pub fn between_ns(&self, start: u64, end: u64) -> u64 {
         self.inner.delta_as_nanos(start, end)
     }
-
-    /// A raw reading as nanoseconds since this clock was made.
-    pub fn since_origin_ns(&self, raw: u64) -> u64 {
-        self.inner.delta_as_nanos(self.origin, raw)
-    }
 }
 
 impl Default for Clock {

@@ -117,12 +117,6 @@ impl Error {
             Error::Call { .. } => Class::Failed,
         }
     }
-
-    /// True when the context cannot be used any more: a fault of a kernel, or the device lost.
-    pub fn is_fatal(&self) -> bool {
-        // Numbers of CUresult: illegal address and its kin, assertion, launch failure and time-out, uncontained ECC, lost.
-        matches!(self, Error::Call { code: 46 | 214 | 700 | 702 | 709 | 710 | 714..=721 | 999, .. })
-    }
 }
 
 fn is_environment(code: u32) -> bool {

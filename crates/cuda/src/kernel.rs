@@ -166,22 +166,6 @@ impl Function {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
     }
 
-    /// Bytes of local memory a thread: spilled registers and arrays.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub fn local_bytes(&self) -> Result<u32> {
-        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
-    }
-
-    /// Most threads a block of it can have.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    pub fn max_threads(&self) -> Result<u32> {
-        self.attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
-    }
-
     fn attribute(&self, attribute: Attribute) -> Result<u32> {
         self.module.gpu.enter()?;
         let mut value = 0;

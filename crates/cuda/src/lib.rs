@@ -41,7 +41,6 @@ pub use error::{Error, Result};
 pub use graph::{Graph, GraphExec, Node};
 pub use kernel::{Arguments, Function, KernelArguments, Launch, Module, argument};
 pub use link_meter::{LinkMeter, LinkSamples};
-pub use memory::PinnedKind;
 pub use nvrtc::{Compiled, Program, compile, compiler_version};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use pending::{Pending, drain, finish};

@@ -7,16 +7,6 @@ use cudarc::driver::sys;
 use inlane_core::{Place, Region};
 use std::sync::Arc;
 
-/// How pinned memory is cached by the CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PinnedKind {
-    /// As any memory.
-    #[default]
-    Cached,
-    /// Write-combining: the CPU only writes it, the GPU's reads need not look into CPU caches. Reading it is very slow.
-    WriteCombining,
-}
-
 struct Device {
     gpu: Arc<Gpu>,
     address: u64,
@@ -82,12 +72,9 @@ impl Gpu {
     ///
     /// # Errors
     /// When the system has no more to pin.
-    pub fn pinned(self: &Arc<Self>, bytes: usize, kind: PinnedKind) -> Result<Region> {
+    pub fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Region> {
         self.enter()?;
-        let mut flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        if kind == PinnedKind::WriteCombining {
-            flags |= sys::CU_MEMHOSTALLOC_WRITECOMBINED;
-        }
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: a valid pointer; the driver refuses 0 bytes.
         unsafe {

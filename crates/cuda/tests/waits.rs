@@ -3,7 +3,7 @@
 
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{Completion, Region, Result};
-use inlane_cuda::{CopyEngine, Gpu, Pending, PinnedKind, Stream, any_abandoned, drain, finish};
+use inlane_cuda::{CopyEngine, Gpu, Pending, Stream, any_abandoned, drain, finish};
 use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
@@ -106,7 +106,7 @@ impl Told {
 
 fn engine() -> (CopyEngine, Region, Region) {
     let gpu = Gpu::open(0).unwrap();
-    let memory = (gpu.pinned(64, PinnedKind::Cached).unwrap(), gpu.allocate(64).unwrap());
+    let memory = (gpu.pinned(64).unwrap(), gpu.allocate(64).unwrap());
     (CopyEngine::new(&gpu).unwrap(), memory.0, memory.1)
 }
 

@@ -10,7 +10,7 @@ use crate::ports::oran::Radio;
 use crate::ports::pcap::{Sink, Source};
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool, Port};
-use inlane_cuda::{Gpu, PinnedKind};
+use inlane_cuda::Gpu;
 use inlane_dpdk::MbufPool;
 use inlane_dpdk::spec::Spec;
 use std::sync::Arc;
@@ -146,7 +146,7 @@ pub fn pools(
                 (Memory::Pool, false) => return Ok(Arc::new(HeapPool::over(gpu.allocate(heap()?)?, room)?)),
                 // The driver's own pinned memory is in larger pages than what is registered with it.
                 (_, false) => {
-                    let region = gpu.pinned(heap()?, PinnedKind::Cached)?;
+                    let region = gpu.pinned(heap()?)?;
                     return Ok(Arc::new(HeapPool::over(region, room)?));
                 }
                 // Mbufs and their data are one: DPDK's memory is registered as it is.

@@ -2,7 +2,7 @@
 
 use super::kernels::Kernels;
 use inlane_core::{Region, Result};
-use inlane_cuda::{Arguments, Function, Gpu, Launch, PinnedKind, Stream, finish};
+use inlane_cuda::{Arguments, Function, Gpu, Launch, Stream, finish};
 use std::sync::{Arc, Mutex};
 
 /// A GPU with this crate's kernels loaded.
@@ -22,7 +22,7 @@ impl GpuMemory {
     pub fn open(index: u32) -> Result<Self> {
         let gpu = Gpu::open(index)?;
         let kernels = Kernels::load(&gpu)?;
-        let wrong = Mutex::new((gpu.allocate(8)?, gpu.pinned(8, PinnedKind::Cached)?));
+        let wrong = Mutex::new((gpu.allocate(8)?, gpu.pinned(8)?));
         Ok(Self { stream: gpu.stream()?, kernels, wrong, gpu })
     }
 

@@ -10,7 +10,7 @@
 
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Place, Region, Result};
-use inlane_cuda::{Event, EventKind, Gpu, Pending, PinnedKind, Stream, drain};
+use inlane_cuda::{Event, EventKind, Gpu, Pending, Stream, drain};
 use std::sync::Arc;
 
 /// What can be tuned.
@@ -99,7 +99,7 @@ impl Staged {
         let lanes = tuning.lanes.clamp(1, 4);
         // Two slots a lane at least: one is filled while the other is emptied.
         let slots = tuning.slots.max(2 * lanes);
-        let memory = from.pinned(slots * tuning.chunk, PinnedKind::Cached)?;
+        let memory = from.pinned(slots * tuning.chunk)?;
         let slot = |index: usize| -> Result<Slot> {
             Ok(Slot {
                 memory: memory.slice(index * tuning.chunk, tuning.chunk)?,

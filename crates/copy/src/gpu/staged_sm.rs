@@ -17,7 +17,7 @@ use super::tuning::pieces;
 use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Completion, Error, Place, Region, Result};
 use inlane_cuda::{
-    Arguments, Function, Gpu, Launch, MemoryOperation, Pending, PinnedKind, Stream, WaitUntil, drain, finish,
+    Arguments, Function, Gpu, Launch, MemoryOperation, Pending, Stream, WaitUntil, drain, finish,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ impl StagedSm {
             notice: (to.0.stream()?, Pending::new()),
             command_rings,
             relays: [from.0.allocate(RELAY_BYTES)?, to.0.allocate(RELAY_BYTES)?],
-            memory: from.0.pinned(bytes, PinnedKind::Cached)?,
+            memory: from.0.pinned(bytes)?,
             trace: from.1.traced.then(Trace::default),
             from: from.0.clone(),
             to: to.0.clone(),

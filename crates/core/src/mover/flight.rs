@@ -72,11 +72,6 @@ impl Flight {
         self.entries.len()
     }
 
-    /// Bytes of the oldest copy that is not known to be done.
-    pub fn oldest_bytes(&self) -> Option<u64> {
-        self.entries.front().map(|entry| entry.bytes)
-    }
-
     /// Notes that all up to `ticket` are done. `seen_at_once` when it was being polled as it ended, so that the time is
     /// worth learning.
     pub fn complete(&mut self, ticket: Ticket, seen_at_once: bool) {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use inlane_core::Region;
 use inlane_core::clock::Clock;
 use inlane_core::stats::{LatencyHistogram, Percentiles};
-use inlane_cuda::{Event, EventKind, Gpu, Launch, Module, PinnedKind, Program, Stream, argument, compile};
+use inlane_cuda::{Event, EventKind, Gpu, Launch, Module, Program, Stream, argument, compile};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -64,9 +64,9 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
     let largest = bursts.iter().max().map_or(0, |&burst| burst as usize * stride as usize);
     let buffer = BUFFER.max(largest);
     let pooled = memory == Memory::Pool;
-    let packets = if pooled { gpu.allocate(buffer)? } else { gpu.pinned(buffer, PinnedKind::Cached)? };
+    let packets = if pooled { gpu.allocate(buffer)? } else { gpu.pinned(buffer)? };
     let device = gpu.allocate(buffer)?;
-    let done = gpu.pinned(4096 * 128, PinnedKind::Cached)?;
+    let done = gpu.pinned(4096 * 128)?;
     let mut found = Ceilings::default();
     if !pooled {
         let copy = timed(gpu, &stream, 5, || {
@@ -162,7 +162,7 @@ pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     let module = load(gpu)?;
     let kernel = module.function("bare_round_trip")?;
     let stream = gpu.stream()?;
-    let memory = gpu.pinned(4096, PinnedKind::Cached)?;
+    let memory = gpu.pinned(4096)?;
     let (line, answer, packet) = (memory.slice(0, 128)?, memory.slice(512, 128)?, memory.slice(1024, 2048)?);
     let word = |region: &Region, index: usize| {
         // SAFETY: inside the region, aligned, accessed by the CPU as an atomic only.

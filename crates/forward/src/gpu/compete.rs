@@ -7,7 +7,7 @@
 use super::bare::load;
 use crate::error::{Error, Result};
 use inlane_core::Region;
-use inlane_cuda::{Function, Gpu, Launch, PinnedKind, Stream, argument};
+use inlane_cuda::{Function, Gpu, Launch, Stream, argument};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,8 +45,7 @@ impl Job {
             kernel.allow_shared(shared_bytes)?;
         }
         let blocks = kernel.resident_blocks(threads, shared_bytes)? * WAVES;
-        let launch =
-            || -> Result<_> { Ok((gpu.stream()?, gpu.pinned(blocks as usize * 8, PinnedKind::Cached)?)) };
+        let launch = || -> Result<_> { Ok((gpu.stream()?, gpu.pinned(blocks as usize * 8)?)) };
         let shape = Launch { blocks, threads, shared_bytes, cooperative: false };
         Ok(Self { launches: [launch()?, launch()?], kernel, shape, large })
     }

@@ -8,7 +8,7 @@ use crate::pipeline::Drive;
 use inlane_core::ring::protocol::{Words, lap_of};
 use inlane_core::ring::{Ring, layout};
 use inlane_core::{Place, Pool, Region};
-use inlane_cuda::{Launch, PinnedKind};
+use inlane_cuda::Launch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -116,9 +116,9 @@ impl Lane {
         let burst = drive.burst;
         let slots = settings.slots_for(drive.slots, burst);
         // The two halves apart: each has one writer.
-        let submit = gpu.pinned(layout::submit_bytes(slots, burst), PinnedKind::Cached)?;
-        let complete = gpu.pinned(layout::complete_bytes(slots, burst), PinnedKind::Cached)?;
-        let control = gpu.pinned(2 * layout::LINE, PinnedKind::Cached)?;
+        let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
+        let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
+        let control = gpu.pinned(2 * layout::LINE)?;
         let info = &program.info;
         let relay = gpu.allocate(layout::LINE)?;
         let state = gpu.allocate(info.state_bytes.max(1) as usize)?;
