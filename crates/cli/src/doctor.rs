@@ -15,6 +15,7 @@ mod tests;
 mod trials;
 
 use crate::exit::NotReady;
+use crate::output::Output;
 use check::{Check, Name, State};
 use files::Files;
 use inlane_core::result::{Host, SCHEMA_VERSION};
@@ -22,7 +23,6 @@ use inlane_core::units;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
-use std::path::PathBuf;
 use trials::Trials;
 
 const EXAMPLES: &str = "\
@@ -44,7 +44,7 @@ pub struct Args {
     require: Vec<Name>,
     /// Write the result as JSON to FILE, or to stdout for `-`
     #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    json: Option<String>,
 }
 
 /// What the checks look at.
@@ -69,26 +69,14 @@ struct Report {
 /// # Errors
 /// [`NotReady`] for a required part, and when the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    let output = Output::open(args.json.as_deref(), None)?;
     let machine = Machine { files: Files::under("/"), trials: Trials::run() };
     let wanted =
         |name: Name| args.only.is_empty() || args.only.contains(&name) || args.require.contains(&name);
     let checks = CHECKS.iter().filter(|(name, _)| wanted(*name)).map(|(_, check)| check(&machine)).collect();
     let report = Report { schema_version: SCHEMA_VERSION, host: Host::this(), checks };
-    match &args.json {
-        Some(path) if path.as_os_str() == "-" => {
-            crate::print(|out| writeln!(out, "{}", serde_json::to_string_pretty(&report)?))?;
-        }
-        Some(path) => {
-            let text = serde_json::to_string_pretty(&report)? + "\n";
-            std::fs::write(path, text)
-                .map_err(|error| anyhow::anyhow!("cannot write {}: {error}", path.display()))?;
-        }
-        None => {}
-    }
-    if args.json.as_ref().is_none_or(|path| path.as_os_str() != "-") {
-        let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        crate::print(|out| show(out, &report, colour))?;
-    }
+    let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    output.write(|out| show(out, &report, colour), &report, || None)?;
     Ok(demand(&report.checks, &args.require)?)
 }
 

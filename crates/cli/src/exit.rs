@@ -20,7 +20,7 @@ pub fn report(error: &anyhow::Error) -> u8 {
         true => text,
         false => format!("{text}: {cause}"),
     });
-    eprintln!("inlane: {}", text.unwrap_or_default());
+    crate::say(format_args!("inlane: {}", text.unwrap_or_default()));
     let class = error.chain().find_map(|cause| {
         if cause.is::<NotReady>() {
             return Some(Class::Environment);

@@ -275,13 +275,15 @@ impl Forward {
     /// Runs it; `arguments` are those it was parsed from, for a sweep to parse them again with others.
     pub fn run(&self, arguments: &[OsString]) -> anyhow::Result<()> {
         if self.list_functions {
-            for function in inlane_forward::functions() {
-                println!("{:<16} {}", function.name, function.about);
-                if !function.syntax.is_empty() {
-                    println!("{:<16} {}", "", function.syntax);
+            return crate::print(|out| {
+                for function in inlane_forward::functions() {
+                    writeln!(out, "{:<16} {}", function.name, function.about)?;
+                    if !function.syntax.is_empty() {
+                        writeln!(out, "{:<16} {}", "", function.syntax)?;
+                    }
                 }
-            }
-            return Ok(());
+                Ok(())
+            });
         }
         let config = self.config()?;
         let series = sweep::Series::new(self, arguments)?;
@@ -309,7 +311,10 @@ impl Forward {
         live.end();
         let table = inlane_report::packets(&document);
         let show = |out: &mut dyn Write| match sends_to_stdout {
-            true => std::io::stderr().write_all(table.as_bytes()),
+            true => {
+                crate::say(table.trim_end());
+                Ok(())
+            }
             false => out.write_all(table.as_bytes()),
         };
         let figure = || figure::svg(&document, series.axis()?, &series.line_keys());

@@ -81,13 +81,14 @@ fn say_warnings() {
         .init();
 }
 
-/// Writes to stdout. A reader that has seen enough (`| head`) is no error.
+/// Writes to stdout.
 fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    match write(&mut out).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(anyhow::anyhow!("cannot write to stdout: {error}"))
-        }
-        _ => Ok(()),
-    }
+    let mut text = Vec::new();
+    write(&mut text)?;
+    Ok(inlane_report::stdout(&text)?)
+}
+
+/// Says something on stderr. That nobody reads there any more ends nothing.
+fn say(what: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{what}");
 }

@@ -93,7 +93,7 @@ impl Run {
         let (program, arguments) = self.program.split_first().context("no program given")?;
         let (status, why) = job.run(program, arguments)?;
         if let Some(why) = why {
-            eprintln!("inlane: {why}");
+            crate::say(format_args!("inlane: {why}"));
         }
         // The program's status, not ours.
         std::process::exit(status)

@@ -44,7 +44,7 @@ impl Output {
         if let Some(svg) = self.svg {
             match figure() {
                 Some(figure) => svg.text(&figure)?,
-                None => eprintln!("inlane: nothing to draw"),
+                None => crate::say("inlane: nothing to draw"),
             }
         }
         Ok(())

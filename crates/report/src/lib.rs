@@ -10,4 +10,4 @@ pub use packets::packets;
 pub use plot::{Line, Plot, Scale, figure};
 pub use table::{Rows, grid};
 pub use transfers::transfers;
-pub use write::{Error, Target, remove_fresh};
+pub use write::{Error, Target, remove_fresh, stdout};

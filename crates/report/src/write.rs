@@ -112,19 +112,11 @@ impl Target {
 
     fn bytes(mut self, bytes: &[u8]) -> Result<(), Error> {
         self.is_fresh_no_more();
-        let written = match &mut self.file {
-            None => {
-                let mut out = std::io::stdout().lock();
-                out.write_all(bytes).and_then(|()| out.flush())
-            }
-            Some(file) => {
-                // Devices and pipes have no length to set.
-                let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
-                let emptied = if is_file { file.set_len(0) } else { Ok(()) };
-                emptied.and_then(|()| file.write_all(bytes))
-            }
-        };
-        written.map_err(|source| Error::Io { path: self.path.clone(), source })
+        let Some(file) = &mut self.file else { return stdout(bytes) };
+        // Devices and pipes have no length to set.
+        let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
+        let emptied = if is_file { file.set_len(0) } else { Ok(()) };
+        emptied.and_then(|()| file.write_all(bytes)).map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
     /// Whether it was.
@@ -141,6 +133,20 @@ impl Drop for Target {
         if self.is_fresh_no_more() {
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+/// Writes to standard output. A reader that has seen enough (`| head`) is no error.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn stdout(bytes: &[u8]) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(source) if source.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::Io { path: "standard output".into(), source })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -174,7 +174,8 @@ impl<'a> Bench<'a> {
         let largest = way.options.largest as u64;
         if let Some(fallback) = route.fallback() {
             let (a, b) = (way.from.endpoint(), way.to.endpoint());
-            eprintln!("inlane: {a} to {b}: {fallback}; going on with {}", route.path_for(largest));
+            let path = route.path_for(largest);
+            crate::say(format_args!("inlane: {a} to {b}: {fallback}; going on with {path}"));
         }
         self.report.path = route.explain(largest);
         self.report.twin |= route.is_twin();

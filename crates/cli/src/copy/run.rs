@@ -140,7 +140,7 @@ impl Copy {
             match gpus()? {
                 0 => {
                     let note = "there is no GPU: the matrix is of the host and two models, twin:0 and twin:1";
-                    eprintln!("inlane: {note}");
+                    crate::say(format_args!("inlane: {note}"));
                     report.notes.push(note.into());
                     endpoints.extend([0, 1].map(Endpoint::Twin));
                 }

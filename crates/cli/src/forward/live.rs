@@ -2,7 +2,7 @@
 
 use inlane_core::units;
 use inlane_forward::control::Reading;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 /// The live line: rates of the last second, on a terminal only.
@@ -23,7 +23,8 @@ impl Live {
         let (then, before) = self.last;
         let seconds = (elapsed - then).as_secs_f64();
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-        eprint!(
+        let _ = write!(
+            std::io::stderr(),
             "\r{:>5.0} s  rx {}  tx {}  {}  dropped {}   \x1b[K",
             elapsed.as_secs_f64(),
             units::packets_per_second(rate(reading.rx_packets, before.rx_packets)),
@@ -36,7 +37,7 @@ impl Live {
 
     pub(super) fn end(&self) {
         if self.on {
-            eprint!("\r\x1b[K");
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }
 }

@@ -142,7 +142,9 @@ impl Series {
                     (None, Some(document)) => document.results.last().map(brief).unwrap_or_default(),
                     (None, None) => String::new(),
                 };
-                eprintln!("[{done}/{total}] {}: {said}", point.name());
+                let name = point.name();
+                let colon = if name.is_empty() { "" } else { ": " };
+                crate::say(format_args!("[{done}/{total}] {name}{colon}{said}"));
                 if let Some(error) = error {
                     failed[index].get_or_insert(format!("{error:#}"));
                     first.get_or_insert(error);

@@ -198,7 +198,7 @@ impl Bench {
                 let bridge = Ivshmem::open(address, 2)?;
                 let points = inlane_ntb::bench::pe(&plan, Some(Arc::new(bridge)), || self.mover.start())?;
                 if points.is_empty() {
-                    eprintln!("inlane: the other machine has the results");
+                    crate::say("inlane: the other machine has the results");
                     return Ok(());
                 }
                 points
