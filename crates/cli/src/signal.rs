@@ -17,18 +17,20 @@ pub fn on_signal(mut act: impl FnMut(i32, u32) + Send + 'static) -> std::io::Res
     Ok(())
 }
 
-/// Ends a run of packets in order: the first signal lets what is in flight go out, a second does not wait for it.
+/// Ends a run of packets in order: the first signal lets what is in flight go out, a second does not wait for it, a third ends
+/// the process where it stands, be it before a file that never opens.
 ///
 /// # Errors
 /// As [`on_signal`].
 pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     let control = control.clone();
-    on_signal(move |_, before| match before {
+    on_signal(move |signal, before| match before {
         0 => {
             control.stop();
             inlane_dpdk::wait_no_more();
         }
-        _ => control.abort(),
+        1 => control.abort(),
+        _ => end_by(signal),
     })
 }
 

@@ -365,6 +365,50 @@ fn a_signal_ends_what_waits() {
 }
 
 #[test]
+fn a_capture_that_is_still_written_holds_nothing_up() {
+    let files = files(5);
+    let capture = std::fs::read(&files.input).unwrap();
+    for (duration, signal) in [("1s", 0), ("60s", libc::SIGINT)] {
+        let mut command =
+            inlane(&["--rx", "pcap:-", "--tx", "null", "--no-baseline", "--duration", duration]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // Held open, with half a packet behind the whole ones.
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(&capture).unwrap();
+        input.write_all(&capture[24..50]).unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        // SAFETY: signals the child that was just started and not yet waited for; 0 is none.
+        unsafe { libc::kill(child.id() as i32, signal) };
+        let began = Instant::now();
+        let output = child.wait_with_output().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(8));
+        assert!(output.status.success(), "{}", stderr(&output));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("tx        5 packets"), "{text}");
+        drop(input);
+    }
+}
+
+#[test]
+fn a_third_signal_ends_what_nothing_else_ends() {
+    let files = files(1);
+    let pipe = files.input.replace("in.pcap", "pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    // Nobody ever writes to it.
+    let mut child = inlane(&["--rx", &format!("pcap:{pipe}"), "--tx", "null"]).spawn().unwrap();
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(child.try_wait().unwrap().is_none());
+        // SAFETY: signals the child that was just started and not yet waited for.
+        unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    }
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
+}
+
+#[test]
 fn a_signal_while_a_method_is_chosen_gives_no_result() {
     let arguments =
         ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];

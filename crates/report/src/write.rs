@@ -116,7 +116,9 @@ impl Target {
         // Devices and pipes have no length to set.
         let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
         let emptied = if is_file { file.set_len(0) } else { Ok(()) };
-        emptied.and_then(|()| file.write_all(bytes)).map_err(|source| Error::Io { path: self.path.clone(), source })
+        emptied
+            .and_then(|()| file.write_all(bytes))
+            .map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
     /// Whether it was.

@@ -23,6 +23,8 @@ pub const LONGEST_RECORD: usize = 1 << 20;
 const LONGEST_BLOCK: usize = 1 << 26;
 /// Most interfaces of a pcapng section.
 const MOST_INTERFACES: usize = 1 << 16;
+/// Bytes of a classic capture's header; of pcapng, the first block has more.
+pub const HEADER: usize = 24;
 const BUFFER: usize = 1 << 18;
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 
@@ -95,6 +97,8 @@ pub struct Reader {
     /// Packets consumed.
     packets: u64,
     current: Option<Record>,
+    /// The input had no more when last asked, and has not ended.
+    waits: bool,
 }
 
 impl Reader {
@@ -114,6 +118,7 @@ impl Reader {
             resolution: Resolution::Micro,
             packets: 0,
             current: None,
+            waits: false,
         };
         let there = reader.fill(4)?;
         match there.first_chunk() {
@@ -143,7 +148,12 @@ impl Reader {
         self.offset
     }
 
-    /// The next packet, not yet consumed; `None` at the end.
+    /// The rest of the next record is still to come: the input said [`ErrorKind::WouldBlock`].
+    pub fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// The next packet, not yet consumed; `None` at the end, or while it [waits](Self::waits).
     ///
     /// # Errors
     /// When the file cannot be read, ends within a record, or is damaged, with the offset.
@@ -155,6 +165,9 @@ impl Reader {
             match self.format {
                 Format::Classic { .. } => self.classic_record()?,
                 Format::Ng { .. } => self.ng_block()?,
+            }
+            if self.waits {
+                return Ok(None);
             }
         }
         Ok(self.current.clone())
@@ -178,8 +191,9 @@ impl Reader {
         self.offset += bytes as u64;
     }
 
-    /// Makes at least `wanted` bytes of the next record available, fewer only at the end of the file.
+    /// Makes at least `wanted` bytes of the next record available, fewer only at the end of the file or while it waits.
     fn fill(&mut self, wanted: usize) -> Result<&[u8]> {
+        self.waits = false;
         if self.end - self.start < wanted {
             if self.start + wanted > self.buffer.len() {
                 self.buffer.copy_within(self.start..self.end, 0);
@@ -194,6 +208,10 @@ impl Reader {
                     Ok(0) => break,
                     Ok(count) => self.end += count,
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        self.waits = true;
+                        break;
+                    }
                     Err(source) => {
                         return Err(Error::Os { what: format!("reading {}", self.name), source });
                     }
@@ -203,22 +221,22 @@ impl Reader {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// Makes the record's `length` bytes available.
-    fn fill_record(&mut self, length: usize, longest: usize) -> Result<()> {
+    /// Makes the record's `length` bytes available; false while it waits for them.
+    fn fill_record(&mut self, length: usize, longest: usize) -> Result<bool> {
         if length > longest {
             let why = format!("the record there claims {length} bytes");
             return Err(self.damaged(&why));
         }
         let there = self.fill(length)?.len();
-        if there < length { Err(self.cut(length, there)) } else { Ok(()) }
+        if there < length && !self.waits { Err(self.cut(length, there)) } else { Ok(there >= length) }
     }
 
     fn classic_header(&mut self) -> Result<()> {
-        let there = self.fill(24)?;
+        let there = self.fill(HEADER)?;
         let (length, header) = (there.len(), parse_pcap_header(there).map(|(_, header)| header));
         let header = match header {
             Ok(header) => header,
-            Err(nom::Err::Incomplete(_)) => return Err(self.cut(24, length)),
+            Err(nom::Err::Incomplete(_)) => return Err(self.cut(HEADER, length)),
             Err(_) => return Err(self.foreign("it begins with neither's magic number")),
         };
         let big_endian = header.is_bigendian();
@@ -255,9 +273,13 @@ impl Reader {
         let Format::Classic { parse, big_endian, record_header, ns_per_unit } = self.format else {
             return Ok(());
         };
-        self.fill_record(record_header, LONGEST_RECORD)?;
+        if !self.fill_record(record_header, LONGEST_RECORD)? {
+            return Ok(());
+        }
         let length = word(&self.buffer[self.start + 8..], big_endian) as usize;
-        self.fill_record(record_header.saturating_add(length), LONGEST_RECORD)?;
+        if !self.fill_record(record_header.saturating_add(length), LONGEST_RECORD)? {
+            return Ok(());
+        }
         let Ok((_, block)) = parse(&self.buffer[self.start..self.end]) else {
             return Err(self.damaged("a record that cannot be read"));
         };
@@ -273,7 +295,9 @@ impl Reader {
     }
 
     fn ng_block(&mut self) -> Result<()> {
-        self.fill_record(12, LONGEST_BLOCK)?;
+        if !self.fill_record(12, LONGEST_BLOCK)? {
+            return Ok(());
+        }
         let kind = word(&self.buffer[self.start..], false);
         if kind == SECTION_HEADER {
             // Its byte order stands behind its length.
@@ -282,6 +306,7 @@ impl Reader {
             if magic != 0x1a2b_3c4d && !swapped {
                 return Err(self.damaged("a section header without byte order"));
             }
+            // Once more, to no effect, where it waited for the rest of the header.
             if let Format::Ng { big_endian, interfaces, interfaces_before } = &mut self.format {
                 *big_endian = swapped;
                 *interfaces_before += interfaces.len() as u32;
@@ -295,7 +320,9 @@ impl Reader {
         if length < 12 || !length.is_multiple_of(4) {
             return Err(self.damaged(&format!("a block of {length} bytes, which no block has")));
         }
-        self.fill_record(length, longest)?;
+        if !self.fill_record(length, longest)? {
+            return Ok(());
+        }
         // Who reads a file from its end goes by the second length; where they differ, one of them is wrong.
         let again = word(&self.buffer[self.start + length - 4..], big_endian) as usize;
         if again != length {

@@ -7,8 +7,10 @@ use inlane_core::clock::Clock;
 use inlane_core::packet::Note;
 use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -37,7 +39,9 @@ impl Source {
             if playback.repeat {
                 return Err(Error::port_usage(text, "standard input cannot be repeated: give a file"));
             }
-            let reader = Reader::new(text, Box::new(std::io::stdin()))?;
+            let input = std::io::stdin().as_fd().try_clone_to_owned();
+            let input = input.map_err(|source| Error::Os { what: "standard input".into(), source })?;
+            let reader = Reader::new(text, Box::new(Pipe { file: input.into(), read: 0 }))?;
             return Ok(Self::new(text, None, None, reader, playback));
         }
         let unreadable =
@@ -52,7 +56,7 @@ impl Source {
             if playback.repeat {
                 return Err(Error::port_usage(text, "what is no plain file cannot be repeated"));
             }
-            let reader = Reader::new(text, Box::new(file))?;
+            let reader = Reader::new(text, Box::new(Pipe { file, read: 0 }))?;
             return Ok(Self::new(text, None, None, reader, playback));
         }
         let summary = Self::look_through(text, &file)?;
@@ -105,6 +109,27 @@ impl Source {
         let same = |a: std::fs::Metadata, b: std::fs::Metadata| a.dev() == b.dev() && a.ino() == b.ino();
         let (Some(file), Ok(other)) = (&self.file, std::fs::metadata(path)) else { return false };
         file.metadata().is_ok_and(|own| same(own, other))
+    }
+}
+
+/// An input that fills while it is read. It waits for a capture's header, which says what it is; whoever plays the packets
+/// behind it is not held up by one that is still to come.
+struct Pipe {
+    file: File,
+    /// Bytes so far.
+    read: usize,
+}
+
+impl Read for Pipe {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let at_once = Timespec::default();
+        let patience = if self.read < reader::HEADER { None } else { Some(&at_once) };
+        if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], patience)? == 0 {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let count = self.file.read(buffer)?;
+        self.read += count;
+        Ok(count)
     }
 }
 
@@ -205,6 +230,9 @@ impl Queue {
                     }
                 }
                 return Ok(Some((record, time_ns)));
+            }
+            if self.reader.waits() {
+                return Ok(None);
             }
             match &self.again {
                 Some(file) if self.reader.packets() > 0 => {

@@ -490,3 +490,73 @@ fn a_real_capture_comes_out_byte_for_byte() {
         }
     }
 }
+
+/// Gives what came so far, and then that it has no more yet.
+struct Trickle {
+    pieces: std::collections::VecDeque<Vec<u8>>,
+}
+
+impl std::io::Read for Trickle {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let Some(piece) = self.pieces.front_mut() else { return Ok(0) };
+        if piece.is_empty() {
+            self.pieces.pop_front();
+            return Err(std::io::ErrorKind::WouldBlock.into());
+        }
+        let count = piece.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&piece[..count]);
+        piece.drain(..count);
+        Ok(count)
+    }
+}
+
+#[test]
+fn what_comes_in_pieces_is_read_as_it_comes() {
+    let mut ng = Ng::new(false);
+    ng.interface(1, 0, None, None);
+    ng.packet(0, 7, 3, b"abc");
+    ng.section(true);
+    ng.interface(1, 0, None, None);
+    ng.packet(0, 9, 3, b"def");
+    for bytes in [classic(0xa1b2_c3d4, false, 1, &[entry(1000, b"abc"), entry(2000, b"defg")]), ng.bytes] {
+        let whole = read(&bytes).unwrap().0;
+        for cut in reader::HEADER..bytes.len() {
+            let pieces = [bytes[..cut].to_vec(), bytes[cut..].to_vec()].into();
+            let mut reader = Reader::new("pcap:test", Box::new(Trickle { pieces })).unwrap();
+            let mut entries = Vec::new();
+            loop {
+                let Some(record) = reader.peek().unwrap() else {
+                    if reader.waits() {
+                        continue;
+                    }
+                    break;
+                };
+                let bytes = reader.data(&record).to_vec();
+                let Record { time_ns, wire_length, interface, .. } = record;
+                entries.push(Entry { time_ns, wire_length, interface, bytes });
+                reader.consume();
+            }
+            assert_eq!(entries, whole, "cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn a_pipe_without_packets_holds_nothing_up() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let name = format!("pcap:/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+    let two = classic(0xa1b2_c3d4, false, 1, &[entry(1000, b"abc"), entry(2000, b"defg")]);
+    std::io::Write::write_all(&mut writer, &two).unwrap();
+    let mut source = Source::open(&name, Playback::default()).unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());
+    source.configure(std::slice::from_ref(&pool), 0).unwrap();
+    let mut rx = source.take_rx(0).unwrap();
+    let mut packets = [Packet::EMPTY; 8];
+    assert_eq!(rx.receive(&mut packets).unwrap(), 2, "the burst does not wait to be full");
+    assert_eq!(rx.receive(&mut packets[2..]).unwrap(), 0);
+    assert!(!rx.exhausted());
+    drop(writer);
+    assert_eq!(rx.receive(&mut packets[2..]).unwrap(), 0);
+    assert!(rx.exhausted());
+    pool.give(&packets[..2]);
+}
