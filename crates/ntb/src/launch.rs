@@ -342,15 +342,15 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     }
 }
 
-/// The failure to report. One that lost another PE is reported only when that one has nothing to answer for: whose news come
-/// first says nothing about whose end came first.
+/// The failure to report. One that lost another PE is reported only when that one has nothing to answer for, nor whom that one lost in
+/// turn: whose news come first says nothing about whose end came first.
 fn verdict(running: &[Running]) -> Option<(i32, String)> {
     let failed = |pe: usize| running[pe].settled().then(|| failure(pe, &running[pe])).flatten();
     let alone = |pe: usize| {
-        let lost = running[pe].lost.and_then(|peer| running.get(peer as usize));
-        lost.is_none_or(|peer| {
-            peer.settled() || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE)
-        })
+        let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
+        // Some may have lost each other in a circle.
+        let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
+        lost.all(Running::settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE)
     };
     let all = || 0..running.len();
     let causes = all().filter(|pe| running[*pe].lost.is_none()).find_map(failed);

@@ -46,6 +46,20 @@ fn the_cause_is_reported_whatever_the_order_of_the_news() {
 }
 
 #[test]
+fn the_cause_is_found_behind_those_who_lost_who_lost_it() {
+    let mut running = running(3);
+    for (pe, lost) in [(1, 2), (0, 1)] {
+        for news in [News::Hub(pe, Seen::Lost(lost)), News::Hub(pe, Seen::Gone), News::Ended(pe, exited(1))] {
+            note(&mut running, news);
+            assert_eq!(verdict(&running), None, "PE 2 may have ended");
+        }
+    }
+    note(&mut running, News::Ended(2, exited(5)));
+    note(&mut running, News::Hub(2, Seen::Gone));
+    assert_eq!(verdict(&running).unwrap().0, 5);
+}
+
+#[test]
 fn a_link_lost_to_a_living_process_is_a_failure_in_the_end() {
     let mut running = running(2);
     for news in [News::Hub(0, Seen::Lost(1)), News::Hub(0, Seen::Gone), News::Ended(0, exited(1))] {
