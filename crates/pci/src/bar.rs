@@ -1,11 +1,10 @@
-//! A BAR, or a range of one, mapped under the rule and accessed by instructions of a chosen width.
+//! A BAR, or a range of one, mapped under the rule: registers to read and write, and a region for who copies.
 //!
 //! ```text
 //! the device's BAR    |........[ range )........|        offsets of every method count from the range's start
 //! what is mapped      |....[=============]......|        whole pages; readable, writable only as permitted
 //! ```
 
-use crate::access::{self, Hint, Width};
 use crate::error::{Error, Result};
 use crate::mapping::Mapping;
 use crate::rule::{self, Door, Permission};
@@ -184,64 +183,16 @@ impl Bar {
         unsafe { Region::from_raw(self.start.as_ptr() as u64, self.length, place, self.keeper.clone()) }
     }
 
-    /// Stores `bytes` at `offset` by plain instructions of `width` (narrower at unaligned ends).
-    ///
-    /// # Errors
-    /// [`Error::NotPermitted`], [`Error::TooSmall`] beyond the range, [`Error::Unsupported`] for a width that this
-    /// processor has not.
-    pub fn store(&self, offset: usize, bytes: &[u8], width: Width) -> Result<()> {
-        self.store_hinted(offset, bytes, width, Hint::Plain)
-    }
-
-    /// Stores `bytes` at `offset` by streaming instructions; in any order until [`Bar::issued`].
-    ///
-    /// # Errors
-    /// As [`Bar::store`].
-    pub fn stream(&self, offset: usize, bytes: &[u8], width: Width) -> Result<()> {
-        self.store_hinted(offset, bytes, width, Hint::Streaming)
-    }
-
-    fn store_hinted(&self, offset: usize, bytes: &[u8], width: Width, hint: Hint) -> Result<()> {
-        self.permission.check_write(&self.name)?;
-        let target = self.at(offset, bytes.len(), width)?;
-        // SAFETY: inside the mapping, which is writable; a slice of ours does not overlap a device; width available.
-        unsafe { access::store(target, bytes.as_ptr(), bytes.len(), width, hint) };
-        Ok(())
-    }
-
-    /// Loads from `offset` into `bytes` by plain instructions of `width` (narrower at unaligned ends).
-    ///
-    /// # Errors
-    /// As [`Bar::store`].
-    pub fn load(&self, offset: usize, bytes: &mut [u8], width: Width) -> Result<()> {
-        self.load_hinted(offset, bytes, width, Hint::Plain)
-    }
-
-    /// Loads by streaming instructions: from a write-combining mapping a line at a time.
-    ///
-    /// # Errors
-    /// As [`Bar::store`].
-    pub fn load_streaming(&self, offset: usize, bytes: &mut [u8], width: Width) -> Result<()> {
-        self.load_hinted(offset, bytes, width, Hint::Streaming)
-    }
-
-    fn load_hinted(&self, offset: usize, bytes: &mut [u8], width: Width, hint: Hint) -> Result<()> {
-        self.permission.check_read(&self.name)?;
-        let source = self.at(offset, bytes.len(), width)?;
-        // SAFETY: inside the mapping, which is readable; a slice of ours does not overlap a device; width available.
-        unsafe { access::load(source, bytes.as_mut_ptr(), bytes.len(), width, hint) };
-        Ok(())
-    }
-
     /// Reads a 32-bit register.
     ///
     /// # Errors
-    /// As [`Bar::store`], and [`Error::Unsupported`] at an offset that is not a multiple of 4.
+    /// [`Error::NotPermitted`], [`Error::TooSmall`] beyond the range, [`Error::Unsupported`] at an offset that is not a
+    /// multiple of 4.
     pub fn read_u32(&self, offset: usize) -> Result<u32> {
-        let mut bytes = [0; 4];
-        self.register(offset, 4)?;
-        self.load(offset, &mut bytes, Width::B4)?;
-        Ok(u32::from_le_bytes(bytes))
+        self.permission.check_read(&self.name)?;
+        let register = self.register::<u32>(offset)?;
+        // SAFETY: aligned, inside the mapping, which is readable.
+        Ok(u32::from_le(unsafe { register.read_volatile() }))
     }
 
     /// Writes a 32-bit register.
@@ -249,74 +200,41 @@ impl Bar {
     /// # Errors
     /// As [`Bar::read_u32`].
     pub fn write_u32(&self, offset: usize, value: u32) -> Result<()> {
-        self.register(offset, 4)?;
-        self.store(offset, &value.to_le_bytes(), Width::B4)
-    }
-
-    /// Reads a 64-bit register.
-    ///
-    /// # Errors
-    /// As [`Bar::read_u32`], for 8 bytes.
-    pub fn read_u64(&self, offset: usize) -> Result<u64> {
-        let mut bytes = [0; 8];
-        self.register(offset, 8)?;
-        self.load(offset, &mut bytes, Width::B8)?;
-        Ok(u64::from_le_bytes(bytes))
+        self.permission.check_write(&self.name)?;
+        let register = self.register::<u32>(offset)?;
+        // SAFETY: aligned, inside the mapping, which is writable.
+        unsafe { register.write_volatile(value.to_le()) };
+        Ok(())
     }
 
     /// Writes a 64-bit register.
     ///
     /// # Errors
-    /// As [`Bar::read_u64`].
+    /// As [`Bar::read_u32`], for 8 bytes.
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<()> {
-        self.register(offset, 8)?;
-        self.store(offset, &value.to_le_bytes(), Width::B8)
+        self.permission.check_write(&self.name)?;
+        let register = self.register::<u64>(offset)?;
+        // SAFETY: aligned, inside the mapping, which is writable.
+        unsafe { register.write_volatile(value.to_le()) };
+        Ok(())
     }
 
-    /// Everything stored before has left the processor, in front of what is stored after.
-    pub fn issued(&self) {
-        access::issued();
-    }
-
-    /// Everything stored to the device before has arrived there: a read does not pass posted writes.
-    ///
-    /// # Errors
-    /// [`Error::NotPermitted`] where reading is not: delivery cannot be learnt without a read.
-    pub fn delivered(&self) -> Result<()> {
-        self.permission.check_read(&self.name)?;
-        access::issued();
-        // The range's last naturally aligned access of up to 4 bytes: where a front-to-back copy ended.
-        let width = [Width::B4, Width::B2, Width::B1].into_iter().find(|width| self.length >= width.bytes());
-        let width = width.unwrap_or(Width::B1);
-        let end = self.start.as_ptr() as usize + self.length;
-        let offset = (end - width.bytes()) / width.bytes() * width.bytes() - self.start.as_ptr() as usize;
-        self.load(offset, &mut [0; 4][..width.bytes()], width)
-    }
-
-    fn register(&self, offset: usize, bytes: usize) -> Result<()> {
-        if (self.start.as_ptr() as usize).wrapping_add(offset).is_multiple_of(bytes) {
-            return Ok(());
-        }
-        Err(Error::Unsupported {
-            what: format!("a register of {bytes} bytes at offset {offset:#x} of {}", self.name),
-            why: format!("it is not aligned; give a multiple of {bytes}"),
-        })
-    }
-
-    fn at(&self, offset: usize, length: usize, width: Width) -> Result<*mut u8> {
-        if !width.is_available() {
+    /// Where a register is: aligned, inside the range.
+    fn register<T>(&self, offset: usize) -> Result<*mut T> {
+        let bytes = size_of::<T>();
+        if !(self.start.as_ptr() as usize).wrapping_add(offset).is_multiple_of(bytes) {
             return Err(Error::Unsupported {
-                what: format!("accesses of {width} bytes"),
-                why: format!("this processor's widest are of {}", Width::widest()),
+                what: format!("a register of {bytes} bytes at offset {offset:#x} of {}", self.name),
+                why: format!("it is not aligned; give a multiple of {bytes}"),
             });
         }
-        match offset.checked_add(length) {
+        match offset.checked_add(bytes) {
             // SAFETY: inside the range, so inside the mapping.
-            Some(end) if end <= self.length => Ok(unsafe { self.start.as_ptr().add(offset) }),
+            Some(end) if end <= self.length => Ok(unsafe { self.start.as_ptr().add(offset) }.cast()),
             _ => Err(Error::TooSmall {
                 name: self.name.clone(),
                 size: self.length as u64,
-                asked: format!("{length} bytes at offset {offset} were asked for"),
+                asked: format!("{bytes} bytes at offset {offset} were asked for"),
             }),
         }
     }

@@ -5,23 +5,21 @@
 //!
 //! * it is touched only when its device is bound to vfio-pci, or has no driver and is named in an allow list; never while a
 //!   kernel driver holds it; reads need a flag, writes a flag and an explicit range ([`rule`]);
-//! * it is accessed by naturally aligned instructions of a chosen width, never through a slice ([`access`]);
-//! * a store is *issued* once it has left the processor, *delivered* once a read from the same device came back
-//!   ([`Bar::issued`], [`Bar::delivered`]).
+//! * it is accessed by naturally aligned volatile instructions, never through a slice: here by registers; bytes are copied from
+//!   and to its [`Bar::region`] by a mover, which lets a width be chosen, and knows what is issued and what delivered
+//!   ([`inlane_core::mover::CpuMover`]).
 //!
 //! Not here: hot-plug, configuration of bridges, SR-IOV, and what any particular device does with its registers.
 //!
 //! ```no_run
-//! use inlane_pci::{Bar, Permission, Sysfs, Width};
+//! use inlane_pci::{Bar, Permission, Sysfs};
 //!
 //! let spec = "pci:0000:00:01.0/bar2@0+1M".parse()?;
 //! let bar = Bar::open(&Sysfs::system(), &spec, &Permission::default().read().write())?;
-//! bar.store(0, b"sixteen bytes...", Width::B16)?;
-//! bar.delivered()?;
+//! bar.write_u32(8, 1)?;
 //! # Ok::<(), inlane_pci::Error>(())
 //! ```
 
-pub mod access;
 pub mod address;
 pub mod bar;
 pub mod error;
@@ -37,7 +35,6 @@ pub mod sysfs;
 pub mod topology;
 pub mod vfio;
 
-pub use access::Width;
 pub use address::Address;
 pub use bar::Bar;
 pub use error::{Error, Result};

@@ -11,8 +11,9 @@
 
 use anyhow::{Context, bail, ensure};
 use inlane_core::Region;
+use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_pci::vfio::{self, InterruptKind};
-use inlane_pci::{Address, Bar, BarSpec, Error, Permission, Sysfs, Width};
+use inlane_pci::{Address, Bar, BarSpec, Error, Permission, Sysfs};
 use std::time::{Duration, Instant};
 
 fn main() -> anyhow::Result<()> {
@@ -72,17 +73,18 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     refused!("without a driver", open(&spec, all()), Error::NotAllowed { .. });
 
     let bar = Bar::open(&sysfs, &BarSpec::new(ours, 2, RANGE), &all())?;
-    for width in Width::ALL.into_iter().filter(|width| width.is_available()) {
-        check_bytes(&bar, width)?;
+    for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
+        check_bytes(&bar, access)?;
     }
     // What the host finds afterwards: a pattern in the range, zeroes around it.
-    bar.store(0, &pattern(bar.len(), 0), Width::B8)?;
-    bar.delivered()?;
+    let mut mover = CpuMover::new(Access::Bytes8)?.reading_bars(true);
+    mover.submit(&filled(&pattern(bar.len(), 0))?, &bar.region())?;
+    mover.flush(&bar.region())?;
     let reader = open(&format!("pci:{ours}/bar2"), Permission::default().read())?;
-    refused!("a store through a reader", reader.store(0, &[1], Width::B1), Error::NotPermitted { .. });
-    let mut back = vec![0; bar.len()];
-    reader.load(RANGE.start as usize, &mut back, Width::B4)?;
-    ensure!(back == pattern(bar.len(), 0), "another mapping sees other bytes");
+    refused!("a store through a reader", reader.write_u32(0, 1), Error::NotPermitted { .. });
+    let back = filled(&vec![0; bar.len()])?;
+    mover.submit(&reader.region().slice(RANGE.start as usize, bar.len())?, &back)?;
+    ensure!(bytes(&back) == pattern(bar.len(), 0), "another mapping sees other bytes");
 
     // The driverless one: it may have to be switched on first, which the error says.
     if let Err(error @ Error::NotReady { .. }) = open(&spec, all().device(free)) {
@@ -91,9 +93,9 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     }
     for suffix in ["", ":wc"] {
         let bar = open(&format!("{spec}{suffix}"), all().device(free))?;
-        check_bytes(&bar, Width::B4)?;
-        check_bytes(&bar, Width::widest())?;
-        println!("{}: stored, streamed and loaded", bar.name());
+        check_bytes(&bar, Access::Bytes4)?;
+        check_bytes(&bar, Access::widest())?;
+        println!("{}: stored and loaded", bar.name());
     }
     println!("memory: ok");
     Ok(())
@@ -135,24 +137,32 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|n| ((n + seed).wrapping_mul(0x9e37_79b1) >> 13) as u8 | 1).collect()
 }
 
-fn check_bytes(bar: &Bar, width: Width) -> anyhow::Result<()> {
-    let mut back = vec![0; bar.len()];
-    for (n, stream) in [false, true].into_iter().enumerate() {
-        let data = pattern(bar.len(), n + width.bytes());
-        if stream {
-            bar.stream(0, &data, width)?
-        } else {
-            bar.store(0, &data, width)?
-        }
-        bar.issued();
-        bar.delivered()?;
-        bar.load(0, &mut back, width)?;
-        ensure!(back == data, "{}: width {width}, streamed {stream}: other bytes came back", bar.name());
-    }
-    // Unaligned ends.
-    bar.store(3, b"unaligned", width)?;
-    bar.load(3, &mut back[..9], width)?;
-    ensure!(&back[..9] == b"unaligned");
+/// Host memory that holds `contents`.
+fn filled(contents: &[u8]) -> anyhow::Result<Region> {
+    let memory = Region::host(contents.len())?;
+    // SAFETY: fresh memory of that length.
+    unsafe { std::ptr::copy_nonoverlapping(contents.as_ptr(), memory.as_ptr(), contents.len()) };
+    Ok(memory)
+}
+
+/// What host memory holds.
+fn bytes(memory: &Region) -> Vec<u8> {
+    // SAFETY: our memory, which nothing writes meanwhile.
+    unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()).to_vec() }
+}
+
+fn check_bytes(bar: &Bar, access: Access) -> anyhow::Result<()> {
+    let (region, mut mover) = (bar.region(), CpuMover::new(access)?.reading_bars(true));
+    let data = pattern(bar.len(), access.width());
+    let back = filled(&vec![0; bar.len()])?;
+    mover.submit(&filled(&data)?, &region)?;
+    mover.flush(&region)?;
+    mover.submit(&region, &back)?;
+    ensure!(bytes(&back) == data, "{}: access {access}: other bytes came back", bar.name());
+    // Ends that are no multiple of the width.
+    mover.submit(&filled(b"a dozen byte")?, &region.slice(4, 12)?)?;
+    mover.submit(&region.slice(4, 12)?, &back.slice(0, 12)?)?;
+    ensure!(bytes(&back.slice(0, 12)?) == b"a dozen byte");
     Ok(())
 }
 
