@@ -20,6 +20,8 @@
 
 mod bare;
 pub(crate) mod compete;
+#[cfg(test)]
+mod emulated;
 mod feed;
 mod lane;
 mod launch;

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-const EXECUTOR: &str = include_str!("kernels/executor.cu");
+pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
 /// The kernels of one function on one GPU; pipelines share it.
 pub struct Program {

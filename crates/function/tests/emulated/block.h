@@ -21,8 +21,7 @@ static void thread() {
         abort();
     }
     work.info = info;
-    fibers[current].done = true;
-    switch_away();
+    end();
 }
 
 } // namespace emulated
@@ -32,21 +31,7 @@ extern "C" __attribute__((visibility("default"))) uint32_t emulated_run(uint32_t
                                                                         inlane_outcome *outcomes,
                                                                         const inlane_context *context) {
     using namespace emulated;
-    static char stacks[most][128 << 10];
-    if (threads > most || threads % team != 0) abort();
-    emulated::threads = threads;
-    state_of_chance = seed * 2 + 1;
     work = {packets, count, outcomes, context, ~0u};
-    for (unsigned i = 0; i < threads; i++) {
-        fibers[i].done = false;
-        fibers[i].waits = nullptr;
-        getcontext(&fibers[i].context);
-        fibers[i].context.uc_stack.ss_sp = stacks[i];
-        fibers[i].context.uc_stack.ss_size = sizeof stacks[i];
-        fibers[i].context.uc_link = nullptr;
-        makecontext(&fibers[i].context, thread, 0);
-    }
-    current = chance() % threads;
-    swapcontext(&caller, &fibers[current].context);
+    run_block(threads, seed, thread);
     return work.info;
 }

@@ -96,6 +96,31 @@ static int meet(barrier &at, unsigned members, int value) {
     return at.result;
 }
 
+// Ends the calling thread.
+static void end() {
+    fibers[current].done = true;
+    switch_away();
+}
+
+// Runs a block of so many threads; each ends by `end`.
+static void run_block(unsigned members, uint64_t seed, void (*thread)()) {
+    static char stacks[most][128 << 10];
+    if (members > most || members % team != 0) abort();
+    threads = members;
+    state_of_chance = seed * 2 + 1;
+    for (unsigned i = 0; i < threads; i++) {
+        fibers[i].done = false;
+        fibers[i].waits = nullptr;
+        getcontext(&fibers[i].context);
+        fibers[i].context.uc_stack.ss_sp = stacks[i];
+        fibers[i].context.uc_stack.ss_size = sizeof stacks[i];
+        fibers[i].context.uc_link = nullptr;
+        makecontext(&fibers[i].context, thread, 0);
+    }
+    current = chance() % threads;
+    swapcontext(&caller, &fibers[current].context);
+}
+
 } // namespace emulated
 
 #define threadIdx (emulated::position{emulated::current})

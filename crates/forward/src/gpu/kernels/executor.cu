@@ -157,9 +157,18 @@ __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t cou
     }
 }
 
+// The time, the same for all threads of a block: a function may have them meet by what it says.
+__device__ __forceinline__ uint64_t time_of_block() {
+    __shared__ uint64_t time;
+    if (threadIdx.x == 0) time = now_ns();
+    __syncthreads();
+    return time;
+}
+
 // Time of an item; not read where nobody looks at it.
 __device__ __forceinline__ uint64_t time_of_item(const inlane_lane &lane) {
-    return inlane_needs_time || lane.work_ns ? now_ns() : 0;
+    if constexpr (inlane_needs_time) return time_of_block();
+    return lane.work_ns ? now_ns() : 0;
 }
 
 // All threads are done with an item; hands it to the sender. Afterwards nobody reads what the block shared about it.
@@ -366,5 +375,5 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slot
 
 // The function's time limits: now and then, and at the `end` (else 0), when all of them are due.
 extern "C" __global__ void inlane_tick(const __grid_constant__ inlane_lane lane, uint64_t end) {
-    inlane_run_tick({lane.state, lane.output, lane.output_bytes, end ? end : inlane_system::now_ns(), lane.room, 0});
+    inlane_run_tick({lane.state, lane.output, lane.output_bytes, end ? end : time_of_block(), lane.room, 0});
 }

@@ -1,0 +1,408 @@
+//! The executor's kernels, run without a GPU: blocks of threads emulated on CPU threads (`crates/function/tests/emulated`) take items
+//! from a ring, and do what the CPU does, whatever the items and wherever their packets lie.
+
+use super::lane::Parameters;
+use super::program::EXECUTOR;
+use inlane_core::ring::layout::{self, DROP, FORWARD, Outcome};
+use inlane_core::ring::{Dispatcher, Ring};
+use inlane_core::{Packet, Region};
+use inlane_function::{Function, HEADERS, Instance};
+use std::collections::VecDeque;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Kernel, threads, seed, block, blocks, lane, place, more: `launch.h`.
+type Launch = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
+
+/// A kernel, by its number in `launch.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    Persistent,
+    Items,
+    Slots,
+    Tick,
+}
+
+/// A block of threads.
+struct Block {
+    launch: Launch,
+    _library: libloading::Library,
+}
+
+impl Block {
+    #[expect(clippy::too_many_arguments, reason = "as the launch has them")]
+    fn run(
+        &self,
+        kernel: Kernel,
+        shape: &Shape,
+        seed: u64,
+        block: u32,
+        lane: &Parameters,
+        place: u64,
+        more: u32,
+    ) {
+        // SAFETY: the lane's memory outlives the call, which takes these.
+        unsafe { (self.launch)(kernel as u32, shape.threads, seed, block, shape.blocks, lane, place, more) }
+    }
+}
+
+/// The kernels compiled with a function: so many blocks.
+fn blocks(function: &Function, pulls: bool, count: u32) -> Vec<Block> {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let cuda = here.join("../function/tests/emulated/cuda.h");
+    HEADERS.iter().for_each(|(name, text)| write(name, text));
+    write("system.cuh", "");
+    write("kernels.h", include_str!("kernels.h"));
+    write("launch.h", include_str!("launch.h"));
+    let kernels = EXECUTOR
+        .replace("extern __shared__ uint4 inlane_shared[]", "alignas(16) static uint4 inlane_shared[5 * 512]")
+        .replace(r#"asm volatile("mov.u32 %0, %%tid.x;" : "=r"(me))"#, "me = threadIdx.x");
+    assert!(!kernels.contains("asm"), "what a CPU does not know");
+    let parts = [
+        format!("#include \"{}\"\n#include \"kernels.h\"", cuda.display()),
+        function.gpu_source(),
+        kernels,
+        "#include \"launch.h\"".into(),
+    ];
+    write("block.cpp", &parts.join("\n"));
+    let object = folder.path().join("block.so");
+    let compile = |more: &[&str]| {
+        Command::new("c++")
+            .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"])
+            .args(["-DINLANE_MOST_THREADS=512", &format!("-DINLANE_PULLS={}", pulls as u32)])
+            .args(more)
+            .arg("-o")
+            .args([&object, &folder.path().join("block.cpp")])
+            .arg("-I")
+            .arg(folder.path())
+            .output()
+            .expect("the compiler that built this")
+    };
+    // Statics of a block are its own: GCC would share them between copies of the object.
+    let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
+    let output = output.unwrap_or_else(|| compile(&[]));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let load = |index: u32| {
+        let copy = folder.path().join(format!("block{index}.so"));
+        std::fs::copy(&object, &copy).expect("copied");
+        // SAFETY: made above; its symbol has this type.
+        unsafe {
+            let library = libloading::Library::new(&copy).expect("loads");
+            let launch = *library.get::<Launch>(b"emulated_launch\0").expect("launch.h has it");
+            Block { launch, _library: library }
+        }
+    };
+    (0..count).map(load).collect()
+}
+
+/// Room of a buffer: odd, so that packets begin anywhere, and share chunks with their neighbours.
+const ROOM: usize = 331;
+/// Bytes in front of the first buffer and behind the last one.
+const EDGE: usize = 32;
+/// Bytes behind what packets are pulled into.
+const GUARD: usize = 4096;
+
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    kernel: Kernel,
+    burst: usize,
+    slots: usize,
+    threads: u32,
+    blocks: u32,
+    /// Bytes of each packet that are pulled; 0: packets stay where they are.
+    pull: u32,
+    /// Bytes of packets at most.
+    longest: usize,
+}
+
+/// What blocks work on.
+struct Stage {
+    shape: Shape,
+    lane: Parameters,
+    ring: Arc<Ring>,
+    packets: Region,
+    state: Region,
+    /// What packets are pulled into, with the bytes behind which there is nothing to be written.
+    pulled: [(Region, usize); 2],
+    /// Orders and signs of life; what block 0 saw.
+    words: [Region; 2],
+    instance: Instance,
+    dice: Dice,
+}
+
+/// xorshift.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % sides
+    }
+}
+
+/// SAFETY: nobody writes so many bytes from there while they are used.
+unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
+    // SAFETY: the caller's.
+    unsafe { std::slice::from_raw_parts(address as *const u8, count) }
+}
+
+/// A packet that is out, and its buffer as it was.
+type Out = (Packet, Vec<u8>);
+
+impl Stage {
+    fn new(function: &Function, shape: Shape, seed: u64) -> Self {
+        let Shape { burst, slots, pull, .. } = shape;
+        let info = function.info().expect("it has a CPU build");
+        let region = |bytes: usize, fill: u8| {
+            let region = Region::host(bytes).expect("memory");
+            // SAFETY: fresh, and as long.
+            unsafe { region.as_ptr().write_bytes(fill, bytes) };
+            region
+        };
+        let (count, room) = (slots * burst, ROOM as u32);
+        let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
+        let stage = if pull == 0 { 0 } else { chunks(room.min(pull)).next_multiple_of(128) };
+        let shadow = if pull == 0 || info.writes == 0 { 0 } else { chunks(info.writes.min(room)) };
+        let pulled = [stage, shadow].map(|stride| {
+            let end = count * stride as usize;
+            (region(end + GUARD, 0xee), end)
+        });
+        let address = |index: usize, stride: u32| if stride == 0 { 0 } else { pulled[index].0.address() };
+        let [submit, complete] = [layout::submit_bytes(slots, burst), layout::complete_bytes(slots, burst)]
+            .map(|size| region(size, 0));
+        let (words, state) = ([region(256, 0), region(128, 0)], region(info.state_bytes as usize, 0));
+        let lane = Parameters {
+            submit: submit.address(),
+            complete: complete.address(),
+            control: words[0].address(),
+            stage: address(0, stage),
+            shadow: address(1, shadow),
+            state: state.address(),
+            output: 0,
+            relay: words[1].address(),
+            output_bytes: 0,
+            orphan_ns: u64::MAX,
+            submit_stride: layout::submit_stride(burst) as u32,
+            complete_stride: layout::complete_stride(burst) as u32,
+            slot_shift: slots.trailing_zeros(),
+            burst: burst as u32,
+            room,
+            pull,
+            stage_stride: stage,
+            shadow_stride: shadow,
+            writes: info.writes,
+            pause_ns: 0,
+            work_ns: 0,
+            reserved: 0,
+        };
+        let mut instance = function.instance().expect("it has a CPU build");
+        instance.set_room(room);
+        Self {
+            shape,
+            lane,
+            ring: Ring::over(slots, burst, submit, complete).expect("memory for it"),
+            packets: region(count * ROOM + 2 * EDGE, 0x77),
+            state,
+            pulled,
+            words,
+            instance,
+            dice: Dice(seed | 1),
+        }
+    }
+
+    /// A packet of any length and content, in one of the `free` buffers.
+    fn packet(&mut self, free: &mut Vec<u64>) -> Out {
+        let dice = &mut self.dice;
+        let cookie = free.swap_remove(dice.roll(free.len()));
+        let address = self.packets.address() + EDGE as u64 + cookie * ROOM as u64;
+        // SAFETY: a buffer that nobody uses.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, ROOM) };
+        buffer.fill_with(|| dice.roll(256) as u8);
+        let length = 1 + dice.roll(self.shape.longest) as u32;
+        (Packet { address, length, port: 0, cookie }, buffer.to_vec())
+    }
+
+    /// Compares what became of an item with what the CPU makes of it.
+    fn compare(&mut self, item: &[Out], found: &[Outcome]) {
+        let shape = self.shape;
+        let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();
+        let at_copy = |((packet, _), copy): (&Out, &mut Vec<u8>)| Packet {
+            address: copy.as_mut_ptr() as u64,
+            ..*packet
+        };
+        let packets: Vec<Packet> = item.iter().zip(&mut copies).map(at_copy).collect();
+        let unchanged = |packet: &Packet| Outcome { length: packet.length, verdict: FORWARD };
+        let mut expected: Vec<Outcome> = packets.iter().map(unchanged).collect();
+        // SAFETY: buffers of this test's, with the room that was said.
+        unsafe { self.instance.run_packets(&packets, &mut expected, 0) };
+        assert_eq!(found, expected, "{shape:?}");
+        for (((packet, before), copy), outcome) in item.iter().zip(&copies).zip(expected) {
+            // SAFETY: the item is back.
+            let after = unsafe { bytes(packet.address, ROOM) };
+            let (new, end) = (outcome.length as usize, outcome.length.max(packet.length) as usize);
+            assert!(
+                outcome.verdict == DROP || after[..new] == copy[..new],
+                "{packet:?}, {outcome:?}, {shape:?}"
+            );
+            assert!(after[end..] == before[end..], "written behind {packet:?}, {outcome:?}, {shape:?}");
+        }
+    }
+
+    /// Has `items` items worked on.
+    fn drive(&mut self, blocks: &[Block], items: u64) {
+        let (shape, lane) = (self.shape, self.lane);
+        let (kernel, slots) = (shape.kernel, shape.slots as u64);
+        let seed = self.dice.0;
+        std::thread::scope(|scope| {
+            // Dropped where an assertion fails: then blocks end, too.
+            let (mut dispatcher, _): (Dispatcher, _) = self.ring.clone().dispatch(0);
+            for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
+                let index = index as u32;
+                scope.spawn(move || block.run(kernel, &shape, seed + index as u64, index, &lane, 0, 0));
+            }
+            let mut free: Vec<u64> = (0..slots * shape.burst as u64).collect();
+            let mut out: VecDeque<Vec<Out>> = VecDeque::new();
+            let (mut submitted, mut progress) = (0, Instant::now());
+            while submitted < items || !out.is_empty() {
+                if submitted < items && dispatcher.has_room() && self.dice.roll(3) > 0 {
+                    let count = 1 + self.dice.roll(shape.burst);
+                    let item: Vec<Out> = (0..count).map(|_| self.packet(&mut free)).collect();
+                    let packets: Vec<Packet> = item.iter().map(|(packet, _)| *packet).collect();
+                    assert!(dispatcher.submit(&packets));
+                    out.push_back(item);
+                    let odd = (submitted / slots + 1) as u32 & 1;
+                    match kernel {
+                        Kernel::Items => blocks[0].run(
+                            kernel,
+                            &shape,
+                            seed ^ submitted,
+                            0,
+                            &lane,
+                            submitted,
+                            shape.burst as u32,
+                        ),
+                        Kernel::Slots => {
+                            blocks[0].run(kernel, &shape, seed ^ submitted, 0, &lane, submitted % slots, odd)
+                        }
+                        _ => {}
+                    }
+                    submitted += 1;
+                }
+                let Some(back) = dispatcher.poll() else {
+                    assert!(progress.elapsed() < Duration::from_secs(60), "stands still: {shape:?}");
+                    std::thread::yield_now();
+                    continue;
+                };
+                progress = Instant::now();
+                let item = out.pop_front().expect("it is out");
+                let unchanged = |(i, (packet, _)): (usize, &Out)| match back.changed() {
+                    true => back.outcome(i),
+                    false => Outcome { length: packet.length, verdict: FORWARD },
+                };
+                let found: Vec<Outcome> = item.iter().enumerate().map(unchanged).collect();
+                back.free();
+                self.compare(&item, &found);
+                free.extend(item.iter().map(|(packet, _)| packet.cookie));
+            }
+        });
+        // SAFETY: blocks have ended.
+        unsafe {
+            assert!(
+                bytes(self.state.address(), self.state.len()) == self.instance.state(),
+                "{shape:?}: another state"
+            );
+            let end = self.packets.address() + (self.packets.len() - EDGE) as u64;
+            let edges = [(self.packets.address(), EDGE, 0x77), (end, EDGE, 0x77)];
+            let guards =
+                self.pulled.each_ref().map(|(region, end)| (region.address() + *end as u64, GUARD, 0xee));
+            for (address, count, fill) in edges.into_iter().chain(guards) {
+                assert!(bytes(address, count).iter().all(|byte| *byte == fill), "{shape:?}: written outside");
+            }
+        }
+    }
+}
+
+/// A function beside this file.
+fn own(name: &str) -> String {
+    format!("{}/src/gpu/emulated/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn kernels_do_what_the_cpu_does() {
+    for (name, pull) in [(own("mangle.cu").as_str(), u32::MAX), ("l3-decrement", 96), ("checksum", u32::MAX)]
+    {
+        let function = Function::parse(name).expect(name);
+        for pull in [0, pull] {
+            let blocks = blocks(&function, pull != 0, 4);
+            for (seed, (burst, slots, threads)) in
+                [(1, 8, 32), (2, 4, 32), (7, 8, 64), (8, 4, 64), (33, 4, 32), (50, 8, 128), (1024, 4, 128)]
+                    .into_iter()
+                    .enumerate()
+            {
+                for kernel in [Kernel::Persistent, Kernel::Items, Kernel::Slots] {
+                    let count = 1 + seed % blocks.len();
+                    let longest = [ROOM, 17][(burst == 1024) as usize];
+                    let shape = Shape { kernel, burst, slots, threads, blocks: count as u32, pull, longest };
+                    let items = (1200 / burst).clamp(6, 150) as u64;
+                    Stage::new(&function, shape, seed as u64 + 77).drive(&blocks[..count], items);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_of_a_block_have_one_time() {
+    let function = Function::parse(&own("clocks.cu")).expect("a function");
+    for pull in [0, u32::MAX] {
+        let blocks = blocks(&function, pull != 0, 2);
+        for kernel in [Kernel::Persistent, Kernel::Items] {
+            let shape = Shape { kernel, burst: 8, slots: 4, threads: 64, blocks: 2, pull, longest: 60 };
+            let mut stage = Stage::new(&function, shape, 5);
+            stage.drive(&blocks, 30);
+            for seed in 0..20 {
+                blocks[0].run(Kernel::Tick, &shape, seed, 0, &stage.lane, 0, 0);
+            }
+            // SAFETY: blocks have ended.
+            assert_eq!(unsafe { bytes(stage.state.address(), 8) }, [0; 8], "ticks in which times differ");
+        }
+    }
+}
+
+#[test]
+fn blocks_end_when_told_whatever_the_ring_holds() {
+    let function = Function::parse("macswap").expect("a function");
+    let blocks = blocks(&function, false, 3);
+    for burst in [2, 64] {
+        let shape = Shape {
+            kernel: Kernel::Persistent,
+            burst,
+            slots: 64,
+            threads: 32,
+            blocks: 3,
+            pull: 0,
+            longest: 60,
+        };
+        let mut stage = Stage::new(&function, shape, 9);
+        let (mut dispatcher, _) = stage.ring.clone().dispatch(0);
+        let mut free: Vec<u64> = (0..64).collect();
+        while !free.is_empty() {
+            let (packet, _) = stage.packet(&mut free);
+            assert!(dispatcher.submit(&[packet]));
+        }
+        // SAFETY: the order to stop, which blocks read only.
+        unsafe { stage.words[0].as_ptr().cast::<u64>().write(1) };
+        let lane = stage.lane;
+        std::thread::scope(|scope| {
+            for (index, block) in blocks.iter().enumerate() {
+                scope.spawn(move || block.run(Kernel::Persistent, &shape, 1, index as u32, &lane, 0, 0));
+            }
+        });
+    }
+}
