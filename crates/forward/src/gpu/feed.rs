@@ -3,6 +3,7 @@
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
 use super::posted::{GraphPoster, StreamPoster, release_waits, unused_word};
+use super::program::TICK_THREADS;
 use crate::config::Method;
 use crate::control::{Control, Idle};
 use crate::error::Result;
@@ -180,8 +181,8 @@ impl<'a> Ticks<'a> {
     }
 
     fn tick(&self, end: u64) -> Result<()> {
-        // Functions count on whole warps.
-        let shape = inlane_cuda::Launch { blocks: 1, threads: 128, shared_bytes: 0, cooperative: false };
+        let shape =
+            inlane_cuda::Launch { blocks: 1, threads: TICK_THREADS, shared_bytes: 0, cooperative: false };
         let arguments = [argument(&self.lane.parameters), argument(&end)];
         // SAFETY: the parameters of `inlane_tick`; the lane outlives its streams.
         unsafe { self.lane.program.tick.launch(self.stream, shape, arguments)? };

@@ -182,7 +182,7 @@ impl Lane {
         let blocks = match settings.blocks {
             _ if !persistent => 1,
             0 => {
-                let share = program.persistent.resident_blocks(threads, shared_bytes)? / lanes.max(1);
+                let share = program.room_for_blocks(threads, shared_bytes)? / lanes.max(1);
                 settings.blocks_for(burst).min(share.max(1))
             }
             blocks => blocks,
@@ -242,7 +242,7 @@ impl Lane {
         let Some(lane) = lanes.iter().find(|lane| lane.settings.method == Method::Persistent) else {
             return Ok(());
         };
-        let room = lane.program.persistent.resident_blocks(lane.shape.threads, lane.shape.shared_bytes)?;
+        let room = lane.program.room_for_blocks(lane.shape.threads, lane.shape.shared_bytes)?;
         let wanted: u64 = lanes.iter().map(|lane| lane.shape.blocks as u64).sum();
         if wanted > room as u64 {
             return Err(Error::config(

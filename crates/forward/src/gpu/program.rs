@@ -10,6 +10,9 @@ use std::time::Instant;
 
 pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
+/// Threads of the kernel that sees to a function's time limits: functions count on whole warps.
+pub(super) const TICK_THREADS: u32 = 128;
+
 /// The kernels of one function on one GPU; pipelines share it.
 pub struct Program {
     pub(super) gpu: Arc<Gpu>,
@@ -67,6 +70,17 @@ impl Program {
     /// The GPU it is loaded on.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    /// How many blocks of persistent kernels the GPU holds at once: where the function has time limits, all but the room in which the
+    /// kernel that sees to them runs.
+    ///
+    /// # Errors
+    /// When the GPU cannot say.
+    pub(super) fn room_for_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
+        let blocks = self.persistent.resident_blocks(threads, shared_bytes)?;
+        let kept = TICK_THREADS.div_ceil(threads) * self.info.ticks() as u32;
+        Ok(blocks.saturating_sub(kept))
     }
 
     /// Allows launches with the shared memory that bursts of that size need; how many bytes that is.

@@ -177,7 +177,7 @@ impl Aside for Minding<'_> {
     }
 
     #[inline]
-    fn idle(&mut self, _freed: u64, _out: bool) -> Result<()> {
+    fn none_back(&mut self) -> Result<()> {
         match &mut self.ticks {
             Some(ticks) => ticks.due(),
             None => Ok(()),

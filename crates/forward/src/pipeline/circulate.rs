@@ -81,16 +81,12 @@ pub(crate) trait Aside {
         Ok(())
     }
 
-    /// An item is back.
-    #[inline(always)]
-    fn back(&mut self) {}
-
-    /// Nothing was received and nothing came back: `freed` items are back, in all; `out` says whether items are out.
+    /// A round in which no item came back.
     ///
     /// # Errors
     /// Nothing will come back any more.
     #[inline(always)]
-    fn idle(&mut self, _freed: u64, _out: bool) -> Result<()> {
+    fn none_back(&mut self) -> Result<()> {
         Ok(())
     }
 }
@@ -192,13 +188,14 @@ impl Circulation {
                 }
                 items.spare.push(item.packets);
                 freed += 1;
-                aside.back();
                 if freed.is_multiple_of(PUBLISH_EVERY as u64) {
                     inlet.publish(progress);
                     outlet.publish(progress, tally.dropped_verdict);
                 }
             } else if control.aborting() {
                 break;
+            } else {
+                aside.none_back()?;
             }
             let full = !dispatcher.has_room();
             let out = dispatcher.in_flight();
@@ -235,7 +232,6 @@ impl Circulation {
                     inlet.publish(progress);
                     outlet.publish(progress, tally.dropped_verdict);
                 }
-                aside.idle(freed, out > 0)?;
             }
         }
         Ok(())
