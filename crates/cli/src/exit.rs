@@ -13,14 +13,19 @@ Exit status: 0 done; 1 ran but failed (verification, threshold); 2 usage or conf
 #[error("{0}")]
 pub struct NotReady(pub String);
 
-/// Prints the error on stderr and gives its exit status.
-pub fn report(error: &anyhow::Error) -> u8 {
-    // Some say in their own words what caused them: that is not said twice.
-    let text = error.chain().map(ToString::to_string).reduce(|text, cause| match text.contains(&cause) {
+/// The error, and what caused it. Some say that in their own words: it is not said twice.
+pub fn text(error: &anyhow::Error) -> String {
+    let texts = error.chain().map(ToString::to_string);
+    let whole = texts.reduce(|text, cause| match text.contains(&cause) {
         true => text,
         false => format!("{text}: {cause}"),
     });
-    crate::say(format_args!("inlane: {}", text.unwrap_or_default()));
+    whole.unwrap_or_default()
+}
+
+/// Prints the error on stderr and gives its exit status.
+pub fn report(error: &anyhow::Error) -> u8 {
+    crate::say(format_args!("inlane: {}", text(error)));
     let class = error.chain().find_map(|cause| {
         if cause.is::<NotReady>() {
             return Some(Class::Environment);

@@ -182,7 +182,12 @@ pub struct Verification {
 impl Verification {
     /// Something was checked and nothing was wrong.
     pub fn passed(&self) -> bool {
-        self.checked > 0 && self.lost + self.duplicated + self.reordered + self.altered == 0
+        self.checked > 0 && !self.failed()
+    }
+
+    /// Something was wrong, be it that nothing came of what was sent.
+    pub fn failed(&self) -> bool {
+        self.lost + self.duplicated + self.reordered + self.altered > 0
     }
 }
 
@@ -236,9 +241,10 @@ mod tests {
 
     #[test]
     fn verification_of_nothing_is_no_pass() {
-        assert!(!Verification::default().passed());
+        assert!(!Verification::default().passed() && !Verification::default().failed());
         assert!(Verification { checked: 1, ..Default::default() }.passed());
         assert!(!Verification { checked: 1, lost: 1, ..Default::default() }.passed());
+        assert!(Verification { lost: 1, ..Default::default() }.failed());
     }
 
     #[test]

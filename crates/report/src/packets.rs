@@ -7,20 +7,25 @@ use inlane_core::units;
 
 /// The text of a document of packet results: one result as rows, several as a table.
 pub fn packets(document: &Document<PacketResult>) -> String {
-    let mut rows = Rows::of(document);
+    let mut rows = Rows::of(document, "; ");
     let mut table = String::new();
     match document.results.as_slice() {
         [one] => single(&mut rows, one),
         many => table = several(&mut rows, many),
     }
-    if let Some(ceiling) = &document.ceiling {
+    // Those of several stand with their results.
+    if let Some(ceiling) = document.ceiling.as_ref().filter(|_| document.results.len() < 2) {
         rows.row("ceiling", rates(ceiling.packets_per_second, ceiling.bytes_per_second, &ceiling.what));
     }
     if let Some(baseline) = &document.baseline {
         rows.row("baseline", rates(baseline.packets_per_second, baseline.bytes_per_second, &baseline.what));
     }
     if let Some(verification) = &document.verification {
-        let verdict = if verification.passed() { "ok" } else { "FAILED" };
+        let verdict = match (verification.passed(), verification.failed()) {
+            (true, _) => "ok",
+            (_, true) => "FAILED",
+            _ => "nothing, for nothing came",
+        };
         rows.row(
             "verified",
             format!(
@@ -76,7 +81,7 @@ fn single(rows: &mut Rows, result: &PacketResult) {
     let dropped = [
         (result.dropped_verdict, "by verdict"),
         (result.dropped_overload, "for overload"),
-        (result.dropped_invalid, "for a senseless verdict"),
+        (result.dropped_invalid, "whose verdict names no port of this run"),
         (result.dropped_unsent, "unsent"),
     ];
     let dropped: Vec<_> =
@@ -219,10 +224,11 @@ fn several(rows: &mut Rows, results: &[PacketResult]) -> String {
         }
     }
     let value = |result: &PacketResult, name: &str| result.parameters.get(name).cloned().unwrap_or_default();
-    // A result that failed early knows little of itself.
     let ran = || results.iter().filter(|result| result.error.is_none());
     names.retain(|name| {
-        let mut values: Vec<_> = ran().map(|result| value(result, name)).collect();
+        // A result that failed early knows little of itself.
+        let knows = |result: &&PacketResult| result.error.is_none() || result.parameters.contains_key(*name);
+        let mut values: Vec<_> = results.iter().filter(knows).map(|result| value(result, name)).collect();
         values.dedup();
         if values.len() == 1 {
             rows.row(name, values.remove(0));
@@ -247,6 +253,9 @@ fn several(rows: &mut Rows, results: &[PacketResult]) -> String {
             }
         }
     }
+    if results.is_empty() {
+        return String::new();
+    }
     let lines: Vec<Vec<String>> =
         results.iter().map(|result| COLUMNS.map(|(_, show)| show(result)).into()).collect();
     let used: Vec<usize> =
@@ -267,7 +276,24 @@ fn several(rows: &mut Rows, results: &[PacketResult]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inlane_core::result::Path;
+    use inlane_core::result::{Path, Verification};
+
+    #[test]
+    fn what_was_verified_is_nothing_ok_or_failed() {
+        let verdict = |checked, lost| {
+            let mut document = Document::new("forward", Path::default());
+            document.verification = Some(Verification { checked, lost, ..Verification::default() });
+            packets(&document)
+        };
+        assert!(
+            verdict(0, 0).contains("verified  nothing, for nothing came: 0 packets"),
+            "{}",
+            verdict(0, 0)
+        );
+        assert!(verdict(1, 0).contains("verified  ok: 1 packets"));
+        assert!(verdict(0, 1).contains("verified  FAILED: 0 packets, 1 lost"));
+        assert!(!verdict(0, 0).contains('|'), "there is no table of no results");
+    }
 
     #[test]
     fn several_results_share_rows_and_differ_in_columns() {
@@ -285,5 +311,12 @@ mod tests {
         let header = text.lines().find(|line| line.starts_with("| burst")).unwrap();
         assert!(!header.contains("p50") && !header.contains("| on "), "{header}");
         assert!(text.lines().any(|line| line.starts_with("| 64") && line.contains("no memory")), "{text}");
+
+        document.results.remove(1);
+        let text = packets(&document);
+        assert!(
+            text.lines().any(|line| line.starts_with("| 64")),
+            "what failed is told from what ran: {text}"
+        );
     }
 }

@@ -8,10 +8,10 @@ use inlane_core::result::Document;
 pub struct Rows(Vec<(String, String)>);
 
 impl Rows {
-    /// How the bytes of a document went, which its rows begin with.
-    pub fn of<T>(document: &Document<T>) -> Self {
+    /// How the bytes of a document went, which its rows begin with: hop by hop, or by ways that are whole each.
+    pub fn of<T>(document: &Document<T>, between: &str) -> Self {
         let mut rows = Self::default();
-        rows.row("path", document.path.hops.join(" -> "));
+        rows.row("path", document.path.hops.join(between));
         if !document.path.reason.is_empty() {
             rows.row("because", document.path.reason.clone());
         }

@@ -7,7 +7,7 @@ use inlane_core::units;
 
 /// The text of a document of transfer results: a table, a line a result.
 pub fn transfers(document: &Document<TransferResult>) -> String {
-    let mut rows = Rows::of(document);
+    let mut rows = Rows::of(document, " -> ");
     if let Some(ceiling) = &document.ceiling {
         let rate = ceiling.bytes_per_second.map(units::bytes_per_second).unwrap_or_default();
         rows.row("ceiling", format!("{rate}: {}", ceiling.what));

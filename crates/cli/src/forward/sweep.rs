@@ -138,7 +138,7 @@ impl Series {
                     Err(error) => (None, Some(error)),
                 };
                 let said = match (&error, &document) {
-                    (Some(error), _) => format!("{error:#}"),
+                    (Some(error), _) => crate::exit::text(error),
                     (None, Some(document)) => document.results.last().map(brief).unwrap_or_default(),
                     (None, None) => String::new(),
                 };
@@ -146,7 +146,7 @@ impl Series {
                 let colon = if name.is_empty() { "" } else { ": " };
                 crate::say(format_args!("[{done}/{total}] {name}{colon}{said}"));
                 if let Some(error) = error {
-                    failed[index].get_or_insert(format!("{error:#}"));
+                    failed[index].get_or_insert(said);
                     first.get_or_insert(error);
                 }
                 runs[index].extend(document);
@@ -159,7 +159,8 @@ impl Series {
         }
         let failure = first.map(|error| {
             let failures = failed.iter().flatten().count();
-            anyhow::anyhow!("{failures} of {} points failed; the first: {error:#}", self.points.len())
+            let (of, first) = (self.points.len(), crate::exit::text(&error));
+            anyhow::anyhow!("{failures} of {of} points failed; the first: {first}")
         });
         let mut document = self.document(runs, failed);
         if done < total {
