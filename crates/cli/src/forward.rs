@@ -21,7 +21,7 @@ use live::Live;
 use options::{Aim, Choice, Compete, OnGpu, OnOverload, PlayPace, cores};
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ pub struct Forward {
     #[arg(long, conflicts_with_all = ["rate", "load"])]
     zero_loss: bool,
     /// Latency at these shares of the highest rate without loss, in per cent
-    #[arg(long, value_delimiter = ',', value_name = "PERCENT,...", num_args = 0.., default_missing_value = "10,30,50,70,80,90,95,100")]
+    #[arg(long, value_delimiter = ',', value_name = "PERCENT,...", num_args = 0.., value_parser = options::percent, default_missing_value = "10,30,50,70,80,90,95,100")]
     load: Option<Vec<f64>>,
     /// Time spent on each packet beside the function
     #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
@@ -295,10 +295,7 @@ impl Forward {
         // A capture there is alone: the result goes where progress goes.
         let sends_to_stdout =
             matches!(&config.route, Route::OneWay { tx, .. } if tx.iter().any(|port| port == "pcap:-"));
-        if sends_to_stdout && self.json.as_deref() == Some("-") {
-            let why = "the capture goes to standard output already; give --json a file";
-            return Err(inlane_core::Error::Invalid { what: "--json -".into(), why: why.into() }.into());
-        }
+        self.check_outputs(&config.route)?;
         let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
         let mut live = Live::new();
         let (document, failure) = if series.is_plain() {
@@ -320,6 +317,24 @@ impl Forward {
         let figure = || figure::svg(&document, series.axis()?, &series.line_keys());
         output.write(show, &document, figure)?;
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Finds a file that two outputs are to go to.
+    fn check_outputs(&self, route: &Route) -> Result<(), inlane_core::Error> {
+        let sent: &[String] = if let Route::OneWay { tx, .. } = route { tx } else { &[] };
+        let captures = sent.iter().filter_map(|port| port.strip_prefix("pcap:").map(Path::new));
+        let result = self.json.as_deref().map(Path::new).into_iter().chain(self.svg.as_deref());
+        let outputs: Vec<&Path> = captures.chain(self.capture.as_deref()).chain(result).collect();
+        // A device takes what there is.
+        let is_file = |path: &Path| path.is_file() || !path.exists();
+        let twice = |&(index, path): &(usize, &&Path)| is_file(path) && outputs[..index].contains(path);
+        match outputs.iter().enumerate().find(twice) {
+            Some((_, path)) => {
+                let why = "two outputs go there; give each a file of its own";
+                Err(inlane_core::Error::invalid(path.display().to_string(), why))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Runs it as its flags say: once, or at several loads.
@@ -371,7 +386,7 @@ impl Forward {
             document.verification = verify::captures(config)?;
         }
         let mut failure = outcome.errors.into_iter().next();
-        if let Some(verification) = document.verification.as_ref().filter(|v| !v.passed() && v.checked > 0) {
+        if let Some(verification) = document.verification.as_ref().filter(|found| found.failed()) {
             failure.get_or_insert(inlane_forward::Error::Verification(describe(verification)));
         }
         if outcome.result.leaked_buffers > 0 {

@@ -260,7 +260,7 @@ fn a_function_that_does_something_else_is_found_out() {
 #[test]
 fn wrong_use_is_status_2_and_says_what_to_write() {
     let files = files(10);
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["--rx", "nul:64", "--tx", "null"], "no port of kind 'nul'"),
         (&["--rx", &files.rx], "--tx"),
         (&["--rx", "null", "--tx", "null", "--function", "macswp"], "macswap"),
@@ -269,12 +269,29 @@ fn wrong_use_is_status_2_and_says_what_to_write() {
         (&["--rx", "null", "--tx", "null", "--room", "99999999999G"], "size"),
         (&["--rx", "null", "--tx", "null", "--workers", "2"], "--method split"),
         (&["--rx", "null", "--tx", "null", "--packets", "few"], "number of packets"),
+        (&["--rx", "null", "--tx", "null", "--load=0"], "0.01 to 1000"),
+        (&["--rx", "null", "--tx", "null", "--load=nan"], "0.01 to 1000"),
+        (&["--between", "null", "null"], "named twice"),
+        (&["--rx", "null", "--tx", &files.tx, "--tx", &files.tx], "two outputs go there"),
+        (&["--rx", "null", "--tx", "pcap:-", "--json", "-"], "two outputs go there"),
     ];
     for (arguments, said) in cases {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
         assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
     }
+}
+
+#[test]
+fn what_was_lost_altogether_is_a_failure_and_what_was_dropped_as_told_is_none() {
+    let arguments = ["--rx", "gen:64", "--tx", "check", "--duration", "100ms", "--no-baseline"];
+    let output = run(&[&arguments[..], &["--faults", "drop=100%"]].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("verification failed: of 0 packets"), "{}", stderr(&output));
+    let output = run(&[&arguments[..], &["--function", "drop-rule:all"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("verified  nothing"), "{text}");
 }
 
 #[test]

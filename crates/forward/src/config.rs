@@ -323,6 +323,12 @@ impl Config {
                 format!("give {least} (four bursts) to 4M"),
             ));
         }
+        if let Route::Between(a, b) = &self.route
+            && a == b
+        {
+            let why = "is named twice; name two ports, or one behind --rx and --tx to send back what comes";
+            return Err(Error::config(format!("--between {a}"), why));
+        }
         if let Route::OneWay { tx, .. } = &self.route {
             if tx.is_empty() {
                 return Err(Error::config("--tx", "name at least one port to send to"));

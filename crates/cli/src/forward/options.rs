@@ -159,6 +159,11 @@ pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
     Ok(cores)
 }
 
+/// A share of the highest rate without loss.
+pub(super) fn percent(text: &str) -> Result<f64, &'static str> {
+    text.parse().ok().filter(|share| (0.01..=1000.0).contains(share)).ok_or("give per cents, 0.01 to 1000")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
