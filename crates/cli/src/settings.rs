@@ -1,10 +1,10 @@
 //! Settings from a file and from the environment, as if they had been given as flags in front of those that were.
 //!
-//! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table for each subcommand with its long flags as keys; the environment
-//! has `INLANE_<SUBCOMMAND>_<FLAG>`. A flag on the command line beats the environment, which beats the file. Keys that no
-//! flag has are refused.
+//! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table for each subcommand with its long flags as keys (`[forward]`,
+//! `[ntb.bench]`); the environment has `INLANE_<SUBCOMMAND>_<FLAG>`. A flag on the command line beats the environment, which
+//! beats the file. Keys that no flag has are refused.
 
-use clap::Command;
+use clap::{Arg, Command};
 use inlane_core::Error;
 use std::ffi::OsString;
 
@@ -21,64 +21,59 @@ pub fn expand(
     environment: &[(String, String)],
 ) -> Result<Vec<OsString>, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    let Some(at) = texts.iter().skip(1).position(|text| command.find_subcommand(text).is_some()) else {
-        return Ok(arguments);
-    };
-    let at = at + 1;
-    let Some(subcommand) = command.find_subcommand(&texts[at]) else { return Ok(arguments) };
     // Nothing after a `--` is a flag of ours.
-    let flags: Vec<&str> =
-        texts[at + 1..].iter().map(String::as_str).take_while(|text| *text != "--").collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).take_while(|text| *text != "--").collect();
+    // The subcommand, and one of its own: the name of its table, and behind which argument its flags stand.
+    let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
+    for (index, text) in texts.iter().enumerate().skip(1) {
+        if *text == "help" && subcommand.has_subcommands() {
+            return Ok(arguments);
+        }
+        if let Some(found) = subcommand.find_subcommand(text) {
+            let dot = if table.is_empty() { "" } else { "." };
+            (subcommand, table, at) = (found, format!("{table}{dot}{text}"), index);
+        }
+    }
+    if at == 0 {
+        return Ok(arguments);
+    }
     let given = |name: &str| {
-        flags
-            .iter()
-            .any(|flag| flag.strip_prefix("--").is_some_and(|flag| flag.split('=').next() == Some(name)))
+        let flags = texts[at..].iter().filter_map(|text| text.strip_prefix("--"));
+        flags.into_iter().any(|flag: &str| flag.split('=').next() == Some(name))
     };
     let variable =
         |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     let mut extra: Vec<OsString> = Vec::new();
-    // `--config` may also stand in front of the subcommand.
-    let flags: Vec<&str> = texts[1..at].iter().map(String::as_str).chain(flags.iter().copied()).collect();
     let mut set: Vec<String> = Vec::new();
-
-    let prefix = format!("INLANE_{}_", subcommand.get_name().to_uppercase().replace('-', "_"));
+    let shouted = |name: &str| name.to_uppercase().replace(['-', '.'], "_");
     for argument in subcommand.get_arguments() {
         let Some(long) = argument.get_long() else { continue };
-        if let Some(value) = variable(&format!("{prefix}{}", long.to_uppercase().replace('-', "_"))) {
+        let name = format!("INLANE_{}_{}", shouted(&table), shouted(long));
+        if let Some(value) = variable(&name) {
             set.push(long.to_string());
             if !given(long) {
-                push(&mut extra, argument, long, &toml::Value::String(value))?;
+                push(&mut extra, argument, long, &toml::Value::String(value))
+                    .map_err(|why| invalid(name, why))?;
             }
         }
     }
-    let named = flags.iter().enumerate().find_map(|(i, flag)| {
+    let named = texts.iter().enumerate().find_map(|(i, flag)| {
         flag.strip_prefix("--config=").map(str::to_string).or_else(|| {
-            (*flag == "--config").then(|| flags.get(i + 1).map(|path| path.to_string())).flatten()
+            (*flag == "--config").then(|| texts.get(i + 1).map(|path| path.to_string())).flatten()
         })
     });
-    if let Some(path) = named.or_else(|| variable(CONFIG_VARIABLE)) {
-        let invalid = |why: String| Error::Invalid { what: format!("settings file {path}"), why };
+    let named = named.or_else(|| variable(CONFIG_VARIABLE).filter(|path| !path.is_empty()));
+    if let Some(path) = named {
+        let refused = |why: String| invalid(format!("settings file {path}"), why);
         let text =
-            std::fs::read_to_string(&path).map_err(|error| invalid(format!("cannot be read: {error}")))?;
-        let file: toml::Table = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
-        for (table, content) in &file {
-            let Some(described) = command.find_subcommand(table) else {
-                let known: Vec<_> = command.get_subcommands().map(|c| c.get_name()).collect();
-                return Err(invalid(format!("no subcommand '{table}'; there are {}", known.join(", "))));
-            };
-            let toml::Value::Table(content) = content else {
-                return Err(invalid(format!("'{table}' must be a table: [{table}]")));
-            };
-            for (key, value) in content {
-                let argument = described.get_arguments().find(|argument| argument.get_long() == Some(key));
-                let Some(argument) = argument.filter(|_| key != "config") else {
-                    return Err(invalid(format!(
-                        "[{table}] has no setting '{key}'; see inlane {table} --help"
-                    )));
-                };
-                if table == subcommand.get_name() && !given(key) && !set.contains(key) {
-                    push(&mut extra, argument, key, value)?;
-                }
+            std::fs::read_to_string(&path).map_err(|error| refused(format!("cannot be read: {error}")))?;
+        let file: toml::Table = toml::from_str(&text).map_err(|error| refused(error.to_string()))?;
+        let mut settings = Vec::new();
+        read(command, "", &file, &mut settings).map_err(refused)?;
+        for Setting { argument, key, value, .. } in settings.iter().filter(|setting| setting.table == table) {
+            if !given(key) && !set.contains(key) {
+                push(&mut extra, argument, key, value)
+                    .map_err(|why| refused(format!("[{table}] {key} {why}")))?;
             }
         }
     }
@@ -87,37 +82,81 @@ pub fn expand(
     Ok(all)
 }
 
+fn invalid(what: String, why: impl Into<String>) -> Error {
+    Error::Invalid { what, why: why.into() }
+}
+
+/// A line of the file.
+struct Setting<'a> {
+    table: String,
+    argument: &'a Arg,
+    key: String,
+    value: &'a toml::Value,
+}
+
+/// All settings of a command's table, which is called `name`, and of the tables in it.
+fn read<'a>(
+    command: &'a Command,
+    name: &str,
+    table: &'a toml::Table,
+    settings: &mut Vec<Setting<'a>>,
+) -> Result<(), String> {
+    for (key, value) in table {
+        if let Some(subcommand) = command.find_subcommand(key) {
+            let dot = if name.is_empty() { "" } else { "." };
+            let name = format!("{name}{dot}{key}");
+            let toml::Value::Table(content) = value else {
+                return Err(format!("'{key}' must be a table: [{name}]"));
+            };
+            read(subcommand, &name, content, settings)?;
+            continue;
+        }
+        let tables: Vec<_> = command
+            .get_subcommands()
+            .filter(|c| !c.is_hide_set())
+            .map(|c| format!("[{}]", c.get_name()))
+            .collect();
+        let argument = command.get_arguments().find(|argument| argument.get_long() == Some(key));
+        match argument.filter(|_| !name.is_empty() && key != "config") {
+            Some(argument) => {
+                settings.push(Setting { table: name.into(), argument, key: key.clone(), value });
+            }
+            None if name.is_empty() => {
+                return Err(format!("no subcommand '{key}'; there are {}", tables.join(", ")));
+            }
+            None => {
+                return Err(format!(
+                    "[{name}] has no setting '{key}'; see inlane {} --help",
+                    name.replace('.', " ")
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds the flag `name` with what it was set to, or says what that must be.
 fn push(
     arguments: &mut Vec<OsString>,
-    argument: &clap::Arg,
+    argument: &Arg,
     name: &str,
     value: &toml::Value,
-) -> Result<(), Error> {
+) -> Result<(), &'static str> {
     let text = |value: &toml::Value| match value {
         toml::Value::String(text) => Ok(text.clone()),
         toml::Value::Integer(number) => Ok(number.to_string()),
         toml::Value::Float(number) => Ok(number.to_string()),
-        _ => Err(Error::Invalid {
-            what: format!("setting '{name}'"),
-            why: "must be a text, a number, true or false, or a list of them".into(),
-        }),
+        _ => Err("must be a text, a number, or a list of them"),
     };
     if !argument.get_action().takes_values() {
-        return match value {
-            toml::Value::Boolean(false) => Ok(()),
-            toml::Value::Boolean(true) => {
-                arguments.push(format!("--{name}").into());
-                Ok(())
-            }
-            toml::Value::String(text) if ["0", "false", "no"].contains(&text.as_str()) => Ok(()),
-            toml::Value::String(text) if ["1", "true", "yes"].contains(&text.as_str()) => {
-                arguments.push(format!("--{name}").into());
-                Ok(())
-            }
-            _ => {
-                Err(Error::Invalid { what: format!("setting '{name}'"), why: "must be true or false".into() })
-            }
+        let on = match value {
+            toml::Value::Boolean(on) => *on,
+            toml::Value::String(text) if ["0", "false", "no"].contains(&text.as_str()) => false,
+            toml::Value::String(text) if ["1", "true", "yes"].contains(&text.as_str()) => true,
+            _ => return Err("must be true or false"),
         };
+        arguments.extend(on.then(|| format!("--{name}").into()));
+        return Ok(());
     }
     let several = argument.get_num_args().is_some_and(|range| range.min_values() > 1);
     match value {
@@ -140,10 +179,11 @@ fn push(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{Arg, ArgAction};
+    use clap::ArgAction;
 
     fn command() -> Command {
-        Command::new("inlane").subcommand(
+        let bench = Command::new("bench").arg(Arg::new("repeats").long("repeats"));
+        Command::new("inlane").subcommand(Command::new("ntb").subcommand(bench)).subcommand(
             Command::new("forward")
                 .arg(Arg::new("config").long("config"))
                 .arg(Arg::new("burst").long("burst"))
@@ -154,16 +194,26 @@ mod tests {
     }
 
     fn expanded(file: &str, environment: &[(&str, &str)], arguments: &[&str]) -> Result<Vec<String>, Error> {
+        of(&["forward"], file, environment, arguments)
+    }
+
+    fn of(
+        subcommand: &[&str],
+        file: &str,
+        environment: &[(&str, &str)],
+        arguments: &[&str],
+    ) -> Result<Vec<String>, Error> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("inlane.toml");
         std::fs::write(&path, file).unwrap();
-        let mut all: Vec<OsString> = vec!["inlane".into(), "forward".into()];
+        let mut all: Vec<OsString> = vec!["inlane".into()];
+        all.extend(subcommand.iter().map(OsString::from));
         all.push(format!("--config={}", path.display()).into());
         all.extend(arguments.iter().map(OsString::from));
         let environment: Vec<_> = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
         let all = expand(&command(), all, &environment)?;
         let texts = all.into_iter().map(|argument| argument.into_string().unwrap());
-        Ok(texts.filter(|text| !text.starts_with("--config")).skip(2).collect())
+        Ok(texts.filter(|text| !text.starts_with("--config")).skip(1 + subcommand.len()).collect())
     }
 
     #[test]
@@ -182,10 +232,28 @@ mod tests {
     }
 
     #[test]
+    fn subcommands_of_subcommands_have_tables_too() {
+        let file = "[ntb.bench]\nrepeats = 1\n";
+        assert_eq!(of(&["ntb", "bench"], file, &[], &[]).unwrap(), ["--repeats=1"]);
+        assert_eq!(
+            of(&["ntb", "bench"], file, &[("INLANE_NTB_BENCH_REPEATS", "2")], &[]).unwrap(),
+            ["--repeats=2"]
+        );
+        assert!(expanded(file, &[], &[]).unwrap().is_empty());
+        assert!(of(&["help", "forward"], "", &[("INLANE_FORWARD_BURST", "2")], &[]).unwrap().is_empty());
+    }
+
+    #[test]
     fn unknown_keys_are_refused() {
-        for bad in
-            ["[forward]\nbrust = 1\n", "[forwrad]\n", "forward = 1\n", "[forward]\nstages = 'maybe'\n", "["]
-        {
+        for bad in [
+            "[forward]\nbrust = 1\n",
+            "[forwrad]\n",
+            "forward = 1\n",
+            "[ntb]\nrepeats = 1\n",
+            "[ntb.bnch]\n",
+            "[forward]\nstages = 'maybe'\n",
+            "[",
+        ] {
             assert!(expanded(bad, &[], &[]).is_err(), "{bad}");
         }
     }
