@@ -42,7 +42,7 @@ enum What {
 #[derive(Args)]
 struct Run {
     /// Number of processing elements
-    #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2)]
+    #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     pes: u32,
     /// Symmetric heap of each; only what is touched takes memory
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::parse_size)]

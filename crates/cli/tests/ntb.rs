@@ -50,10 +50,15 @@ fn a_job_ends_as_its_first_failure() {
     assert!(stderr(&killed).contains("PE 1 was killed by signal 9"));
     assert!(start.elapsed() < Duration::from_secs(20));
     let missing = inlane(&["ntb", "run", "--", "/no/such/program"]);
-    assert_eq!(missing.status.code(), Some(1));
-    assert!(stderr(&missing).contains("/no/such/program"));
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(stderr(&missing).contains("'/no/such/program'"), "{}", stderr(&missing));
     assert_eq!(inlane(&["ntb", "run", "-n", "0", "--", "true"]).status.code(), Some(2));
-    assert_eq!(inlane(&["ntb", "run", "--faults", "tear", "--", "true"]).status.code(), Some(2));
+    for wrong in [&["--faults", "tear"][..], &["--faulty", "1"], &["--faults", "torn", "--faulty", "2"]] {
+        let output = inlane(&[&["ntb", "run"], wrong, &["--", "true"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", stderr(&output));
+    }
+    let bench = inlane(&["ntb", "bench", "--only", "puts", "--to", "8", "--ucx", "/no/such/program"]);
+    assert_eq!(bench.status.code(), Some(2), "{}", stderr(&bench));
 }
 
 #[test]

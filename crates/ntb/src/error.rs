@@ -140,6 +140,18 @@ impl Error {
         Error::Os { what: what.into(), source: source.into() }
     }
 
+    /// A program that did not start.
+    pub(crate) fn starting(program: &std::ffi::OsStr, source: std::io::Error) -> Self {
+        use std::io::ErrorKind::{NotFound, PermissionDenied};
+        let what = format!("starting '{}'", program.to_string_lossy());
+        match source.kind() {
+            NotFound | PermissionDenied => {
+                Self::invalid(what, format!("{source}; name a program that is there and may be run"))
+            }
+            _ => Error::Os { what, source },
+        }
+    }
+
     pub(crate) fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
     }

@@ -36,6 +36,10 @@ pub struct Faults {
     pub seed: u64,
 }
 
+/// The steps of the protocol that `die` can name.
+const STEPS: [&str; 9] =
+    ["attach", "hello", "ready", "connected", "request", "reply", "notify", "quiet", "sleep"];
+
 impl Faults {
     /// True when stores and doorbells pass undisturbed.
     pub fn wire_is_clean(&self) -> bool {
@@ -47,6 +51,7 @@ impl Faults {
 
     /// A step of the protocol that `die` can name: kills the process there.
     pub fn step(&self, name: &str) {
+        debug_assert!(STEPS.contains(&name));
         if self.die.as_deref() == Some(name) {
             // SAFETY: sends a signal to this process; nothing after it runs.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
@@ -79,7 +84,11 @@ impl FromStr for Faults {
                 "early" => faults.early = probability()?,
                 "stale" => faults.stale = probability()?,
                 "flap" => faults.flap = inlane_core::units::parse_time(value)?,
-                "die" => faults.die = Some(value.to_string()),
+                "die" if STEPS.contains(&value) => faults.die = Some(value.to_string()),
+                "die" => {
+                    let why = format!("choose a step: {}", STEPS.join(", "));
+                    return Err(Error::invalid(format!("fault '{part}'"), why));
+                }
                 "seed" => {
                     faults.seed = value.parse().map_err(|_| {
                         Error::invalid(format!("fault '{part}'"), "write a number, for example seed=7")
@@ -338,7 +347,7 @@ mod tests {
         assert_eq!(plan.delay, Duration::from_micros(50));
         assert!(plan.reorder && plan.torn && plan.seed == 7 && !plan.wire_is_clean());
         assert!("".parse::<Faults>().unwrap().wire_is_clean());
-        for bad in ["lose=2", "lose", "delay=5", "tear", "seed=x"] {
+        for bad in ["lose=2", "lose", "delay=5", "tear", "seed=x", "die", "die=soon"] {
             assert!(bad.parse::<Faults>().is_err(), "{bad}");
         }
     }

@@ -211,6 +211,16 @@ impl Job {
     /// When the fabric or a process cannot be made.
     pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
         self.faults.parse::<Faults>()?;
+        match self.faulty {
+            Some(_) if self.faults.is_empty() => {
+                return Err(Error::invalid("--faulty", "there are no faults to give it: add --faults"));
+            }
+            Some(pe) if pe >= self.pes => {
+                let why = format!("the job's are 0 to {}", self.pes.saturating_sub(1));
+                return Err(Error::invalid(format!("--faulty {pe}"), why));
+            }
+            _ => {}
+        }
         let window = self.heap_bytes.saturating_add(STATICS);
         let hub = Hub::new(self.pes, window)?;
         let (sender, news) = channel();
@@ -276,10 +286,7 @@ impl Job {
                 Ok(())
             });
         }
-        let mut child = command.spawn().map_err(|error| Error::Os {
-            what: format!("starting '{}' as PE {pe}", program.to_string_lossy()),
-            source: error,
-        })?;
+        let mut child = command.spawn().map_err(|error| Error::starting(program, error))?;
         let pid = Pid::from_child(&child);
         let pidfd =
             pidfd_open(pid, PidfdFlags::empty()).map_err(|error| Error::os("pidfd of a PE", error))?;

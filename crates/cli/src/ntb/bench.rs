@@ -1,5 +1,6 @@
 //! `inlane ntb bench`: two processes measure the windows between them.
 
+use crate::exit::NotReady;
 use crate::output::Output;
 use crate::signal;
 use anyhow::{Context, bail};
@@ -7,9 +8,9 @@ use clap::Args;
 use inlane_core::completion::Completion;
 use inlane_core::region::{Place, Region};
 use inlane_core::result::{Document, NotTaken, Path, TransferResult, Verification};
-use inlane_core::units;
+use inlane_core::{Error, units};
 use inlane_cuda::{Gpu, ThroughGpu};
-use inlane_ntb::bench::{Operation, Part, Plan, Point, Started, Ucx, figure, findings, results};
+use inlane_ntb::bench::{LEAST_MOVED, Operation, Part, Plan, Point, Started, Ucx, figure, findings, results};
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::launch::Job;
 use inlane_pci::Address;
@@ -38,7 +39,7 @@ pub struct Bench {
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = units::parse_time)]
     batch: Duration,
     /// Batches of which the median is given
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
     /// Measure this ucx_perftest's shared-memory put beside ours, taking turns
     #[arg(long, value_name = "PROGRAM")]
@@ -176,12 +177,12 @@ impl Bench {
 
     /// Runs the two processes and reports.
     pub fn run(self) -> anyhow::Result<()> {
-        if self.from > self.to || self.to > 4 << 30 || self.repeats == 0 {
-            return Err(inlane_core::Error::Invalid {
-                what: format!("sizes from {} to {}, {} repeats", self.from, self.to, self.repeats),
-                why: "give --from below --to, --to up to 4G, and at least one repeat".into(),
-            }
-            .into());
+        let sizes = format!("sizes from {} to {}", self.from, self.to);
+        if self.from > self.to || self.to > 4 << 30 {
+            return Err(Error::invalid(sizes, "give --from below --to, and --to up to 4G").into());
+        }
+        if self.only == Some(Part::Mover) && self.to < LEAST_MOVED {
+            return Err(Error::invalid(sizes, format!("a mover is measured from {LEAST_MOVED} on")).into());
         }
         let plan = Plan {
             sizes: self.sizes(),
@@ -221,8 +222,13 @@ impl Bench {
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let points = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
-        if status != 0 {
-            bail!("the bench's processes failed: {}", why.unwrap_or_default());
+        // What they said themselves stands above.
+        let why = || format!("the bench's processes failed: {}", why.unwrap_or_default());
+        match status {
+            0 => {}
+            2 => return Err(Error::invalid("ntb bench", why()).into()),
+            3 => return Err(NotReady(why()).into()),
+            _ => bail!(why()),
         }
         Ok(serde_json::from_slice(&points.context("the bench's points")?)?)
     }

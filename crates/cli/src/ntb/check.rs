@@ -23,11 +23,11 @@ pub struct Check {
     /// Virtual machines that share it
     #[arg(long, value_name = "N", default_value_t = 2)]
     machines: u32,
-    /// How waits end: poll, interrupt or adaptive
-    #[arg(long, value_name = "HOW", default_value_t = Completion::Adaptive)]
-    completion: Completion,
+    /// How waits end: poll, interrupt or adaptive [default: as `inlane ntb run` was told, else adaptive]
+    #[arg(long, value_name = "HOW")]
+    completion: Option<Completion>,
     /// How often
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
 
@@ -35,20 +35,21 @@ impl Check {
     /// Checks.
     pub fn run(self) -> anyhow::Result<()> {
         let heap = 1 << 20;
-        let mut settings = Settings { completion: self.completion, ..Settings::default() };
-        settings.connect_timeout = Duration::from_secs(60);
+        let mut settings = Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() };
         let mut twin = None;
         let ntb: Arc<dyn Ntb> = match self.ivshmem {
             Some(address) => Arc::new(Ivshmem::open(address, self.machines)?),
             None => {
                 let session = Session::from_environment()?;
-                settings = Settings { completion: self.completion, ..session.settings };
+                settings = session.settings;
                 let port = Arc::new(session.twin);
                 twin = Some((port.clone(), session.hub));
                 port
             }
         };
-        let bytes = Layout::overhead(ntb.ports()) + World::<Windows>::symmetric_bytes(ntb.ports(), 0, heap);
+        settings.completion = self.completion.unwrap_or(settings.completion);
+        let pes = ntb.ports();
+        let bytes = Layout::overhead(pes) + World::<Windows>::symmetric_bytes(pes, 0, heap);
         let name = ntb.capabilities().name;
         let start = Instant::now();
         let world = World::new(Windows::connect(ntb, bytes, settings)?, 0, 0)?;
@@ -56,7 +57,7 @@ impl Check {
         world.leave()?;
         let (me, seconds) = (world.me(), start.elapsed().as_secs_f64());
         crate::print(|out| {
-            writeln!(out, "ntb check: {name}, pe {me}, {} rounds in {seconds:.2} s, ok", self.rounds)
+            writeln!(out, "ntb check: {name}, pe {me} of {pes}, {} rounds in {seconds:.2} s, ok", self.rounds)
         })?;
         if let Some((port, _hub)) = &twin {
             port.finished();

@@ -97,6 +97,9 @@ pub struct Plan {
     pub only: Option<Part>,
 }
 
+/// The smallest transfer that a mover is measured with.
+pub const LEAST_MOVED: u64 = 512;
+
 /// A part of the bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -273,7 +276,7 @@ impl Bench {
         }
         if self.plan.only != Some(Part::Puts) && reached {
             let mut moving = mover.map(|mover| self.moving(mover)).transpose()?;
-            for &size in self.plan.sizes.iter().filter(|size| **size >= 512) {
+            for &size in self.plan.sizes.iter().filter(|size| **size >= LEAST_MOVED) {
                 points.extend(self.by_mover(&mut moving, size as usize)?);
             }
         }

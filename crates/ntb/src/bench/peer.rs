@@ -52,9 +52,8 @@ fn parse(output: &str) -> Option<f64> {
 pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Result<f64> {
     static RUNS: AtomicU16 = AtomicU16::new(0);
     let program = &ucx.program;
-    let start = |command: &mut Command| {
-        command.spawn().map_err(|error| Error::os(format!("starting {}", program.display()), error))
-    };
+    let start =
+        |command: &mut Command| command.spawn().map_err(|error| Error::starting(program.as_os_str(), error));
     // About the batch's time at 10 GB/s and 100 ns a message.
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).clamp(10.0, 1e7) as u64;
@@ -70,9 +69,7 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
             let mut client = command(program, port, pair.first().copied());
             client.args(["127.0.0.1", "-t", "ucp_put_bw", "-f", "-v", "-s", &size.to_string()]);
             client.args(["-n", &count.to_string(), "-w", &(count / 10 + 1).to_string()]);
-            let result = client
-                .output()
-                .map_err(|error| Error::os(format!("starting {}", program.display()), error))?;
+            let result = client.output().map_err(|error| Error::starting(program.as_os_str(), error))?;
             output = String::from_utf8_lossy(&result.stdout).into_owned();
             if let Some(rate) = parse(&output) {
                 return Ok(rate);
