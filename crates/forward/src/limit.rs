@@ -160,13 +160,11 @@ fn threads(config: &Config, outcome: &Outcome, lost: u64) -> String {
 fn how_busy(outcome: &Outcome, share: fn(&Spent) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.spent.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
+    let (from, to) = (percent(least), percent(most));
     let said = match outcome.spent.len() {
-        1 => format!("the thread that {one} was busy {} of the time", percent(most)),
-        _ => format!(
-            "the threads that {several} were busy {} to {} of the time",
-            percent(least),
-            percent(most)
-        ),
+        1 => format!("the thread that {one} was busy {to} of the time"),
+        _ if from == to => format!("the threads that {several} were busy {to} of the time"),
+        _ => format!("the threads that {several} were busy {from} to {to} of the time"),
     };
     (said, most)
 }
