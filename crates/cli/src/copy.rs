@@ -105,7 +105,7 @@ pub struct Copy {
     #[arg(long, conflicts_with_all = ["from", "to"])]
     matrix: bool,
     /// The devices of the matrix [default: host and all GPUs; without a GPU, host and two twins]
-    #[arg(long, value_name = "ENDPOINT,...", value_delimiter = ',', requires = "matrix")]
+    #[arg(long, value_name = "ENDPOINT,...", value_delimiter = ',', requires = "matrix", conflicts_with_all = ["from", "to"])]
     devices: Vec<Endpoint>,
     /// The published experiment, on models of its accelerators: its sizes, paths and directions
     #[arg(long, conflicts_with_all = NOT_PUBLISHED)]

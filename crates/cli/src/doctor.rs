@@ -55,7 +55,7 @@ struct Machine {
 
 /// The document that `--json` writes.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Report {
+pub struct Report {
     /// Version of the document's shape.
     schema_version: u32,
     /// Where.

@@ -26,13 +26,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const EXAMPLES: &str = "\
-Ports:
-  null[:SIZE]           makes and swallows packets, touching none; net_null[:SIZE] is DPDK's
-  gen:SIZE|imix         makes flows with sequence numbers and checksums; options flows=N,seed=S
-  check                 swallows and verifies what gen made
-  pcap:FILE             reads or writes a capture
-  ring:NAME             what is sent comes back (DPDK net_ring)
-  af_xdp:IFACE af_packet:IFACE tap:NAME memif:SOCKET pci:ADDRESS
+Ports, with their options (af_packet:eth1,frame=4096):
+  null[:SIZE]      makes and swallows packets, touching none
+  gen:SIZE|imix    makes flows with sequence numbers and checksums: flows=N (64), seed=N, v4, v6,
+                   udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N
+  gen:oran         makes what an O-RAN radio sends: eaxc=0+1, prbs=N, scs=15|30|60|120, mtu=N,
+                   shuffle=N, loss=N%, slots=N, realtime, downlink; seed, vlan, smac, dmac, rate
+  check            swallows and verifies what gen made; check:SIZE,... what a gen elsewhere made
+                   that was given the same options
+  pcap:FILE        reads or writes a capture; pcap:- standard input or output
+  net_null[:SIZE]  DPDK's null: copy=on touches the bytes
+  ring:NAME        what is sent comes back: prime=N packets in it at the start, size=BYTES of each
+  af_xdp:IFACE     queue=N the first (0), busy=N packets a busy poll, copy=on
+  af_packet:IFACE  queues=N (one a pipeline), frame=BYTES a slot holds, bypass=on past the qdisc
+  tap:NAME         makes the interface: mac=fixed
+  memif:SOCKET     role=server|client (client), id=N (0), wait=SECONDS (10), secret=TEXT
+  pci:ADDRESS      a network card under vfio-pci
+  The last seven take descriptors=N, the last five mtu=BYTES.
 
 Examples:
   # every packet of a capture, in order, MACs swapped, timestamps kept

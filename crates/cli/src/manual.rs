@@ -21,15 +21,15 @@ pub struct CompletionArgs {
 const MAN_EXAMPLES: &str = "\
 Examples:
   inlane man | man -l -                                 the manual of inlane
-  inlane man doctor | man -l -                          that of one command
+  inlane man ntb run | man -l -                         that of one command
   inlane man --directory ~/.local/share/man/man1        all of them, for man(1) to find";
 
 /// Prints the manual page of inlane, or of one of its commands
 #[derive(clap::Args)]
 #[command(after_help = MAN_EXAMPLES)]
 pub struct ManArgs {
-    /// The command
-    command: Option<String>,
+    /// The command, and one of its own behind it
+    command: Vec<String>,
     /// Write all pages into this directory instead
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     directory: Option<PathBuf>,
@@ -58,18 +58,15 @@ pub fn man(args: &ManArgs) -> anyhow::Result<()> {
             anyhow::anyhow!("cannot write manual pages to {}: {error}", directory.display())
         });
     }
-    let page = match &args.command {
-        None => command,
-        Some(name) => match command.find_subcommand(name) {
-            Some(found) => found.clone().display_name(format!("inlane-{name}")),
-            None => {
-                let what = format!("man {name}");
-                let why = "there is no such command; 'inlane --help' lists them".to_string();
-                return Err(inlane_core::Error::Invalid { what, why }.into());
-            }
-        },
-    };
-    crate::print(|out| clap_mangen::Man::new(page).render(out))
+    let mut page = &command;
+    for name in &args.command {
+        page = page.find_subcommand(name).ok_or_else(|| {
+            let why = "there is no such command; 'inlane --help' lists them";
+            inlane_core::Error::invalid(format!("man {}", args.command.join(" ")), why)
+        })?;
+    }
+    let name = [&["inlane".into()], &args.command[..]].concat().join("-");
+    crate::print(|out| clap_mangen::Man::new(page.clone().display_name(name)).render(out))
 }
 
 fn write_all(command: clap::Command, directory: &Path) -> std::io::Result<()> {

@@ -8,6 +8,7 @@ use inlane_core::result::{PacketResult, TransferResult, schema};
 #[command(after_help = "\
 Examples:
   inlane report --schema packets         what `inlane forward --json` writes
+  inlane report --schema doctor          what `inlane doctor --json` writes
   inlane report --schema transfers       what `inlane copy --json` and `inlane ntb bench --json` write")]
 pub struct Report {
     /// Which document
@@ -21,6 +22,10 @@ enum Kind {
     Packets,
     /// Of `inlane copy` and `inlane ntb bench`
     Transfers,
+    /// Of `inlane doctor`
+    Doctor,
+    /// Of `inlane topo`
+    Topo,
 }
 
 impl Report {
@@ -29,6 +34,8 @@ impl Report {
         let schema = match self.schema {
             Kind::Packets => schema::<PacketResult>(),
             Kind::Transfers => schema::<TransferResult>(),
+            Kind::Doctor => schemars::schema_for!(crate::doctor::Report).to_value(),
+            Kind::Topo => schemars::schema_for!(crate::topo::Report).to_value(),
         };
         inlane_report::Target::open("-")?.json(&schema)?;
         Ok(())

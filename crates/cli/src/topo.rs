@@ -42,7 +42,7 @@ pub struct Args {
 
 /// The document that `--json` writes.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Report {
+pub struct Report {
     /// Version of the document's shape.
     schema_version: u32,
     /// Where.

@@ -274,6 +274,7 @@ fn unlimited_locked_memory() {
 
 /// The directory is there; as server, no other listens. A socket left by a program that died is removed.
 fn memif_socket(spec: &Spec, socket: &str, server: bool) -> Result<()> {
+    use rustix::fs::Access;
     use std::os::unix::fs::FileTypeExt;
     let path = std::path::Path::new(socket);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -283,6 +284,12 @@ fn memif_socket(spec: &Spec, socket: &str, server: bool) -> Result<()> {
             what: format!("the directory of {socket}"),
             remedy: "make it first".into(),
         });
+    }
+    let directory = directory.unwrap_or(std::path::Path::new("."));
+    // DPDK's driver asks for that at both ends.
+    if rustix::fs::access(directory, Access::READ_OK | Access::WRITE_OK).is_err() {
+        let why = format!("this user may not write to {}; name a socket elsewhere", directory.display());
+        return Err(Error::Spec { spec: spec.text.clone(), why });
     }
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {

@@ -153,6 +153,8 @@ struct Reader<'a> {
     kind: &'a str,
     argument: &'a str,
     options: Vec<(&'a str, &'a str)>,
+    /// Those that this kind has, as they are asked for.
+    known: Vec<&'static str>,
 }
 
 impl<'a> Reader<'a> {
@@ -160,7 +162,7 @@ impl<'a> Reader<'a> {
         let mut parts = text.split(',');
         let first = parts.next().unwrap_or_default();
         let (kind, argument) = first.split_once(':').unwrap_or((first, ""));
-        let mut reader = Self { text, kind, argument, options: Vec::new() };
+        let mut reader = Self { text, kind, argument, options: Vec::new(), known: Vec::new() };
         for part in parts {
             let Some((key, value)) = part.split_once('=') else {
                 return Err(reader.refuse(format!("'{part}' is not an option; write KEY=VALUE")));
@@ -177,12 +179,13 @@ impl<'a> Reader<'a> {
         Error::Spec { spec: self.text.to_owned(), why: why.into() }
     }
 
-    fn take(&mut self, key: &str) -> Option<&'a str> {
+    fn take(&mut self, key: &'static str) -> Option<&'a str> {
+        self.known.push(key);
         let index = self.options.iter().position(|&(other, _)| other == key)?;
         Some(self.options.swap_remove(index).1)
     }
 
-    fn number<T: TryFrom<u64>>(&mut self, key: &str, least: u64, most: u64) -> Result<Option<T>> {
+    fn number<T: TryFrom<u64>>(&mut self, key: &'static str, least: u64, most: u64) -> Result<Option<T>> {
         let Some(value) = self.take(key) else { return Ok(None) };
         self.read_number(key, value, least, most).map(Some)
     }
@@ -194,7 +197,7 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| self.refuse(format!("{key}={value} is not a whole number from {least} to {most}")))
     }
 
-    fn switch(&mut self, key: &str) -> Result<bool> {
+    fn switch(&mut self, key: &'static str) -> Result<bool> {
         match self.take(key) {
             None | Some("off") => Ok(false),
             Some("on") => Ok(true),
@@ -227,7 +230,8 @@ impl<'a> Reader<'a> {
             _ => self.number("mtu", 68, 65000)?,
         };
         if let Some((key, _)) = self.options.first() {
-            return Err(self.refuse(format!("{} ports have no option '{key}'", self.kind)));
+            let (kind, known) = (self.kind, self.known.join(", "));
+            return Err(self.refuse(format!("{kind} ports have no option '{key}'; there are: {known}")));
         }
         Ok(Spec { text: self.text.to_owned(), kind, descriptors, mtu })
     }
@@ -391,5 +395,7 @@ mod tests {
             let error = Spec::parse(text).expect_err(text).to_string();
             assert!(error.starts_with(&format!("port {text}: ")), "{error}");
         }
+        let error = Spec::parse("tap:t,frame=1").unwrap_err().to_string();
+        assert!(error.ends_with("no option 'frame'; there are: mac, descriptors, mtu"), "{error}");
     }
 }
