@@ -20,6 +20,8 @@ use crate::window::Window;
 use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts};
 use fabric::{SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED, SAYS_HELLO, SAYS_LOST};
 use inlane_core::region::{Place, Region};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -30,6 +32,9 @@ use std::time::Duration;
 pub struct Twin {
     inner: Arc<Inner>,
 }
+
+/// A hub answers at once; one that speaks otherwise, never.
+const ANSWER: Duration = Duration::from_secs(10);
 
 struct Inner {
     port: u32,
@@ -48,10 +53,20 @@ impl Twin {
     /// [`Error::Invalid`] when something else than a hub is there, [`Error::Os`].
     pub fn attach(socket: OwnedFd, faults: &Faults) -> Result<Self> {
         faults.step("attach");
+        let foreign = || {
+            Error::invalid(
+                "the fabric's socket",
+                "no hub of this version answers there; start the program by `inlane ntb run` of the release that it was linked with",
+            )
+        };
+        let os = |error| Error::os("the fabric's socket", error);
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER)).map_err(os)?;
         say(&socket, SAYS_HELLO, 0);
         let mut hello = [0u8; HELLO_BYTES];
-        let (_, length) = rustix::net::recv(&socket, &mut hello, RecvFlags::empty())
-            .map_err(|error| Error::os("the fabric's socket", error))?;
+        let (_, length) = match rustix::net::recv(&socket, &mut hello, RecvFlags::empty()) {
+            Err(Errno::AGAIN) => return Err(foreign()),
+            received => received.map_err(os)?,
+        };
         let u32_at = |at: usize| u32::from_ne_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
         let u64_at = |at: usize| (u32_at(at) as u64) | (u32_at(at + 4) as u64) << 32;
         let (port, ports, window_bytes) = (u32_at(8), u32_at(12), u64_at(16));
@@ -61,10 +76,7 @@ impl Twin {
             || port >= ports
             || !(1..=1 << 40).contains(&window_bytes)
         {
-            return Err(Error::invalid(
-                "the fabric's socket",
-                "no hub of this version answers there; start the program by `inlane ntb run`",
-            ));
+            return Err(foreign());
         }
         let count = 1 + ports as usize * (1 + EVENTS);
         let mut fds = pass::receive_descriptors(socket.as_fd(), count)?.into_iter();

@@ -151,3 +151,12 @@ fn something_else_than_a_hub_is_refused() {
     }
     assert!(Hub::new(0, 4096).is_err() && Hub::new(65, 4096).is_err() && Hub::new(2, 0).is_err());
 }
+
+#[test]
+fn a_hub_that_does_not_answer_is_not_waited_for_without_end() {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (port, _silent) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let error = Twin::attach(port, &Faults::default()).err().unwrap();
+    assert!(error.to_string().contains("no hub of this version"), "{error}");
+}
