@@ -49,8 +49,10 @@ impl MbufPool {
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
         let (count32, room32) = sensible(count, room)?;
+        // By virtual addresses all of it is contiguous.
+        let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: computes a size.
-        let bytes = unsafe { sys::inlane_pool_bytes(count32, room32) };
+        let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
         let refuse = |why: String| Error::Pool { count, room, why };
         let mark = log::Mark::new();
         let memory = memory::Mapping::new(bytes, environment.hugepages)

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A hugepage of x86-64 and of arm64 with pages of 4 KiB.
-const HUGE: usize = 2 << 20;
+pub(super) const HUGE: usize = 2 << 20;
 
 /// Where memory is placed if it can be: devices are given its virtual addresses, and the IOMMUs of smaller machines translate
 /// 39 bits of them. DPDK's own memory begins at 4 GiB.

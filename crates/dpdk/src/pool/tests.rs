@@ -65,6 +65,16 @@ fn notes_and_segments() {
 }
 
 #[test]
+fn objects_that_cross_no_page_find_room() {
+    // With reserved hugepages and no IOMMU, the pool is of pages that lie apart.
+    assert_eq!(MbufPool::new(4096, 16384).unwrap().capacity(), 4096);
+    let page = memory::HUGE;
+    // SAFETY: computes a size.
+    let [whole, apart] = [0, page].map(|page| unsafe { sys::inlane_pool_bytes(10_000, 16_384, page) });
+    assert!(apart % page == 0 && apart > whole, "{apart} {whole}");
+}
+
+#[test]
 fn senseless_pools_are_refused() {
     assert!(matches!(MbufPool::new(0, 100), Err(Error::Pool { .. })));
     assert!(MbufPool::new(1, 0).is_err());

@@ -264,11 +264,14 @@ static unsigned int element_bytes(unsigned int room)
 }
 
 /* Bytes that `count` mbufs with `room` bytes of data each take, with slack for alignment. */
-size_t inlane_pool_bytes(unsigned int count, unsigned int room)
+size_t inlane_pool_bytes(unsigned int count, unsigned int room, size_t page)
 {
 	struct rte_mempool_objsz size;
+	size_t object = rte_mempool_calc_obj_size(element_bytes(room), 0, &size);
+	size_t a_page = page / object;
 
-	return (size_t)rte_mempool_calc_obj_size(element_bytes(room), 0, &size) * count + 4096;
+	/* No object lies across the end of a page, whose neighbour may be anywhere. */
+	return a_page > 0 ? (count + a_page - 1) / a_page * page : object * count + 4096;
 }
 
 /* rte_pktmbuf_pool_create over memory of the caller's, physically contiguous within `page` bytes; 0 where devices use virtual

@@ -56,7 +56,7 @@ uint16_t inlane_rx_burst_marked(uint16_t port, uint16_t queue, struct inlane_pac
 				uint64_t *bytes);
 uint16_t inlane_tx_burst_marked(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes, uint64_t *errors);
-size_t inlane_pool_bytes(unsigned int count, unsigned int room);
+size_t inlane_pool_bytes(unsigned int count, unsigned int room, size_t page);
 struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, unsigned int cache, unsigned int room,
 				       int socket, void *memory, size_t length, size_t page);
 unsigned int inlane_pool_take(struct rte_mempool *pool, struct inlane_packet *packets, unsigned int count);
