@@ -220,6 +220,11 @@ impl Forward {
             PlayPace::Full => Pace::Full,
             PlayPace::Original => Pace::Original,
         };
+        let plays = matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("pcap:"));
+        if !plays && (self.repeat || pace != Pace::Full) {
+            let why = "are of a capture that is received from: --rx pcap:FILE";
+            return Err(inlane_forward::Error::config("--loop and --pace", why).into());
+        }
         config.drop_privileges = !self.keep_privileges;
         config.playback = Playback { pace, repeat: self.repeat };
         config.buffers = self.buffers;

@@ -260,7 +260,7 @@ fn a_function_that_does_something_else_is_found_out() {
 #[test]
 fn wrong_use_is_status_2_and_says_what_to_write() {
     let files = files(10);
-    let cases: [(&[&str], &str); 13] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["--rx", "nul:64", "--tx", "null"], "no port of kind 'nul'"),
         (&["--rx", &files.rx], "--tx"),
         (&["--rx", "null", "--tx", "null", "--function", "macswp"], "macswap"),
@@ -272,6 +272,7 @@ fn wrong_use_is_status_2_and_says_what_to_write() {
         (&["--rx", "null", "--tx", "null", "--load=0"], "0.01 to 1000"),
         (&["--rx", "null", "--tx", "null", "--load=nan"], "0.01 to 1000"),
         (&["--between", "null", "null"], "named twice"),
+        (&["--rx", "gen:64", "--tx", "null", "--loop"], "of a capture"),
         (&["--rx", "null", "--tx", &files.tx, "--tx", &files.tx], "two outputs go there"),
         (&["--rx", "null", "--tx", "pcap:-", "--json", "-"], "two outputs go there"),
     ];

@@ -110,7 +110,7 @@ fn single(rows: &mut Rows, result: &PacketResult) {
             format!("{} ({seconds_per_gigabyte:.3} s/GB)", units::nanoseconds(result.cpu_ns as f64)),
         );
     }
-    rows.row_if("ports", (!result.ports.is_empty()).then(|| result.ports.join(" -> ")));
+    rows.row_if("ports", (!result.ports.is_empty()).then(|| ports(result)));
     rows.row_if("shape", result.shape.clone());
     rows.row_if("flags", result.flags.clone());
     rows.row_if("memory", result.memory.clone());
@@ -161,6 +161,14 @@ fn repeats(repeats: &Repeats) -> String {
         units::packets_per_second(rate.min),
         units::packets_per_second(rate.max)
     )
+}
+
+/// Where packets come from, and to which ports they go.
+fn ports(result: &PacketResult) -> String {
+    match result.ports.split_first() {
+        Some((from, to)) if !to.is_empty() => format!("{from} -> {}", to.join(" | ")),
+        _ => result.ports.concat(),
+    }
 }
 
 /// What a column of the table of several results shows; empty where a result does not have it.
@@ -236,7 +244,7 @@ fn several(rows: &mut Rows, results: &[PacketResult]) -> String {
         values.len() > 1 || results.len() == 1
     });
     for (name, text) in [
-        ("ports", (|result| Some(result.ports.join(" -> "))) as fn(&PacketResult) -> Option<String>),
+        ("ports", (|result| Some(ports(result))) as fn(&PacketResult) -> Option<String>),
         ("flags", |result| result.flags.clone()),
         ("memory", |result| result.memory.clone()),
         // What stands behind a semicolon was measured beside it, anew for each.
