@@ -175,7 +175,11 @@ fn endless(config: &Config) -> bool {
     match open::kind(rx) {
         "null" | "net_null" => true,
         "gen" => !rx.starts_with("gen:oran"),
-        "pcap" => config.playback.pace == Pace::Full,
+        // A pipe has what its writer wrote.
+        "pcap" => {
+            let file = rx.split_once(':').is_some_and(|(_, path)| std::path::Path::new(path).is_file());
+            file && config.playback.pace == Pace::Full
+        }
         _ => false,
     }
 }

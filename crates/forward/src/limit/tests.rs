@@ -159,3 +159,11 @@ fn a_run_says_what_limits_it() {
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }
+
+#[test]
+fn a_capture_has_more_as_a_file_and_not_as_a_pipe() {
+    let pipe = config("pcap:-");
+    says(&pipe, &outcome(&pipe, &[0.01]), &["source: "]);
+    let file = config(concat!("pcap:", env!("CARGO_MANIFEST_DIR"), "/../../examples/capture/mixed.pcap"));
+    says(&file, &outcome(&file, &[0.01]), &["always more to receive"]);
+}
