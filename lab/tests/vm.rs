@@ -165,8 +165,8 @@ fn ntb_check_between_two_machines() {
         .unwrap();
     let second = String::from_utf8_lossy(&output.stderr).into_owned();
     let Some(first) = outcome(TEST, output) else { return };
-    assert!(first.contains("ivshmem, pe 0, 3 rounds"), "{first}");
-    assert!(second.contains("ivshmem, pe 1, 3 rounds"), "{second}");
+    assert!(first.contains("ivshmem, pe 0 of 2, 3 rounds"), "{first}");
+    assert!(second.contains("ivshmem, pe 1 of 2, 3 rounds"), "{second}");
 }
 
 /// `inlane` as the workspace builds it beside this package's programs.
