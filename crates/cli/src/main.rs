@@ -22,7 +22,7 @@ use std::process::ExitCode;
 #[command(name = "inlane", version, max_term_width = 110, after_help = exit::STATUSES)]
 struct Cli {
     /// Read settings from this TOML file: a table for each subcommand ([forward], [ntb.bench]), its long flags as keys. A flag may
-    /// also be set by INLANE_<SUBCOMMAND>_<FLAG> [env: INLANE_CONFIG]
+    /// also be set in the environment: INLANE_FORWARD_BURST, INLANE_NTB_BENCH_TO [env: INLANE_CONFIG]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<std::path::PathBuf>,
     #[command(subcommand)]
