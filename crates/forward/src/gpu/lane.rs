@@ -51,6 +51,16 @@ const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 pub const PCIE_MODEL: &str = "an item: 32 B of words read, 8 B written; a packet: its descriptor of 16 B, what is read of it in sectors \
      of 32 B, what is written back; without packet headers of PCIe, polling, and the chunks around unaligned starts";
 
+/// Bytes of a packet in `stage`, and in `shadow`: the sixteen-byte chunks that hold the most of it, wherever it begins; 0 where there is none.
+pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
+    let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
+    match (pull, writes) {
+        (0, _) => [0, 0],
+        (_, 0) => [chunks(room.min(pull)).next_multiple_of(128), 0],
+        _ => [chunks(room.min(pull)).next_multiple_of(128), chunks(writes.min(room))],
+    }
+}
+
 /// One pipeline's share of a GPU.
 pub struct Lane {
     pub(super) program: Arc<Program>,
@@ -140,16 +150,13 @@ impl Lane {
                 ),
             ));
         }
-        // Sixteen-byte chunks that hold the most bytes of a packet, wherever it begins.
-        let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
         let mut memory = vec![packets, relay.clone()];
         let mut room_for = |stride: u32| -> Result<u64> {
             let region = gpu.allocate(slots * burst * stride as usize)?;
             memory.push(region.clone());
             Ok(region.address())
         };
-        let stage_stride = if pull == 0 { 0 } else { chunks(room.min(pull)).next_multiple_of(128) };
-        let shadow_stride = if pull == 0 || info.writes == 0 { 0 } else { chunks(info.writes.min(room)) };
+        let [stage_stride, shadow_stride] = strides(pull, room, info.writes);
         let stage = if stage_stride == 0 { 0 } else { room_for(stage_stride)? };
         let shadow = if shadow_stride == 0 { 0 } else { room_for(shadow_stride)? };
         let parameters = Parameters {

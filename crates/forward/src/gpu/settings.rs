@@ -106,8 +106,8 @@ impl Default for Settings {
 /// Most threads a block; the kernels are compiled for it.
 pub(super) const MOST_THREADS: u32 = 512;
 
-/// Most items of a ring where each may be a launch. The driver keeps about a thousand: who launches more waits in it, and for ever behind
-/// a function that never ends.
+/// Most items of a ring where each may be a launch. The driver is known to keep about a thousand (documented nowhere, and not measured here):
+/// who launches more waits in it, and for ever behind a function that never ends.
 const MOST_LAUNCHES: usize = 512;
 
 /// Work queues of a GPU, as the driver is told ([`inlane_cuda`]). Streams beyond them share one, and what waits there holds up what

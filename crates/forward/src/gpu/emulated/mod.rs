@@ -1,7 +1,7 @@
 //! The executor's kernels, run without a GPU: blocks of threads emulated on CPU threads (`crates/function/tests/emulated`) take items
 //! from a ring, and do what the CPU does, whatever the items and wherever their packets lie.
 
-use super::lane::Parameters;
+use super::lane::{Parameters, strides};
 use super::program::EXECUTOR;
 use inlane_core::ring::layout::{self, DROP, FORWARD, Outcome};
 use inlane_core::ring::{Dispatcher, Ring};
@@ -166,9 +166,7 @@ impl Stage {
             region
         };
         let (count, room) = (slots * burst, ROOM as u32);
-        let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
-        let stage = if pull == 0 { 0 } else { chunks(room.min(pull)).next_multiple_of(128) };
-        let shadow = if pull == 0 || info.writes == 0 { 0 } else { chunks(info.writes.min(room)) };
+        let [stage, shadow] = strides(pull, room, info.writes);
         let pulled = [stage, shadow].map(|stride| {
             let end = count * stride as usize;
             (region(end + GUARD, 0xee), end)
