@@ -16,5 +16,5 @@ fuzz_target!(|text: &str| {
     if let Ok(time) = parse_time(text) {
         let _ = nanoseconds(time.as_nanos() as f64);
     }
-    let _ = text.parse::<inlane_core::Completion>();
+    let _ = text.parse::<inlane_core::CompletionMode>();
 });

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use inlane_copy::gpu::{staged, staged_sm};
 use inlane_copy::{Choice, Endpoint, Options, Path};
 use inlane_core::mover::Access;
-use inlane_core::{Completion, Error, units};
+use inlane_core::{CompletionMode, Error, units};
 use inlane_pci::{Address, Permission};
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ pub struct Copy {
     measure: What,
     /// How ends are learnt: poll, interrupt, adaptive; give several to compare them
     #[arg(long, default_value = "poll", value_name = "HOW,...", value_delimiter = ',')]
-    completion: Vec<Completion>,
+    completion: Vec<CompletionMode>,
     /// Transfers in flight when streaming [default: 64 MiB of them, 2 to 32]
     #[arg(long, value_name = "N", value_parser = count(1, 4096))]
     window: Option<usize>,

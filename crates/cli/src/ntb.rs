@@ -5,7 +5,7 @@ mod check;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::units;
 use inlane_ntb::launch::{BulkMover, Job};
 use std::ffi::OsString;
@@ -48,8 +48,8 @@ struct Run {
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::parse_size)]
     heap: u64,
     /// How waits end: poll, interrupt or adaptive
-    #[arg(long, value_name = "HOW", default_value_t = Completion::Adaptive)]
-    completion: Completion,
+    #[arg(long, value_name = "HOW", default_value_t = CompletionMode::Adaptive)]
+    completion: CompletionMode,
     /// Faults to inject: delay=50us,reorder,torn,lose=0.1,duplicate=0.1,early=0.1,stale=0.1,flap=20ms,die=STEP,seed=1
     #[arg(long, value_name = "LIST", default_value = "")]
     faults: String,

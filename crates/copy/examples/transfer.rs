@@ -29,7 +29,7 @@ fn main() -> Result<()> {
         route.submit(&source.slice(offset, SIZE)?, &destination.slice(offset, SIZE)?)?;
     }
     route.finish()?;
-    route.rest()?;
+    route.quiesce()?;
     println!("{} wrong bytes", to.count_wrong(&destination, 42)?);
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::route::Options;
 use crate::stop::check_stop;
 use inlane_core::mover::{CpuMover, Mover};
 use inlane_core::stats::Summary;
-use inlane_core::{Completion, Error, Region, Result};
+use inlane_core::{CompletionMode, Error, Region, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ impl Curve {
                 check_stop(stop)?;
                 let began = Instant::now();
                 let ticket = mover.submit(&source, &destination)?;
-                mover.wait(ticket, Completion::Poll)?;
+                mover.wait(ticket, CompletionMode::Poll)?;
                 let took = began.elapsed();
                 // The first two warm up, unless one alone is long.
                 if round >= 2 || took > LONG {

@@ -98,10 +98,10 @@ impl Device {
     /// A BAR that is other memory.
     #[cfg(test)]
     pub(crate) fn bar(text: &str, memory: Region, permission: Permission) -> Arc<Self> {
-        let place = inlane_core::Place::Bar { device: text.into(), bar: 2, write_combining: false };
+        let location = inlane_core::Location::Bar { device: text.into(), bar: 2, write_combining: false };
         let (address, bytes) = (memory.address(), memory.len());
         // SAFETY: what is behind it is its keeper.
-        let region = unsafe { Region::from_raw(address, bytes, place, Arc::new(memory)) };
+        let region = unsafe { Region::from_raw(address, bytes, location, Arc::new(memory)) };
         let kind = Kind::Bar { memory: Parts::of(region), permission };
         Arc::new(Self { endpoint: text.parse().expect("an endpoint"), kind })
     }

@@ -1,10 +1,10 @@
 //! The published hybrid path: DMA out of one device into a host buffer, CPU copy into another, DMA into the other device,
 //! one after the other.
 
-use crate::opening::legs_await_by;
+use crate::opening::set_stage_completion_modes;
 use crate::stop::check_stop;
 use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, check_ticket, out_of_reach};
-use inlane_core::{Completion, Error, Region, Result};
+use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -14,14 +14,14 @@ pub struct Hybrid {
     cpu: CpuMover,
     into: Box<dyn Mover>,
     buffers: [Region; 2],
-    completion: Completion,
+    completion: CompletionMode,
     stop: Arc<AtomicBool>,
     submitted: u64,
 }
 
 impl Hybrid {
     /// From two movers and the two host buffers between them, which bound what moves in one go. The DMA legs' ends are
-    /// learnt by `completion`, or as [`Mover::await_by`] says later.
+    /// learnt by `completion`, or as [`Mover::set_completion_mode`] says later.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the buffers differ in length.
@@ -29,7 +29,7 @@ impl Hybrid {
         out: Box<dyn Mover>,
         into: Box<dyn Mover>,
         buffers: [Region; 2],
-        completion: Completion,
+        completion: CompletionMode,
     ) -> Result<Self> {
         if buffers[0].len() != buffers[1].len() {
             return Err(Error::invalid("the host buffers of a hybrid path", "give two of the same length"));
@@ -90,16 +90,16 @@ impl Mover for Hybrid {
         true
     }
 
-    fn await_by(&mut self, completion: Completion) -> Completion {
+    fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         self.completion = completion;
-        legs_await_by([&mut *self.out, &mut *self.into], completion)
+        set_stage_completion_modes([&mut *self.out, &mut *self.into], completion)
     }
 
     fn done(&mut self) -> Result<Ticket> {
         Ok(Ticket(self.submitted))
     }
 
-    fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, _: CompletionMode) -> Result<()> {
         check_ticket(ticket, self.submitted)
     }
 }

@@ -11,7 +11,7 @@ use gate::{Gate, Part};
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::stats::Summary;
-use inlane_core::{Completion, Error, Region, Result};
+use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub struct Plan {
     /// Transfers in flight when streaming; by size when `None`.
     pub window: Option<usize>,
     /// How ends are learnt.
-    pub completion: Completion,
+    pub completion: CompletionMode,
     /// Set from outside, it ends the run with an error at the next transfer.
     pub stop: Arc<AtomicBool>,
 }
@@ -40,7 +40,7 @@ impl Default for Plan {
             time: Duration::from_millis(100),
             warm_up: Duration::from_millis(20),
             window: None,
-            completion: Completion::Poll,
+            completion: CompletionMode::Poll,
             stop: Arc::default(),
         }
     }
@@ -240,7 +240,7 @@ pub fn latency(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: 
             totals.add((count * size) as f64, wall as f64, cpu as f64);
         }
         // Filling and checking are work of the devices too, and must not wait for kernels that stay.
-        route.rest()?;
+        route.quiesce()?;
         verified += buffers.verify(size, count, &plan.stop)?;
     }
     totals.measured(Summary::of(&times), 1, verified)
@@ -315,7 +315,7 @@ fn stream_with(
                 let streamed = stream_once(route, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
                 // As in `latency`; also when it failed, for the other side goes on to fill and check.
-                let rested = route.rest();
+                let rested = route.quiesce();
                 Some((streamed.and_then(|moved| rested.map(|()| moved)), cpu))
             }
         };

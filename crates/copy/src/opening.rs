@@ -10,7 +10,7 @@ use crate::staged::Staged;
 use crate::stop::{Pieces, check_stop};
 use inlane_core::error::Class;
 use inlane_core::mover::{Access, CpuMover, Mover};
-use inlane_core::{Completion, Error, Region, Result};
+use inlane_core::{CompletionMode, Error, Region, Result};
 use inlane_cuda::{CopyEngine, enable_peer_access};
 use inlane_twin::{Accelerator, BarMover};
 use std::collections::BTreeMap;
@@ -142,7 +142,7 @@ fn cpu(from: Option<&Device>, to: Option<&Device>, options: &Options) -> Result<
         if let Kind::Bar { memory, permission } = device.kind() {
             reads &= permission.may_read();
             let combining =
-                matches!(memory.whole().place(), inlane_core::Place::Bar { write_combining: true, .. });
+                matches!(memory.whole().location(), inlane_core::Location::Bar { write_combining: true, .. });
             // Uncached: the widest access that devices take without exception of the known ones.
             suits = if combining { Access::widest() } else { Access::Bytes8 };
         }
@@ -168,10 +168,13 @@ pub(crate) fn leg(device: &Arc<Device>, out: bool, options: &Options) -> Result<
 }
 
 /// Has both legs of a path awaited by `completion`; how it is then really awaited.
-pub(crate) fn legs_await_by(legs: [&mut dyn Mover; 2], completion: Completion) -> Completion {
+pub(crate) fn set_stage_completion_modes(
+    legs: [&mut dyn Mover; 2],
+    completion: CompletionMode,
+) -> CompletionMode {
     // A leg that the CPU copies is busy whatever is asked for; the other may sleep.
-    let heard = legs.map(|leg| leg.await_by(completion));
-    if heard.contains(&completion) { completion } else { Completion::Poll }
+    let heard = legs.map(|leg| leg.set_completion_mode(completion));
+    if heard.contains(&completion) { completion } else { CompletionMode::Poll }
 }
 
 /// Host memory that both devices reach.

@@ -77,7 +77,7 @@ impl Parts {
         let part = Part { range, taken: self.taken.clone(), _whole: self.whole.clone() };
         let slice = self.whole.slice(start, bytes)?;
         // SAFETY: the part keeps the whole, which keeps the memory.
-        Ok(unsafe { Region::from_raw(slice.address(), bytes, slice.place().clone(), Arc::new(part)) })
+        Ok(unsafe { Region::from_raw(slice.address(), bytes, slice.location().clone(), Arc::new(part)) })
     }
 }
 

@@ -47,7 +47,7 @@ fn differences(bytes: &[u8], expected: u64) -> u64 {
 /// Nobody else touches the region while the slice lives.
 #[allow(clippy::mut_from_ref, reason = "a region is a handle of memory, not its owner")]
 pub(crate) unsafe fn bytes_of(region: &Region) -> &mut [u8] {
-    debug_assert!(region.place().is_cpu_memory());
+    debug_assert!(region.location().is_cpu_memory());
     // SAFETY: mapped for its length while the region lives; the caller has it alone.
     unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
 }

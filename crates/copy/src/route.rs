@@ -7,7 +7,7 @@ use crate::opening::{none_left, open_path};
 use crate::path::Path;
 use inlane_core::mover::{Access, Mover, Ticket};
 use inlane_core::result::{NotTaken, Path as Explanation};
-use inlane_core::{Completion, Error, Region, Result, units};
+use inlane_core::{CompletionMode, Error, Region, Result, units};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,8 +21,8 @@ pub struct Options {
     pub access: Option<Access>,
     /// CPU stores to a BAR end when they are delivered (a read came back), not when they are issued.
     pub delivered: bool,
-    /// How legs within a path are awaited, where the CPU hands chunks on, until [`Mover::await_by`] says otherwise.
-    pub legs: Completion,
+    /// How legs within a path are awaited, where the CPU hands chunks on, until [`Mover::set_completion_mode`] says otherwise.
+    pub legs: CompletionMode,
     /// Staging by copy engines; `None` for what suits the directions that run.
     pub engines: Option<engines::Tuning>,
     /// Staging by SMs.
@@ -45,7 +45,7 @@ impl Default for Options {
             largest: 256 << 20,
             access: None,
             delivered: false,
-            legs: Completion::Poll,
+            legs: CompletionMode::Poll,
             engines: None,
             sms: sms::Tuning::default(),
             resident: false,
@@ -170,9 +170,9 @@ impl Route {
 
     /// Has transfers of `bytes` awaited by `completion` from now on, within their path too, and gives how they really will be:
     /// by polling where the CPU copies.
-    pub fn await_by_for(&mut self, bytes: u64, completion: Completion) -> Completion {
+    pub fn set_completion_mode_for(&mut self, bytes: u64, completion: CompletionMode) -> CompletionMode {
         let index = self.pick(bytes);
-        self.movers[index].1.await_by(completion)
+        self.movers[index].1.set_completion_mode(completion)
     }
 
     /// Transfers of `bytes` end with the call: one is in flight at a time.
@@ -228,7 +228,7 @@ impl Route {
     /// As [`Mover::submit`] and [`Mover::wait`].
     pub fn copy(&mut self, source: &Region, destination: &Region) -> Result<()> {
         let ticket = self.submit(source, destination)?;
-        self.wait(ticket, Completion::Adaptive)
+        self.wait(ticket, CompletionMode::Adaptive)
     }
 
     /// Waits for everything submitted.
@@ -236,7 +236,7 @@ impl Route {
     /// # Errors
     /// As [`Mover::wait`].
     pub fn finish(&mut self) -> Result<()> {
-        self.wait(self.newest, Completion::Adaptive)
+        self.wait(self.newest, CompletionMode::Adaptive)
     }
 
     fn pick(&self, bytes: u64) -> usize {
@@ -269,7 +269,7 @@ impl Mover for Route {
         if index != self.current {
             // Copies end in order, and two movers know nothing of each other.
             self.finish()?;
-            self.movers[self.current].1.rest()?;
+            self.movers[self.current].1.quiesce()?;
             self.current = index;
             let done = self.movers[index].1.done()?;
             self.offset = self.submitted - done.0;
@@ -287,9 +287,10 @@ impl Mover for Route {
     }
 
     /// Of all its paths; gives how the one of the newest transfer does.
-    fn await_by(&mut self, completion: Completion) -> Completion {
+    fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         let current = self.current;
-        let ways: Vec<_> = self.movers.iter_mut().map(|(_, mover)| mover.await_by(completion)).collect();
+        let ways: Vec<_> =
+            self.movers.iter_mut().map(|(_, mover)| mover.set_completion_mode(completion)).collect();
         ways[current]
     }
 
@@ -298,7 +299,7 @@ impl Mover for Route {
         Ok(Ticket(done.0 + self.offset))
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         if ticket > self.newest {
             return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this route"));
         }
@@ -309,7 +310,7 @@ impl Mover for Route {
         }
     }
 
-    fn rest(&mut self) -> Result<()> {
-        self.movers.iter_mut().try_for_each(|(_, mover)| mover.rest())
+    fn quiesce(&mut self) -> Result<()> {
+        self.movers.iter_mut().try_for_each(|(_, mover)| mover.quiesce())
     }
 }

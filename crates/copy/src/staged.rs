@@ -6,10 +6,10 @@
 //!  in:      0 1 2 3 ...        fed     <= filled
 //! ```
 
-use crate::opening::legs_await_by;
+use crate::opening::set_stage_completion_modes;
 use crate::stop::check_stop;
 use inlane_core::mover::{Mover, Ticket, check_pair, check_ticket, out_of_reach};
-use inlane_core::{Completion, Error, Region, Result};
+use inlane_core::{CompletionMode, Error, Region, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,14 +19,14 @@ pub struct Staged {
     out: Box<dyn Mover>,
     into: Box<dyn Mover>,
     ring: Vec<Region>,
-    completion: Completion,
+    completion: CompletionMode,
     stop: Arc<AtomicBool>,
     submitted: u64,
 }
 
 impl Staged {
     /// Through `ring`, cut into `slots` chunks. When both movers have nothing to hand on, `completion` says how the
-    /// next end is awaited, until [`Mover::await_by`] says otherwise.
+    /// next end is awaited, until [`Mover::set_completion_mode`] says otherwise.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the ring does not hold so many chunks of at least a byte.
@@ -35,7 +35,7 @@ impl Staged {
         into: Box<dyn Mover>,
         ring: &Region,
         slots: usize,
-        completion: Completion,
+        completion: CompletionMode,
     ) -> Result<Self> {
         let chunk = ring.len() / slots.max(1);
         if chunk == 0 || slots < 2 {
@@ -137,16 +137,16 @@ impl Mover for Staged {
         true
     }
 
-    fn await_by(&mut self, completion: Completion) -> Completion {
+    fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         self.completion = completion;
-        legs_await_by([&mut *self.out, &mut *self.into], completion)
+        set_stage_completion_modes([&mut *self.out, &mut *self.into], completion)
     }
 
     fn done(&mut self) -> Result<Ticket> {
         Ok(Ticket(self.submitted))
     }
 
-    fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, _: CompletionMode) -> Result<()> {
         check_ticket(ticket, self.submitted)
     }
 }

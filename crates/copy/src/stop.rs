@@ -3,7 +3,7 @@
 //! A copy engine's transfer ends in milliseconds; the CPU's through a BAR can take minutes, and `submit` does not return before.
 
 use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, check_ticket};
-use inlane_core::{Completion, Error, Region, Result};
+use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -79,15 +79,15 @@ impl Mover for Pieces {
         true
     }
 
-    fn await_by(&mut self, completion: Completion) -> Completion {
-        self.mover.await_by(completion)
+    fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
+        self.mover.set_completion_mode(completion)
     }
 
     fn done(&mut self) -> Result<Ticket> {
         Ok(Ticket(self.submitted))
     }
 
-    fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, _: CompletionMode) -> Result<()> {
         check_ticket(ticket, self.submitted)
     }
 }
@@ -115,7 +115,7 @@ mod tests {
         fn done(&mut self) -> Result<Ticket> {
             self.0.done()
         }
-        fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+        fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
             self.0.wait(ticket, completion)
         }
     }
@@ -129,9 +129,9 @@ mod tests {
         pattern::fill(sent, 3);
         let mut whole = Pieces::new(Box::new(CpuMover::widest()), None, &Arc::default());
         let ticket = whole.submit(&source, &destination).unwrap();
-        whole.wait(ticket, Completion::Poll).unwrap();
+        whole.wait(ticket, CompletionMode::Poll).unwrap();
         assert_eq!(pattern::count_wrong(arrived, 3), 0);
-        assert!(whole.wait(Ticket(2), Completion::Poll).is_err());
+        assert!(whole.wait(Ticket(2), CompletionMode::Poll).is_err());
         let shifted = [source.slice(0, 2 * PIECE), source.slice(PIECE, 2 * PIECE)].map(Result::unwrap);
         assert!(whole.submit(&shifted[0], &shifted[1]).unwrap_err().to_string().contains("overlap"));
 

@@ -4,7 +4,7 @@
 use inlane_copy::opening::open_path;
 use inlane_copy::{Device, Options, Path, open};
 use inlane_core::mover::{Mover, Ticket};
-use inlane_core::{Completion, Place, Region};
+use inlane_core::{CompletionMode, Location, Region};
 use inlane_cuda::{CopyEngine, Gpu, MemoryOperation, WaitUntil};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -69,9 +69,9 @@ fn every_size_and_alignment_arrives_and_nothing_else_changes() {
                     .unwrap();
                 expected[at..at + length].copy_from_slice(&sent[take..take + length]);
             }
-            let how = [Completion::Poll, Completion::Interrupt, Completion::Adaptive][round % 3];
+            let how = [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive][round % 3];
             mover.wait(ticket, how).unwrap();
-            mover.rest().unwrap();
+            mover.quiesce().unwrap();
             let arrived = to_gpu.read(&destination).unwrap();
             if let Some(wrong) = (0..SPAN).find(|&at| arrived[at] != expected[at]) {
                 panic!("resident {resident}, round {round}: byte {wrong} differs");
@@ -131,8 +131,8 @@ fn both_directions_end_every_time() {
                         let pair = [source, destination].map(|region| region.slice(0, length).unwrap());
                         last = mover.submit(&pair[0], &pair[1]).unwrap();
                     }
-                    mover.wait(last, Completion::Poll).unwrap();
-                    mover.rest().unwrap();
+                    mover.wait(last, CompletionMode::Poll).unwrap();
+                    mover.quiesce().unwrap();
                 });
             }
         });
@@ -206,7 +206,7 @@ fn a_gpu_that_does_not_answer_is_given_up() {
 fn nowhere(device: &Device, size: usize) -> Region {
     let index = device.gpu().unwrap().index();
     // SAFETY: nothing follows the address but a GPU's kernel, whose trap is what is tested.
-    unsafe { Region::from_raw(0x1000, size, Place::Gpu(index), Arc::new(())) }
+    unsafe { Region::from_raw(0x1000, size, Location::Gpu(index), Arc::new(())) }
 }
 
 /// As `inlane` ends: exit handlers of the CUDA library would wait for a GPU that was given up.
@@ -217,13 +217,13 @@ fn leave() {
     }
 }
 
-fn trap(push: bool, resident: bool, completion: Completion) {
+fn trap(push: bool, resident: bool, completion: CompletionMode) {
     let Some([from, to]) = devices("trap") else { return };
     let size = 1 << 20;
     let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
     let mut mover = staged_sm(&from, &to, resident);
     let ticket = mover.submit(&source, &destination).unwrap();
-    mover.wait(ticket, Completion::Poll).unwrap();
+    mover.wait(ticket, CompletionMode::Poll).unwrap();
     let bad = match push {
         true => mover.submit(&nowhere(&from, size), &destination),
         false => mover.submit(&source, &nowhere(&to, size)),
@@ -241,25 +241,25 @@ fn trap(push: bool, resident: bool, completion: Completion) {
 #[test]
 #[ignore = "a kernel traps: run in a process of its own by the test above"]
 fn trap_in_push() {
-    trap(true, true, Completion::Poll);
+    trap(true, true, CompletionMode::Poll);
 }
 
 #[test]
 #[ignore = "as above"]
 fn trap_in_pull() {
-    trap(false, true, Completion::Adaptive);
+    trap(false, true, CompletionMode::Adaptive);
 }
 
 #[test]
 #[ignore = "as above"]
 fn trap_in_push_launched() {
-    trap(true, false, Completion::Poll);
+    trap(true, false, CompletionMode::Poll);
 }
 
 #[test]
 #[ignore = "as above"]
 fn trap_while_asleep() {
-    trap(true, true, Completion::Interrupt);
+    trap(true, true, CompletionMode::Interrupt);
 }
 
 fn pinned(gpu: &Arc<Gpu>, size: usize) -> Region {
@@ -277,7 +277,7 @@ impl Trap {
         let source = pinned(device.gpu().unwrap(), 4096);
         // The first launch loads what it needs, which waits for what is in flight.
         let ticket = mover.submit(&source, &device.allocate(4096).unwrap()).unwrap();
-        mover.wait(ticket, Completion::Poll).unwrap();
+        mover.wait(ticket, CompletionMode::Poll).unwrap();
         Self(mover, source, nowhere(device, 4096))
     }
 
@@ -291,7 +291,7 @@ impl Trap {
 fn dies(
     mut mover: Box<dyn Mover>,
     mut ticket: inlane_core::Result<Ticket>,
-    completion: Completion,
+    completion: CompletionMode,
     [source, destination]: [&Region; 2],
 ) {
     let began = Instant::now();
@@ -316,7 +316,7 @@ fn trap_in_sm() {
     let mut trap = Trap::on(&device);
     let ticket = trap.spring();
     let Trap(mover, source, nowhere) = trap;
-    dies(mover, ticket, Completion::Poll, [&source, &nowhere]);
+    dies(mover, ticket, CompletionMode::Poll, [&source, &nowhere]);
     leave();
 }
 
@@ -334,14 +334,14 @@ fn trap_beside_dma() {
     dies(
         Box::new(engine),
         tickets.into_iter().next_back().unwrap(),
-        Completion::Interrupt,
+        CompletionMode::Interrupt,
         [&source, &destination],
     );
     drop((trap, source, destination));
     leave();
 }
 
-fn trap_beside_staged(at_source: bool, completion: Completion) {
+fn trap_beside_staged(at_source: bool, completion: CompletionMode) {
     let Some([from, to]) = devices("trap_beside_staged") else { return };
     let size = 64 << 20;
     let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
@@ -357,23 +357,23 @@ fn trap_beside_staged(at_source: bool, completion: Completion) {
 #[test]
 #[ignore = "as above"]
 fn trap_beside_staged_at_its_source() {
-    trap_beside_staged(true, Completion::Poll);
+    trap_beside_staged(true, CompletionMode::Poll);
 }
 
 #[test]
 #[ignore = "as above"]
 fn trap_beside_staged_at_its_destination() {
-    trap_beside_staged(false, Completion::Adaptive);
+    trap_beside_staged(false, CompletionMode::Adaptive);
 }
 
 #[test]
 #[ignore = "as above"]
 fn trap_beside_staged_while_asleep() {
-    trap_beside_staged(true, Completion::Interrupt);
+    trap_beside_staged(true, CompletionMode::Interrupt);
 }
 
 /// A copy behind a wait for a word that nobody writes.
-fn stuck(completion: Option<Completion>) {
+fn stuck(completion: Option<CompletionMode>) {
     let Some([device, _]) = devices("stuck") else { return };
     let gpu = device.gpu().unwrap();
     let size = 1 << 20;
@@ -410,19 +410,19 @@ fn stuck(completion: Option<Completion>) {
 #[test]
 #[ignore = "as above"]
 fn stuck_and_polled() {
-    stuck(Some(Completion::Poll));
+    stuck(Some(CompletionMode::Poll));
 }
 
 #[test]
 #[ignore = "as above"]
 fn stuck_and_asleep() {
-    stuck(Some(Completion::Interrupt));
+    stuck(Some(CompletionMode::Interrupt));
 }
 
 #[test]
 #[ignore = "as above"]
 fn stuck_and_adaptive() {
-    stuck(Some(Completion::Adaptive));
+    stuck(Some(CompletionMode::Adaptive));
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn one_transfer_works() {
     from.fill(&source, 5).unwrap();
     let mut mover = staged_sm(&from, &to, true);
     let ticket = mover.submit(&source, &destination).unwrap();
-    mover.wait(ticket, Completion::Adaptive).unwrap();
-    mover.rest().unwrap();
+    mover.wait(ticket, CompletionMode::Adaptive).unwrap();
+    mover.quiesce().unwrap();
     assert_eq!(to.count_wrong(&destination, 5).unwrap(), 0);
 }

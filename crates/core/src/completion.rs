@@ -14,7 +14,7 @@ use crate::error::Error;
 /// How the end is learnt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Completion {
+pub enum CompletionMode {
     /// Look until it is there.
     #[default]
     Poll,
@@ -24,24 +24,24 @@ pub enum Completion {
     Adaptive,
 }
 
-impl fmt::Display for Completion {
+impl fmt::Display for CompletionMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Completion::Poll => "poll",
-            Completion::Interrupt => "interrupt",
-            Completion::Adaptive => "adaptive",
+            CompletionMode::Poll => "poll",
+            CompletionMode::Interrupt => "interrupt",
+            CompletionMode::Adaptive => "adaptive",
         })
     }
 }
 
-impl FromStr for Completion {
+impl FromStr for CompletionMode {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
         match text {
-            "poll" => Ok(Completion::Poll),
-            "interrupt" => Ok(Completion::Interrupt),
-            "adaptive" => Ok(Completion::Adaptive),
+            "poll" => Ok(CompletionMode::Poll),
+            "interrupt" => Ok(CompletionMode::Interrupt),
+            "adaptive" => Ok(CompletionMode::Adaptive),
             _ => Err(Error::Invalid {
                 what: format!("completion '{text}'"),
                 why: "choose poll, interrupt or adaptive".into(),
@@ -245,9 +245,9 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
-            assert_eq!(completion.to_string().parse::<Completion>().unwrap(), completion);
+        for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
+            assert_eq!(completion.to_string().parse::<CompletionMode>().unwrap(), completion);
         }
-        assert!("spin".parse::<Completion>().is_err());
+        assert!("spin".parse::<CompletionMode>().is_err());
     }
 }

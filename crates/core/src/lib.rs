@@ -17,8 +17,8 @@ pub mod ring;
 pub mod stats;
 pub mod units;
 
-pub use completion::Completion;
+pub use completion::CompletionMode;
 pub use error::{Error, Result};
 pub use packet::{HeapPool, Packet, Pool};
 pub use port::{Port, PortInfo, Rx, Tx};
-pub use region::{Place, Region};
+pub use region::{Location, Region};

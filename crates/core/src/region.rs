@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Where a region's bytes are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Location {
     /// Ordinary memory of this host.
     Host,
     /// Host memory that devices may reach by DMA at any time (page-locked, registered).
@@ -36,35 +36,35 @@ pub enum Place {
     Twin(u32),
 }
 
-impl Place {
+impl Location {
     /// The CPU may load and store there with ordinary instructions.
     pub fn is_cpu_memory(&self) -> bool {
-        matches!(self, Place::Host | Place::Pinned | Place::Twin(_))
+        matches!(self, Location::Host | Location::Pinned | Location::Twin(_))
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Host => write!(f, "host"),
-            Place::Pinned => write!(f, "pinned"),
-            Place::Gpu(n) => write!(f, "gpu:{n}"),
-            Place::Bar { device, bar, write_combining } => {
+            Location::Host => write!(f, "host"),
+            Location::Pinned => write!(f, "pinned"),
+            Location::Gpu(n) => write!(f, "gpu:{n}"),
+            Location::Bar { device, bar, write_combining } => {
                 write!(f, "pci:{device}/bar{bar}{}", if *write_combining { ":wc" } else { "" })
             }
-            Place::Window { peer } => write!(f, "window:{peer}"),
-            Place::Twin(n) => write!(f, "twin:{n}"),
+            Location::Window { peer } => write!(f, "window:{peer}"),
+            Location::Twin(n) => write!(f, "twin:{n}"),
         }
     }
 }
 
-/// A span of memory: address as the CPU maps it (or the device's virtual address for [`Place::Gpu`]), length in
+/// A span of memory: address as the CPU maps it (or the device's virtual address for [`Location::Gpu`]), length in
 /// bytes, place. Cloning shares the memory.
 #[derive(Clone)]
 pub struct Region {
     address: u64,
     length: usize,
-    place: Place,
+    location: Location,
     _keeper: Arc<dyn Send + Sync>,
 }
 
@@ -73,8 +73,13 @@ impl Region {
     ///
     /// # Safety
     /// `length` bytes from `address` stay valid, at the place named, for as long as `keeper` lives.
-    pub unsafe fn from_raw(address: u64, length: usize, place: Place, keeper: Arc<dyn Send + Sync>) -> Self {
-        Self { address, length, place, _keeper: keeper }
+    pub unsafe fn from_raw(
+        address: u64,
+        length: usize,
+        location: Location,
+        keeper: Arc<dyn Send + Sync>,
+    ) -> Self {
+        Self { address, length, location, _keeper: keeper }
     }
 
     /// Zeroed host memory, aligned to a page.
@@ -85,7 +90,7 @@ impl Region {
         let memory = HostMemory::new(length)?;
         let address = memory.pointer.as_ptr() as u64;
         // SAFETY: the allocation lives in the keeper.
-        Ok(unsafe { Self::from_raw(address, length, Place::Host, Arc::new(memory)) })
+        Ok(unsafe { Self::from_raw(address, length, Location::Host, Arc::new(memory)) })
     }
 
     /// The address: the CPU's, or the device's own for memory that the CPU has not mapped.
@@ -93,7 +98,7 @@ impl Region {
         self.address
     }
 
-    /// The address as a pointer; only to be followed where [`Place::is_cpu_memory`] or by volatile accesses to a BAR.
+    /// The address as a pointer; only to be followed where [`Location::is_cpu_memory`] or by volatile accesses to a BAR.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address as *mut u8
     }
@@ -109,8 +114,8 @@ impl Region {
     }
 
     /// Where it is.
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn location(&self) -> &Location {
+        &self.location
     }
 
     /// `length` bytes from `offset` of it.
@@ -132,8 +137,8 @@ impl Region {
     /// True when the two share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
         // Host, pinned and twin memory share one address space; other places have their own.
-        let same_space =
-            self.place == other.place || (self.place.is_cpu_memory() && other.place.is_cpu_memory());
+        let same_space = self.location == other.location
+            || (self.location.is_cpu_memory() && other.location.is_cpu_memory());
         same_space
             && self.address < other.address + other.length as u64
             && other.address < self.address + self.length as u64
@@ -142,7 +147,7 @@ impl Region {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes at {:#x} in {}", self.length, self.address, self.place)
+        write!(f, "{} bytes at {:#x} in {}", self.length, self.address, self.location)
     }
 }
 

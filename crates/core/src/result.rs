@@ -205,7 +205,7 @@ pub struct TransferResult {
     /// The path.
     pub path: String,
     /// How the end was learnt.
-    pub completion: crate::completion::Completion,
+    pub completion: crate::completion::CompletionMode,
     /// One transfer at a time, start to known end, medians over repeats.
     pub latency_ns: Option<Summary>,
     /// Bytes a second, transfers one behind the other.

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::pending::{Pending, drain};
 use crate::stream::{Event, Stream};
 use inlane_core::mover::{Mover, Ticket};
-use inlane_core::{Completion, Place, Region};
+use inlane_core::{CompletionMode, Location, Region};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,14 +55,14 @@ impl Mover for CopyEngine {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        let mine = Place::Gpu(self.stream.gpu().index());
-        let gpu = |region: &Region| matches!(region.place(), Place::Gpu(_));
-        let reachable = |region: &Region| gpu(region) || *region.place() == Place::Pinned;
+        let mine = Location::Gpu(self.stream.gpu().index());
+        let gpu = |region: &Region| matches!(region.location(), Location::Gpu(_));
+        let reachable = |region: &Region| gpu(region) || *region.location() == Location::Pinned;
         // One end is this GPU's; the other may be pinned or any GPU's (the driver stages what has no direct way).
         // Ordinary host memory would make the call synchronous.
         reachable(source)
             && reachable(destination)
-            && (*source.place() == mine || *destination.place() == mine)
+            && (*source.location() == mine || *destination.location() == mine)
     }
 
     fn submit(&mut self, source: &Region, destination: &Region) -> inlane_core::Result<Ticket> {
@@ -82,7 +82,7 @@ impl Mover for CopyEngine {
         self.pending.done()
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> inlane_core::Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let device = || format!("gpu:{} copy engine", self.stream.gpu().index());
         self.pending.wait(&device, ticket, completion, &[])
     }

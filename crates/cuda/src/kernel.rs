@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::nvrtc::Compiled;
 use crate::stream::Stream;
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
-use inlane_core::{Place, Region};
+use inlane_core::{Location, Region};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ impl Module {
             )?
         };
         // SAFETY: the variable lives as long as the module, which the region keeps.
-        Ok(unsafe { Region::from_raw(address, bytes, Place::Gpu(self.gpu.index()), self.clone()) })
+        Ok(unsafe { Region::from_raw(address, bytes, Location::Gpu(self.gpu.index()), self.clone()) })
     }
 }
 

@@ -4,7 +4,7 @@ use crate::device::Gpu;
 use crate::driver::call;
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
-use inlane_core::{Place, Region};
+use inlane_core::{Location, Region};
 use std::sync::Arc;
 
 struct Device {
@@ -65,7 +65,7 @@ impl Gpu {
         unsafe { call!(self, cuMemsetD8Async(address, 0, bytes, stream.raw()))? };
         stream.synchronize()?;
         // SAFETY: the keeper holds the allocation.
-        Ok(unsafe { Region::from_raw(address, bytes, Place::Gpu(self.index()), Arc::new(keeper)) })
+        Ok(unsafe { Region::from_raw(address, bytes, Location::Gpu(self.index()), Arc::new(keeper)) })
     }
 
     /// Zeroed host memory that this and every other GPU reaches at its host address.
@@ -85,7 +85,7 @@ impl Gpu {
         // SAFETY: freshly allocated host memory, so long.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes) };
         // SAFETY: the keeper holds the allocation.
-        Ok(unsafe { Region::from_raw(pointer as u64, bytes, Place::Pinned, Arc::new(keeper)) })
+        Ok(unsafe { Region::from_raw(pointer as u64, bytes, Location::Pinned, Arc::new(keeper)) })
     }
 
     /// Registers host memory that someone else allocated (hugepages, a packet pool's), so that every GPU reaches it.
@@ -94,7 +94,7 @@ impl Gpu {
     /// # Errors
     /// When it is no host memory, registered already, or cannot be locked.
     pub fn register(self: &Arc<Self>, memory: &Region) -> Result<Region> {
-        if *memory.place() != Place::Host {
+        if *memory.location() != Location::Host {
             return Err(Error::invalid(
                 format!("registering {memory:?}"),
                 "only ordinary host memory can be",
@@ -112,7 +112,7 @@ impl Gpu {
         let keeper = Registered { gpu: self.clone(), memory: memory.clone() };
         self.same_address(memory.address())?;
         // SAFETY: the keeper holds the registration and the memory.
-        Ok(unsafe { Region::from_raw(memory.address(), memory.len(), Place::Pinned, Arc::new(keeper)) })
+        Ok(unsafe { Region::from_raw(memory.address(), memory.len(), Location::Pinned, Arc::new(keeper)) })
     }
 
     /// Copies a region of this GPU's memory to the host, and waits. For set-up and reports.
@@ -155,7 +155,7 @@ impl Gpu {
     }
 
     fn must_own(&self, region: &Region) -> Result<()> {
-        if *region.place() == Place::Gpu(self.index()) {
+        if *region.location() == Location::Gpu(self.index()) {
             return Ok(());
         }
         Err(Error::invalid(format!("{region:?}"), format!("it is not in the memory of {self}")))

@@ -7,7 +7,7 @@ use crate::asleep::Sleeper;
 use crate::device::abandon_all;
 use crate::stream::{Event, EventKind, Stream};
 use inlane_core::mover::{Flight, Ticket};
-use inlane_core::{Completion, Error, Region, Result};
+use inlane_core::{CompletionMode, Error, Region, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ impl Pending {
         &mut self,
         device: &dyn Fn() -> String,
         ticket: Ticket,
-        completion: Completion,
+        completion: CompletionMode,
         others: &[Stream],
     ) -> Result<()> {
         self.flight.check(ticket)?;
@@ -128,9 +128,9 @@ impl Pending {
             Ok(first)
         };
         let outcome = match completion {
-            Completion::Interrupt => self.sleep(device, ticket, &event, others),
-            Completion::Poll => self.flight.wait_polling(device, ticket, poll),
-            Completion::Adaptive => self.flight.wait_adaptive(device, ticket, poll),
+            CompletionMode::Interrupt => self.sleep(device, ticket, &event, others),
+            CompletionMode::Poll => self.flight.wait_polling(device, ticket, poll),
+            CompletionMode::Adaptive => self.flight.wait_adaptive(device, ticket, poll),
         };
         // The driver says nothing of its stream, which will never end: what would wait for it must not.
         if outcome.is_err() && matches!(event.is_passed(), Ok(false)) {

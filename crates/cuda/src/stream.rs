@@ -4,7 +4,7 @@ use crate::device::Gpu;
 use crate::driver::call;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUresult};
-use inlane_core::{Place, Region};
+use inlane_core::{Location, Region};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -165,14 +165,14 @@ impl Stream {
         let (from, to, bytes) = (source.address(), destination.address(), source.len());
         // SAFETY: regions are valid for their lengths; the caller keeps them so.
         unsafe {
-            match (source.place(), destination.place()) {
-                (Place::Gpu(_), Place::Gpu(_)) => {
+            match (source.location(), destination.location()) {
+                (Location::Gpu(_), Location::Gpu(_)) => {
                     call!(self.gpu, cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw))
                 }
-                (_, Place::Gpu(_)) => {
+                (_, Location::Gpu(_)) => {
                     call!(self.gpu, cuMemcpyHtoDAsync_v2(to, from as *const _, bytes, self.raw))
                 }
-                (Place::Gpu(_), _) => {
+                (Location::Gpu(_), _) => {
                     call!(self.gpu, cuMemcpyDtoHAsync_v2(to as *mut _, from, bytes, self.raw))
                 }
                 _ => call!(self.gpu, cuMemcpyAsync(to, from, bytes, self.raw)),

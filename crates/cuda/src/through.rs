@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::pending::{Pending, drain};
 use crate::stream::{Event, EventKind, Stream};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
-use inlane_core::{Completion, Place, Region};
+use inlane_core::{CompletionMode, Location, Region};
 use std::sync::Arc;
 
 /// Pieces of memory on the GPU, and their bytes: one is filled while another is emptied.
@@ -82,7 +82,7 @@ impl Mover for ThroughGpu {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        *source.place() == Place::Pinned && *destination.place() == Place::Pinned
+        *source.location() == Location::Pinned && *destination.location() == Location::Pinned
     }
 
     fn submit(&mut self, source: &Region, destination: &Region) -> inlane_core::Result<Ticket> {
@@ -103,7 +103,7 @@ impl Mover for ThroughGpu {
         self.pending.done()
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> inlane_core::Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let device = || format!("gpu:{} copy engines", self.inward.gpu().index());
         self.pending.wait(&device, ticket, completion, std::slice::from_ref(&self.inward))
     }

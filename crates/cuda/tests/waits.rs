@@ -2,14 +2,14 @@
 //! Each in a process of its own: a GPU that was given up is so for the whole process.
 
 use inlane_core::mover::{Mover, Ticket};
-use inlane_core::{Completion, Region, Result};
+use inlane_core::{CompletionMode, Region, Result};
 use inlane_cuda::{CopyEngine, Gpu, Pending, Stream, any_abandoned, drain, finish};
 use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const ALL: [Completion; 3] = [Completion::Poll, Completion::Interrupt, Completion::Adaptive];
+const ALL: [CompletionMode; 3] = [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive];
 
 /// A folder with a `libcuda.so.1`, or none without a C compiler.
 fn stub() -> Option<tempfile::TempDir> {
@@ -138,9 +138,9 @@ fn slow() {
     for copy in 1..5 {
         told.later(Duration::from_millis(500) * copy, move |told| told.allow(60 + copy as i32));
     }
-    engine.wait(last, Completion::Interrupt).unwrap();
+    engine.wait(last, CompletionMode::Interrupt).unwrap();
     assert_eq!(engine.done().unwrap(), last);
-    assert!(engine.wait(Ticket(999), Completion::Interrupt).is_err());
+    assert!(engine.wait(Ticket(999), CompletionMode::Interrupt).is_err());
     assert!(!any_abandoned());
 }
 
@@ -160,7 +160,7 @@ fn given_up(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-fn hangs(completion: Completion) {
+fn hangs(completion: CompletionMode) {
     let (mut engine, source, destination) = engine();
     engine.set_patience(Duration::from_millis(700));
     let told = Told::of(engine.stream());
@@ -178,19 +178,19 @@ fn hangs(completion: Completion) {
 #[test]
 #[ignore = "as above"]
 fn hangs_polled() {
-    hangs(Completion::Poll);
+    hangs(CompletionMode::Poll);
 }
 
 #[test]
 #[ignore = "as above"]
 fn hangs_asleep() {
-    hangs(Completion::Interrupt);
+    hangs(CompletionMode::Interrupt);
 }
 
 #[test]
 #[ignore = "as above"]
 fn hangs_adaptive() {
-    hangs(Completion::Adaptive);
+    hangs(CompletionMode::Adaptive);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn fails() {
 }
 
 /// A stream that waits for another GPU's, which fails: the error is that one's, long before the patience ends.
-fn another_fails(completion: Completion) {
+fn another_fails(completion: CompletionMode) {
     let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
     let (out, into) = (from.stream().unwrap(), to.stream().unwrap());
     let memory = [from.allocate(64).unwrap(), to.allocate(64).unwrap()];
@@ -266,17 +266,17 @@ fn another_fails_unawaited() {
 #[test]
 #[ignore = "as above"]
 fn another_fails_polled() {
-    another_fails(Completion::Poll);
+    another_fails(CompletionMode::Poll);
 }
 
 #[test]
 #[ignore = "as above"]
 fn another_fails_asleep() {
-    another_fails(Completion::Interrupt);
+    another_fails(CompletionMode::Interrupt);
 }
 
 #[test]
 #[ignore = "as above"]
 fn another_fails_adaptive() {
-    another_fails(Completion::Adaptive);
+    another_fails(CompletionMode::Adaptive);
 }

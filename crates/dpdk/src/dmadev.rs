@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::{eal, log, sys};
 use inlane_core::error::Class;
 use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
-use inlane_core::{Completion, Region};
+use inlane_core::{CompletionMode, Region};
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -148,7 +148,7 @@ impl Mover for DmaDev {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        source.place().is_cpu_memory() && destination.place().is_cpu_memory()
+        source.location().is_cpu_memory() && destination.location().is_cpu_memory()
     }
 
     fn submit(&mut self, source: &Region, destination: &Region) -> inlane_core::Result<Ticket> {
@@ -191,7 +191,7 @@ impl Mover for DmaDev {
         self.advance()
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> inlane_core::Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let text = self.text();
         let name = || text.clone();
         let Self { id, flight, entries, queued, .. } = self;
@@ -203,12 +203,12 @@ impl Mover for DmaDev {
             DmaDev::look(*id, queued, entries, first, &name)
         };
         let outcome = match completion {
-            Completion::Interrupt => Err(inlane_core::Error::device_usage(
+            CompletionMode::Interrupt => Err(inlane_core::Error::device_usage(
                 &text,
                 "DPDK's DMA devices raise no interrupts; choose poll or adaptive",
             )),
-            Completion::Poll => flight.wait_polling(&name, ticket, &mut poll),
-            Completion::Adaptive => flight.wait_adaptive(&name, ticket, &mut poll),
+            CompletionMode::Poll => flight.wait_polling(&name, ticket, &mut poll),
+            CompletionMode::Adaptive => flight.wait_adaptive(&name, ticket, &mut poll),
         };
         self.lost |= matches!(&outcome, Err(error) if error.class() == Class::Failed);
         self.retire();
@@ -252,7 +252,7 @@ mod tests {
         }
         let mut device = DmaDev::skeleton().unwrap();
         for length in [1usize, 4096, (3 << 20) + 17] {
-            for completion in [Completion::Poll, Completion::Adaptive] {
+            for completion in [CompletionMode::Poll, CompletionMode::Adaptive] {
                 let (source, destination) = (Region::host(length).unwrap(), Region::host(length).unwrap());
                 // SAFETY: this test's own memory, touched by the device only between submit and wait.
                 let (from, to) = unsafe {
@@ -271,9 +271,9 @@ mod tests {
         let (source, destination) = (Region::host(64).unwrap(), Region::host(64).unwrap());
         let ticket = device.submit(&source, &destination).unwrap();
         assert!(
-            device.wait(ticket, Completion::Interrupt).unwrap_err().to_string().contains("no interrupts")
+            device.wait(ticket, CompletionMode::Interrupt).unwrap_err().to_string().contains("no interrupts")
         );
-        device.wait(ticket, Completion::Poll).unwrap();
+        device.wait(ticket, CompletionMode::Poll).unwrap();
         assert_eq!(device.done().unwrap(), ticket);
     }
 }

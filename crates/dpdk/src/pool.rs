@@ -10,7 +10,7 @@
 use crate::error::{Error, Result};
 use crate::{eal, log, sys};
 use inlane_core::packet::{HEADROOM, Note, Packet, Pool};
-use inlane_core::region::{Place, Region};
+use inlane_core::region::{Location, Region};
 use std::ffi::CString;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -75,7 +75,7 @@ impl MbufPool {
         let raw = NonNull::new(raw).ok_or_else(|| refuse(refusal(&mark)))?;
         let (address, length, hugepages) = (memory.address(), memory.len(), memory.in_hugepages());
         // SAFETY: the mapping lives in the keeper.
-        let region = unsafe { Region::from_raw(address, length, Place::Host, Arc::new(memory)) };
+        let region = unsafe { Region::from_raw(address, length, Location::Host, Arc::new(memory)) };
         Ok(Self::registered(raw, count, room, region, false, hugepages))
     }
 
@@ -178,8 +178,8 @@ impl MbufPool {
             room: self.room,
             why: format!("no segment: {why}"),
         };
-        if !self.region.place().is_cpu_memory() {
-            return Err(refuse(format!("the CPU cannot write {}", self.region.place())));
+        if !self.region.location().is_cpu_memory() {
+            return Err(refuse(format!("the CPU cannot write {}", self.region.location())));
         }
         let length = u32::try_from(bytes.len()).map_err(|_| refuse("longer than any packet".into()))?;
         // SAFETY: the caller holds the packet, whose first mbuf takes the length that the packet says; the bytes are

@@ -184,7 +184,7 @@ impl EthPort {
         let pool = any.downcast::<MbufPool>().map_err(|_| {
             self.usage("its packets must come from an mbuf pool (inlane_dpdk::MbufPool), not from a pool of another kind")
         })?;
-        if self.info.touches_payload && !pool.region().place().is_cpu_memory() {
+        if self.info.touches_payload && !pool.region().location().is_cpu_memory() {
             let why = format!("it copies packets with the CPU, which cannot reach {:?}", pool.region());
             return Err(self.usage(why));
         }
@@ -207,7 +207,7 @@ impl EthPort {
         let taken = pool.take(&mut packets);
         for packet in &mut packets[..taken] {
             packet.length = size.into();
-            if pool.region().place().is_cpu_memory() {
+            if pool.region().location().is_cpu_memory() {
                 // SAFETY: just taken, with room for the size; memory of the CPU.
                 fill_frame(unsafe { packet.bytes_mut() });
             }

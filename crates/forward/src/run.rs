@@ -48,13 +48,13 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
         }
     };
     let pools = open::pools(&names, config, room, directions.len(), gpu.as_ref())?;
-    if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().place().is_cpu_memory())
+    if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().location().is_cpu_memory())
         && touched
     {
-        let place = pool.region().place();
+        let location = pool.region().location();
         return Err(Error::config(
             "--memory",
-            format!("packets in {place} cannot be reached by the CPU, and this run reads them there"),
+            format!("packets in {location} cannot be reached by the CPU, and this run reads them there"),
         ));
     }
     let wrappers = Wrappers::new(config, &names, &clock)?;

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::fault::Faults;
 use crate::transport::windows::Settings;
 use crate::twin::{Hub, Seen, Twin};
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use inlane_twin::{DmaCosts, DmaEngine};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -71,7 +71,8 @@ impl Session {
         let faults = variable::<Faults>("INLANE_NTB_FAULTS")?.unwrap_or_default();
         let heap_bytes = variable::<u64>("INLANE_NTB_HEAP")?.unwrap_or(HEAP);
         let settings = Settings {
-            completion: variable::<Completion>("INLANE_NTB_COMPLETION")?.unwrap_or(Completion::Adaptive),
+            completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
+                .unwrap_or(CompletionMode::Adaptive),
             yields: variable::<u8>("INLANE_NTB_YIELD")?.unwrap_or(0) != 0,
             faults: faults.clone(),
             mover: variable::<BulkMover>("INLANE_NTB_MOVER")?.map(BulkMover::start).transpose()?,
@@ -156,7 +157,7 @@ pub struct Job {
     /// Bytes of symmetric heap of each.
     pub heap_bytes: u64,
     /// How waits end.
-    pub completion: Completion,
+    pub completion: CompletionMode,
     /// Faults to inject, in [`Faults`]' syntax; empty for none.
     pub faults: String,
     /// The PE that alone gets the faults; all when `None`.
@@ -172,7 +173,7 @@ impl Default for Job {
         Self {
             pes: 2,
             heap_bytes: HEAP,
-            completion: Completion::Adaptive,
+            completion: CompletionMode::Adaptive,
             faults: String::new(),
             faulty: None,
             mover: None,

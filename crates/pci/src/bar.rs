@@ -12,7 +12,7 @@ use crate::spec::BarSpec;
 use crate::sysfs::Sysfs;
 use crate::topology::{BarInfo, Device};
 use crate::vfio;
-use inlane_core::region::{Place, Region};
+use inlane_core::region::{Location, Region};
 use std::fs::OpenOptions;
 use std::io;
 use std::ops::Range;
@@ -174,13 +174,13 @@ impl Bar {
     /// The range as a region, which keeps the mapping. What is not permitted is not mapped so either: a store to a range
     /// that may only be read ends the process with SIGSEGV.
     pub fn region(&self) -> Region {
-        let place = Place::Bar {
+        let location = Location::Bar {
             device: self.spec.address.to_string(),
             bar: self.spec.bar,
             write_combining: self.spec.write_combining,
         };
         // SAFETY: the keeper holds the mapping.
-        unsafe { Region::from_raw(self.start.as_ptr() as u64, self.length, place, self.keeper.clone()) }
+        unsafe { Region::from_raw(self.start.as_ptr() as u64, self.length, location, self.keeper.clone()) }
     }
 
     /// Reads a 32-bit register.

@@ -25,7 +25,7 @@ fn bytes_go_to_the_range_and_nowhere_else() {
     let file = fs::read(fake.sysfs().device(address).join("resource2")).unwrap();
     assert_eq!(&file[6143..6149], b"\0abcd\0");
     let region = bar.region();
-    assert_eq!((region.len(), region.place().to_string().as_str()), (4, "pci:0000:00:01.0/bar2"));
+    assert_eq!((region.len(), region.location().to_string().as_str()), (4, "pci:0000:00:01.0/bar2"));
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn registers_and_what_a_mover_copies_are_the_same_bytes() {
     fake.memory_device(ADDRESS);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2@64K+64K:wc"), &all()).unwrap();
     let region = bar.region();
-    assert!(matches!(region.place(), Place::Bar { write_combining: true, .. }));
+    assert!(matches!(region.location(), Location::Bar { write_combining: true, .. }));
     bar.write_u32(8, 0x1234_5678).unwrap();
     bar.write_u64(16, 0x1_0000_0002).unwrap();
     let copy = Region::host(bar.len()).unwrap();

@@ -2,9 +2,9 @@
 
 use crate::costs::{BarCosts, Costs};
 use crate::dma::DmaEngine;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::mover::{Access, CpuMover, Mover, Ticket, check_pair, out_of_reach};
-use inlane_core::{Error, Place, Region, Result};
+use inlane_core::{Error, Location, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ impl Accelerator {
         let address = memory.address();
         share.memory = Some(memory);
         // SAFETY: the host region behind it is kept by the share.
-        Ok(unsafe { Region::from_raw(address, bytes, Place::Twin(self.index), Arc::new(share)) })
+        Ok(unsafe { Region::from_raw(address, bytes, Location::Twin(self.index), Arc::new(share)) })
     }
 
     /// A DMA engine of it, towards its memory or out of it. Each has a thread of its own.
@@ -124,9 +124,9 @@ impl Mover for BarMover {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        let reachable = |region: &Region, costs: &Option<BarCosts>| match region.place() {
-            Place::Twin(_) => costs.is_some(),
-            place => place.is_cpu_memory(),
+        let reachable = |region: &Region, costs: &Option<BarCosts>| match region.location() {
+            Location::Twin(_) => costs.is_some(),
+            location => location.is_cpu_memory(),
         };
         reachable(source, &self.read) && reachable(destination, &self.write)
     }
@@ -148,15 +148,15 @@ impl Mover for BarMover {
         true
     }
 
-    fn await_by(&mut self, _: Completion) -> Completion {
-        Completion::Poll
+    fn set_completion_mode(&mut self, _: CompletionMode) -> CompletionMode {
+        CompletionMode::Poll
     }
 
     fn done(&mut self) -> Result<Ticket> {
         self.copier.done()
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         self.copier.wait(ticket, completion)
     }
 }
@@ -173,7 +173,7 @@ mod tests {
     fn memory_is_limited_and_given_back() {
         let twin = twin();
         let first = twin.allocate(1 << 19).unwrap();
-        assert_eq!(*first.place(), Place::Twin(0));
+        assert_eq!(*first.location(), Location::Twin(0));
         let error = twin.allocate((1 << 19) + 1).unwrap_err().to_string();
         assert!(
             error.contains("twin:0") && error.contains("524288 of its 1048576 bytes are free"),

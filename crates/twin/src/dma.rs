@@ -10,9 +10,9 @@
 use crate::costs::DmaCosts;
 use crate::fault::Faults;
 use crate::interrupt::Interrupt;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::mover::{CpuMover, Flight, Mover, Ticket, check_pair, out_of_reach};
-use inlane_core::{Error, Place, Region, Result};
+use inlane_core::{Error, Location, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -144,8 +144,9 @@ impl Mover for DmaEngine {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        let mapped = |place: &Place| place.is_cpu_memory() || matches!(place, Place::Window { .. });
-        mapped(source.place()) && mapped(destination.place())
+        let mapped =
+            |location: &Location| location.is_cpu_memory() || matches!(location, Location::Window { .. });
+        mapped(source.location()) && mapped(destination.location())
     }
 
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
@@ -168,7 +169,7 @@ impl Mover for DmaEngine {
         Ok(done)
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         let (shared, name) = (self.shared.clone(), self.name.clone());
         let mut turns = 0u32;
         let poll = || {
@@ -181,9 +182,9 @@ impl Mover for DmaEngine {
         };
         let device = || name.clone();
         match completion {
-            Completion::Poll => self.flight.wait_polling(&device, ticket, poll),
-            Completion::Adaptive => self.flight.wait_adaptive(&device, ticket, poll),
-            Completion::Interrupt => self.wait_interrupt(ticket),
+            CompletionMode::Poll => self.flight.wait_polling(&device, ticket, poll),
+            CompletionMode::Adaptive => self.flight.wait_adaptive(&device, ticket, poll),
+            CompletionMode::Interrupt => self.wait_interrupt(ticket),
         }
     }
 }
@@ -212,7 +213,7 @@ impl Worker {
             if self.stopped() {
                 return;
             }
-            let to_device = !matches!(source.place(), Place::Twin(_));
+            let to_device = !matches!(source.location(), Location::Twin(_));
             free = free.max(Instant::now()) + self.costs.time(source.len(), to_device);
             if !self.copy(&source, &destination) {
                 return self.fail();

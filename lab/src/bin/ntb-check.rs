@@ -8,7 +8,7 @@
 //! ```
 
 use anyhow::{Context, bail, ensure};
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::{Event, Ntb};
 use inlane_ntb::error::Error;
 use inlane_ntb::ivshmem::{Ivshmem, SILENCE};
@@ -31,7 +31,7 @@ fn main() -> anyhow::Result<()> {
         "return" => come_back(&ntb),
         "stay" | "die" => {
             bridge(&*ntb)?;
-            let world = connect(&ntb, Completion::Interrupt)?;
+            let world = connect(&ntb, CompletionMode::Interrupt)?;
             library(&world)?;
             if role == "die" {
                 println!("dying");
@@ -102,7 +102,7 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn connect(ntb: &Arc<dyn Ntb>, completion: Completion) -> anyhow::Result<World<Windows>> {
+fn connect(ntb: &Arc<dyn Ntb>, completion: CompletionMode) -> anyhow::Result<World<Windows>> {
     // One processor may have to do for both threads of a machine.
     let settings = Settings { completion, yields: true, connect_timeout: LIMIT, ..Settings::default() };
     let bytes = ntb.inbound().len();
@@ -170,7 +170,7 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
 }
 
 fn come_back(ntb: &Arc<dyn Ntb>) -> anyhow::Result<()> {
-    let world = connect(ntb, Completion::Adaptive)?;
+    let world = connect(ntb, CompletionMode::Adaptive)?;
     let (transport, peer) = (world.transport(), 1 - world.me());
     transport.take_notification(peer)?;
     let (base, length) = transport.symmetric();

@@ -8,7 +8,7 @@ use inlane_copy::stop::check_stop;
 use inlane_copy::{Choice, Device, Endpoint, Options, Path, Route, ceiling};
 use inlane_core::mover::Mover;
 use inlane_core::result::{Ceiling, TransferResult};
-use inlane_core::{Completion, Error, Result, units};
+use inlane_core::{CompletionMode, Error, Result, units};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -68,7 +68,7 @@ impl std::fmt::Display for Way<'_> {
 
 impl Way<'_> {
     /// A row without figures.
-    fn row(&self, size: usize, path: Option<Path>, completion: Completion) -> TransferResult {
+    fn row(&self, size: usize, path: Option<Path>, completion: CompletionMode) -> TransferResult {
         let path = path.map_or_else(
             || match self.choice {
                 Choice::Auto => "auto".into(),
@@ -255,7 +255,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Says once that a path is not awaited as asked.
-    fn note_completion(&mut self, path: Path, asked: Completion, used: Completion) {
+    fn note_completion(&mut self, path: Path, asked: CompletionMode, used: CompletionMode) {
         let note =
             format!("{path} is measured by {used}, not {asked}: the CPU copies, and is busy until the end");
         if asked != used && !self.report.notes.contains(&note) {
@@ -286,7 +286,7 @@ impl<'a> Bench<'a> {
                 let mut rows = Vec::new();
                 for (way, route) in ways.iter().zip(&mut routes) {
                     let path = route.path_for(size as u64);
-                    let completion = route.await_by_for(size as u64, asked);
+                    let completion = route.set_completion_mode_for(size as u64, asked);
                     self.note_completion(path, asked, completion);
                     let mut row = way.row(size, Some(path), completion);
                     if way.options.both_ways {
@@ -340,7 +340,7 @@ impl<'a> Bench<'a> {
         routes: &mut [Route],
         buffers: &mut [Buffers],
         size: usize,
-        completion: Completion,
+        completion: CompletionMode,
     ) -> Result<Vec<Measured>> {
         let plan = Plan { completion, ..self.plan.clone() };
         let ([route], [buffers]) = (&mut *routes, &mut *buffers) else {

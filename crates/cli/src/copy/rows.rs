@@ -2,7 +2,7 @@
 
 use inlane_copy::Endpoint;
 use inlane_copy::measure::Measured;
-use inlane_core::Completion;
+use inlane_core::CompletionMode;
 use inlane_core::result::{Document, TransferResult};
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub fn row(
     to: &Endpoint,
     size: usize,
     path: &str,
-    completion: Completion,
+    completion: CompletionMode,
 ) -> TransferResult {
     TransferResult {
         from: from.to_string(),

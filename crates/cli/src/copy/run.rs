@@ -11,7 +11,7 @@ use inlane_copy::stop::check_stop;
 use inlane_copy::{Device, Endpoint, Options, experiment};
 use inlane_core::error::Class;
 use inlane_core::result::{Path as Explanation, Verification};
-use inlane_core::{Completion, Error};
+use inlane_core::{CompletionMode, Error};
 use inlane_cuda::Error as CudaError;
 use inlane_report::{Line, Plot, Scale};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Copy {
             time: self.time,
             warm_up: self.warm_up,
             window: self.window,
-            completion: Completion::Poll,
+            completion: CompletionMode::Poll,
             stop,
         };
         let options = Options { stop: plan.stop.clone(), ..options };

@@ -5,8 +5,8 @@ use crate::output::Output;
 use crate::signal;
 use anyhow::{Context, bail};
 use clap::Args;
-use inlane_core::completion::Completion;
-use inlane_core::region::{Place, Region};
+use inlane_core::completion::CompletionMode;
+use inlane_core::region::{Location, Region};
 use inlane_core::result::{Document, NotTaken, Path, TransferResult, Verification};
 use inlane_core::{Error, units};
 use inlane_cuda::{Gpu, ThroughGpu};
@@ -137,7 +137,7 @@ fn through_gpu(number: u32) -> inlane_ntb::error::Result<Started> {
     let reach = move |memory: Region| {
         // SAFETY: a window of the twin is host memory like any other; the keeper holds its mapping.
         let host = unsafe {
-            Region::from_raw(memory.address(), memory.len(), Place::Host, Arc::new(memory.clone()))
+            Region::from_raw(memory.address(), memory.len(), Location::Host, Arc::new(memory.clone()))
         };
         Ok(gpu.register(&host).map_err(core)?)
     };
@@ -217,7 +217,7 @@ impl Bench {
             .map(Into::into)
             .chain([out.clone().into_os_string(), "--mover".into(), self.mover.to_string().into()])
             .collect::<Vec<_>>();
-        let job = Job { pes: 2, completion: Completion::Adaptive, bind: false, ..Job::default() };
+        let job = Job { pes: 2, completion: CompletionMode::Adaptive, bind: false, ..Job::default() };
         let this = std::env::current_exe().context("finding this program")?;
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let points = std::fs::read(&out);

@@ -1,7 +1,7 @@
 //! `inlane ntb check`: everything that windows must do, checked from both sides.
 
 use clap::Args;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_ntb::launch::Session;
@@ -25,7 +25,7 @@ pub struct Check {
     machines: u32,
     /// How waits end: poll, interrupt or adaptive [default: as `inlane ntb run` was told, else adaptive]
     #[arg(long, value_name = "HOW")]
-    completion: Option<Completion>,
+    completion: Option<CompletionMode>,
     /// How often
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,

@@ -139,7 +139,7 @@ mod tests {
     use super::super::Curve;
     use super::*;
     use crate::path::Path;
-    use inlane_core::Completion;
+    use inlane_core::CompletionMode;
     use inlane_core::mover::Access;
     use inlane_twin::{Accelerator, Costs as TwinCosts};
     use std::sync::Arc;
@@ -164,7 +164,7 @@ mod tests {
         let others = [
             Options { access: Some(Access::Bytes4), ..Options::default() },
             Options { delivered: true, ..Options::default() },
-            Options { legs: Completion::Interrupt, ..Options::default() },
+            Options { legs: CompletionMode::Interrupt, ..Options::default() },
             Options { resident: true, ..Options::default() },
             Options { blocks: 3, ..Options::default() },
             Options { both_ways: true, ..Options::default() },

@@ -56,7 +56,7 @@ fn twice(bytes: usize) -> [Region; 2] {
             let rights = libc::PROT_READ | libc::PROT_WRITE;
             let address = libc::mmap(std::ptr::null_mut(), bytes, rights, libc::MAP_SHARED, file, 0);
             assert_ne!(address, libc::MAP_FAILED);
-            Region::from_raw(address as u64, bytes, inlane_core::Place::Host, Arc::new(()))
+            Region::from_raw(address as u64, bytes, inlane_core::Location::Host, Arc::new(()))
         })
     }
 }

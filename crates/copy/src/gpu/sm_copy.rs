@@ -2,7 +2,7 @@
 
 use super::kernels::Kernels;
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
-use inlane_core::{Completion, Place, Region, Result};
+use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Arguments, Function, Gpu, Launch, Pending, Stream, drain};
 use std::sync::Arc;
 
@@ -35,8 +35,9 @@ impl Mover for SmCopy {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        let mine = Place::Gpu(self.stream.gpu().index());
-        let reachable = |region: &Region| *region.place() == mine || *region.place() == Place::Pinned;
+        let mine = Location::Gpu(self.stream.gpu().index());
+        let reachable =
+            |region: &Region| *region.location() == mine || *region.location() == Location::Pinned;
         reachable(source) && reachable(destination)
     }
 
@@ -58,7 +59,7 @@ impl Mover for SmCopy {
         self.pending.done()
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         let index = self.stream.gpu().index();
         self.pending.wait(&|| format!("gpu:{index} SMs"), ticket, completion, &[])
     }

@@ -9,7 +9,7 @@
 //! always busy; the other adds only its first chunk, so a transfer that meets an idle pipeline begins with small ones.
 
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
-use inlane_core::{Completion, Place, Region, Result};
+use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Event, EventKind, Gpu, Pending, Stream, drain};
 use std::sync::Arc;
 
@@ -184,7 +184,7 @@ impl Mover for Staged {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        *source.place() == Place::Gpu(self.from) && *destination.place() == Place::Gpu(self.to)
+        *source.location() == Location::Gpu(self.from) && *destination.location() == Location::Gpu(self.to)
     }
 
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
@@ -205,7 +205,7 @@ impl Mover for Staged {
         self.pending.done()
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         let (from, to) = (self.from, self.to);
         let name = || format!("staging from gpu:{from} to gpu:{to}");
         // The end is one GPU's to tell, and waits for the other's copies.

@@ -15,7 +15,7 @@ use super::trace::Trace;
 pub use super::tuning::Tuning;
 use super::tuning::pieces;
 use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
-use inlane_core::{Completion, Error, Place, Region, Result};
+use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_cuda::{
     Arguments, Function, Gpu, Launch, MemoryOperation, Pending, Stream, WaitUntil, drain, finish,
 };
@@ -133,7 +133,7 @@ impl StagedSm {
         // So would an event that is made then.
         let (stream, notices) = &mut staged.notice;
         let first = notices.push(stream, [staged.memory.clone(), staged.memory.clone()])?;
-        notices.wait(&String::new, first, Completion::Poll, &[])?;
+        notices.wait(&String::new, first, CompletionMode::Poll, &[])?;
         Ok(staged)
     }
 
@@ -262,7 +262,7 @@ impl StagedSm {
 
     /// The lap in a line has 32 bits: before it comes round, no line may hold an old one.
     fn renew_laps(&mut self) -> Result<()> {
-        self.rest()?;
+        self.quiesce()?;
         let length = self.tuning.lanes as usize * self.tuning.slots * self.tuning.line_bytes();
         let lines = self.memory.slice(self.lines(), length)?;
         // SAFETY: inside the pinned span; no kernel runs.
@@ -295,7 +295,7 @@ impl StagedSm {
         // or move them ahead when they give up.
         unsafe { stream.memory_operations(&waits)? };
         let notice = notices.push(stream, [self.memory.clone(), self.memory.clone()])?;
-        notices.wait(&|| name.clone(), notice, Completion::Interrupt, &[])?;
+        notices.wait(&|| name.clone(), notice, CompletionMode::Interrupt, &[])?;
         let seen = self.look()?;
         self.flight.complete(seen, false);
         Ok(())
@@ -377,8 +377,8 @@ impl Mover for StagedSm {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        *source.place() == Place::Gpu(self.from.index())
-            && *destination.place() == Place::Gpu(self.to.index())
+        *source.location() == Location::Gpu(self.from.index())
+            && *destination.location() == Location::Gpu(self.to.index())
     }
 
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
@@ -394,7 +394,7 @@ impl Mover for StagedSm {
         }
         if self.flight.in_flight() as u64 >= DEPTH - 2 {
             let oldest = Ticket(self.flight.done().0 + 1);
-            self.wait(oldest, Completion::Poll)?;
+            self.wait(oldest, CompletionMode::Poll)?;
         }
         if (self.sequence + 1) as u32 == 0 {
             self.renew_laps()?;
@@ -430,11 +430,11 @@ impl Mover for StagedSm {
         Ok(done)
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         self.flight.check(ticket)?;
         let first = self.flight.done();
         let outcome = match completion {
-            Completion::Interrupt => self.wait_interrupt(ticket),
+            CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
                 // The entries stay until `retire`, so they are counted from where the flight stands now.
                 let Self { flight, memory, entries, from, to, tuning, push, pull, running, .. } = self;
@@ -454,7 +454,7 @@ impl Mover for StagedSm {
                     look(memory, tuning.lanes, entries, first, &name)
                 };
                 match completion {
-                    Completion::Adaptive => flight.wait_adaptive(&name, ticket, poll),
+                    CompletionMode::Adaptive => flight.wait_adaptive(&name, ticket, poll),
                     _ => flight.wait_polling(&name, ticket, poll),
                 }
             }
@@ -469,8 +469,8 @@ impl Mover for StagedSm {
         outcome.map_err(|error| self.give_up(error))
     }
 
-    fn rest(&mut self) -> Result<()> {
-        self.wait(self.flight.newest(), Completion::Poll)?;
+    fn quiesce(&mut self) -> Result<()> {
+        self.wait(self.flight.newest(), CompletionMode::Poll)?;
         self.park()?;
         if let Some(trace) = &mut self.trace {
             trace.report();

@@ -37,11 +37,11 @@ fn every_path_between_twins_delivers_what_was_sent() {
         let mut mover = open_path(path, &from, &to, &options).unwrap();
         assert!(mover.is_twin(), "{path}");
         for size in [1, 4099, 256 << 10] {
-            for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+            for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
                 let plan = Plan { completion, ..quick() };
                 // The CPU can only be busy; legs between DMA engines are awaited as asked.
-                let used = if path == Path::Bar { Completion::Poll } else { completion };
-                assert_eq!(mover.await_by(completion), used, "{path}");
+                let used = if path == Path::Bar { CompletionMode::Poll } else { completion };
+                assert_eq!(mover.set_completion_mode(completion), used, "{path}");
                 let measured = latency(&mut *mover, &mut buffers, size, &plan).unwrap();
                 assert!(measured.verified_bytes >= size as u64, "{path} {size} {completion}");
                 assert!(measured.latency_ns.unwrap().median > 0.0);
@@ -54,7 +54,7 @@ fn every_path_between_twins_delivers_what_was_sent() {
 }
 
 /// A mover that notes how it was awaited.
-struct Notes(Box<dyn Mover>, Arc<Mutex<Vec<Completion>>>);
+struct Notes(Box<dyn Mover>, Arc<Mutex<Vec<CompletionMode>>>);
 
 impl Mover for Notes {
     fn name(&self) -> String {
@@ -73,7 +73,7 @@ impl Mover for Notes {
         self.0.done()
     }
 
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         self.1.lock().unwrap().push(completion);
         self.0.wait(ticket, completion)
     }
@@ -91,12 +91,12 @@ fn legs_are_awaited_as_asked() {
     };
     let host = || Region::host(256 << 10).unwrap();
     let (out, into) = (|| leg(a.dma(false).unwrap()), || leg(b.dma(true).unwrap()));
-    let hybrid = crate::hybrid::Hybrid::new(out(), into(), [host(), host()], Completion::Poll).unwrap();
-    let staged = crate::staged::Staged::new(out(), into(), &host(), 4, Completion::Poll).unwrap();
+    let hybrid = crate::hybrid::Hybrid::new(out(), into(), [host(), host()], CompletionMode::Poll).unwrap();
+    let staged = crate::staged::Staged::new(out(), into(), &host(), 4, CompletionMode::Poll).unwrap();
     let mut buffers = Buffers::new(&from, &to, 256 << 10, 256 << 10).unwrap();
     for mut mover in [Box::new(hybrid) as Box<dyn Mover>, Box::new(staged)] {
-        for completion in [Completion::Interrupt, Completion::Adaptive, Completion::Poll] {
-            assert_eq!(mover.await_by(completion), completion);
+        for completion in [CompletionMode::Interrupt, CompletionMode::Adaptive, CompletionMode::Poll] {
+            assert_eq!(mover.set_completion_mode(completion), completion);
             seen.lock().unwrap().clear();
             latency(&mut *mover, &mut buffers, 256 << 10, &quick()).unwrap();
             let seen = seen.lock().unwrap();
@@ -108,10 +108,10 @@ fn legs_are_awaited_as_asked() {
     }
     // Where the CPU copies one leg the other can sleep; where it copies both nothing can.
     let cpu = || Box::new(inlane_core::mover::CpuMover::widest()) as Box<dyn Mover>;
-    let mut half = crate::hybrid::Hybrid::new(out(), cpu(), [host(), host()], Completion::Poll).unwrap();
-    assert_eq!(half.await_by(Completion::Interrupt), Completion::Interrupt);
-    let mut none = crate::hybrid::Hybrid::new(cpu(), cpu(), [host(), host()], Completion::Poll).unwrap();
-    assert_eq!(none.await_by(Completion::Interrupt), Completion::Poll);
+    let mut half = crate::hybrid::Hybrid::new(out(), cpu(), [host(), host()], CompletionMode::Poll).unwrap();
+    assert_eq!(half.set_completion_mode(CompletionMode::Interrupt), CompletionMode::Interrupt);
+    let mut none = crate::hybrid::Hybrid::new(cpu(), cpu(), [host(), host()], CompletionMode::Poll).unwrap();
+    assert_eq!(none.set_completion_mode(CompletionMode::Interrupt), CompletionMode::Poll);
 }
 
 #[test]
@@ -159,8 +159,14 @@ fn a_device_lost_in_mid_copy_ends_both_directions() {
             out.faults().lose_after(100_000);
         }
         let ring = Region::host(1 << 20).unwrap();
-        crate::staged::Staged::new(Box::new(out), Box::new(b.dma(true).unwrap()), &ring, 8, Completion::Poll)
-            .unwrap()
+        crate::staged::Staged::new(
+            Box::new(out),
+            Box::new(b.dma(true).unwrap()),
+            &ring,
+            8,
+            CompletionMode::Poll,
+        )
+        .unwrap()
     };
     let (mut forth, mut back) = (legs(true), legs(false));
     let mut forth_buffers = Buffers::new(&from, &to, 64 << 10, 1 << 20).unwrap();
@@ -193,7 +199,7 @@ impl Mover for Panics {
         Ok(Ticket(self.0))
     }
 
-    fn wait(&mut self, _: Ticket, _: Completion) -> Result<()> {
+    fn wait(&mut self, _: Ticket, _: CompletionMode) -> Result<()> {
         Ok(())
     }
 }
@@ -233,7 +239,7 @@ fn a_run_can_be_stopped_after_any_transfer() {
         fn done(&mut self) -> Result<Ticket> {
             self.0.done()
         }
-        fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()> {
+        fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
             self.0.wait(ticket, completion)
         }
     }
@@ -300,7 +306,7 @@ fn auto_takes_what_costs_least_and_says_why() {
     route.finish().unwrap();
     assert_eq!(route.done().unwrap(), last);
     assert_eq!(to.count_wrong(&destination, 9).unwrap(), 0);
-    assert!(route.wait(Ticket(99), Completion::Poll).is_err());
+    assert!(route.wait(Ticket(99), CompletionMode::Poll).is_err());
 }
 
 #[test]
@@ -343,7 +349,7 @@ fn dpdks_dma_device_copies_between_host_buffers() {
     };
     assert!(mover.is_twin() && mover.name().contains("dma_skeleton"));
     let mut buffers = Buffers::new(&host, &host, 256 << 10, 1 << 20).unwrap();
-    for completion in [Completion::Poll, Completion::Adaptive] {
+    for completion in [CompletionMode::Poll, CompletionMode::Adaptive] {
         let plan = Plan { completion, ..quick() };
         assert!(latency(&mut *mover, &mut buffers, 4096, &plan).unwrap().verified_bytes > 0);
         assert!(stream(&mut *mover, &mut buffers, 256 << 10, &plan).unwrap().verified_bytes > 0);

@@ -1,9 +1,9 @@
 //! The processor as a mover: between all memory that it has mapped, BARs and windows included.
 
 use super::{Access, Mover, Ticket, check_pair, check_ticket, out_of_reach};
-use crate::completion::Completion;
+use crate::completion::CompletionMode;
 use crate::error::{Error, Result};
-use crate::region::{Place, Region};
+use crate::region::{Location, Region};
 
 /// Copies with loads and stores of one [`Access`]. Synchronous: a copy is done when [`Mover::submit`] returns, which for
 /// stores to a BAR or window means *issued*; *delivered* is known by a read-back (see [`CpuMover::flush`]).
@@ -62,12 +62,12 @@ impl CpuMover {
     /// [`Error::Device`] when it may not read BARs.
     pub fn flush(&self, region: &Region) -> Result<()> {
         Access::drain();
-        if region.place().is_cpu_memory() {
+        if region.location().is_cpu_memory() {
             return Ok(());
         }
         if !self.reads_bars {
             return Err(Error::device_usage(
-                region.place().to_string(),
+                region.location().to_string(),
                 "delivery is known by a read, and reads of BARs are not allowed; allow them if this device's reads are harmless",
             ));
         }
@@ -79,8 +79,8 @@ impl CpuMover {
         Ok(())
     }
 
-    fn is_mapped(place: &Place) -> bool {
-        !matches!(place, Place::Gpu(_))
+    fn is_mapped(location: &Location) -> bool {
+        !matches!(location, Location::Gpu(_))
     }
 }
 
@@ -94,25 +94,25 @@ impl Mover for CpuMover {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        Self::is_mapped(source.place())
-            && Self::is_mapped(destination.place())
-            && (self.reads_bars || !matches!(source.place(), Place::Bar { .. }))
+        Self::is_mapped(source.location())
+            && Self::is_mapped(destination.location())
+            && (self.reads_bars || !matches!(source.location(), Location::Bar { .. }))
     }
 
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
         check_pair(source, destination)?;
         if !self.reaches(source, destination) {
-            if matches!(source.place(), Place::Bar { .. }) {
+            if matches!(source.location(), Location::Bar { .. }) {
                 return Err(Error::device_usage(
-                    source.place().to_string(),
+                    source.location().to_string(),
                     "reading a BAR can make its device act; allow reads explicitly if they are harmless here",
                 ));
             }
             return Err(out_of_reach(self, source, destination));
         }
-        let device_side = if destination.place().is_cpu_memory() { source } else { destination };
+        let device_side = if destination.location().is_cpu_memory() { source } else { destination };
         // Behind a BAR are registers; behind a window is memory, which takes single bytes.
-        let strict = matches!(device_side.place(), Place::Bar { .. });
+        let strict = matches!(device_side.location(), Location::Bar { .. });
         if strict && !(device_side.address().is_multiple_of(4) && device_side.len().is_multiple_of(4)) {
             return Err(Error::invalid(
                 format!("copy of {source:?} to {destination:?}"),
@@ -129,8 +129,10 @@ impl Mover for CpuMover {
                 device_side.address() as usize,
             )
         };
-        let combining =
-            matches!(destination.place(), Place::Bar { write_combining: true, .. } | Place::Window { .. });
+        let combining = matches!(
+            destination.location(),
+            Location::Bar { write_combining: true, .. } | Location::Window { .. }
+        );
         if self.access.is_weakly_ordered() || combining {
             Access::drain();
         }
@@ -142,15 +144,15 @@ impl Mover for CpuMover {
         true
     }
 
-    fn await_by(&mut self, _: Completion) -> Completion {
-        Completion::Poll
+    fn set_completion_mode(&mut self, _: CompletionMode) -> CompletionMode {
+        CompletionMode::Poll
     }
 
     fn done(&mut self) -> Result<Ticket> {
         Ok(Ticket(self.submitted))
     }
 
-    fn wait(&mut self, ticket: Ticket, _: Completion) -> Result<()> {
+    fn wait(&mut self, ticket: Ticket, _: CompletionMode) -> Result<()> {
         check_ticket(ticket, self.submitted)
     }
 }
@@ -242,7 +244,7 @@ mod tests {
                 let to = destination.slice(destination_offset, length).unwrap();
                 let mut mover = CpuMover::new(access).unwrap();
                 let ticket = mover.submit(&from, &to).unwrap();
-                mover.wait(ticket, Completion::Poll).unwrap();
+                mover.wait(ticket, CompletionMode::Poll).unwrap();
                 prop_assert_eq!(bytes(&from), bytes(&to), "{}", access);
                 prop_assert!(bytes(&destination)[..destination_offset].iter().all(|byte| *byte == 0xEE));
                 prop_assert!(bytes(&destination)[destination_offset + length..].iter().all(|byte| *byte == 0xEE));
@@ -252,9 +254,9 @@ mod tests {
 
     fn bar(length: usize) -> Region {
         let memory = Region::host(length).unwrap();
-        let place = Place::Bar { device: "0000:00:04.0".into(), bar: 2, write_combining: true };
+        let location = Location::Bar { device: "0000:00:04.0".into(), bar: 2, write_combining: true };
         // SAFETY: the host region behind it is the keeper.
-        unsafe { Region::from_raw(memory.address(), length, place, Arc::new(memory)) }
+        unsafe { Region::from_raw(memory.address(), length, location, Arc::new(memory)) }
     }
 
     #[test]
@@ -278,9 +280,9 @@ mod tests {
         let (low, high) = (host.slice(0, 4096).unwrap(), host.slice(2048, 4096).unwrap());
         assert!(mover.submit(&low, &high).unwrap_err().to_string().contains("overlap"));
         assert!(mover.submit(&low, &host).unwrap_err().to_string().contains("lengths differ"));
-        assert!(mover.wait(Ticket(9), Completion::Poll).is_err());
+        assert!(mover.wait(Ticket(9), CompletionMode::Poll).is_err());
         // SAFETY: never dereferenced: the mover refuses it.
-        let gpu = unsafe { Region::from_raw(1 << 40, 4096, Place::Gpu(0), Arc::new(())) };
+        let gpu = unsafe { Region::from_raw(1 << 40, 4096, Location::Gpu(0), Arc::new(())) };
         assert!(!mover.reaches(&gpu, &low));
         assert!(mover.submit(&gpu, &low).unwrap_err().to_string().contains("cannot copy from gpu:0 to host"));
     }

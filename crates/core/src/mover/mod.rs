@@ -12,7 +12,7 @@ pub use access::Access;
 pub use cpu::CpuMover;
 pub use flight::Flight;
 
-use crate::completion::Completion;
+use crate::completion::CompletionMode;
 use crate::error::{Error, Result};
 use crate::region::Region;
 
@@ -50,7 +50,7 @@ pub trait Mover: Send {
     ///
     /// # Errors
     /// When the device is lost or does not answer.
-    fn wait(&mut self, ticket: Ticket, completion: Completion) -> Result<()>;
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()>;
 
     /// A copy is done when [`Mover::submit`] returns: one is in flight at a time, however many are asked for.
     fn is_synchronous(&self) -> bool {
@@ -59,7 +59,7 @@ pub trait Mover: Send {
 
     /// Says how ends will be awaited from now on, and gives how they really will be. A mover that waits within
     /// [`Mover::submit`] awaits its legs so; where the processor itself copies it is busy until the end, as one that polls.
-    fn await_by(&mut self, completion: Completion) -> Completion {
+    fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         completion
     }
 
@@ -68,7 +68,7 @@ pub trait Mover: Send {
     ///
     /// # Errors
     /// As [`Mover::wait`].
-    fn rest(&mut self) -> Result<()> {
+    fn quiesce(&mut self) -> Result<()> {
         Ok(())
     }
 }
@@ -108,8 +108,8 @@ pub fn out_of_reach(mover: &dyn Mover, source: &Region, destination: &Region) ->
         mover.name(),
         format!(
             "cannot copy from {} to {}; choose a mover or path that can",
-            source.place(),
-            destination.place()
+            source.location(),
+            destination.location()
         ),
     )
 }

@@ -143,7 +143,7 @@ impl Ring {
         if submit.overlaps(&complete) {
             return Err(invalid("the two halves overlap"));
         }
-        if !submit.place().is_cpu_memory() || !complete.place().is_cpu_memory() {
+        if !submit.location().is_cpu_memory() || !complete.location().is_cpu_memory() {
             return Err(invalid(
                 "both halves must be in host or pinned memory; others are not supported yet",
             ));

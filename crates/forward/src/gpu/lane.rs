@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::Drive;
 use inlane_core::ring::protocol::{Words, lap_of};
 use inlane_core::ring::{Ring, layout};
-use inlane_core::{Place, Pool, Region};
+use inlane_core::{Location, Pool, Region};
 use inlane_cuda::Launch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -73,7 +73,7 @@ pub struct Lane {
     output: Option<Region>,
     /// The packets' memory as registered, the blocks' words, what packets are pulled into.
     _memory: Vec<Region>,
-    place: Place,
+    location: Location,
     /// It counts among those of its program that have not started, and its users.
     starting: AtomicBool,
     uses: AtomicBool,
@@ -113,16 +113,16 @@ impl Lane {
     ) -> Result<Self> {
         let gpu = &program.gpu;
         let settings = &settings.among(lanes, program.info.ticks())?;
-        let packets = match pool.region().place() {
-            Place::Host => gpu.register(pool.region())?,
-            Place::Pinned => pool.region().clone(),
-            Place::Gpu(index) if *index == gpu.index() => pool.region().clone(),
-            place => {
-                let why = format!("{gpu} cannot reach packets in {place}; use pinned memory");
+        let packets = match pool.region().location() {
+            Location::Host => gpu.register(pool.region())?,
+            Location::Pinned => pool.region().clone(),
+            Location::Gpu(index) if *index == gpu.index() => pool.region().clone(),
+            location => {
+                let why = format!("{gpu} cannot reach packets in {location}; use pinned memory");
                 return Err(Error::config("--memory", why));
             }
         };
-        let place = packets.place().clone();
+        let location = packets.location().clone();
         let burst = drive.burst;
         let slots = settings.slots_for(drive.slots, burst);
         // The two halves apart: each has one writer.
@@ -138,7 +138,7 @@ impl Lane {
             bytes => Some(gpu.allocate(bytes as usize)?),
         };
         let room = pool.room() as u32;
-        let pull = if place == Place::Pinned { settings.memory.pull() } else { 0 };
+        let pull = if location == Location::Pinned { settings.memory.pull() } else { 0 };
         assert!(pull == 0 || program.pulls, "a program for packets that stay where they are");
         if pull < info.reads.max(info.writes).min(room) && pull != 0 {
             let needs = info.reads.max(info.writes);
@@ -208,7 +208,7 @@ impl Lane {
             state,
             output,
             _memory: memory,
-            place,
+            location,
             starting: AtomicBool::new(true),
             uses: AtomicBool::new(true),
         })
@@ -310,12 +310,12 @@ impl Lane {
         let info = &self.program.info;
         let mean = bytes.checked_div(packets).unwrap_or(0);
         let sectors = |bytes: u64| bytes.next_multiple_of(32);
-        let read = match (&self.place, self.parameters.pull) {
-            (Place::Gpu(_), _) => 0,
+        let read = match (&self.location, self.parameters.pull) {
+            (Location::Gpu(_), _) => 0,
             (_, 0) => sectors(mean.min(info.reads as u64)),
             (_, pull) => sectors(mean.min(pull as u64)),
         };
-        let written = if self.place == Place::Pinned { mean.min(info.writes as u64) } else { 0 };
+        let written = if self.location == Location::Pinned { mean.min(info.writes as u64) } else { 0 };
         items * (32 + 8) + packets * (16 + read + written)
     }
 
@@ -325,8 +325,8 @@ impl Lane {
     /// When the GPU cannot be read any more.
     pub(super) fn report(&self, items: u64, packets: u64, bytes: u64) -> Result<Report> {
         let info = &self.program.info;
-        let memory = match (&self.place, self.settings.memory) {
-            (Place::Gpu(_), _) => "buffers in GPU memory; no payload crosses PCIe".to_string(),
+        let memory = match (&self.location, self.settings.memory) {
+            (Location::Gpu(_), _) => "buffers in GPU memory; no payload crosses PCIe".to_string(),
             (_, Memory::Gpu) => {
                 "pinned buffers, whole packets pulled into GPU memory by the SMs, changed chunks of 16 B \
                                  written back"

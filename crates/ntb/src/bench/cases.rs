@@ -4,7 +4,7 @@ use super::series::Series;
 use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};
 use crate::device::{Event, Ntb};
 use crate::error::{Error, Lost, Result};
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -70,9 +70,9 @@ impl Bench {
             }
         }
         let verified = self.verify(size)?;
-        let mut points = vec![put.point(Operation::Put, "stores", size, Completion::Poll, verified)];
+        let mut points = vec![put.point(Operation::Put, "stores", size, CompletionMode::Poll, verified)];
         if mapped {
-            points.push(plain.point(Operation::PlainCopy, "memcpy", size, Completion::Poll, verified));
+            points.push(plain.point(Operation::PlainCopy, "memcpy", size, CompletionMode::Poll, verified));
         }
         points.extend((!theirs.is_empty()).then(|| peer::point(size as u64, theirs)));
         Ok(points)
@@ -102,7 +102,7 @@ impl Bench {
             self.compare(&into, size)?;
         }
         self.verify(size)?;
-        Ok(vec![series.point(Operation::Get, "loads", size, Completion::Poll, size as u64)])
+        Ok(vec![series.point(Operation::Get, "loads", size, CompletionMode::Poll, size as u64)])
     }
 
     pub(super) fn both_ways(&self, size: usize) -> Result<Vec<Point>> {
@@ -121,7 +121,7 @@ impl Bench {
             self.world.barrier_all()?;
         }
         let verified = self.verify(size)?;
-        Ok(vec![series.point(Operation::PutBothWays, "stores", size, Completion::Poll, verified)])
+        Ok(vec![series.point(Operation::PutBothWays, "stores", size, CompletionMode::Poll, verified)])
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
@@ -173,9 +173,15 @@ impl Bench {
         }
         self.world.barrier_all()?;
         let verified = base;
-        let mut points = vec![puts.point(Operation::OneWay, "stores", 8, Completion::Poll, verified)];
+        let mut points = vec![puts.point(Operation::OneWay, "stores", 8, CompletionMode::Poll, verified)];
         if theirs.is_some() {
-            points.push(floor.point(Operation::CacheToCache, "plain stores", 8, Completion::Poll, verified));
+            points.push(floor.point(
+                Operation::CacheToCache,
+                "plain stores",
+                8,
+                CompletionMode::Poll,
+                verified,
+            ));
         }
         Ok(points)
     }
@@ -194,7 +200,7 @@ impl Bench {
                 looks += 1;
                 if looks.is_multiple_of(1 << 24) {
                     // Long: is the peer still there?
-                    self.await_word(mine, value, 8, Completion::Poll)?;
+                    self.await_word(mine, value, 8, CompletionMode::Poll)?;
                 }
             }
             if !self.driver {
@@ -204,7 +210,7 @@ impl Bench {
         Ok(())
     }
 
-    pub(super) fn doorbell(&self, completion: Completion) -> Result<Vec<Point>> {
+    pub(super) fn doorbell(&self, completion: CompletionMode) -> Result<Vec<Point>> {
         let ntb = self.world.transport().ntb().clone();
         let vector = if ntb.vector_bits(1) & BELL != 0 { 1 } else { 0 };
         let round = || -> Result<()> {
@@ -220,7 +226,7 @@ impl Bench {
         // Nobody sleeps on the doorbell while it is measured.
         self.world.barrier_all()?;
         ntb.doorbell_clear(BELL);
-        if completion == Completion::Poll {
+        if completion == CompletionMode::Poll {
             ntb.doorbell_mask_set(BELL);
         }
         self.world.barrier_all()?;
@@ -241,7 +247,7 @@ impl Bench {
 }
 
 /// Waits for the bench's doorbell and clears it.
-fn await_bell(ntb: &dyn Ntb, vector: u32, completion: Completion) -> Result<()> {
+fn await_bell(ntb: &dyn Ntb, vector: u32, completion: CompletionMode) -> Result<()> {
     let start = Instant::now();
     let mut looks = 0u32;
     loop {
@@ -252,9 +258,11 @@ fn await_bell(ntb: &dyn Ntb, vector: u32, completion: Completion) -> Result<()> 
         looks += 1;
         std::hint::spin_loop();
         let spin = match completion {
-            Completion::Poll => true,
-            Completion::Adaptive => !looks.is_multiple_of(64) || start.elapsed() < Duration::from_micros(50),
-            Completion::Interrupt => false,
+            CompletionMode::Poll => true,
+            CompletionMode::Adaptive => {
+                !looks.is_multiple_of(64) || start.elapsed() < Duration::from_micros(50)
+            }
+            CompletionMode::Interrupt => false,
         };
         if !spin {
             let event = ntb.event(Event::Doorbell(vector))?;

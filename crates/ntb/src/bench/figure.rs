@@ -1,7 +1,7 @@
 //! From points to result documents: the rows, and the published figure (bandwidth against size by completion).
 
 use super::{Operation, Point};
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::result::TransferResult;
 use inlane_core::stats::Summary;
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ pub fn results(points: &[Point]) -> Vec<TransferResult> {
                 parameters: BTreeMap::from([("operation".to_string(), point.operation.name().to_string())]),
                 size_bytes: point.size_bytes,
                 path: point.path.clone(),
-                completion: point.completion.parse().unwrap_or(Completion::Poll),
+                completion: point.completion.parse().unwrap_or(CompletionMode::Poll),
                 latency_ns: if issued { None } else { Summary::of(&point.latency_ns) },
                 bytes_per_second: if point.size_bytes > 0 {
                     Summary::of(&point.bytes_per_second)

@@ -3,7 +3,7 @@
 use super::{Operation, Point};
 use crate::error::Result;
 use inlane_core::clock::thread_cpu_ns;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use std::time::{Duration, Instant};
 
 fn process_cpu_ns() -> u64 {
@@ -52,7 +52,7 @@ impl Series {
         operation: Operation,
         path: &str,
         size: usize,
-        completion: Completion,
+        completion: CompletionMode,
         verified: u64,
     ) -> Point {
         // Nanoseconds a byte are seconds for each 10^9 bytes.

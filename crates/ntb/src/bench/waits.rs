@@ -8,14 +8,15 @@ use crate::bell::Wanted;
 use crate::error::Result;
 use crate::transport::wait::{Manner, Watch};
 use inlane_core::clock::thread_cpu_ns;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use inlane_core::region::Region;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Every way of waiting.
-pub(super) const WAYS: [Completion; 3] = [Completion::Poll, Completion::Adaptive, Completion::Interrupt];
+pub(super) const WAYS: [CompletionMode; 3] =
+    [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt];
 /// Messages on their way before one is answered.
 const TRAIN: u64 = 64;
 /// How long an idle wait is watched.
@@ -28,7 +29,7 @@ impl Bench {
         index: usize,
         value: u64,
         size: usize,
-        completion: Completion,
+        completion: CompletionMode,
     ) -> Result<()> {
         let word = self.word(index);
         let offset = self.world.offset_of(word.as_ptr() as usize, 8)?;
@@ -61,7 +62,7 @@ impl Bench {
         path: &str,
         size: usize,
         each: u64,
-        body: impl Fn(Completion, u64, u64) -> Result<()>,
+        body: impl Fn(CompletionMode, u64, u64) -> Result<()>,
     ) -> Result<Vec<Point>> {
         const WARM: u64 = 8;
         self.reset_words()?;

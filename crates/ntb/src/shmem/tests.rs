@@ -6,7 +6,7 @@ use crate::fault::Faults;
 use crate::transport::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
 use crate::twin::{Hub, Twin};
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use std::sync::Arc;
 
 type Pe = World<Windows>;
@@ -14,7 +14,7 @@ type Pe = World<Windows>;
 pub(crate) fn run(
     pes: u32,
     faults: &str,
-    completion: Completion,
+    completion: CompletionMode,
     push_from: Option<usize>,
     body: impl Fn(&Pe) + Sync,
 ) {
@@ -118,13 +118,13 @@ fn everything(world: &Pe) {
 #[test]
 fn everything_works_for_any_number_of_pes() {
     for pes in [1, 2, 3, 5] {
-        run(pes, "", Completion::Adaptive, None, everything);
+        run(pes, "", CompletionMode::Adaptive, None, everything);
     }
 }
 
 #[test]
 fn everything_works_however_waited_for() {
-    for completion in [Completion::Poll, Completion::Interrupt] {
+    for completion in [CompletionMode::Poll, CompletionMode::Interrupt] {
         run(2, "", completion, Some(1), everything);
     }
 }
@@ -134,14 +134,14 @@ fn everything_works_over_a_bad_wire() {
     for seed in 1..4 {
         let faults =
             format!("delay=30us,reorder,torn,lose=0.3,duplicate=0.3,early=0.3,stale=0.2,seed={seed}");
-        run(2, &faults, Completion::Adaptive, Some(64), everything);
+        run(2, &faults, CompletionMode::Adaptive, Some(64), everything);
     }
-    run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", Completion::Interrupt, None, everything);
+    run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", CompletionMode::Interrupt, None, everything);
 }
 
 #[test]
 fn threads_share_a_pe() {
-    run(2, "", Completion::Adaptive, None, |world| {
+    run(2, "", CompletionMode::Adaptive, None, |world| {
         let counts = world.array::<u64>(4).unwrap();
         let peer = 1 - world.me();
         std::thread::scope(|scope| {
@@ -164,7 +164,7 @@ fn threads_share_a_pe() {
 
 #[test]
 fn what_is_not_symmetric_is_refused() {
-    run(2, "", Completion::Poll, None, |world| {
+    run(2, "", CompletionMode::Poll, None, |world| {
         let array = world.array::<u8>(64).unwrap();
         let local = [0u8; 8];
         // SAFETY: the sources are readable; the destinations are what is refused.
@@ -183,9 +183,9 @@ fn what_is_not_symmetric_is_refused() {
         assert!((page as usize).is_multiple_of(4096));
         assert!(world.allocate(64, 8192).is_err(), "no PE knows where the others' memory lies");
     });
-    run(1, "", Completion::Poll, None, |one| {
+    run(1, "", CompletionMode::Poll, None, |one| {
         let array = one.array::<u64>(8).unwrap();
-        run(1, "", Completion::Poll, None, |other| {
+        run(1, "", CompletionMode::Poll, None, |other| {
             assert!(other.load(array, 0).is_err() && other.wait_until(array, 0, Compare::Eq, 0).is_err());
             let sums = other.array::<u64>(8).unwrap();
             assert!(other.sum(other.all(), sums, array).is_err(), "memory that may be gone");

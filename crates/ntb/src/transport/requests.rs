@@ -9,7 +9,7 @@ use super::windows::{Peer, REQUEST, Shared};
 use crate::error::{Error, Result};
 use crate::record::{CONTENTS, Sink, write};
 use crate::window::Window;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -111,7 +111,7 @@ impl Shared {
     fn wait_ringing(&self, pe: u32, manner: Manner, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
         // Who sleeps at once looks too seldom to ring later.
-        let after = if manner.completion == Completion::Interrupt { Duration::ZERO } else { RING_AFTER };
+        let after = if manner.completion == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
         self.wait_for(manner, Watch::Peer(pe), || {
             if done() {

@@ -12,7 +12,7 @@ use crate::handshake::{self, Offer};
 use crate::record::CONTENTS;
 use crate::twin::{Hub, Twin};
 use crate::window::Window;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -223,7 +223,7 @@ fn a_peer_that_never_answers_is_a_timeout() {
 
 #[test]
 fn a_storm_of_doorbells_stops_nobody() {
-    for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
         let hub = Hub::new(3, BYTES as u64).unwrap();
         let attach = |port| Arc::new(Twin::attach(hub.admit(port).unwrap(), &Faults::default()).unwrap());
         let over = AtomicBool::new(false);
@@ -268,7 +268,7 @@ fn two_with(
     let b = Arc::new(b);
     let connect = |ntb: Arc<Twin>, mover: Option<Box<dyn Mover>>| {
         let mover = mover.map(|mover| (mover, Some(0)));
-        let settings = Settings { completion: Completion::Interrupt, mover, ..settings(5000) };
+        let settings = Settings { completion: CompletionMode::Interrupt, mover, ..settings(5000) };
         Windows::connect(ntb, BYTES, settings).unwrap()
     };
     std::thread::scope(|scope| {
@@ -440,7 +440,7 @@ fn atomics_before_a_fence_come_before_puts_behind_it() {
 
 #[test]
 fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
-    for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
         let (_hub, a, mad) = pair(BYTES as u64);
         std::thread::scope(|scope| {
             let honest = scope.spawn(|| {

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::window::Window;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use inlane_core::region::Region;
 use std::time::Instant;
@@ -40,7 +40,7 @@ pub fn calibrate(mover: &mut dyn Mover, window: &Window, at: usize, room: usize)
         let stores = fastest(|| unsafe { window.store_from(at, part.as_ptr(), size) })?;
         let moved = fastest(|| {
             let ticket = mover.submit(&part, &destination)?;
-            Ok(mover.wait(ticket, Completion::Poll)?)
+            Ok(mover.wait(ticket, CompletionMode::Poll)?)
         })?;
         // It must hold for all larger sizes too: a size where stores win starts anew.
         from = if moved > stores { usize::MAX } else { from.min(size) };
@@ -72,7 +72,7 @@ mod tests {
         fn done(&mut self) -> inlane_core::error::Result<Ticket> {
             Ok(Ticket(1))
         }
-        fn wait(&mut self, _: Ticket, _: Completion) -> inlane_core::error::Result<()> {
+        fn wait(&mut self, _: Ticket, _: CompletionMode) -> inlane_core::error::Result<()> {
             Ok(())
         }
     }

@@ -4,7 +4,7 @@ use super::windows::{Shared, WAKE, WAKE_VECTOR};
 use crate::bell::{BACKSTOP, GRACE, Napper, Wanted};
 use crate::device::Event;
 use crate::error::{Error, Result};
-use inlane_core::completion::{Completion, Expectation, sleep_precisely};
+use inlane_core::completion::{CompletionMode, Expectation, sleep_precisely};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -23,7 +23,7 @@ pub enum Watch {
 #[derive(Clone, Copy, Debug)]
 pub struct Manner {
     /// Poll, sleep, or both.
-    pub completion: Completion,
+    pub completion: CompletionMode,
     /// Bytes of the operation awaited, for adaptive waits to expect its time by.
     pub bytes: u64,
     /// Which stores can end the wait: peers ring a sleeper for those alone.
@@ -74,7 +74,7 @@ impl Shared {
             std::hint::spin_loop();
         }
         let start = Instant::now();
-        let adaptive = manner.completion == Completion::Adaptive && manner.bytes > 0;
+        let adaptive = manner.completion == CompletionMode::Adaptive && manner.bytes > 0;
         let mut poll_for = POLL_FOR;
         if adaptive {
             let sleep = {
@@ -116,10 +116,10 @@ impl Shared {
                 break Err(Error::Timeout { peer, what: manner.what, seconds: waited.as_secs(), lost });
             }
             match manner.completion {
-                Completion::Poll if self.yields => std::thread::yield_now(),
-                Completion::Poll => {}
-                Completion::Adaptive if !self.yields && waited < poll_for => {}
-                Completion::Adaptive | Completion::Interrupt => {
+                CompletionMode::Poll if self.yields => std::thread::yield_now(),
+                CompletionMode::Poll => {}
+                CompletionMode::Adaptive if !self.yields && waited < poll_for => {}
+                CompletionMode::Adaptive | CompletionMode::Interrupt => {
                     self.nap(backstop, manner.wanted, &mut done);
                     backstop = (backstop * 2).min(BACKSTOP.1);
                 }

@@ -15,9 +15,9 @@ use crate::fault::Faults;
 use crate::handshake;
 use crate::window::Window;
 use connection::connect_peer;
-use inlane_core::completion::Completion;
+use inlane_core::completion::CompletionMode;
 use inlane_core::mover::{Mover, Ticket};
-use inlane_core::region::{Place, Region};
+use inlane_core::region::{Location, Region};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(super) const WAKE_VECTOR: u32 = 1;
 /// How the transport behaves.
 pub struct Settings {
     /// How waits end.
-    pub completion: Completion,
+    pub completion: CompletionMode,
     /// Limit of a handshake.
     pub connect_timeout: Duration,
     /// Limit of a request's answer while the link is up; waits for other PEs to get somewhere have none.
@@ -50,7 +50,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            completion: Completion::Adaptive,
+            completion: CompletionMode::Adaptive,
             connect_timeout: Duration::from_secs(20),
             request_timeout: Duration::from_secs(60),
             yields: false,
@@ -94,7 +94,7 @@ pub(super) struct Shared {
     pub yields: bool,
     pub faults: Faults,
     pub stop: AtomicBool,
-    completion: Completion,
+    completion: CompletionMode,
     request_timeout: Duration,
     push_from: usize,
     /// No wire, no posted window: what has left the store buffer is delivered.
@@ -216,7 +216,7 @@ impl Windows {
         offset: usize,
         destination: *mut u8,
         length: usize,
-        completion: Option<Completion>,
+        completion: Option<CompletionMode>,
     ) -> Result<()> {
         let shared = &*self.shared;
         let completion = completion.unwrap_or(shared.completion);
@@ -324,7 +324,7 @@ impl Shared {
     ) -> Result<Ticket> {
         let destination = peer.window.region().slice(at, length)?;
         // SAFETY: the caller of put promises the bytes until the copy is done, which put or quiet awaits.
-        let source = unsafe { Region::from_raw(source as u64, length, Place::Host, Arc::new(())) };
+        let source = unsafe { Region::from_raw(source as u64, length, Location::Host, Arc::new(())) };
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = mover.submit(&source, &destination)?;
         self.pending.store(ticket.0, Ordering::Release);

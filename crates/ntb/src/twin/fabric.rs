@@ -7,7 +7,7 @@
 use super::pass;
 use crate::error::{Error, Result};
 use crate::registers::{MAX_PORTS, PortRegisters, VECTORS};
-use inlane_core::region::{Place, Region};
+use inlane_core::region::{Location, Region};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
@@ -98,7 +98,7 @@ impl Hub {
         let window_bytes = window_bytes.next_multiple_of(4096);
         let register_bytes = ports as usize * size_of::<PortRegisters>();
         let registers_fd = pass::sealed_memory("inlane-ntb-registers", register_bytes as u64)?;
-        let registers = pass::map(registers_fd.as_fd(), 0, register_bytes, Place::Host)?;
+        let registers = pass::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
         let memories = (0..ports)
             .map(|_| pass::sealed_memory("inlane-ntb-memory", window_bytes))
             .collect::<Result<_>>()?;

@@ -19,7 +19,7 @@ use crate::registers::{PortRegisters, SCRATCHPADS, VECTORS, limits, vector_bits}
 use crate::window::Window;
 use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts};
 use fabric::{SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED, SAYS_HELLO, SAYS_LOST};
-use inlane_core::region::{Place, Region};
+use inlane_core::region::{Location, Region};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
@@ -88,8 +88,8 @@ impl Twin {
         for memory in &memories {
             pass::check_sealed(memory.as_fd(), window_bytes)?;
         }
-        let registers = pass::map(registers_fd.as_fd(), 0, register_bytes, Place::Host)?;
-        let inbound = pass::map(memories[port as usize].as_fd(), 0, window_bytes as usize, Place::Host)?;
+        let registers = pass::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
+        let inbound = pass::map(memories[port as usize].as_fd(), 0, window_bytes as usize, Location::Host)?;
         let parts =
             Arc::new(Parts { ports, window_bytes, registers, registers_fd, memories, events: fds.collect() });
         let wires = (0..ports)
@@ -261,7 +261,7 @@ impl Ntb for Twin {
             self.inner.parts.port(peer).translation(self.inner.port, peer, self.inner.parts.window_bytes)?;
         let length = (leads.end - leads.start) as usize;
         let memory = &self.inner.parts.memories[peer as usize];
-        let region = pass::map(memory.as_fd(), leads.start, length, Place::Window { peer })?;
+        let region = pass::map(memory.as_fd(), leads.start, length, Location::Window { peer })?;
         Ok(Window::new(peer, region, Promise::Coherent, self.inner.wires[peer as usize].clone()))
     }
 

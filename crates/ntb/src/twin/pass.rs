@@ -1,7 +1,7 @@
 //! Descriptors over a unix socket (SCM_RIGHTS), and the shared memory they stand for.
 
 use crate::error::{Error, Result};
-use inlane_core::region::{Place, Region};
+use inlane_core::region::{Location, Region};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -64,7 +64,7 @@ impl Drop for Mapping {
 ///
 /// # Errors
 /// [`Error::Os`].
-pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, place: Place) -> Result<Region> {
+pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Location) -> Result<Region> {
     // SAFETY: a fresh mapping at an address of the kernel's choice.
     let address = unsafe {
         rustix::mm::mmap(
@@ -76,13 +76,13 @@ pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, place: Place) -
             offset,
         )
     }
-    .map_err(|error| Error::os(format!("mapping {bytes} bytes of {place}"), error))?;
+    .map_err(|error| Error::os(format!("mapping {bytes} bytes of {location}"), error))?;
     // Fewer page-table misses where the system allows large pages for shared memory; no harm where it does not.
     // SAFETY: advice on the mapping just made.
     let _ = unsafe { rustix::mm::madvise(address, bytes, rustix::mm::Advice::LinuxHugepage) };
     let address = address as usize;
     // SAFETY: the mapping lives in the keeper.
-    Ok(unsafe { Region::from_raw(address as u64, bytes, place, Arc::new(Mapping { address, bytes })) })
+    Ok(unsafe { Region::from_raw(address as u64, bytes, location, Arc::new(Mapping { address, bytes })) })
 }
 
 /// Sends `fds`, in batches that each carry one byte. While the user has too many under way to receivers, it waits for those.

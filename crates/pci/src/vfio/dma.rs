@@ -19,7 +19,7 @@ pub struct DmaMapping {
 impl DmaMapping {
     pub(super) fn new(device: &Device, memory: &Region, iova: u64) -> Result<Self> {
         let name = device.address();
-        if !memory.place().is_cpu_memory() {
+        if !memory.location().is_cpu_memory() {
             return Err(Error::Unsupported {
                 what: format!("DMA of {name} to {memory:?}"),
                 why: "VFIO maps host memory only".into(),

@@ -25,7 +25,7 @@ fn engine(costs: DmaCosts) -> DmaEngine {
 
 #[test]
 fn every_completion_delivers_every_byte() {
-    for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
         let mut engine = engine(DmaCosts::unlimited());
         for length in [1, 4096, 1 << 20] {
             let (source, destination) = pair(length);
@@ -48,7 +48,7 @@ fn takes_the_time_of_its_model() {
     engine.submit(&source, &destination).unwrap();
     let (source, destination) = pair(1 << 20);
     let ticket = engine.submit(&source, &destination).unwrap();
-    engine.wait(ticket, Completion::Adaptive).unwrap();
+    engine.wait(ticket, CompletionMode::Adaptive).unwrap();
     let took = began.elapsed();
     assert!(took >= Duration::from_micros(45_900), "two of 2 ms and 20.97 ms: {took:?}");
 }
@@ -60,14 +60,14 @@ fn a_lost_interrupt_costs_a_moment_not_the_run() {
     engine.faults().swallow_interrupts(1);
     let (source, destination) = pair(4096);
     let ticket = engine.submit(&source, &destination).unwrap();
-    engine.wait(ticket, Completion::Interrupt).unwrap();
+    engine.wait(ticket, CompletionMode::Interrupt).unwrap();
     assert_eq!(engine.recovered_interrupts(), 1);
     assert_eq!(bytes(&source), bytes(&destination));
 }
 
 #[test]
 fn a_device_lost_in_the_middle_fails_every_wait_and_submit() {
-    for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
         let mut engine = engine(DmaCosts::unlimited());
         engine.faults().lose_after(1_000_000);
         let (source, destination) = pair(4 << 20);
@@ -82,7 +82,7 @@ fn a_device_lost_in_the_middle_fails_every_wait_and_submit() {
 
 #[test]
 fn a_stalled_device_is_given_up_after_the_patience() {
-    for completion in [Completion::Poll, Completion::Interrupt, Completion::Adaptive] {
+    for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
         let mut engine = engine(DmaCosts::unlimited());
         engine.set_patience(Duration::from_millis(60));
         engine.faults().stall(true);
@@ -99,10 +99,10 @@ fn a_flipped_bit_is_there_to_be_found() {
     engine.faults().flip_bytes(1);
     let (source, destination) = pair(4096);
     let ticket = engine.submit(&source, &destination).unwrap();
-    engine.wait(ticket, Completion::Poll).unwrap();
+    engine.wait(ticket, CompletionMode::Poll).unwrap();
     assert_ne!(bytes(&source), bytes(&destination));
     let ticket = engine.submit(&source, &destination).unwrap();
-    engine.wait(ticket, Completion::Poll).unwrap();
+    engine.wait(ticket, CompletionMode::Poll).unwrap();
     assert_eq!(bytes(&source), bytes(&destination));
 }
 
@@ -121,8 +121,8 @@ fn refuses_what_it_cannot_reach() {
     let mut engine = engine(DmaCosts::unlimited());
     let host = Region::host(4096).unwrap();
     // SAFETY: never dereferenced: the engine refuses it.
-    let gpu = unsafe { Region::from_raw(1 << 40, 4096, Place::Gpu(0), Arc::new(())) };
+    let gpu = unsafe { Region::from_raw(1 << 40, 4096, Location::Gpu(0), Arc::new(())) };
     assert!(engine.submit(&host, &gpu).unwrap_err().to_string().contains("cannot copy from host to gpu:0"));
     assert!(engine.submit(&host, &host).unwrap_err().to_string().contains("overlap"));
-    assert!(engine.wait(Ticket(1), Completion::Interrupt).is_err());
+    assert!(engine.wait(Ticket(1), CompletionMode::Interrupt).is_err());
 }

@@ -161,13 +161,13 @@ impl Generator {
 
 /// Fails unless the CPU can write the pool's packets.
 pub(crate) fn cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()> {
-    let place = pool.region().place();
-    if place.is_cpu_memory() {
+    let location = pool.region().location();
+    if location.is_cpu_memory() {
         return Ok(());
     }
     Err(Error::port_usage(
         port,
-        format!("it touches payload, and packets lie in {place}: keep them in host or pinned memory"),
+        format!("it touches payload, and packets lie in {location}: keep them in host or pinned memory"),
     ))
 }
 
