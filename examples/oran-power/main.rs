@@ -8,7 +8,7 @@ use inlane_core::{HeapPool, Pool, Port};
 use inlane_cuda::{Gpu, Launch, Module, Program, argument, compile};
 use inlane_forward::control::{Control, Progress};
 use inlane_forward::gpu::{self, Lane, Memory, Settings};
-use inlane_forward::pipeline::{Drive, Pipeline, Shared};
+use inlane_forward::pipeline::{Pipeline, PipelineContext, PipelineSettings};
 use inlane_forward::ports::null::Null;
 use inlane_forward::ports::oran::{Plan, Radio};
 use inlane_function::{Function, HEADERS};
@@ -50,7 +50,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     null.configure(&[], 1)?;
     let (rx, txs) = (radio.take_rx(0)?, vec![null.take_tx(0, pool.clone())?]);
     let pipeline = Pipeline { rx, txs, pool: pool.clone(), instances: Vec::new() };
-    let drive = Drive { burst: 32, flush: Duration::from_micros(50), ..Drive::default() };
+    let drive =
+        PipelineSettings { burst: 32, flush: Duration::from_micros(50), ..PipelineSettings::default() };
     let lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
     let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
     // Sums are added up in GPU memory, and copied out: the GPU has no atomic operations on the host's.
@@ -79,7 +80,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     radio.start()?;
 
     let (control, progress) = (Control::default(), Progress::default());
-    let shared = Shared { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+    let shared =
+        PipelineContext { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
     let (mut complete, mut wrong, mut late, mut short, mut slots) = (0, 0, 0, 0, 0);
     let (tally, report) = std::thread::scope(|scope| -> Result<_, Box<dyn Error>> {
         let running = scope.spawn(|| gpu::run(pipeline, lane, &drive, &shared));

@@ -11,10 +11,10 @@ use clap::Args;
 use inlane_core::result::{Document, PacketResult, Verification};
 use inlane_core::units;
 use inlane_forward::choose::{self, Goal};
-use inlane_forward::config::{self, Config, Method, On, Route};
-use inlane_forward::control::{Control, Reading};
+use inlane_forward::config::{self, Config, Device, Method, Route};
+use inlane_forward::control::{Control, ProgressSnapshot};
 use inlane_forward::measure::{self, Ceilings};
-use inlane_forward::pipeline::{Drive, Overload};
+use inlane_forward::pipeline::{Overload, PipelineSettings};
 use inlane_forward::ports::pcap::{Pace, Playback};
 use inlane_forward::{run, verify};
 use live::Live;
@@ -92,7 +92,7 @@ pub struct Forward {
     list_functions: bool,
     /// What runs the packet function: cpu, or gpu:0 for the first GPU
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
-    on: On,
+    on: Device,
     #[command(flatten)]
     gpu: OnGpu,
     /// How control flows: single or split; on a GPU also persistent, stream or graph; or auto
@@ -237,7 +237,7 @@ impl Forward {
             Compete::Large => config::Compete::Large,
         };
         config.measure_pcie = self.gpu.measure_pcie;
-        config.drive = Drive {
+        config.drive = PipelineSettings {
             burst: self.burst,
             flush: self.flush,
             slots: self.slots,
@@ -314,7 +314,7 @@ impl Forward {
         let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
         let mut live = Live::new();
         let (document, failure) = if series.is_plain() {
-            let mut watch = |elapsed: Duration, reading: Reading| live.show(elapsed, reading);
+            let mut watch = |elapsed: Duration, reading: ProgressSnapshot| live.show(elapsed, reading);
             let (document, failure) = self.measure(&control, &mut Ceilings::default(), &mut watch)?;
             (document, failure.map(anyhow::Error::from))
         } else {
@@ -357,7 +357,7 @@ impl Forward {
         &self,
         control: &Arc<Control>,
         ceilings: &mut Ceilings,
-        watch: &mut dyn FnMut(Duration, Reading),
+        watch: &mut dyn FnMut(Duration, ProgressSnapshot),
     ) -> anyhow::Result<(Document<PacketResult>, Option<inlane_forward::Error>)> {
         let config = self.config()?;
         if self.zero_loss || self.load.is_some() {
@@ -372,7 +372,7 @@ impl Forward {
         config: &Config,
         control: &Control,
         ceilings: &mut Ceilings,
-        watch: &mut dyn FnMut(Duration, Reading),
+        watch: &mut dyn FnMut(Duration, ProgressSnapshot),
     ) -> anyhow::Result<(Document<PacketResult>, Option<inlane_forward::Error>)> {
         let (mut chosen, mut reason) = (config.clone(), None);
         if matches!(self.method, Choice::Auto) {

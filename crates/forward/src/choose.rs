@@ -6,12 +6,12 @@
 //! for a quarter of the time there is. Of those whose 99th percentile keeps the limit (and that carry that rate, where any does) the
 //! fastest is taken, and of its flush times the one with less latency.
 
-use crate::config::{Config, Method, On, Route};
+use crate::config::{Config, Device, Method, Route};
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::measure;
 use crate::open;
-use crate::run::{Outcome, run};
+use crate::run::{RunOutcome, run};
 use inlane_core::units::{self, Rate};
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     let begun = Instant::now();
     // Should time run out, every method was tried with some bursts.
     for &burst in bursts {
-        for method in Method::ALL.into_iter().filter(|method| config.on != On::Cpu || method.is_cpu()) {
+        for method in Method::ALL.into_iter().filter(|method| config.on != Device::Cpu || method.is_cpu()) {
             control.heed();
             if control.stopping() {
                 return Err(Error::Interrupted(format!("--method auto, after {} trials", trials.runs)));
@@ -154,7 +154,7 @@ impl Trials {
 }
 
 /// A run that went well.
-fn ran(config: &Config) -> Result<Outcome> {
+fn ran(config: &Config) -> Result<RunOutcome> {
     let mut outcome = run(config, &Control::default(), &mut |_, _| ())?;
     match outcome.errors.is_empty() {
         true => Ok(outcome),

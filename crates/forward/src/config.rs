@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
-use crate::pipeline::Drive;
+use crate::pipeline::PipelineSettings;
 use crate::ports::pcap::Playback;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::units::Rate;
@@ -81,7 +81,7 @@ impl fmt::Display for Compete {
 
 /// Which executor runs the packet function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum On {
+pub enum Device {
     /// The CPU.
     #[default]
     Cpu,
@@ -89,24 +89,24 @@ pub enum On {
     Gpu(u32),
 }
 
-impl fmt::Display for On {
+impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            On::Cpu => f.write_str("cpu"),
-            On::Gpu(n) => write!(f, "gpu:{n}"),
+            Device::Cpu => f.write_str("cpu"),
+            Device::Gpu(n) => write!(f, "gpu:{n}"),
         }
     }
 }
 
-impl FromStr for On {
+impl FromStr for Device {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
         let gpu = text.strip_prefix("gpu:").and_then(|n| n.parse().ok());
         match text {
-            "cpu" => Ok(On::Cpu),
-            "gpu" => Ok(On::Gpu(0)),
-            _ => gpu.map(On::Gpu).ok_or_else(|| {
+            "cpu" => Ok(Device::Cpu),
+            "gpu" => Ok(Device::Gpu(0)),
+            _ => gpu.map(Device::Gpu).ok_or_else(|| {
                 Error::config(format!("--on {text}"), "write cpu, or gpu:0 for the first GPU")
             }),
         }
@@ -146,7 +146,7 @@ pub struct Config {
     /// The packet function, as on the command line.
     pub function: String,
     /// What runs the function.
-    pub on: On,
+    pub on: Device,
     /// How control flows.
     pub method: Method,
     /// How a GPU is used; its method is the one above.
@@ -156,7 +156,7 @@ pub struct Config {
     /// How many pipelines a direction has, each with its queue and threads.
     pub pipelines: u16,
     /// How each is driven.
-    pub drive: Drive,
+    pub drive: PipelineSettings,
     /// Offer no more than this. A generator that is asked late sends late, with the due times that packets had; what another
     /// port misses meanwhile, it counts itself.
     pub rate: Option<Rate>,
@@ -188,12 +188,12 @@ impl Config {
         Self {
             route,
             function: "io".into(),
-            on: On::Cpu,
+            on: Device::Cpu,
             method: Method::Single,
             gpu: gpu::Settings::default(),
             workers: 0,
             pipelines: 1,
-            drive: Drive::default(),
+            drive: PipelineSettings::default(),
             rate: None,
             drop_privileges: false,
             playback: Playback::default(),
@@ -215,9 +215,9 @@ impl Config {
             return self.buffers;
         }
         let slots = match (self.on, self.method) {
-            (On::Cpu, Method::Single) => 0,
-            (On::Cpu, _) => self.drive.slots,
-            (On::Gpu(_), method) => {
+            (Device::Cpu, Method::Single) => 0,
+            (Device::Cpu, _) => self.drive.slots,
+            (Device::Gpu(_), method) => {
                 gpu::Settings { method, ..self.gpu.clone() }.slots_for(self.drive.slots, self.drive.burst)
             }
         };
@@ -257,9 +257,9 @@ impl Config {
     /// Threads of one pipeline.
     pub fn threads(&self) -> usize {
         match (self.on, self.method) {
-            (On::Cpu, Method::Split) => 1 + self.workers.max(1),
-            (On::Cpu, _) => 1,
-            (On::Gpu(_), method) => 1 + method.has_feeder() as usize,
+            (Device::Cpu, Method::Split) => 1 + self.workers.max(1),
+            (Device::Cpu, _) => 1,
+            (Device::Gpu(_), method) => 1 + method.has_feeder() as usize,
         }
     }
 
@@ -277,23 +277,23 @@ impl Config {
         if self.pipelines == 0 || self.pipelines > 64 {
             return Err(Error::config(format!("--pipelines {}", self.pipelines), "give 1 to 64"));
         }
-        if self.on == On::Cpu && !self.method.is_cpu() {
+        if self.on == Device::Cpu && !self.method.is_cpu() {
             return Err(Error::config(
                 format!("--method {}", self.method),
                 "the CPU has single and split; add --on gpu:0 for the others",
             ));
         }
-        if self.on == On::Cpu && self.compete == Compete::Large {
+        if self.on == Device::Cpu && self.compete == Compete::Large {
             let why = "is of a GPU's multiprocessors; on the CPU there is --compete=compute";
             return Err(Error::config("--compete=large", why));
         }
-        if let (On::Cpu, Some(flag)) = (self.on, self.of_a_gpu()) {
+        if let (Device::Cpu, Some(flag)) = (self.on, self.of_a_gpu()) {
             return Err(Error::config(
                 flag,
                 "is of a GPU, and this run is on the CPU; add --on gpu:0 or leave it out",
             ));
         }
-        if self.workers > 0 && (self.method != Method::Split || self.on != On::Cpu) {
+        if self.workers > 0 && (self.method != Method::Split || self.on != Device::Cpu) {
             return Err(Error::config(
                 "--workers",
                 "only --method split on the CPU has workers; add it or leave them out",

@@ -73,7 +73,7 @@ pub struct Progress {
 
 /// How the threads of a pipeline spent their time; the rest of the run they had nothing to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spent {
+pub struct TimeShares {
     /// Share of the run in which the one that moves packets had something to do.
     pub busy: f64,
     /// Share of the run in which a port that it sends to took nothing.
@@ -84,7 +84,7 @@ pub struct Spent {
 
 /// A reading of [`Progress`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct ProgressSnapshot {
     /// Packets received.
     pub rx_packets: u64,
     /// Bytes received.
@@ -97,7 +97,7 @@ pub struct Reading {
     pub dropped: u64,
 }
 
-impl std::ops::AddAssign for Reading {
+impl std::ops::AddAssign for ProgressSnapshot {
     fn add_assign(&mut self, other: Self) {
         self.rx_packets += other.rx_packets;
         self.rx_bytes += other.rx_bytes;
@@ -132,8 +132,8 @@ impl Progress {
     }
 
     /// What was counted so far.
-    pub fn read(&self) -> Reading {
-        Reading {
+    pub fn read(&self) -> ProgressSnapshot {
+        ProgressSnapshot {
             rx_packets: self.rx_packets.load(Relaxed),
             rx_bytes: self.rx_bytes.load(Relaxed),
             tx_packets: self.tx_packets.load(Relaxed),
@@ -143,11 +143,11 @@ impl Progress {
     }
 
     /// How the threads spent their time, of `nanoseconds` that the run took.
-    pub fn spent(&self, clock: &Clock, nanoseconds: u64) -> Spent {
+    pub fn spent(&self, clock: &Clock, nanoseconds: u64) -> TimeShares {
         let share = |ticks: &AtomicU64| {
             let spent = clock.between_ns(0, ticks.load(Relaxed)) as f64;
             (spent / nanoseconds.max(1) as f64).min(1.0)
         };
-        Spent { busy: share(&self.busy), refused: share(&self.refused), feeding: share(&self.feeding) }
+        TimeShares { busy: share(&self.busy), refused: share(&self.refused), feeding: share(&self.feeding) }
     }
 }

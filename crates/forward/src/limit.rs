@@ -5,11 +5,11 @@
 //! that was follows from what else is known: what was offered, whether the source ever ends, whether a port refused packets, what a
 //! bare kernel moves over the same path, whether the thread that launches kernels or posts them had time left.
 
-use crate::config::{Config, Method, On, Route};
-use crate::control::Spent;
+use crate::config::{Config, Device, Method, Route};
+use crate::control::TimeShares;
 use crate::gpu::Memory;
 use crate::open;
-use crate::outcome::Outcome;
+use crate::outcome::RunOutcome;
 use crate::ports::pcap::Pace;
 use inlane_core::result::PacketResult;
 use inlane_core::units::{self, Rate};
@@ -31,7 +31,7 @@ const BESIDE_FRAME_BYTES: f64 = 24.0;
 
 /// What limited the run of `config`, whose ceiling is known: a word for it, a colon, and how that was seen. `None` for runs that
 /// were too short to tell.
-pub fn limit(config: &Config, outcome: &Outcome) -> Option<String> {
+pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     if result.rx.packets == 0 || Duration::from_nanos(result.duration_ns) < SHORTEST {
         return None;
@@ -63,7 +63,7 @@ fn came(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
     Some((came / asked, format!("of {} asked for {} came", text(asked), text(came))))
 }
 
-fn link(outcome: &Outcome) -> Option<String> {
+fn link(outcome: &RunOutcome) -> Option<String> {
     let bits = outcome.link_bits_per_second?;
     let on_wire = |flow: &inlane_core::result::Flow| {
         flow.bits_per_second + flow.packets_per_second * BESIDE_FRAME_BYTES * 8.0
@@ -95,7 +95,7 @@ fn pcie(config: &Config, result: &PacketResult) -> Option<String> {
 /// The rate as a share of the bare kernel's.
 fn bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
     let ceiling = result.ceiling.as_ref()?.packets_per_second?;
-    (config.on != On::Cpu).then(|| result.rx.packets_per_second / ceiling)
+    (config.on != Device::Cpu).then(|| result.rx.packets_per_second / ceiling)
 }
 
 /// Cores that the run's threads did not have for themselves.
@@ -112,13 +112,13 @@ fn shared(config: &Config, result: &PacketResult) -> Option<String> {
 }
 
 /// What the threads' own time says.
-fn threads(config: &Config, outcome: &Outcome, lost: u64) -> String {
+fn threads(config: &Config, outcome: &RunOutcome, lost: u64) -> String {
     let result = &outcome.result;
     let (busy, most) = how_busy(outcome, |spent| spent.busy, ["moves packets", "move packets"]);
     if most >= BUSY {
         let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
         let function = match (config.on, config.method, ceiling) {
-            (On::Cpu, Method::Single, Some(ceiling)) => {
+            (Device::Cpu, Method::Single, Some(ceiling)) => {
                 let share = percent(result.rx.packets_per_second / ceiling);
                 format!("; the function alone takes {share}, with packets in cache")
             }
@@ -146,18 +146,18 @@ fn threads(config: &Config, outcome: &Outcome, lost: u64) -> String {
         (if most >= BUSY { by } else { "GPU" }, said + ", ")
     };
     let (what, feeding) = match (config.on, config.method) {
-        (On::Cpu, Method::Single) => ("sending port", String::new()),
-        (On::Cpu, _) => ("workers", String::new()),
-        (On::Gpu(_), Method::Single) => ("round trip to the GPU, one item at a time", String::new()),
-        (On::Gpu(_), Method::Persistent) => ("GPU", String::new()),
-        (On::Gpu(_), Method::Split) => fed("launches", ["launches kernels", "launch kernels"]),
-        (On::Gpu(_), Method::Stream | Method::Graph) => fed("posting", ["posts kernels", "post kernels"]),
+        (Device::Cpu, Method::Single) => ("sending port", String::new()),
+        (Device::Cpu, _) => ("workers", String::new()),
+        (Device::Gpu(_), Method::Single) => ("round trip to the GPU, one item at a time", String::new()),
+        (Device::Gpu(_), Method::Persistent) => ("GPU", String::new()),
+        (Device::Gpu(_), Method::Split) => fed("launches", ["launches kernels", "launch kernels"]),
+        (Device::Gpu(_), Method::Stream | Method::Graph) => fed("posting", ["posts kernels", "post kernels"]),
     };
     format!("{what}: {feeding}{busy} and waited otherwise, though {more}{share}")
 }
 
 /// How busy the threads were that do this (one does, several do), and the busiest one's share.
-fn how_busy(outcome: &Outcome, share: fn(&Spent) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
+fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.spent.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
     let (from, to) = (percent(least), percent(most));

@@ -1,13 +1,13 @@
 //! Measurements over runs: ceiling and baseline of one, the highest rate without loss, latency against load.
 
-use crate::config::{Compete, Config, On, Route};
-use crate::control::{Control, Reading};
+use crate::config::{Compete, Config, Device, Route};
+use crate::control::{Control, ProgressSnapshot};
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
 use crate::limit::limit;
 use crate::open;
 use crate::ports::pcap::{Pace, Playback};
-use crate::run::{Outcome, run};
+use crate::run::{RunOutcome, run};
 use inlane_core::clock::Clock;
 use inlane_core::result::{Baseline, Ceiling, Document, PacketResult};
 use inlane_core::ring::layout::Outcome as Verdict;
@@ -83,7 +83,7 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
 ///
 /// On a GPU: a bare kernel that moves the same bytes of `result`'s packets, without ring, threads and ports.
 fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
-    if let On::Gpu(index) = config.on {
+    if let Device::Gpu(index) = config.on {
         return gpu_ceiling(config, index, result).ok();
     }
     // What is measured of a function that does nothing is the call.
@@ -147,7 +147,7 @@ fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Cei
 
 /// For runs on a GPU whose stages are timed: what the same dependent reads and fence take in a bare kernel.
 fn round_trip_note(config: &Config) -> Option<String> {
-    let On::Gpu(index) = config.on else { return None };
+    let Device::Gpu(index) = config.on else { return None };
     if !config.drive.stages {
         return None;
     }
@@ -257,7 +257,7 @@ impl Ceilings {
 
     /// For runs on a GPU whose stages are timed: what the same dependent reads and fence take in a bare kernel.
     pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
-        if config.on == On::Cpu || !config.drive.stages {
+        if config.on == Device::Cpu || !config.drive.stages {
             return None;
         }
         self.round_trip.get_or_insert_with(|| round_trip_note(config)).clone()
@@ -266,7 +266,7 @@ impl Ceilings {
 
 /// True when nothing was lost, missed or altered, and what was offered went through: a generator that is asked late does not
 /// lose packets but sends them late, so that the rate achieved falls short of the rate offered.
-fn lossless(outcome: &Outcome, offered: f64) -> bool {
+fn lossless(outcome: &RunOutcome, offered: f64) -> bool {
     let result = &outcome.result;
     let counted = result.rx.missed
         + result.rx.errors
@@ -291,7 +291,7 @@ pub fn against_load(
     loads: &[f64],
     control: &Arc<Control>,
     ceilings: &mut Ceilings,
-    watch: &mut dyn FnMut(Duration, Reading),
+    watch: &mut dyn FnMut(Duration, ProgressSnapshot),
 ) -> Result<(Document<PacketResult>, Option<Error>)> {
     if !matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("gen:") || rx.starts_with("null"))
     {
@@ -300,7 +300,7 @@ pub fn against_load(
             "needs a source that can be paced: --rx gen:SIZE or null:SIZE",
         ));
     }
-    let mut trial = |rate: Option<f64>| -> Result<(Config, Outcome)> {
+    let mut trial = |rate: Option<f64>| -> Result<(Config, RunOutcome)> {
         let mut paced = config.clone();
         paced.rate = rate.map(Rate::Packets);
         paced.duration = Some(config.duration.unwrap_or(Duration::from_secs(2)));
@@ -312,7 +312,7 @@ pub fn against_load(
     };
     let (_, flat_out) = trial(None)?;
     let ceiling = ceilings.of(config, flat_out.link_bits_per_second, &flat_out.result);
-    let explained = |(paced, mut outcome): (Config, Outcome)| -> PacketResult {
+    let explained = |(paced, mut outcome): (Config, RunOutcome)| -> PacketResult {
         outcome.result.ceiling = ceiling.clone();
         outcome.result.limit = limit(&paced, &outcome);
         outcome.result

@@ -1,7 +1,7 @@
 //! What a run came to: the figures of its pipelines added up, with what carried the packets.
 
-use crate::config::{Compete, Config, On};
-use crate::control::Spent;
+use crate::config::{Compete, Config, Device};
+use crate::control::TimeShares;
 use crate::error::Error;
 use crate::gpu;
 use crate::pipeline::{StageHistograms, Tally};
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// What a run came to.
-pub struct Outcome {
+pub struct RunOutcome {
     /// The figures.
     pub result: PacketResult,
     /// What carried the packets.
@@ -31,7 +31,7 @@ pub struct Outcome {
     /// The slowest link's rate, where a port has one.
     pub link_bits_per_second: Option<f64>,
     /// How each pipeline's threads spent their time.
-    pub spent: Vec<Spent>,
+    pub spent: Vec<TimeShares>,
     /// What a reader of the figures should know.
     pub notes: Vec<String>,
     /// What went wrong while it ran; the figures hold all the same.
@@ -48,14 +48,14 @@ pub(crate) struct Ended<'a> {
     /// How long packets flowed.
     pub(crate) elapsed: Duration,
     /// How each pipeline's threads spent it.
-    pub(crate) spent: Vec<Spent>,
+    pub(crate) spent: Vec<TimeShares>,
     /// What devices counted beside their queues.
     pub(crate) device: Counters,
     pub(crate) leaked_buffers: u64,
 }
 
 /// The figures of a run of `config`.
-pub(crate) fn outcome(config: &Config, ended: Ended<'_>) -> Outcome {
+pub(crate) fn outcome(config: &Config, ended: Ended<'_>) -> RunOutcome {
     let Ended { tallies, function, ports, directions, elapsed, spent, device, leaked_buffers } = ended;
     let mut sum = Tally::default();
     let mut said = Report::default();
@@ -132,7 +132,7 @@ pub(crate) fn outcome(config: &Config, ended: Ended<'_>) -> Outcome {
         function: if said == Report::default() { None } else { serde_json::to_value(said).ok() },
     };
     let verifications: Vec<_> = ports.iter().filter_map(|port| port.verification()).collect();
-    Outcome {
+    RunOutcome {
         result,
         path: Path { hops, reason: String::new(), not_taken: Vec::new() },
         verification: verifications.into_iter().next(),
@@ -179,7 +179,7 @@ fn parameters(config: &Config) -> BTreeMap<String, String> {
     if !config.drive.flush.is_zero() {
         parameters.insert("flush".into(), units::nanoseconds(config.drive.flush.as_nanos() as f64));
     }
-    if config.on != On::Cpu {
+    if config.on != Device::Cpu {
         parameters.insert("memory".into(), config.gpu.memory.to_string());
     }
     if config.pipelines > 1 {

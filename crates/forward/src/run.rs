@@ -1,13 +1,13 @@
 //! A run: opens the ports, joins them by pipelines, waits for the end, and says what became of every packet.
 
 use crate::compete;
-use crate::config::{Config, Method, On, Route};
-use crate::control::{Control, Progress, Reading};
+use crate::config::{Config, Device, Method, Route};
+use crate::control::{Control, Progress, ProgressSnapshot};
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::open;
 use crate::outcome::{Ended, measured, outcome};
-use crate::pipeline::{self, Pipeline, Shared, Tally};
+use crate::pipeline::{self, Pipeline, PipelineContext, Tally};
 use crate::ports::wrap::fault;
 use crate::wrappers::{Wrappers, faults_note};
 use inlane_core::clock::Clock;
@@ -18,7 +18,7 @@ use inlane_function::Function;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-pub use crate::outcome::Outcome;
+pub use crate::outcome::RunOutcome;
 
 /// One direction of a run: from which port to which, by their index.
 pub(crate) struct Direction {
@@ -30,8 +30,12 @@ pub(crate) struct Direction {
 /// about each second with the time since the start and what was counted so far.
 ///
 /// # Errors
-/// When it could not start: settings, ports, memory. What goes wrong later is in [`Outcome::errors`].
-pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, Reading)) -> Result<Outcome> {
+/// When it could not start: settings, ports, memory. What goes wrong later is in [`RunOutcome::errors`].
+pub fn run(
+    config: &Config,
+    control: &Control,
+    watch: &mut dyn FnMut(Duration, ProgressSnapshot),
+) -> Result<RunOutcome> {
     config.check()?;
     let function = Function::parse(&config.function)?;
     let (names, directions) = directions(&config.route)?;
@@ -39,8 +43,8 @@ pub fn run(config: &Config, control: &Control, watch: &mut dyn FnMut(Duration, R
     let open::Opened { mut ports, room } = open::ports(&names, config, &clock)?;
     let touched = ports.iter().any(|port| port.info().touches_payload);
     let gpu = match config.on {
-        On::Cpu => None,
-        On::Gpu(index) => {
+        Device::Cpu => None,
+        Device::Gpu(index) => {
             let gpu = inlane_cuda::Gpu::open(index)?;
             // The compiler is loaded while its folder can be read: it compiles once privileges are dropped.
             inlane_cuda::compiler_version()?;
@@ -267,7 +271,7 @@ fn drive(
     clock: &Clock,
     progress: &[Progress],
     cores: &[usize],
-    watch: &mut dyn FnMut(Duration, Reading),
+    watch: &mut dyn FnMut(Duration, ProgressSnapshot),
     started: Instant,
 ) -> Vec<(Tally, Option<gpu::Report>)> {
     std::thread::scope(|scope| {
@@ -286,7 +290,7 @@ fn drive(
             let finished = finished.clone();
             let threads = config.threads();
             let cores = cores.chunks(threads).nth(index).unwrap_or(&[]);
-            let shared = Shared { control, progress: &progress[index], clock, index, cores };
+            let shared = PipelineContext { control, progress: &progress[index], clock, index, cores };
             scope.spawn(move || {
                 let _stop = StopOnPanic(control);
                 let ended = match executor {
@@ -329,7 +333,7 @@ fn drive(
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
             if started.elapsed() >= next_watch {
-                let mut sum = Reading::default();
+                let mut sum = ProgressSnapshot::default();
                 for each in progress {
                     sum += each.read();
                 }

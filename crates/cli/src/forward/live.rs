@@ -1,14 +1,14 @@
 //! What stands on the terminal while `inlane forward` runs.
 
 use inlane_core::units;
-use inlane_forward::control::Reading;
+use inlane_forward::control::ProgressSnapshot;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 /// The live line: rates of the last second, on a terminal only.
 pub(super) struct Live {
     on: bool,
-    last: (Duration, Reading),
+    last: (Duration, ProgressSnapshot),
 }
 
 impl Live {
@@ -16,7 +16,7 @@ impl Live {
         Self { on: std::io::stderr().is_terminal(), last: Default::default() }
     }
 
-    pub(super) fn show(&mut self, elapsed: Duration, reading: Reading) {
+    pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
         if !self.on {
             return;
         }

@@ -12,7 +12,7 @@ use axis::{combinations, name, parse};
 use inlane_core::result::{Document, PacketResult, Path, Repeats, Verification};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
-use inlane_forward::config::{Compete, On};
+use inlane_forward::config::{Compete, Device};
 use inlane_forward::control::Control;
 use inlane_forward::measure::{Ceilings, OFFERED};
 use std::ffi::OsString;
@@ -67,7 +67,7 @@ impl Series {
             // `all` means those that there are.
             let only_gpu = (all("method") && !config.method.is_cpu())
                 || (all("compete") && config.compete == Compete::Large);
-            if only_gpu && config.on == On::Cpu {
+            if only_gpu && config.on == Device::Cpu {
                 continue;
             }
             config.check().with_context(|| point.name())?;
@@ -121,7 +121,7 @@ impl Series {
         let mut done = 0;
         'all: for _ in 0..self.repeats {
             for (index, point) in self.points.iter().enumerate() {
-                if let On::Gpu(gpu) = point.forward.on
+                if let Device::Gpu(gpu) = point.forward.on
                     && held.is_empty()
                 {
                     held.extend(inlane_cuda::Gpu::open(gpu));

@@ -57,7 +57,7 @@ fn what_makes_no_sense_is_refused_with_the_flag_named() {
         let error = config.check().unwrap_err().to_string();
         assert!(error.contains(flag), "{error}");
         if error.contains("is of a GPU") {
-            config.on = On::Gpu(0);
+            config.on = Device::Gpu(0);
             config.check().unwrap();
         }
     }

@@ -197,7 +197,7 @@ impl Idle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Progress, Spent};
+    use super::super::{Progress, TimeShares};
     use super::*;
     use std::time::{Duration, Instant};
 
@@ -277,6 +277,6 @@ mod tests {
     fn a_thread_without_a_loop_did_nothing() {
         let (progress, clock) = (Progress::default(), Clock::new());
         std::thread::scope(|scope| scope.spawn(|| progress.received(1, 64)).join().unwrap());
-        assert_eq!(progress.spent(&clock, 1_000_000), Spent::default());
+        assert_eq!(progress.spent(&clock, 1_000_000), TimeShares::default());
     }
 }

@@ -4,7 +4,7 @@ use super::program::Program;
 use super::settings::{Memory, Settings};
 use crate::config::Method;
 use crate::error::{Error, Result};
-use crate::pipeline::Drive;
+use crate::pipeline::PipelineSettings;
 use inlane_core::ring::protocol::{Words, lap_of};
 use inlane_core::ring::{Ring, layout};
 use inlane_core::{Location, Pool, Region};
@@ -107,7 +107,7 @@ impl Lane {
     pub fn new(
         program: &Arc<Program>,
         settings: &Settings,
-        drive: &Drive,
+        drive: &PipelineSettings,
         pool: &dyn Pool,
         lanes: u32,
     ) -> Result<Self> {

@@ -14,15 +14,20 @@ use super::launch::Launcher;
 use super::watch::watch_until;
 use crate::config::Method;
 use crate::error::{Error, Result};
-use crate::pipeline::circulate::{Aside, Circulation, Items};
-use crate::pipeline::{AbortOnPanic, Drive, Pipeline, Shared, Tally, panic_message, pin};
+use crate::pipeline::circulate::{Circulation, CirculationHooks, Items};
+use crate::pipeline::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, pin};
 use inlane_core::clock::thread_cpu_ns;
 use std::sync::mpsc;
 use std::time::Instant;
 
 /// Runs `pipeline`, whose packets lie where `lane` was made for, until it ends. Afterwards the GPU has let go of the lane, or
 /// was given up, and an error says so.
-pub fn run(pipeline: Pipeline, lane: Lane, drive: &Drive, shared: &Shared<'_>) -> (Tally, Option<Report>) {
+pub fn run(
+    pipeline: Pipeline,
+    lane: Lane,
+    drive: &PipelineSettings,
+    shared: &PipelineContext<'_>,
+) -> (Tally, Option<Report>) {
     let (dispatcher, _) = lane.ring.clone().dispatch(0);
     let Pipeline { rx, txs, pool, .. } = pipeline;
     // Given back only when the GPU can write them no more.
@@ -38,7 +43,7 @@ pub fn run(pipeline: Pipeline, lane: Lane, drive: &Drive, shared: &Shared<'_>) -
     }
     lane.leave_together();
 
-    // Reading from a GPU that was given up, for another lane's sake, would wait for ever.
+    // ProgressSnapshot from a GPU that was given up, for another lane's sake, would wait for ever.
     let report = match tally.errors.is_empty() && !lane.program.gpu().is_abandoned() {
         true => lane
             .report(lane.closed_at().unwrap_or(0), tally.rx.packets, tally.rx.bytes)
@@ -57,8 +62,8 @@ fn on_streams(
     circulation: Circulation,
     items: &mut Items,
     tally: &mut Tally,
-    drive: &Drive,
-    shared: &Shared<'_>,
+    drive: &PipelineSettings,
+    shared: &PipelineContext<'_>,
 ) -> Result<()> {
     let gpu = lane.program.gpu();
     let open = || if lane.settings.urgent { gpu.urgent_stream() } else { gpu.stream() };
@@ -105,7 +110,7 @@ pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,
     watching: impl FnOnce(&mpsc::Receiver<()>) -> Result<()>,
-    shared: &Shared<'_>,
+    shared: &PipelineContext<'_>,
 ) -> Tally {
     let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", shared.index));
     let panicked = |thread, payload: Box<dyn std::any::Any + Send>| Error::Panicked {
@@ -167,9 +172,9 @@ struct Minding<'a> {
     ticks: Option<Ticks<'a>>,
 }
 
-impl Aside for Minding<'_> {
+impl CirculationHooks for Minding<'_> {
     #[inline]
-    fn submitted(&mut self, count: usize) -> Result<()> {
+    fn item_submitted(&mut self, count: usize) -> Result<()> {
         match &mut self.launcher {
             Some(launcher) => launcher.launch(count as u32),
             None => Ok(()),
@@ -177,7 +182,7 @@ impl Aside for Minding<'_> {
     }
 
     #[inline]
-    fn none_back(&mut self) -> Result<()> {
+    fn no_item_completed(&mut self) -> Result<()> {
         match &mut self.ticks {
             Some(ticks) => ticks.due(),
             None => Ok(()),

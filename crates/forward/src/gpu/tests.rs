@@ -307,13 +307,13 @@ fn a_competing_job_is_not_awaited_for_ever() {
 #[test]
 fn the_gpu_is_watched_until_packets_are_moved_no_more() {
     use crate::control::{Control, Progress};
-    use crate::pipeline::{Shared, Tally};
+    use crate::pipeline::{PipelineContext, Tally};
     use inlane_core::clock::Clock;
     use std::sync::mpsc::RecvTimeoutError;
     use std::time::Duration;
     let (progress, clock) = (Progress::default(), Clock::new());
     let started = |control: &Control, moving: fn(&Control) -> Tally, stuck: bool| {
-        let shared = Shared { control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+        let shared = PipelineContext { control, progress: &progress, clock: &clock, index: 0, cores: &[] };
         let feeding = None::<fn() -> crate::error::Result<()>>;
         let watching = |ended: &std::sync::mpsc::Receiver<()>| {
             if !stuck {

@@ -7,12 +7,12 @@ fn config(rx: &str) -> Config {
 
 fn on_gpu(method: Method, memory: Memory) -> Config {
     let mut config = config("null:1024");
-    (config.on, config.method, config.gpu.memory) = (On::Gpu(0), method, memory);
+    (config.on, config.method, config.gpu.memory) = (Device::Gpu(0), method, memory);
     config
 }
 
 /// A second at 1 Mpps of 1000 bytes, all of it with a processor, of which the threads were busy for these shares.
-fn outcome(config: &Config, busy: &[f64]) -> Outcome {
+fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
     let flow = Flow {
         packets: 1_000_000,
         bytes: 1_000_000_000,
@@ -23,27 +23,27 @@ fn outcome(config: &Config, busy: &[f64]) -> Outcome {
     let mut result =
         PacketResult { duration_ns: 1_000_000_000, rx: flow, tx: flow, ..PacketResult::default() };
     result.cpu_ns = config.threads() as u64 * 1_000_000_000;
-    Outcome {
+    RunOutcome {
         result,
         path: Path::default(),
         verification: None,
         devices: Vec::new(),
         twin: false,
         link_bits_per_second: None,
-        spent: busy.iter().map(|&busy| Spent { busy, ..Spent::default() }).collect(),
+        spent: busy.iter().map(|&busy| TimeShares { busy, ..TimeShares::default() }).collect(),
         notes: Vec::new(),
         errors: Vec::new(),
     }
 }
 
-fn with_ceiling(mut outcome: Outcome, packets_per_second: f64) -> Outcome {
+fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome {
     let packets_per_second = Some(packets_per_second);
     outcome.result.ceiling = Some(Ceiling { what: "x".into(), bytes_per_second: None, packets_per_second });
     outcome
 }
 
 /// What is said, which holds these words.
-fn says(config: &Config, outcome: &Outcome, words: &[&str]) {
+fn says(config: &Config, outcome: &RunOutcome, words: &[&str]) {
     let said = limit(config, outcome).unwrap();
     for word in words {
         assert!(said.contains(word), "{said}");

@@ -3,11 +3,11 @@
 //! What a pool knows of a buffer (an mbuf's lines) stays in its core's cache from being received to being given back. To those who
 //! process go 16 bytes a packet, and the bytes they touch. Items come back, and are sent, in order.
 
-use super::held::Held;
-use super::inlet::{Gathered, Inlet};
-use super::outlet::Outlet;
+use super::burst_buffer::BurstBuffer;
+use super::rx_stage::{Gathered, RxStage};
 use super::single::PUBLISH_EVERY;
-use super::{Drive, Overload, Shared, Tally};
+use super::tx_stage::TxStage;
+use super::{Overload, PipelineContext, PipelineSettings, Tally};
 use crate::control::Idle;
 use crate::error::{Error, Result};
 use inlane_core::clock::thread_cpu_ns;
@@ -23,13 +23,13 @@ pub(crate) struct Items {
     out: VecDeque<Item>,
     /// The last used is used next, while it is in the cache.
     #[expect(clippy::vec_box, reason = "they change hands by pointer: see Item")]
-    spare: Vec<Box<Held>>,
+    spare: Vec<Box<BurstBuffer>>,
 }
 
 struct Item {
     /// Boxed, for it changes hands right behind the word that publishes it: what was written a moment ago in smaller pieces than it is
     /// moved in could be read only once that word's line is here.
-    packets: Box<Held>,
+    packets: Box<BurstBuffer>,
     received: u64,
     queued: u64,
 }
@@ -37,16 +37,16 @@ struct Item {
 impl Items {
     /// Room for `slots` items of `burst` packets.
     pub(crate) fn new(pool: &Arc<dyn Pool>, slots: usize, burst: usize) -> Self {
-        let spare = (0..slots).map(|_| Box::new(Held::new(pool.clone(), burst))).collect();
+        let spare = (0..slots).map(|_| Box::new(BurstBuffer::new(pool.clone(), burst))).collect();
         Self { out: VecDeque::with_capacity(slots), spare }
     }
 
-    /// Keeps what `inlet` gathered.
+    /// Keeps what `rx_stage` gathered.
     #[inline]
-    fn keep(&mut self, inlet: &mut Inlet, queued: u64) {
+    fn keep(&mut self, rx_stage: &mut RxStage, queued: u64) {
         let spare = self.spare.pop().expect("one for each slot");
-        let packets = std::mem::replace(&mut inlet.held, spare);
-        self.out.push_back(Item { packets, received: inlet.received, queued });
+        let packets = std::mem::replace(&mut rx_stage.held, spare);
+        self.out.push_back(Item { packets, received: rx_stage.received, queued });
     }
 
     /// How many packets are out.
@@ -71,13 +71,13 @@ impl Limits {
 }
 
 /// What the thread does beside, for those who process.
-pub(crate) trait Aside {
+pub(crate) trait CirculationHooks {
     /// An item of `count` packets was submitted.
     ///
     /// # Errors
     /// They can no more.
     #[inline(always)]
-    fn submitted(&mut self, _count: usize) -> Result<()> {
+    fn item_submitted(&mut self, _count: usize) -> Result<()> {
         Ok(())
     }
 
@@ -86,18 +86,18 @@ pub(crate) trait Aside {
     /// # Errors
     /// Nothing will come back any more.
     #[inline(always)]
-    fn none_back(&mut self) -> Result<()> {
+    fn no_item_completed(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
 /// Nothing.
-impl Aside for () {}
+impl CirculationHooks for () {}
 
 /// Everything that the thread works with, but for the packets that are out.
 pub(crate) struct Circulation {
-    inlet: Inlet,
-    outlet: Outlet,
+    rx_stage: RxStage,
+    tx_stage: TxStage,
     dispatcher: Dispatcher,
     room: u32,
     limits: Limits,
@@ -112,36 +112,43 @@ impl Circulation {
         pool: Arc<dyn Pool>,
         dispatcher: Dispatcher,
         limits: Limits,
-        drive: &Drive,
+        drive: &PipelineSettings,
     ) -> Self {
         let room = pool.room() as u32;
-        let outlet = Outlet::new(txs, &pool, drive);
-        Self { inlet: Inlet::new(rx, pool, drive), outlet, dispatcher, room, limits, tally: Tally::default() }
+        let tx_stage = TxStage::new(txs, &pool, drive);
+        Self {
+            rx_stage: RxStage::new(rx, pool, drive),
+            tx_stage,
+            dispatcher,
+            room,
+            limits,
+            tally: Tally::default(),
+        }
     }
 
     /// Runs on the calling thread until nothing will be received and everything is back, or the run is aborted: by an error
-    /// of `aside`'s, too.
+    /// of `hooks`'s, too.
     pub(crate) fn run(
         mut self,
         items: &mut Items,
-        aside: &mut impl Aside,
-        drive: &Drive,
-        shared: &Shared<'_>,
+        hooks: &mut impl CirculationHooks,
+        drive: &PipelineSettings,
+        shared: &PipelineContext<'_>,
     ) -> Tally {
-        let pool = self.inlet.held.pool().clone();
+        let pool = self.rx_stage.held.pool().clone();
         let _settled = pool.settle();
-        if let Err(error) = self.circulate(items, aside, drive, shared) {
+        if let Err(error) = self.circulate(items, hooks, drive, shared) {
             shared.control.abort();
             self.tally.errors.push(error);
         }
-        let Self { mut inlet, outlet, mut tally, .. } = self;
-        tally.dropped_overload += inlet.held.give_back_from(0) as u64;
-        inlet.publish(shared.progress);
-        outlet.publish(shared.progress, tally.dropped_verdict);
-        let (counters, error) = inlet.finish();
+        let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
+        tally.dropped_overload += rx_stage.held.give_back_from(0) as u64;
+        rx_stage.publish(shared.progress);
+        tx_stage.publish(shared.progress, tally.dropped_verdict);
+        let (counters, error) = rx_stage.finish();
         tally.rx = counters;
         tally.errors.extend(error.map(Error::from));
-        outlet.finish(shared.control, &mut tally);
+        tx_stage.finish(shared.control, &mut tally);
         tally.cpu_ns = thread_cpu_ns();
         tally
     }
@@ -149,12 +156,12 @@ impl Circulation {
     fn circulate(
         &mut self,
         items: &mut Items,
-        aside: &mut impl Aside,
-        drive: &Drive,
-        shared: &Shared<'_>,
+        hooks: &mut impl CirculationHooks,
+        drive: &PipelineSettings,
+        shared: &PipelineContext<'_>,
     ) -> Result<()> {
-        let Self { inlet, outlet, dispatcher, room, limits, tally } = self;
-        let Shared { control, clock, progress, .. } = *shared;
+        let Self { rx_stage, tx_stage, dispatcher, room, limits, tally } = self;
+        let PipelineContext { control, clock, progress, .. } = *shared;
         let mut idle = Idle::default();
         let mut freed = 0u64;
         let mut receiving = true;
@@ -178,8 +185,8 @@ impl Circulation {
                 dispatcher.prepare_poll();
                 dispatcher.prepare(Half::Back);
                 match changed {
-                    true => outlet.send(held, control, clock),
-                    false => outlet.send_as_received(held, control, clock),
+                    true => tx_stage.send(held, control, clock),
+                    false => tx_stage.send_as_received(held, control, clock),
                 };
                 dispatcher.prepare(Half::Front);
                 if drive.stages {
@@ -189,32 +196,32 @@ impl Circulation {
                 items.spare.push(item.packets);
                 freed += 1;
                 if freed.is_multiple_of(PUBLISH_EVERY as u64) {
-                    inlet.publish(progress);
-                    outlet.publish(progress, tally.dropped_verdict);
+                    rx_stage.publish(progress);
+                    tx_stage.publish(progress, tally.dropped_verdict);
                 }
             } else if control.aborting() {
                 break;
             } else {
-                aside.none_back()?;
+                hooks.no_item_completed()?;
             }
             let full = !dispatcher.has_room();
             let out = dispatcher.in_flight();
             if full && drive.overload != Overload::Drop {
-                inlet.no_room();
+                rx_stage.no_room();
             } else if receiving && out < limits.all {
-                match inlet.gather(control, clock, out >= limits.partial) {
+                match rx_stage.gather(control, clock, out >= limits.partial) {
                     Gathered::Burst if full => {
                         busy = true;
-                        tally.dropped_overload += inlet.held.give_back_from(0) as u64;
+                        tally.dropped_overload += rx_stage.held.give_back_from(0) as u64;
                     }
                     Gathered::Burst => {
                         busy = true;
                         let queued = if drive.stages { clock.raw() } else { 0 };
-                        let count = inlet.held.len();
-                        dispatcher.submit(inlet.held.as_slice());
-                        items.keep(inlet, queued);
-                        inlet.room();
-                        aside.submitted(count)?;
+                        let count = rx_stage.held.len();
+                        dispatcher.submit(rx_stage.held.as_slice());
+                        items.keep(rx_stage, queued);
+                        rx_stage.room();
+                        hooks.item_submitted(count)?;
                     }
                     Gathered::Nothing => {}
                     Gathered::Ended => {
@@ -228,9 +235,9 @@ impl Circulation {
             } else {
                 idle.wait();
                 if idle.just_emptied() {
-                    outlet.flush(control);
-                    inlet.publish(progress);
-                    outlet.publish(progress, tally.dropped_verdict);
+                    tx_stage.flush(control);
+                    rx_stage.publish(progress);
+                    tx_stage.publish(progress, tally.dropped_verdict);
                 }
             }
         }

@@ -5,14 +5,14 @@
 //! split    [ receive, send ] <- ring -> n x [ function ]                       1 + n threads
 //! ```
 
+pub mod burst_buffer;
 pub(crate) mod circulate;
-pub mod held;
-pub(crate) mod inlet;
-pub(crate) mod outlet;
+pub(crate) mod rx_stage;
 mod single;
 mod split;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tx_stage;
 
 use crate::control::{Control, Progress};
 use crate::error::Error;
@@ -55,7 +55,7 @@ impl FromStr for Overload {
 
 /// How a pipeline is driven.
 #[derive(Clone, Debug)]
-pub struct Drive {
+pub struct PipelineSettings {
     /// Most packets of an item.
     pub burst: usize,
     /// How long a partial burst may wait for more packets.
@@ -72,7 +72,7 @@ pub struct Drive {
     pub packets: u64,
 }
 
-impl Default for Drive {
+impl Default for PipelineSettings {
     fn default() -> Self {
         Self {
             burst: 64,
@@ -99,7 +99,7 @@ pub struct Pipeline {
 }
 
 /// What the threads of one pipeline share with the run.
-pub struct Shared<'a> {
+pub struct PipelineContext<'a> {
     /// Ends the run.
     pub control: &'a Control,
     /// Counts for whoever looks.

@@ -1,8 +1,8 @@
 //! Method `single`: one thread receives, processes and sends, burst after burst. No ring: nothing is handed over.
 
-use super::inlet::{Gathered, Inlet};
-use super::outlet::Outlet;
-use super::{Drive, Pipeline, Shared, Tally, panic_message, pin, work};
+use super::rx_stage::{Gathered, RxStage};
+use super::tx_stage::TxStage;
+use super::{Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, pin, work};
 use crate::control::Idle;
 use crate::error::Error;
 use inlane_core::clock::thread_cpu_ns;
@@ -13,7 +13,7 @@ use inlane_core::ring::sort_out;
 pub(super) const PUBLISH_EVERY: u32 = 64;
 
 /// Runs `pipeline` on a thread of its own until it ends.
-pub fn run(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
+pub fn run(pipeline: Pipeline, drive: &PipelineSettings, shared: &PipelineContext<'_>) -> Tally {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name(format!("inlane-{}", shared.index))
@@ -34,25 +34,25 @@ pub fn run(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
     })
 }
 
-fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
+fn drive_it(pipeline: Pipeline, drive: &PipelineSettings, shared: &PipelineContext<'_>) -> Tally {
     pin(shared.cores, 0);
     let Pipeline { rx, txs, pool, mut instances } = pipeline;
     let _settled = pool.settle();
-    let Shared { control, clock, progress, .. } = *shared;
+    let PipelineContext { control, clock, progress, .. } = *shared;
     let instance = &mut instances[0];
     let room = pool.room() as u32;
-    let mut outlet = Outlet::new(txs, &pool, drive);
-    let mut inlet = Inlet::new(rx, pool.clone(), drive);
+    let mut tx_stage = TxStage::new(txs, &pool, drive);
+    let mut rx_stage = RxStage::new(rx, pool.clone(), drive);
     let mut outcomes = vec![Outcome::default(); drive.burst];
     let mut tally = Tally::default();
     let mut idle = Idle::default();
     let (ticks, needs_time) = (instance.ticks(), instance.needs_time());
     let mut bursts = 0u32;
     loop {
-        match inlet.gather(control, clock, false) {
+        match rx_stage.gather(control, clock, false) {
             Gathered::Burst => {
                 idle.busy();
-                let held = &mut inlet.held;
+                let held = &mut rx_stage.held;
                 let count = held.len();
                 let queued = if drive.stages { clock.raw() } else { 0 };
                 work(clock, drive.work, count);
@@ -69,30 +69,30 @@ fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
                 }
                 let processed = if drive.stages { clock.raw() } else { 0 };
                 let at_once = match changed {
-                    true => outlet.send(held, control, clock),
-                    false => outlet.send_as_received(held, control, clock),
+                    true => tx_stage.send(held, control, clock),
+                    false => tx_stage.send_as_received(held, control, clock),
                 };
                 if at_once {
-                    inlet.room();
+                    rx_stage.room();
                 } else {
-                    inlet.no_room();
+                    rx_stage.no_room();
                 }
                 if drive.stages {
-                    let times = [inlet.received, queued, processed, clock.raw()];
+                    let times = [rx_stage.received, queued, processed, clock.raw()];
                     tally.stages.record(clock, times, count as u64);
                 }
                 bursts = bursts.wrapping_add(1);
                 if bursts.is_multiple_of(PUBLISH_EVERY) {
-                    inlet.publish(progress);
-                    outlet.publish(progress, tally.dropped_verdict);
+                    rx_stage.publish(progress);
+                    tx_stage.publish(progress, tally.dropped_verdict);
                 }
             }
             Gathered::Nothing => {
                 idle.wait();
                 if idle.just_emptied() {
-                    outlet.flush(control);
-                    inlet.publish(progress);
-                    outlet.publish(progress, tally.dropped_verdict);
+                    tx_stage.flush(control);
+                    rx_stage.publish(progress);
+                    tx_stage.publish(progress, tally.dropped_verdict);
                 }
                 if ticks {
                     instance.tick(clock.now_ns());
@@ -101,12 +101,12 @@ fn drive_it(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Tally {
             Gathered::Ended => break,
         }
     }
-    inlet.publish(progress);
-    outlet.publish(progress, tally.dropped_verdict);
-    let (rx, error) = inlet.finish();
+    rx_stage.publish(progress);
+    tx_stage.publish(progress, tally.dropped_verdict);
+    let (rx, error) = rx_stage.finish();
     tally.rx = rx;
     tally.errors.extend(error.map(Error::from));
-    outlet.finish(control, &mut tally);
+    tx_stage.finish(control, &mut tally);
     instance.finish();
     tally.functions = instances;
     tally.cpu_ns = thread_cpu_ns();

@@ -3,7 +3,7 @@
 //! The first thread keeps the packets ([`super::circulate`]); worker b takes items b, b+n, ...
 
 use super::circulate::{Circulation, Items, Limits};
-use super::{AbortOnPanic, Drive, Pipeline, Shared, Tally, panic_message, pin, work};
+use super::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, pin, work};
 use crate::control::Idle;
 use crate::error::Error;
 use inlane_core::clock::thread_cpu_ns;
@@ -14,7 +14,11 @@ use inlane_function::Instance;
 ///
 /// # Errors
 /// When no ring can be made; nothing has run then.
-pub fn run(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Result<Tally, Error> {
+pub fn run(
+    pipeline: Pipeline,
+    drive: &PipelineSettings,
+    shared: &PipelineContext<'_>,
+) -> Result<Tally, Error> {
     let Pipeline { rx, txs, pool, instances } = pipeline;
     let (dispatcher, consumers) = Ring::new(drive.slots, drive.burst)?.dispatch(instances.len() as u32);
     let mut items = Items::new(&pool, drive.slots, drive.burst);
@@ -74,8 +78,8 @@ pub fn run(pipeline: Pipeline, drive: &Drive, shared: &Shared<'_>) -> Result<Tal
 fn process(
     mut consumer: Consumer,
     mut instance: Instance,
-    drive: &Drive,
-    shared: &Shared<'_>,
+    drive: &PipelineSettings,
+    shared: &PipelineContext<'_>,
     index: usize,
 ) -> (Instance, u64) {
     pin(shared.cores, 1 + index);

@@ -142,9 +142,11 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
         instances: (0..case.workers.unwrap_or(1)).map(|_| function.instance().unwrap()).collect(),
     };
     let Case { overload, work, .. } = *case;
-    let drive = Drive { burst: 8, slots: 4, overload, work, stages: true, ..Drive::default() };
+    let drive =
+        PipelineSettings { burst: 8, slots: 4, overload, work, stages: true, ..PipelineSettings::default() };
     let (control, progress, clock) = (Control::default(), Progress::default(), Clock::new());
-    let shared = Shared { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+    let shared =
+        PipelineContext { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
     let tally = std::thread::scope(|scope| {
         if let Some(after) = case.abort_after {
             let control = &control;

@@ -3,15 +3,15 @@
 use inlane_core::{Packet, Pool};
 use std::sync::Arc;
 
-/// An array of packets, the first [`Held::len`] of which this thread holds.
-pub struct Held {
+/// An array of packets, the first [`BurstBuffer::len`] of which this thread holds.
+pub struct BurstBuffer {
     packets: Box<[Packet]>,
     start: usize,
     end: usize,
     pool: Arc<dyn Pool>,
 }
 
-impl Held {
+impl BurstBuffer {
     /// Room for `capacity` packets of `pool`.
     pub fn new(pool: Arc<dyn Pool>, capacity: usize) -> Self {
         Self { packets: vec![Packet::EMPTY; capacity].into(), start: 0, end: 0, pool }
@@ -41,7 +41,7 @@ impl Held {
         &mut self.packets[self.start..self.end]
     }
 
-    /// The places behind those held, for up to `limit` in all: fill from the front, then call [`Held::hold`].
+    /// The places behind those held, for up to `limit` in all: fill from the front, then call [`BurstBuffer::hold`].
     #[inline]
     pub fn free_places(&mut self, limit: usize) -> &mut [Packet] {
         if self.start == self.end {
@@ -89,7 +89,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BurstBuffer {
     fn drop(&mut self) {
         self.give_back_from(0);
     }
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn what_is_held_comes_back() {
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 64).unwrap());
-        let mut held = Held::new(pool.clone(), 8);
+        let mut held = BurstBuffer::new(pool.clone(), 8);
         let got = pool.take(held.free_places(6));
         held.hold(got);
         assert_eq!((held.len(), pool.outstanding()), (6, 6));
@@ -121,7 +121,7 @@ mod tests {
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 64).unwrap());
         let inner = pool.clone();
         let outcome = std::thread::spawn(move || {
-            let mut held = Held::new(inner.clone(), 8);
+            let mut held = BurstBuffer::new(inner.clone(), 8);
             let got = inner.take(held.free_places(8));
             held.hold(got);
             panic!("as a worker might");

@@ -1,7 +1,7 @@
 //! The sending side of a pipeline: hands packets to the ports that their verdicts name.
 
-use super::held::Held;
-use super::{Drive, Overload, Tally};
+use super::burst_buffer::BurstBuffer;
+use super::{Overload, PipelineSettings, Tally};
 use crate::control::{Control, Idle, Progress};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
@@ -13,9 +13,9 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Sends packets to one or several queues.
-pub struct Outlet {
+pub struct TxStage {
     txs: Vec<Box<dyn Tx>>,
-    sorted: Vec<Held>,
+    sorted: Vec<BurstBuffer>,
     overload: Overload,
     dropped_overload: u64,
     dropped_invalid: u64,
@@ -25,13 +25,13 @@ pub struct Outlet {
     error: Option<inlane_core::Error>,
 }
 
-impl Outlet {
+impl TxStage {
     /// Over the queues of a pipeline.
-    pub fn new(txs: Vec<Box<dyn Tx>>, pool: &Arc<dyn Pool>, drive: &Drive) -> Self {
+    pub fn new(txs: Vec<Box<dyn Tx>>, pool: &Arc<dyn Pool>, drive: &PipelineSettings) -> Self {
         let sorted = if txs.len() > 1 { txs.len() } else { 0 };
         Self {
             txs,
-            sorted: (0..sorted).map(|_| Held::new(pool.clone(), drive.burst)).collect(),
+            sorted: (0..sorted).map(|_| BurstBuffer::new(pool.clone(), drive.burst)).collect(),
             overload: drive.overload,
             dropped_overload: 0,
             dropped_invalid: 0,
@@ -41,15 +41,15 @@ impl Outlet {
         }
     }
 
-    /// Sends all that is held, packets that nobody changed since they were received; see [`Outlet::send`].
+    /// Sends all that is held, packets that nobody changed since they were received; see [`TxStage::send`].
     #[inline]
-    pub fn send_as_received(&mut self, held: &mut Held, control: &Control, clock: &Clock) -> bool {
+    pub fn send_as_received(&mut self, held: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         self.send_to(0, true, held, control, clock)
     }
 
     /// Sends all that is held, or drops and counts it; true when nothing had to wait.
     #[inline]
-    pub fn send(&mut self, held: &mut Held, control: &Control, clock: &Clock) -> bool {
+    pub fn send(&mut self, held: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         if self.txs.len() == 1 {
             // The quick way: one port, all taken at once. A verdict that names another port finds none.
             if held.as_slice().iter().all(|packet| packet.port == 0) {
@@ -63,7 +63,7 @@ impl Outlet {
         &mut self,
         port: usize,
         as_received: bool,
-        held: &mut Held,
+        held: &mut BurstBuffer,
         control: &Control,
         clock: &Clock,
     ) -> bool {
@@ -79,7 +79,12 @@ impl Outlet {
 
     /// One call of the port.
     #[inline]
-    fn hand_over(&mut self, port: usize, as_received: bool, held: &mut Held) -> inlane_core::Result<usize> {
+    fn hand_over(
+        &mut self,
+        port: usize,
+        as_received: bool,
+        held: &mut BurstBuffer,
+    ) -> inlane_core::Result<usize> {
         let (tx, packets) = (&mut self.txs[port], held.as_slice());
         let sent = if as_received { tx.send_as_received(packets)? } else { tx.send(packets)? };
         held.release_front(sent);
@@ -93,7 +98,7 @@ impl Outlet {
         mut outcome: inlane_core::Result<usize>,
         port: usize,
         as_received: bool,
-        held: &mut Held,
+        held: &mut BurstBuffer,
         control: &Control,
         clock: &Clock,
     ) -> bool {
@@ -138,7 +143,7 @@ impl Outlet {
     }
 
     #[cold]
-    fn send_sorted(&mut self, held: &mut Held, control: &Control, clock: &Clock) -> bool {
+    fn send_sorted(&mut self, held: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         let mut invalid = Vec::new();
         let mut queues = std::mem::take(&mut self.sorted);
         for packet in held.as_slice() {
@@ -157,7 +162,7 @@ impl Outlet {
             // One port only: those for it go there, the others name a port that does not exist.
             let (good, bad): (Vec<Packet>, Vec<Packet>) =
                 invalid.into_iter().partition(|packet| packet.port == 0);
-            let mut queue = Held::new(pool.clone(), good.len().max(1));
+            let mut queue = BurstBuffer::new(pool.clone(), good.len().max(1));
             queue.free_places(good.len())[..good.len()].copy_from_slice(&good);
             queue.hold(good.len());
             at_once &= self.send_to(0, false, &mut queue, control, clock);
@@ -190,7 +195,7 @@ impl Outlet {
         sum
     }
 
-    /// Tells whoever looks what was sent; `dropped` is what others than the outlet dropped.
+    /// Tells whoever looks what was sent; `dropped` is what others than the tx_stage dropped.
     pub fn publish(&self, progress: &Progress, dropped: u64) {
         let counters = self.counters();
         let own = self.dropped_overload + self.dropped_invalid + self.dropped_unsent;

@@ -1,13 +1,13 @@
 //! The receiving side of a pipeline: gathers packets into bursts.
 
-use super::held::Held;
-use super::{Drive, Overload};
+use super::burst_buffer::BurstBuffer;
+use super::{Overload, PipelineSettings};
 use crate::control::{Control, Progress};
 use inlane_core::clock::Clock;
 use inlane_core::{Pool, Rx};
 use std::sync::Arc;
 
-/// What [`Inlet::gather`] came to.
+/// What [`RxStage::gather`] came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gathered {
     /// A burst is held, to be taken on.
@@ -19,10 +19,10 @@ pub enum Gathered {
 }
 
 /// Gathers packets from a queue.
-pub struct Inlet {
+pub struct RxStage {
     rx: Box<dyn Rx>,
     /// The packets gathered.
-    pub held: Box<Held>,
+    pub held: Box<BurstBuffer>,
     /// When the oldest of them was received, as a raw reading; only where somebody asked for times.
     pub received: u64,
     burst: usize,
@@ -34,12 +34,12 @@ pub struct Inlet {
     error: Option<inlane_core::Error>,
 }
 
-impl Inlet {
+impl RxStage {
     /// Over one queue.
-    pub fn new(rx: Box<dyn Rx>, pool: Arc<dyn Pool>, drive: &Drive) -> Self {
+    pub fn new(rx: Box<dyn Rx>, pool: Arc<dyn Pool>, drive: &PipelineSettings) -> Self {
         Self {
             rx,
-            held: Box::new(Held::new(pool, drive.burst)),
+            held: Box::new(BurstBuffer::new(pool, drive.burst)),
             received: 0,
             burst: drive.burst,
             current: drive.burst,
