@@ -6,7 +6,7 @@ use inlane_core::clock::Clock;
 use inlane_core::ring::{Next, Ring, Stamps, layout};
 use inlane_core::{HeapPool, Packet, Pool, Port};
 use inlane_cuda::{Arguments, Gpu, Launch, Module, Program, compile};
-use inlane_forward::ports::generate::Generator;
+use inlane_ports::generate::Generator;
 use std::error::Error;
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use std::io::Read;
 
 // The reader alone, without what the rest of its crate needs to be built.
 #[allow(dead_code)]
-#[path = "../../crates/forward/src/ports/pcap/reader.rs"]
+#[path = "../../crates/ports/src/pcap/reader.rs"]
 mod reader;
 use reader::Reader;
 

@@ -3,9 +3,9 @@
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
 use crate::pipeline::PipelineSettings;
-use crate::ports::pcap::Playback;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::units::Rate;
+use inlane_ports::pcap::Playback;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -174,7 +174,7 @@ pub struct Config {
     pub room: usize,
     /// Write what is sent to this capture too.
     pub capture: Option<PathBuf>,
-    /// Disturb what is received: see [`crate::ports`].
+    /// Disturb what is received: see [`inlane_ports::wrap::fault`].
     pub faults: Option<String>,
     /// A job that runs beside, and wants the same GPU, or the pipelines' cores.
     pub compete: Compete,

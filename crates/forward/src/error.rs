@@ -76,6 +76,16 @@ fn instead(error: &inlane_cuda::Error) -> &'static str {
     }
 }
 
+impl From<inlane_ports::Error> for Error {
+    fn from(error: inlane_ports::Error) -> Self {
+        match error {
+            inlane_ports::Error::Core(error) => Error::Core(error),
+            inlane_ports::Error::Dpdk(error) => Error::Dpdk(error),
+            error => Error::config("port", error.to_string()),
+        }
+    }
+}
+
 /// The result of forwarding.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -18,7 +18,6 @@ pub mod measure;
 mod open;
 mod outcome;
 pub mod pipeline;
-pub mod ports;
 pub mod run;
 pub mod verify;
 mod wrappers;

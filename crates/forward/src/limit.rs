@@ -10,9 +10,9 @@ use crate::control::TimeShares;
 use crate::gpu::Memory;
 use crate::open;
 use crate::outcome::RunOutcome;
-use crate::ports::pcap::Pace;
 use inlane_core::result::PacketResult;
 use inlane_core::units::{self, Rate};
+use inlane_ports::pcap::Pace;
 use std::time::Duration;
 
 /// A thread that had something to do for this share of the run had no time left.

@@ -8,13 +8,13 @@ use crate::gpu;
 use crate::open;
 use crate::outcome::{Ended, measured, outcome};
 use crate::pipeline::{self, Pipeline, PipelineContext, Tally};
-use crate::ports::wrap::fault;
 use crate::wrappers::{Wrappers, faults_note};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Port};
 use inlane_cuda::LinkMeter;
 use inlane_function::Function;
+use inlane_ports::wrap::fault;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,8 @@
 use crate::config::{Config, Route};
 use crate::error::Result;
 use crate::open::kind;
-use crate::ports::check::{captures, reference};
 use inlane_core::result::Verification;
+use inlane_ports::check::{captures, reference};
 use std::path::PathBuf;
 
 /// Compares every packet of the capture that was written, with its timestamp, with what the function had to make of the

@@ -3,13 +3,13 @@
 use crate::config::Config;
 use crate::error::Result;
 use crate::open;
-use crate::ports::pcap::Stamps;
-use crate::ports::wrap::capture::Capture;
-use crate::ports::wrap::fault::{self, Faults};
-use crate::ports::wrap::pace::PacedRx;
 use inlane_core::clock::Clock;
 use inlane_core::units::Rate;
 use inlane_core::{Pool, Rx, Tx};
+use inlane_ports::pcap::Stamps;
+use inlane_ports::wrap::capture::Capture;
+use inlane_ports::wrap::fault::{self, Faults};
+use inlane_ports::wrap::pace::PacedRx;
 use std::sync::Arc;
 
 /// What is put around queues, as asked for: pacing, faults, a capture. Without them queues are driven as they are.

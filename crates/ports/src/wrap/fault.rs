@@ -1,8 +1,8 @@
 //! A faulty wire by choice: drops, duplicates, reorders, corrupts and delays packets, each with a probability, in a way that a
 //! seed repeats. What it does is counted, so that a checker's findings can be compared with it.
 
-use crate::ports::generate::cpu_memory;
-use crate::ports::generate::traffic::mix;
+use crate::generate::cpu_memory;
+use crate::generate::traffic::mix;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::units::parse_time;

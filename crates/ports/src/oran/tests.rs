@@ -145,10 +145,10 @@ fn tshark_reads_what_was_planned() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("oran.pcap");
     let (plan, frames) = frames("gen:oran,slots=23,prbs=25,eaxc=0x1234+7,shuffle=30,loss=3%");
-    let mut writer = crate::ports::pcap::writer::Writer::create(
+    let mut writer = crate::pcap::writer::Writer::create(
         "pcap:oran",
         path.to_str().unwrap(),
-        crate::ports::pcap::reader::Resolution::Nano,
+        crate::pcap::reader::Resolution::Nano,
     )
     .unwrap();
     for frame in &frames {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ports::generate::Generator;
+use crate::generate::Generator;
 use inlane_core::HeapPool;
 
 struct Bench {

@@ -1,6 +1,6 @@
 //! Hands out no more than a rate allows.
 
-use crate::ports::generate::pace::Schedule;
+use crate::generate::pace::Schedule;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;

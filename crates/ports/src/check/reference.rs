@@ -311,8 +311,8 @@ impl Reference for DropRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ports::generate::Traffic;
-    use crate::ports::generate::stamp::Stamp;
+    use crate::generate::Traffic;
+    use crate::generate::stamp::Stamp;
 
     fn frame(text: &str) -> Vec<u8> {
         let (traffic, _) = Traffic::parse(text).unwrap();

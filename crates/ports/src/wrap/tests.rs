@@ -1,9 +1,9 @@
 use super::capture::Capture;
 use super::fault::Faults;
 use super::pace::PacedRx;
-use crate::ports::check::{Checker, captures, reference};
-use crate::ports::generate::Generator;
-use crate::ports::pcap::{Playback, Sink, Source, Stamps};
+use crate::check::{Checker, captures, reference};
+use crate::generate::Generator;
+use crate::pcap::{Playback, Sink, Source, Stamps};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::result::Verification;

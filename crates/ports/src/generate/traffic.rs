@@ -4,7 +4,7 @@
 //! for benchmarks by RFC 2544), or within 2001:2::/48 (RFC 5180), and no two flows share a 5-tuple.
 
 use super::stamp;
-use crate::ports::spec::Spec;
+use crate::spec::Spec;
 use inlane_core::Result;
 use inlane_core::units::{Rate, parse_rate, parse_size};
 use inlane_wire::checksum::{self, Sum};

@@ -9,9 +9,13 @@
 //! | `null[:SIZE]` | [`null::Null`]: makes and swallows packets without touching their bytes |
 
 pub mod check;
+mod error;
 pub mod generate;
 pub mod null;
+pub mod open;
 pub mod oran;
 pub mod pcap;
 pub mod spec;
 pub mod wrap;
+
+pub use error::{Error, Result};

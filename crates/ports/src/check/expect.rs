@@ -1,10 +1,10 @@
 //! What each packet of known traffic has to look like behind a packet function.
 
 use super::reference::{Fate, Reference};
-use crate::ports::generate::Traffic;
-use crate::ports::generate::stamp::{self, Stamp};
-use crate::ports::generate::template::Template;
-use crate::ports::generate::traffic::checksum_and_payload;
+use crate::generate::Traffic;
+use crate::generate::stamp::{self, Stamp};
+use crate::generate::template::Template;
+use crate::generate::traffic::checksum_and_payload;
 use inlane_wire::Layers;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! How fast the generator and the checker are, one core each: `cargo bench -p inlane-forward --bench ports`.
+//! How fast the generator and the checker are, one core each: `cargo bench -p inlane-ports --bench ports`.
 
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::{HeapPool, Packet, Pool, Port};
-use inlane_forward::ports::check::{Checker, reference};
-use inlane_forward::ports::generate::Generator;
+use inlane_ports::check::{Checker, reference};
+use inlane_ports::generate::Generator;
 use std::sync::Arc;
 
 const BURST: usize = 32;

@@ -2,7 +2,7 @@
 
 use super::reader::{self, Reader, Resolution};
 use super::{Pace, Playback, Summary, info, path_of};
-use crate::ports::generate::cpu_memory;
+use crate::generate::cpu_memory;
 use inlane_core::clock::Clock;
 use inlane_core::packet::Note;
 use inlane_core::port::Counters;

@@ -4,7 +4,7 @@ use super::reader::Resolution;
 use super::source::Source;
 use super::writer::Writer;
 use super::{info, path_of};
-use crate::ports::generate::cpu_memory;
+use crate::generate::cpu_memory;
 use inlane_core::packet::Note;
 use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};

@@ -3,9 +3,9 @@
 //! The capture is part of the run: when its disk is full the run ends with that error, rather than with a capture that lacks
 //! packets.
 
-use crate::ports::pcap::reader::Resolution;
-use crate::ports::pcap::writer::Writer;
-use crate::ports::pcap::{Stamps, Tap};
+use crate::pcap::reader::Resolution;
+use crate::pcap::writer::Writer;
+use crate::pcap::{Stamps, Tap};
 use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Result, Rx, Tx};
 use std::path::Path;
@@ -32,7 +32,7 @@ impl Capture {
     }
 
     fn tap(&self, port: &str, pool: &Arc<dyn Pool>) -> Result<Tap> {
-        crate::ports::generate::cpu_memory(port, pool)?;
+        crate::generate::cpu_memory(port, pool)?;
         Ok(Tap::new(self.writer.clone(), self.stamps, pool.clone()))
     }
 

@@ -7,8 +7,8 @@
 //!          -> PRBs, as many as fit into a packet, from the first on
 //! ```
 
-use crate::ports::generate::traffic::mix;
-use crate::ports::spec::Spec;
+use crate::generate::traffic::mix;
+use crate::spec::Spec;
 use inlane_core::Result;
 use inlane_core::units::{Rate, parse_rate};
 use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};

@@ -2,7 +2,7 @@
 //! it, with its timestamp and its length on the wire.
 
 use super::reference::Reference;
-use crate::ports::pcap::reader::{Reader, Resolution};
+use crate::pcap::reader::{Reader, Resolution};
 use inlane_core::result::Verification;
 use inlane_core::{Error, Result};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -125,7 +125,7 @@ fn expected(input: &mut Reader, reference: &dyn Reference, unit: u64) -> Result<
 mod tests {
     use super::super::reference;
     use super::*;
-    use crate::ports::pcap::writer::Writer;
+    use crate::pcap::writer::Writer;
     use inlane_core::packet::Note;
 
     fn compared(before: &[u8], after: &[u8], function: &str) -> Verification {

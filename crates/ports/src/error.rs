@@ -1,0 +1,30 @@
+//! The errors of opening ports.
+
+use inlane_core::error::Class;
+
+/// Why ports cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// From one of inlane's own ports.
+    #[error(transparent)]
+    Core(#[from] inlane_core::Error),
+    /// From one of DPDK's ports.
+    #[cfg(feature = "dpdk")]
+    #[error(transparent)]
+    Dpdk(#[from] inlane_dpdk::Error),
+}
+
+/// The result of opening ports.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Returns the class that decides the exit status.
+    pub fn class(&self) -> Class {
+        match self {
+            Error::Core(error) => error.class(),
+            #[cfg(feature = "dpdk")]
+            Error::Dpdk(error) => error.class(),
+        }
+    }
+}
