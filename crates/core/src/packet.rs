@@ -51,10 +51,10 @@ impl Packet {
     }
 }
 
-/// What a port notes of a packet beside its bytes, for ports that care (captures keep their timestamps by it).
+/// What a port metas of a packet beside its bytes, for ports that care (captures keep their timestamps by it).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Note {
+pub struct PacketMeta {
     /// When the packet was captured or due, in nanoseconds since the epoch of its source.
     pub time_ns: u64,
     /// Its length on the wire where a capture kept less (snap length); 0 when nothing was cut.
@@ -67,14 +67,14 @@ pub struct Note {
 /// A device that needs its own kind of pool finds it by upcasting to [`std::any::Any`].
 pub trait Pool: std::any::Any + Send + Sync {
     /// Takes up to `packets.len()` buffers, `length` 0 and `address` at the start of data; returns how many there were.
-    fn take(&self, packets: &mut [Packet]) -> usize;
+    fn allocate(&self, packets: &mut [Packet]) -> usize;
 
     /// Gives packets back that came from this pool.
-    fn give(&self, packets: &[Packet]);
+    fn free(&self, packets: &[Packet]);
 
     /// The calling thread is the one that takes and gives, for as long as it holds what this returns: that then costs it no lock. Others
     /// still may. `None` where that makes no difference, or another thread has settled.
-    fn settle(&self) -> Option<Settled<'_>> {
+    fn own(&self) -> Option<PoolOwner<'_>> {
         None
     }
 
@@ -90,11 +90,11 @@ pub trait Pool: std::any::Any + Send + Sync {
     /// The memory the data lies in.
     fn region(&self) -> &Region;
 
-    /// The note of a packet.
-    fn note(&self, packet: &Packet) -> Note;
+    /// The meta of a packet.
+    fn meta(&self, packet: &Packet) -> PacketMeta;
 
-    /// Writes the note of a packet that the caller holds.
-    fn set_note(&self, packet: &Packet, note: Note);
+    /// Writes the meta of a packet that the caller holds.
+    fn set_meta(&self, packet: &Packet, meta: PacketMeta);
 
     /// Calls `visit` with each contiguous span (address, length) of a packet, the first with the packet's own length.
     fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
@@ -104,7 +104,7 @@ pub trait Pool: std::any::Any + Send + Sync {
 
 /// On cache lines of its own, the prefetched neighbour included.
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CacheAligned<T>(T);
 
 /// A pool over any region, without DPDK: for captures, generators, and memory of a device.
 ///
@@ -116,14 +116,14 @@ pub struct HeapPool {
     stride: usize,
     headroom: usize,
     count: usize,
-    free: Apart<Mutex<Vec<u32>>>,
+    free: CacheAligned<Mutex<Vec<u32>>>,
     // Where who gives back and who takes are different threads, each has a list of its own, so that they meet only when the takers'
     // list is empty.
-    returned: Apart<Mutex<Vec<u32>>>,
+    returned: CacheAligned<Mutex<Vec<u32>>>,
     /// The number of the thread that has settled, or 0.
     settled: AtomicU64,
-    own: Apart<Own>,
-    notes: Box<[UnsafeCell<Note>]>,
+    own: CacheAligned<Own>,
+    metas: Box<[UnsafeCell<PacketMeta>]>,
 }
 
 /// What the thread that has settled has at hand.
@@ -133,7 +133,7 @@ struct Own {
     count: AtomicUsize,
 }
 
-// SAFETY: a note is touched only by who holds its packet (the trait's contract), free lists are behind their locks, and the settled
+// SAFETY: a meta is touched only by who holds its packet (the trait's contract), free lists are behind their locks, and the settled
 // thread's is touched by no other (`with_own`).
 unsafe impl Sync for HeapPool {}
 // SAFETY: nothing in it belongs to a thread.
@@ -185,11 +185,14 @@ impl HeapPool {
             stride,
             headroom: HEADROOM,
             count,
-            free: Apart(Mutex::new((0..count as u32).rev().collect())),
-            returned: Apart(Mutex::new(Vec::with_capacity(count))),
+            free: CacheAligned(Mutex::new((0..count as u32).rev().collect())),
+            returned: CacheAligned(Mutex::new(Vec::with_capacity(count))),
             settled: AtomicU64::new(0),
-            own: Apart(Own { list: UnsafeCell::new(Vec::with_capacity(count)), count: AtomicUsize::new(0) }),
-            notes: (0..count).map(|_| UnsafeCell::new(Note::default())).collect(),
+            own: CacheAligned(Own {
+                list: UnsafeCell::new(Vec::with_capacity(count)),
+                count: AtomicUsize::new(0),
+            }),
+            metas: (0..count).map(|_| UnsafeCell::new(PacketMeta::default())).collect(),
             region,
         })
     }
@@ -235,14 +238,14 @@ impl HeapPool {
         count
     }
 
-    fn note_cell(&self, packet: &Packet) -> &UnsafeCell<Note> {
-        &self.notes[packet.cookie as usize]
+    fn meta_cell(&self, packet: &Packet) -> &UnsafeCell<PacketMeta> {
+        &self.metas[packet.cookie as usize]
     }
 }
 
 impl Pool for HeapPool {
     #[inline]
-    fn take(&self, packets: &mut [Packet]) -> usize {
+    fn allocate(&self, packets: &mut [Packet]) -> usize {
         let own = self.with_own(|own| {
             if own.len() < packets.len() {
                 self.fetch(own, packets.len());
@@ -259,7 +262,7 @@ impl Pool for HeapPool {
     }
 
     #[inline]
-    fn give(&self, packets: &[Packet]) {
+    fn free(&self, packets: &[Packet]) {
         let back = |list: &mut Vec<u32>| {
             list.extend(packets.iter().map(|packet| packet.cookie as u32));
             assert!(list.len() <= self.count, "a packet was given back twice");
@@ -274,9 +277,9 @@ impl Pool for HeapPool {
         own.unwrap_or_else(|| back(&mut self.returned.0.lock().expect(UNPOISONED)))
     }
 
-    fn settle(&self) -> Option<Settled<'_>> {
+    fn own(&self) -> Option<PoolOwner<'_>> {
         let mine = self.settled.compare_exchange(0, thread_number(), Ordering::Acquire, Ordering::Relaxed);
-        mine.ok().map(|_| Settled { pool: self, here: PhantomData })
+        mine.ok().map(|_| PoolOwner { pool: self, here: PhantomData })
     }
 
     fn room(&self) -> usize {
@@ -298,25 +301,25 @@ impl Pool for HeapPool {
         &self.region
     }
 
-    fn note(&self, packet: &Packet) -> Note {
-        // SAFETY: the caller holds the packet, so nobody else touches its note.
-        unsafe { *self.note_cell(packet).get() }
+    fn meta(&self, packet: &Packet) -> PacketMeta {
+        // SAFETY: the caller holds the packet, so nobody else touches its meta.
+        unsafe { *self.meta_cell(packet).get() }
     }
 
-    fn set_note(&self, packet: &Packet, note: Note) {
-        // SAFETY: as in `note`.
-        unsafe { *self.note_cell(packet).get() = note }
+    fn set_meta(&self, packet: &Packet, meta: PacketMeta) {
+        // SAFETY: as in `meta`.
+        unsafe { *self.meta_cell(packet).get() = meta }
     }
 }
 
-/// The calling thread has settled with a pool: see [`Pool::settle`]. Ends when dropped; what the thread had at hand is everybody's then.
-pub struct Settled<'a> {
+/// The calling thread has settled with a pool: see [`Pool::own`]. Ends when dropped; what the thread had at hand is everybody's then.
+pub struct PoolOwner<'a> {
     pool: &'a HeapPool,
     /// It stays with its thread.
     here: PhantomData<*const ()>,
 }
 
-impl Drop for Settled<'_> {
+impl Drop for PoolOwner<'_> {
     fn drop(&mut self) {
         let pool = self.pool;
         pool.with_own(|own| pool.returned.0.lock().expect(UNPOISONED).append(own));
@@ -346,12 +349,12 @@ mod tests {
     fn what_is_out_is_counted() {
         let pool = HeapPool::new(4, 1500).unwrap();
         let mut packets = [Packet::EMPTY; 6];
-        assert_eq!(pool.take(&mut packets), 4);
+        assert_eq!(pool.allocate(&mut packets), 4);
         assert_eq!(pool.outstanding(), 4);
-        assert_eq!(pool.take(&mut packets[4..]), 0);
-        pool.give(&packets[..3]);
+        assert_eq!(pool.allocate(&mut packets[4..]), 0);
+        pool.free(&packets[..3]);
         assert_eq!(pool.outstanding(), 1);
-        pool.give(&packets[3..4]);
+        pool.free(&packets[3..4]);
         assert_eq!(pool.outstanding(), 0);
     }
 
@@ -359,35 +362,35 @@ mod tests {
     fn who_has_settled_shares() {
         let pool = HeapPool::new(64, 64).unwrap();
         let mut packets = [Packet::EMPTY; 64];
-        let settled = pool.settle().unwrap();
-        assert!(pool.settle().is_none(), "one at a time");
-        assert_eq!(pool.take(&mut packets), 64, "all of them, if need be");
-        assert_eq!((pool.take(&mut [Packet::EMPTY]), pool.outstanding()), (0, 64));
-        pool.give(&packets);
+        let settled = pool.own().unwrap();
+        assert!(pool.own().is_none(), "one at a time");
+        assert_eq!(pool.allocate(&mut packets), 64, "all of them, if need be");
+        assert_eq!((pool.allocate(&mut [Packet::EMPTY]), pool.outstanding()), (0, 64));
+        pool.free(&packets);
         assert_eq!(pool.outstanding(), 0);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                assert!(pool.settle().is_none(), "another has");
+                assert!(pool.own().is_none(), "another has");
                 let mut packets = [Packet::EMPTY; 64];
-                let got = pool.take(&mut packets);
+                let got = pool.allocate(&mut packets);
                 assert!(got >= 16, "{got}: nobody keeps them all");
-                pool.give(&packets[..got]);
+                pool.free(&packets[..got]);
             });
             other.join().unwrap();
         });
-        assert_eq!((pool.take(&mut packets[..40]), pool.outstanding()), (40, 40));
+        assert_eq!((pool.allocate(&mut packets[..40]), pool.outstanding()), (40, 40));
         drop(settled);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                let _settled = pool.settle().expect("nobody has any more");
+                let _owner = pool.own().expect("nobody has any more");
                 let mut rest = [Packet::EMPTY; 64];
-                assert_eq!((pool.take(&mut rest), pool.outstanding()), (24, 64));
-                pool.give(&rest[..24]);
+                assert_eq!((pool.allocate(&mut rest), pool.outstanding()), (24, 64));
+                pool.free(&rest[..24]);
             });
             other.join().unwrap();
         });
-        pool.give(&packets[..40]);
-        assert_eq!((pool.take(&mut packets), pool.outstanding()), (64, 64));
+        pool.free(&packets[..40]);
+        assert_eq!((pool.allocate(&mut packets), pool.outstanding()), (64, 64));
         packets.sort_by_key(|packet| packet.cookie);
         assert!(packets.iter().enumerate().all(|(i, packet)| packet.cookie == i as u64), "each once");
     }
@@ -400,7 +403,7 @@ mod tests {
             let mut held = Vec::new();
             for round in 0..rounds {
                 let mut packets = [Packet::EMPTY; 13];
-                let got = pool.take(&mut packets[..1 + (round * seed) % 13]);
+                let got = pool.allocate(&mut packets[..1 + (round * seed) % 13]);
                 for packet in &packets[..got] {
                     // SAFETY: just taken; host memory. Who else had it would write it, too.
                     unsafe { *(packet.address as *mut usize) = seed };
@@ -410,14 +413,14 @@ mod tests {
                 let back = held.len().saturating_sub(keep);
                 // SAFETY: still held.
                 assert!(held.iter().all(|packet| unsafe { *(packet.address as *const usize) } == seed));
-                pool.give(&held[..back]);
+                pool.free(&held[..back]);
                 held.drain(..back);
             }
-            pool.give(&held);
+            pool.free(&held);
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _settled = pool.settle().unwrap();
+                let _owner = pool.own().unwrap();
                 work(5);
             });
             scope.spawn(|| work(3));
@@ -429,7 +432,7 @@ mod tests {
     fn buffers_do_not_overlap() {
         let pool = HeapPool::new(8, 100).unwrap();
         let mut packets = [Packet::EMPTY; 8];
-        assert_eq!(pool.take(&mut packets), 8);
+        assert_eq!(pool.allocate(&mut packets), 8);
         for (i, packet) in packets.iter_mut().enumerate() {
             packet.length = pool.room() as u32;
             // SAFETY: just taken; host memory.
@@ -439,7 +442,7 @@ mod tests {
             // SAFETY: still held.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
-        pool.give(&packets);
+        pool.free(&packets);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use crate::asleep::Sleeper;
 use crate::device::abandon_all;
 use crate::stream::{Event, EventKind, Stream};
-use inlane_core::mover::{Flight, Ticket};
+use inlane_core::mover::{InFlight, Ticket};
 use inlane_core::{CompletionMode, Error, Region, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ struct Entry {
 
 /// Tickets whose events pass in order.
 pub struct Pending {
-    flight: Flight,
+    flight: InFlight,
     entries: VecDeque<Entry>,
     free: Vec<Arc<Event>>,
     sleeper: Option<Sleeper>,
@@ -37,7 +37,7 @@ impl Pending {
     /// Nothing in flight.
     #[expect(clippy::new_without_default, reason = "a flight's start is no default value")]
     pub fn new() -> Self {
-        Self { flight: Flight::new(), entries: VecDeque::new(), free: Vec::new(), sleeper: None }
+        Self { flight: InFlight::new(), entries: VecDeque::new(), free: Vec::new(), sleeper: None }
     }
 
     /// How long to wait while nothing ends, before the GPUs count as lost.

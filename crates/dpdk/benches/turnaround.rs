@@ -33,7 +33,7 @@ fn main() {
                     unsafe { swap(&packets[..count]) };
                 }
                 let sent = tx.send(&packets[..count]).unwrap();
-                pool.give(&packets[sent..count]);
+                pool.free(&packets[sent..count]);
                 moved += sent as u64;
             }
             let elapsed = cpu_seconds() - start;

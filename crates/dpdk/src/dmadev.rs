@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use crate::{eal, log, sys};
 use inlane_core::error::Class;
-use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::mover::{InFlight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Region};
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -24,7 +24,7 @@ static OPENED: AtomicU32 = AtomicU32::new(0);
 pub struct DmaDev {
     id: i16,
     name: CString,
-    flight: Flight,
+    flight: InFlight,
     /// Of each transfer in flight: pieces to come, and the regions.
     entries: VecDeque<(usize, [Region; 2])>,
     queued: usize,
@@ -57,7 +57,7 @@ impl DmaDev {
         let device = Self {
             id: id as i16,
             name,
-            flight: Flight::new(),
+            flight: InFlight::new(),
             entries: VecDeque::new(),
             queued: 0,
             lost: false,

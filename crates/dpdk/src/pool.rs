@@ -1,7 +1,7 @@
 //! Pools of mbufs, in host memory of their own or over any region (pinned memory, a GPU's).
 //!
 //! ```text
-//! own memory:   | mempool header | mbuf | private: Note | headroom | data ... | next ...      one object a buffer
+//! own memory:   | mempool header | mbuf | private: PacketMeta | headroom | data ... | next ...      one object a buffer
 //! any region:   mbufs as above without data, in host memory; data at  region + n * stride:  | headroom | data ... |
 //! ```
 //!
@@ -9,7 +9,7 @@
 
 use crate::error::{Error, Result};
 use crate::{eal, log, sys};
-use inlane_core::packet::{HEADROOM, Note, Packet, Pool};
+use inlane_core::packet::{HEADROOM, Packet, PacketMeta, Pool};
 use inlane_core::region::{Location, Region};
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -220,13 +220,13 @@ impl Drop for MbufPool {
 }
 
 impl Pool for MbufPool {
-    fn take(&self, packets: &mut [Packet]) -> usize {
+    fn allocate(&self, packets: &mut [Packet]) -> usize {
         let count = packets.len().min(u32::MAX as usize) as u32;
         // SAFETY: room for `count` packets; layouts are asserted equal.
         unsafe { sys::inlane_pool_take(self.raw(), packets.as_mut_ptr().cast(), count) as usize }
     }
 
-    fn give(&self, packets: &[Packet]) {
+    fn free(&self, packets: &[Packet]) {
         for packets in packets.chunks(u32::MAX as usize) {
             // SAFETY: the trait's contract: packets of this pool, held by the caller.
             unsafe { sys::inlane_pool_give(packets.as_ptr().cast(), packets.len() as u32) }
@@ -250,14 +250,14 @@ impl Pool for MbufPool {
         &self.region
     }
 
-    fn note(&self, packet: &Packet) -> Note {
-        // SAFETY: the packet is of this pool and held by the caller; its private area holds a note, zero at first.
-        unsafe { *sys::inlane_note_of(packet.cookie).cast::<Note>() }
+    fn meta(&self, packet: &Packet) -> PacketMeta {
+        // SAFETY: the packet is of this pool and held by the caller; its private area holds a meta, zero at first.
+        unsafe { *sys::inlane_packet_meta_of(packet.cookie).cast::<PacketMeta>() }
     }
 
-    fn set_note(&self, packet: &Packet, note: Note) {
-        // SAFETY: as in `note`.
-        unsafe { *sys::inlane_note_of(packet.cookie).cast::<Note>() = note }
+    fn set_meta(&self, packet: &Packet, meta: PacketMeta) {
+        // SAFETY: as in `meta`.
+        unsafe { *sys::inlane_packet_meta_of(packet.cookie).cast::<PacketMeta>() = meta }
     }
 
     fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {

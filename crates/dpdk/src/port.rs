@@ -204,7 +204,7 @@ impl EthPort {
                 self.usage(format!("size={size} does not fit the pool's buffers of {} bytes", pool.room()))
             );
         }
-        let taken = pool.take(&mut packets);
+        let taken = pool.allocate(&mut packets);
         for packet in &mut packets[..taken] {
             packet.length = size.into();
             if pool.region().location().is_cpu_memory() {
@@ -214,7 +214,7 @@ impl EthPort {
         }
         let mut tx = EthTx::new(self.shared.clone(), queue);
         let sent = tx.send(&packets[..taken]).unwrap_or(0);
-        pool.give(&packets[sent..taken]);
+        pool.free(&packets[sent..taken]);
         if sent < count as usize {
             return Err(
                 self.usage(format!("prime={count}: only {sent} packets fitted; give fewer or a larger pool"))

@@ -80,7 +80,7 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
     while back < 10_000 {
         assert!(start.elapsed() < Duration::from_secs(60), "{spec}: only {back} packets came back");
         let mut packets = [Packet::EMPTY; 16];
-        let taken = pool.take(&mut packets);
+        let taken = pool.allocate(&mut packets);
         for (i, packet) in packets[..taken].iter_mut().enumerate() {
             packet.length = 60 + 90 * i as u32;
             // SAFETY: just taken; host memory.
@@ -89,7 +89,7 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
             bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb]);
         }
         let sent = tx.send(&packets[..taken]).unwrap();
-        pool.give(&packets[sent..taken]);
+        pool.free(&packets[sent..taken]);
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
             // SAFETY: held; host memory.
@@ -98,7 +98,7 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
             assert_eq!(packet.length, 60 + 90 * bytes[12] as u32);
             assert!(bytes[12..].iter().all(|&byte| byte == bytes[12]));
         }
-        pool.give(&packets[..count]);
+        pool.free(&packets[..count]);
         back += count as u64;
         if count == 0 {
             // One core may be all there is, and testpmd needs it too.
@@ -110,7 +110,7 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let error = loop {
         let mut packets = [Packet::EMPTY; 16];
         match rx.receive(&mut packets) {
-            Ok(count) => pool.give(&packets[..count]),
+            Ok(count) => pool.free(&packets[..count]),
             Err(error) => break error.to_string(),
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{spec}: nobody noticed that the peer left");

@@ -73,7 +73,7 @@ fn case(spec: &str) {
             if count == 1 && unsafe { packets[0].bytes() } == sent {
                 break;
             }
-            pool.give(&packets[..count]);
+            pool.free(&packets[..count]);
             assert!(start.elapsed() < Duration::from_secs(2), "{spec}: nothing comes in");
         }
         assert_eq!(tx.send(&packets[..1]).unwrap(), 1);

@@ -50,7 +50,7 @@ fn a_full_burst_of_null_comes_from_any_pool() {
             assert!(packet.address >= pool.region().address());
             assert!(packet.address + 64 <= pool.region().address() + pool.region().len() as u64);
         }
-        pool.give(&packets[..count]);
+        pool.free(&packets[..count]);
         port.stop();
         assert_eq!(pool.outstanding(), 0);
     }
@@ -87,13 +87,13 @@ fn a_full_ring_leaves_the_rest_with_the_caller() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, _rx, mut tx) = one_queue("ring:b", &pool);
     let mut packets = vec![Packet::EMPTY; 2000];
-    assert_eq!(pool.take(&mut packets), 2000);
+    assert_eq!(pool.allocate(&mut packets), 2000);
     packets.iter_mut().for_each(|packet| packet.length = 60);
     let sent = tx.send(&packets).unwrap();
     assert!((1000..2000).contains(&sent), "{sent}");
     assert_eq!(tx.counters().packets, sent as u64);
     assert_eq!(tx.counters().bytes, 60 * sent as u64);
-    pool.give(&packets[sent..]);
+    pool.free(&packets[sent..]);
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }
@@ -103,7 +103,7 @@ fn chains_go_out_whole() {
     let pool = MbufPool::new(256, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:c", &pool);
     let mut packet = [Packet::EMPTY; 1];
-    assert_eq!(pool.take(&mut packet), 1);
+    assert_eq!(pool.allocate(&mut packet), 1);
     packet[0].length = 100;
     pool.append_segment(&packet[0], &[7; 200]).unwrap();
     packet[0].length = 90;
@@ -114,7 +114,7 @@ fn chains_go_out_whole() {
     let mut lengths = Vec::new();
     pool.for_each_segment(&received[0], &mut |_, length| lengths.push(length));
     assert_eq!(lengths, [90, 200]);
-    pool.give(&received[..1]);
+    pool.free(&received[..1]);
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }
@@ -131,7 +131,7 @@ fn what_nobody_changed_goes_out_as_it_came() {
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
     // Beside them one in two segments, and one whose mbuf knows nothing of its length: it was taken from the pool.
-    assert_eq!(pool.take(&mut packets[70..72]), 2);
+    assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     pool.append_segment(&packets[70], &[7; 200]).unwrap();
     assert_eq!(tx.send(&packets[70..71]).unwrap(), 1);
@@ -147,7 +147,7 @@ fn what_nobody_changed_goes_out_as_it_came() {
     let mut lengths = Vec::new();
     pool.for_each_segment(&packets[70], &mut |_, length| lengths.push(length));
     assert_eq!(lengths, [100, 200]);
-    pool.give(&packets[..72]);
+    pool.free(&packets[..72]);
     port.stop();
     assert_eq!((tx.counters().errors, pool.outstanding()), (0, 0));
 }
@@ -157,7 +157,7 @@ fn lengths_that_leave_the_buffer_are_dropped_and_counted() {
     let pool = MbufPool::new(256, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:d", &pool);
     let mut packets = [Packet::EMPTY; 8];
-    assert_eq!(pool.take(&mut packets), 8);
+    assert_eq!(pool.allocate(&mut packets), 8);
     packets.iter_mut().for_each(|packet| packet.length = 64);
     packets[2].length = 70_000;
     packets[5].address -= 4096;
@@ -165,7 +165,7 @@ fn lengths_that_leave_the_buffer_are_dropped_and_counted() {
     assert_eq!(tx.send(&packets).unwrap(), 8);
     assert_eq!((tx.counters().packets, tx.counters().errors), (5, 3));
     assert_eq!(rx.receive(&mut packets).unwrap(), 5);
-    pool.give(&packets[..5]);
+    pool.free(&packets[..5]);
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }
@@ -184,7 +184,7 @@ fn stopping_while_another_thread_drives() {
                     return;
                 }
                 let sent = tx.send(&packets[..count]).unwrap_or(0);
-                give.give(&packets[sent..count]);
+                give.free(&packets[sent..count]);
             }
         });
         std::thread::sleep(std::time::Duration::from_millis(2));

@@ -9,7 +9,7 @@ use crate::open;
 use crate::run::{RunOutcome, run};
 use inlane_core::clock::Clock;
 use inlane_core::result::{Baseline, Ceiling, Document, PacketResult};
-use inlane_core::ring::layout::Outcome as Verdict;
+use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::units::Rate;
 use inlane_core::{HeapPool, Packet, Pool};
 use inlane_function::Function;
@@ -169,7 +169,7 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
         // SAFETY: held here, in host memory.
         .map(|packet| unsafe { packet.bytes() }.to_vec())
         .collect();
-    let mut outcomes = vec![Verdict::default(); packets.len()];
+    let mut outcomes = vec![PacketVerdict::default(); packets.len()];
     let mut instance = Function::parse(&config.function)?.instance()?;
     instance.set_room(pool.room() as u32);
     let begun = Instant::now();
@@ -189,7 +189,7 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
         spent += start.elapsed();
         done += ROUNDS * packets.len() as u64;
     }
-    pool.give(&packets);
+    pool.free(&packets);
     Ok(spent.as_secs_f64() * 1e9 / done as f64)
 }
 

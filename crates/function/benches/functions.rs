@@ -4,7 +4,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use inlane_core::packet::{HeapPool, Packet, Pool};
-use inlane_core::ring::layout::Outcome;
+use inlane_core::ring::layout::PacketVerdict;
 use inlane_function::Function;
 use std::hint::black_box;
 
@@ -13,13 +13,13 @@ const BURST: usize = 32;
 fn functions(criterion: &mut Criterion) {
     let pool = HeapPool::new(BURST, 2048).expect("memory");
     let mut packets = [Packet::EMPTY; BURST];
-    assert_eq!(pool.take(&mut packets), BURST);
+    assert_eq!(pool.allocate(&mut packets), BURST);
     for (i, packet) in packets.iter_mut().enumerate() {
         packet.length = 64;
         // SAFETY: just taken.
         unsafe { packet.bytes_mut() }.copy_from_slice(&udp(i as u8));
     }
-    let mut outcomes = [Outcome::default(); BURST];
+    let mut outcomes = [PacketVerdict::default(); BURST];
     let mut group = criterion.benchmark_group("function");
     group.throughput(Throughput::Elements(BURST as u64));
     for builtin in inlane_function::builtins() {

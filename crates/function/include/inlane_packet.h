@@ -162,11 +162,11 @@ class burst {
     uint32_t stride_;
     uint32_t count_;
     uint32_t room_;
-    inlane_outcome *staged_;
+    inlane_packet_verdict *staged_;
     bool changed_ = false;
 
   public:
-    INLANE burst(const void *packets, uint32_t stride, uint32_t count, uint32_t room, inlane_outcome *staged)
+    INLANE burst(const void *packets, uint32_t stride, uint32_t count, uint32_t room, inlane_packet_verdict *staged)
         : packets_(static_cast<const uint8_t *>(packets)), stride_(stride), count_(count), room_(room), staged_(staged) {}
 
     INLANE uint32_t count() const { return count_; }

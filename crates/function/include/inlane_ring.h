@@ -6,13 +6,13 @@
 #endif
 
 struct inlane_descriptor { uint64_t address; uint32_t length; uint32_t lap; };
-struct inlane_outcome { uint32_t length; uint32_t verdict; };
+struct inlane_packet_verdict { uint32_t length; uint32_t verdict; };
 
 #define INLANE_FORWARD 0u
 #define INLANE_DROP 1u
 #define INLANE_PORT_BASE 2u
 #define INLANE_UNCHANGED 0u
-#define INLANE_OUTCOMES 1u
+#define INLANE_VERDICTS 1u
 #define INLANE_RING_LINE 128u
 #define INLANE_RING_ENTRIES 16u
 #define INLANE_RING_TOGETHER 7u
@@ -21,5 +21,5 @@ struct inlane_outcome { uint32_t length; uint32_t verdict; };
 #define INLANE_COMPLETE_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 8u + 127u) / 128u * 128u)
 
 static_assert(sizeof(inlane_descriptor) == 16, "layout");
-static_assert(sizeof(inlane_outcome) == 8, "layout");
+static_assert(sizeof(inlane_packet_verdict) == 8, "layout");
 #endif

@@ -5,7 +5,7 @@
 //         then a barrier. After: a barrier, then one thread releases it. `inlane_info_NAME`: what the host must know,
 //         read from the loaded module.
 //
-// Both return INLANE_UNCHANGED, and then have not written outcomes, or INLANE_OUTCOMES, and then have written all of them.
+// Both return INLANE_UNCHANGED, and then have not written outcomes, or INLANE_VERDICTS, and then have written all of them.
 #ifndef INLANE_RUN_H
 #define INLANE_RUN_H
 
@@ -35,7 +35,7 @@ static_assert(sizeof(inlane_info) == 40 && sizeof(inlane_context) == 40, "as the
 struct inlane_entry {
     inlane_info info;
     // packets: `count` times an inlane_descriptor every `stride` bytes.
-    uint32_t (*run)(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+    uint32_t (*run)(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
                     const inlane_context *context);
     void (*tick)(const inlane_context *context);
 };
@@ -91,7 +91,7 @@ INLANE inlane_descriptor descriptor_at(const void *packets, uint32_t stride, uin
                                                         static_cast<uint64_t>(i) * stride);
 }
 
-template <class F> INLANE inlane_outcome one(F &function, const inlane_descriptor &at, const context &call) {
+template <class F> INLANE inlane_packet_verdict one(F &function, const inlane_descriptor &at, const context &call) {
     packet it(reinterpret_cast<uint8_t *>(at.address), at.length, call.room);
     verdict what;
     if constexpr (packet_with_context<F>(first())) {
@@ -102,7 +102,7 @@ template <class F> INLANE inlane_outcome one(F &function, const inlane_descripto
     return {it.length(), what};
 }
 
-INLANE bool differs(const inlane_outcome &now, const inlane_descriptor &before) {
+INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &before) {
     return (now.verdict ^ INLANE_FORWARD) | (now.length ^ before.length);
 }
 
@@ -110,13 +110,13 @@ INLANE bool differs(const inlane_outcome &now, const inlane_descriptor &before) 
 
 // Thread i takes packets i, i + threads, ... Outcomes stay in registers until one packet is changed.
 template <class F>
-INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
                             const context &call) {
     F &function = *static_cast<F *>(call.state);
     bool writing = false; // the same for all threads
     for (uint32_t base = 0; base < count; base += threads()) {
         uint32_t i = base + thread_index();
-        inlane_outcome outcome = {0, INLANE_FORWARD};
+        inlane_packet_verdict outcome = {0, INLANE_FORWARD};
         bool changed = false;
         if (i < count) {
             inlane_descriptor at = descriptor_at(packets, stride, i);
@@ -130,24 +130,24 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
         }
         if (writing && i < count) outcomes[i] = outcome;
     }
-    return writing ? INLANE_OUTCOMES : INLANE_UNCHANGED;
+    return writing ? INLANE_VERDICTS : INLANE_UNCHANGED;
 }
 
 #else
 
 // From the first packets that are changed on: outcomes for all of them. `known` are those of `done` and some after.
 template <class F>
-INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_outcome *known, uint32_t some,
-                             uint32_t count, inlane_outcome *outcomes, const context &call, F &function) {
+INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
+                             uint32_t count, inlane_packet_verdict *outcomes, const context &call, F &function) {
     for (uint32_t i = 0; i < done; i++) outcomes[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};
     for (uint32_t i = 0; i < some; i++) outcomes[done + i] = known[i];
     for (uint32_t i = done + some; i < count; i++) outcomes[i] = one(function, descriptor_at(packets, stride, i), call);
-    return INLANE_OUTCOMES;
+    return INLANE_VERDICTS;
 }
 
 // Four packets at a time, those after next on their way into the cache.
 template <class F, uint32_t Stride>
-INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_outcome *outcomes, const context &call) {
+INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_verdict *outcomes, const context &call) {
     constexpr uint32_t ahead = 8;
     F &function = *static_cast<F *>(call.state);
     uint32_t i = 0;
@@ -159,7 +159,7 @@ INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_outcome 
                     __builtin_prefetch(reinterpret_cast<void *>(descriptor_at(four, Stride, ahead + k).address), 1);
             }
         }
-        inlane_outcome now[4];
+        inlane_packet_verdict now[4];
         bool changed = false;
 #pragma GCC unroll 4
         for (uint32_t k = 0; k < 4; k++) {
@@ -171,14 +171,14 @@ INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_outcome 
     }
     for (; i < count; i++) {
         inlane_descriptor at = descriptor_at(packets, Stride, i);
-        inlane_outcome now = one(function, at, call);
+        inlane_packet_verdict now = one(function, at, call);
         if (differs(now, at)) return run_changing(packets, Stride, i, &now, 1, count, outcomes, call, function);
     }
     return INLANE_UNCHANGED;
 }
 
 template <class F>
-INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
                             const context &call) {
     // The two strides in use, as constants: descriptors of a ring, and packets of ports (24 bytes that begin with one).
     return stride == 16 ? run_strided<F, 16>(packets, count, outcomes, call)
@@ -188,10 +188,10 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 #endif
 
 template <class F>
-INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
                           const context &call) {
     // Staged in the block's own memory, so that outcomes go out together, or not at all.
-    INLANE_SHARED inlane_outcome staged[INLANE_MAX_BURST];
+    INLANE_SHARED inlane_packet_verdict staged[INLANE_MAX_BURST];
     for (uint32_t i = thread_index(); i < count; i += threads())
         staged[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};
     sync();
@@ -203,14 +203,14 @@ INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, 
     }
     if (!any(all.changed())) return INLANE_UNCHANGED;
     for (uint32_t i = thread_index(); i < count; i += threads()) outcomes[i] = staged[i];
-    return INLANE_OUTCOMES;
+    return INLANE_VERDICTS;
 }
 
 } // namespace detail
 
 // Runs function F on one item of up to INLANE_MAX_BURST packets.
 template <class F>
-INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,
+INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
                          const context &call) {
     if constexpr (detail::is_burst<F>) {
         return detail::run_burst<F>(packets, stride, count, outcomes, call);
@@ -242,7 +242,7 @@ template <class F> INLANE void run_tick(const context &call) {
 #else
 #define INLANE_FUNCTION(name)                                                                                           \
     using inlane_registered_##name = struct ::name;                                                                     \
-    static uint32_t inlane_run_##name(const void *packets, uint32_t stride, uint32_t count, inlane_outcome *outcomes,   \
+    static uint32_t inlane_run_##name(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,   \
                                       const inlane_context *call) {                                                     \
         return inlane::run_item<inlane_registered_##name>(packets, stride, count, outcomes, *call);                     \
     }                                                                                                                   \

@@ -1,6 +1,6 @@
 //! What Rust and the compiled functions share: the structs of `include/inlane_run.h` and `inlane_block.h`.
 
-use inlane_core::ring::layout::Outcome;
+use inlane_core::ring::layout::PacketVerdict;
 use std::mem::{offset_of, size_of};
 
 /// The version of these structs; a module of another version is refused.
@@ -98,7 +98,7 @@ pub struct Entry {
     /// What the host must know.
     pub info: Info,
     /// Runs it on `count` packets, an `inlane_descriptor` every `stride` (16 or 24) bytes.
-    pub run: unsafe extern "C" fn(*const u8, u32, u32, *mut Outcome, *const Context) -> u32,
+    pub run: unsafe extern "C" fn(*const u8, u32, u32, *mut PacketVerdict, *const Context) -> u32,
     /// Calls its `tick`.
     pub tick: unsafe extern "C" fn(*const Context),
 }

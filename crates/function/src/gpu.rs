@@ -11,12 +11,12 @@ impl Function {
     /// kernels. It defines, for them to call with all threads of a block (a multiple of 32):
     ///
     /// ```text
-    /// uint32_t inlane_run_item(const inlane_descriptor *, uint32_t count, inlane_outcome *, const inlane_context &);
+    /// uint32_t inlane_run_item(const inlane_descriptor *, uint32_t count, inlane_packet_verdict *, const inlane_context &);
     /// void inlane_run_tick(const inlane_context &);
     /// constexpr bool inlane_needs_time; // false: `now_ns` may be 0
     /// ```
     ///
-    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_OUTCOMES`, the same to all threads; see `inlane_run.h` for
+    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS`, the same to all threads; see `inlane_run.h` for
     /// the barriers around it. The module's global `inlane_info_SYMBOL` is an [`Info`](crate::Info).
     pub fn gpu_source(&self) -> String {
         format!(
@@ -25,7 +25,7 @@ impl Function {
 {source}
 #line 1 "executor"
 static __device__ __forceinline__ uint32_t inlane_run_item(const inlane_descriptor *packets, uint32_t count,
-                                                           inlane_outcome *outcomes, const inlane_context &context) {{
+                                                           inlane_packet_verdict *outcomes, const inlane_context &context) {{
     return inlane::run_item<inlane_registered_{symbol}>(packets, sizeof(inlane_descriptor), count, outcomes, context);
 }}
 static __device__ __forceinline__ void inlane_run_tick(const inlane_context &context) {{

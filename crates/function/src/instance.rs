@@ -6,7 +6,7 @@ use crate::report::Report;
 use crate::{Error, Result};
 use inlane_core::packet::Packet;
 use inlane_core::region::Region;
-use inlane_core::ring::layout::{Descriptor, MAX_BURST, Outcome};
+use inlane_core::ring::layout::{Descriptor, MAX_BURST, PacketVerdict};
 use std::mem::size_of;
 
 /// One pipeline's use of a function: the code, its state, its output region. Belongs to one thread at a time.
@@ -66,7 +66,7 @@ impl Instance {
 
     /// Runs it on `count` packets, a [`Descriptor`] every `stride` bytes from `packets` on. Returns
     /// [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED), and `outcomes` is as it was, or
-    /// [`OUTCOMES`](inlane_core::ring::layout::OUTCOMES), and it holds one for each packet.
+    /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS), and it holds one for each packet.
     ///
     /// # Panics
     /// For a stride that is neither 16 (descriptors) nor 24 (packets), and more than [`MAX_BURST`] packets.
@@ -81,7 +81,7 @@ impl Instance {
         packets: *const u8,
         stride: usize,
         count: usize,
-        outcomes: *mut Outcome,
+        outcomes: *mut PacketVerdict,
         now_ns: u64,
     ) -> u32 {
         assert!(stride == size_of::<Descriptor>() || stride == size_of::<Packet>(), "no such stride");
@@ -99,7 +99,12 @@ impl Instance {
     /// # Safety
     /// As for [`Instance::run`], of what the packets point to.
     #[inline]
-    pub unsafe fn run_packets(&mut self, packets: &[Packet], outcomes: &mut [Outcome], now_ns: u64) -> u32 {
+    pub unsafe fn run_packets(
+        &mut self,
+        packets: &[Packet],
+        outcomes: &mut [PacketVerdict],
+        now_ns: u64,
+    ) -> u32 {
         assert!(outcomes.len() >= packets.len(), "fewer outcomes than packets");
         let stride = size_of::<Packet>();
         // SAFETY: both slices are long enough; the caller vouches for what packets point to.
@@ -117,7 +122,7 @@ impl Instance {
     pub unsafe fn run_descriptors(
         &mut self,
         packets: &[Descriptor],
-        outcomes: &mut [Outcome],
+        outcomes: &mut [PacketVerdict],
         now_ns: u64,
     ) -> u32 {
         assert!(outcomes.len() >= packets.len(), "fewer outcomes than packets");

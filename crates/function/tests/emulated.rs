@@ -6,7 +6,7 @@ mod dissect;
 mod stand;
 
 use inlane_core::region::Region;
-use inlane_core::ring::layout::{Descriptor, Outcome};
+use inlane_core::ring::layout::{Descriptor, PacketVerdict};
 use inlane_function::abi::Context;
 use inlane_function::{Function, HEADERS, Reason, flows, oran_slot};
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-type Run = unsafe extern "C" fn(u32, u64, *const Descriptor, u32, *mut Outcome, *const Context) -> u32;
+type Run = unsafe extern "C" fn(u32, u64, *const Descriptor, u32, *mut PacketVerdict, *const Context) -> u32;
 
 /// A function compiled for emulated blocks.
 struct Emulated {
@@ -133,7 +133,7 @@ impl Block {
         threads: u32,
         seed: u64,
         packets: &[Descriptor],
-        outcomes: &mut [Outcome],
+        outcomes: &mut [PacketVerdict],
         context: &Context,
     ) -> u32 {
         // SAFETY: packets and outcomes are as long as said; their buffers and the context's memory outlive the call.

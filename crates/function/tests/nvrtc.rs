@@ -5,7 +5,7 @@ use inlane_function::{Function, HEADERS, builtins};
 
 /// Kernels as an executor would add them.
 const KERNELS: &str = r#"
-extern "C" __global__ void item(const inlane_descriptor *packets, uint32_t count, inlane_outcome *outcomes,
+extern "C" __global__ void item(const inlane_descriptor *packets, uint32_t count, inlane_packet_verdict *outcomes,
                                 inlane_context context, uint32_t *info) {
     uint32_t what = inlane_run_item(packets, count, outcomes, context);
     __syncthreads();

@@ -110,7 +110,7 @@ fn packets_may_grow_into_their_room() {
             instance.set_room(64);
             assert_eq!(
                 instance.run_packets(&[packet], &mut outcomes, 0),
-                inlane_core::ring::layout::OUTCOMES
+                inlane_core::ring::layout::VERDICTS
             );
         }
         assert_eq!((outcomes[0].length, words(instance.state())[0]), (64, 1));

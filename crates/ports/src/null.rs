@@ -126,7 +126,7 @@ impl Rx for Source {
         if let Some((schedule, clock)) = &mut self.schedule {
             want = schedule.due_at_most(clock.now_ns(), want, self.size as f64);
         }
-        let got = self.pool.take(&mut packets[..want]);
+        let got = self.pool.allocate(&mut packets[..want]);
         for packet in &mut packets[..got] {
             packet.length = self.size;
         }
@@ -152,7 +152,7 @@ impl Tx for Sink {
     fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         self.counters.packets += packets.len() as u64;
         self.counters.bytes += packets.iter().map(|packet| packet.length as u64).sum::<u64>();
-        self.pool.give(packets);
+        self.pool.free(packets);
         Ok(packets.len())
     }
 

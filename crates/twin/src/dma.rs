@@ -11,7 +11,7 @@ use crate::costs::DmaCosts;
 use crate::fault::Faults;
 use crate::interrupt::Interrupt;
 use inlane_core::completion::CompletionMode;
-use inlane_core::mover::{CpuMover, Flight, Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::mover::{CpuMover, InFlight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Error, Location, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,7 +43,7 @@ pub struct DmaEngine {
     shared: Arc<Shared>,
     queue: Option<Sender<(Region, Region)>>,
     thread: Option<JoinHandle<()>>,
-    flight: Flight,
+    flight: InFlight,
 }
 
 impl DmaEngine {
@@ -69,7 +69,7 @@ impl DmaEngine {
             .name("twin-dma".into())
             .spawn(move || worker.run(&requests))
             .map_err(|source| Error::Os { what: format!("starting the thread of {name}"), source })?;
-        Ok(Self { name, costs, shared, queue: Some(queue), thread: Some(thread), flight: Flight::new() })
+        Ok(Self { name, costs, shared, queue: Some(queue), thread: Some(thread), flight: InFlight::new() })
     }
 
     /// What it costs.

@@ -14,7 +14,7 @@ use super::kernels::Kernels;
 use super::trace::Trace;
 pub use super::tuning::Tuning;
 use super::tuning::pieces;
-use inlane_core::mover::{Flight, Mover, Ticket, check_pair, out_of_reach};
+use inlane_core::mover::{InFlight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_cuda::{
     Arguments, Function, Gpu, Launch, MemoryOperation, Pending, Stream, WaitUntil, drain, finish,
@@ -66,7 +66,7 @@ pub struct StagedSm {
     /// The newest command that every lane of the pusher is known to have read.
     read_by_all: u64,
     newest: Instant,
-    flight: Flight,
+    flight: InFlight,
     entries: VecDeque<(u64, [Region; 2])>,
     trace: Option<Trace>,
 }
@@ -123,7 +123,7 @@ impl StagedSm {
             sequence: 0,
             read_by_all: 0,
             newest: Instant::now(),
-            flight: Flight::new(),
+            flight: InFlight::new(),
             entries: VecDeque::with_capacity(DEPTH as usize),
         };
         // For no command at all: what a first launch has to set up on a GPU would wait for kernels that stay.

@@ -19,7 +19,7 @@ struct Entry {
 
 /// Keeps tickets in order, learns how long copies take, and waits adaptively.
 #[derive(Debug)]
-pub struct Flight {
+pub struct InFlight {
     next: u64,
     done: u64,
     entries: VecDeque<Entry>,
@@ -30,7 +30,7 @@ pub struct Flight {
     pub patience: Duration,
 }
 
-impl Default for Flight {
+impl Default for InFlight {
     fn default() -> Self {
         Self {
             next: 0,
@@ -44,7 +44,7 @@ impl Default for Flight {
     }
 }
 
-impl Flight {
+impl InFlight {
     /// Nothing in flight, nothing learnt.
     pub fn new() -> Self {
         Self::default()
@@ -106,7 +106,7 @@ impl Flight {
     /// Polls until `ticket` is done; `poll` gives the newest that is.
     ///
     /// # Errors
-    /// What `poll` says; [`Error::Device`] when nothing ends for as long as [`Flight::patience`].
+    /// What `poll` says; [`Error::Device`] when nothing ends for as long as [`InFlight::patience`].
     pub fn wait_polling(
         &mut self,
         device: &dyn Fn() -> String,
@@ -133,7 +133,7 @@ impl Flight {
     /// Sleeps for most of the time that `ticket` is expected to take, then polls.
     ///
     /// # Errors
-    /// As [`Flight::wait_polling`].
+    /// As [`InFlight::wait_polling`].
     pub fn wait_adaptive(
         &mut self,
         device: &dyn Fn() -> String,
@@ -200,10 +200,10 @@ mod tests {
 
     #[test]
     fn sleeps_once_it_knows_the_time() {
-        let mut flight = Flight::new();
+        let mut flight = InFlight::new();
         let took = Duration::from_millis(4);
         let mut polls = 0u64;
-        let mut round = |flight: &mut Flight| {
+        let mut round = |flight: &mut InFlight| {
             let ticket = flight.submit(1 << 20);
             let began = Instant::now();
             let unknown = flight.until_nearly(ticket).0.is_zero();
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_device_that_never_answers_is_lost() {
-        let mut flight = Flight { patience: Duration::from_millis(5), ..Flight::default() };
+        let mut flight = InFlight { patience: Duration::from_millis(5), ..InFlight::default() };
         let ticket = flight.submit(64);
         let error = flight.wait_polling(&|| "twin:0 dma".into(), ticket, || Ok(Ticket(0))).unwrap_err();
         assert!(

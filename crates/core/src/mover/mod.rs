@@ -2,7 +2,7 @@
 //!
 //! A mover is driven by one thread. Copies complete in the order they were submitted. [`CpuMover`] copies with the
 //! processor's own loads and stores; DMA engines and GPUs are in their own crates and keep their copies in a
-//! [`Flight`].
+//! [`InFlight`].
 
 mod access;
 mod cpu;
@@ -10,7 +10,7 @@ mod flight;
 
 pub use access::Access;
 pub use cpu::CpuMover;
-pub use flight::Flight;
+pub use flight::InFlight;
 
 use crate::completion::CompletionMode;
 use crate::error::{Error, Result};

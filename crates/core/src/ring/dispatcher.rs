@@ -3,7 +3,7 @@
 //! Only descriptors go out, and only where something changed do outcomes come back: cookies, and whatever a pool keeps of a
 //! packet beside its bytes, stay with the one thread.
 
-use super::layout::{self, Descriptor, Outcome};
+use super::layout::{self, Descriptor, PacketVerdict};
 use super::protocol::{self, Polled};
 use super::{Consumer, Ring};
 use crate::packet::Packet;
@@ -52,7 +52,7 @@ impl Dispatcher {
     /// Calls in half of the lines that the next item will be written to, while the caller does something else: the consumer of the
     /// item before in that slot has them. More than a half are not under way between a core and its first-level cache at a time.
     #[inline]
-    pub fn prepare(&mut self, half: Half) {
+    pub fn prefetch_next(&mut self, half: Half) {
         let Some(slot) = self.producer.claim(&*self.ring) else { return };
         let bytes = layout::ENTRIES + self.ring.burst.min(MOST_PREPARED) * size_of::<Descriptor>();
         let middle = (bytes / 2).next_multiple_of(CORE_LINE);
@@ -68,7 +68,7 @@ impl Dispatcher {
 
     /// Calls in the word that says whether the oldest item out is done.
     #[inline]
-    pub fn prepare_poll(&self) {
+    pub fn prefetch_completion(&self) {
         let oldest = self.sender.position() as u32 & (self.ring.slots - 1);
         prefetch_to_read(self.ring.complete_slot(oldest));
     }
@@ -79,15 +79,15 @@ impl Dispatcher {
         self.producer.position() - self.sender.position()
     }
 
-    /// The oldest item that is out, if it is done. Dropped without [`Back::free`], it is given again by the next poll.
+    /// The oldest item that is out, if it is done. Dropped without [`CompletedItem::free`], it is given again by the next poll.
     #[inline]
-    pub fn poll(&mut self) -> Option<Back<'_>> {
+    pub fn poll(&mut self) -> Option<CompletedItem<'_>> {
         // What another process may say of items that are not out is not even read.
         if self.in_flight() == 0 {
             return None;
         }
         match self.sender.poll(&*self.ring) {
-            Polled::Item { slot, info } => Some(Back { dispatcher: self, slot, info }),
+            Polled::Item { slot, info } => Some(CompletedItem { dispatcher: self, slot, info }),
             Polled::Empty | Polled::Closed => None,
         }
     }
@@ -143,13 +143,13 @@ impl Drop for Dispatcher {
 }
 
 /// An item that is done.
-pub struct Back<'a> {
+pub struct CompletedItem<'a> {
     dispatcher: &'a mut Dispatcher,
     slot: u32,
     info: u32,
 }
 
-impl Back<'_> {
+impl CompletedItem<'_> {
     /// True when there is an outcome for each packet; else all are forwarded as they are.
     #[inline]
     pub fn changed(&self) -> bool {
@@ -161,7 +161,7 @@ impl Back<'_> {
     /// # Panics
     /// When `i` is beyond a burst.
     #[inline]
-    pub fn outcome(&self, i: usize) -> Outcome {
+    pub fn verdict(&self, i: usize) -> PacketVerdict {
         assert!(i < self.dispatcher.ring.burst, "no such packet");
         // SAFETY: the slot has room for a burst of outcomes; another process may write them even now, so each is read once.
         unsafe { self.dispatcher.ring.outcomes(self.slot).add(i).read_volatile() }

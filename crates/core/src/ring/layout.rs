@@ -37,7 +37,7 @@ pub struct Descriptor {
 /// What became of one packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct PacketVerdict {
     /// Its new length.
     pub length: u32,
     /// [`FORWARD`], [`DROP`], or [`PORT_BASE`] + n.
@@ -54,7 +54,7 @@ pub const PORT_BASE: u32 = 2;
 /// A completed word's info: all forwarded, lengths as before, no outcomes written.
 pub const UNCHANGED: u32 = 0;
 /// A completed word's info: read the outcomes.
-pub const OUTCOMES: u32 = 1;
+pub const VERDICTS: u32 = 1;
 
 /// Alignment of slots, and the bytes in front of slot 0 in the submit half.
 pub const LINE: usize = 128;
@@ -74,7 +74,7 @@ pub const fn submit_stride(burst: usize) -> usize {
 
 /// Bytes from one slot's complete half to the next.
 pub const fn complete_stride(burst: usize) -> usize {
-    (ENTRIES + burst * size_of::<Outcome>()).next_multiple_of(LINE)
+    (ENTRIES + burst * size_of::<PacketVerdict>()).next_multiple_of(LINE)
 }
 
 /// Bytes of a ring's submit half.
@@ -90,7 +90,7 @@ pub const fn complete_bytes(slots: usize, burst: usize) -> usize {
 const _: () = {
     assert!(size_of::<Descriptor>() == 16 && offset_of!(Descriptor, length) == 8);
     assert!(offset_of!(crate::packet::Packet, length) == 8 && size_of::<crate::packet::Packet>() == 24);
-    assert!(size_of::<Outcome>() == 8 && offset_of!(Outcome, verdict) == 4);
+    assert!(size_of::<PacketVerdict>() == 8 && offset_of!(PacketVerdict, verdict) == 4);
     // Length and lap are written as one word, as the GPU has them.
     assert!(offset_of!(Descriptor, lap) == 12 && cfg!(target_endian = "little"));
     assert!(submit_stride(1) == 128 && submit_stride(TOGETHER) == 128 && submit_stride(8) == 256);
@@ -108,13 +108,13 @@ pub fn c_header() -> String {
 #endif
 
 struct inlane_descriptor {{ uint64_t address; uint32_t length; uint32_t lap; }};
-struct inlane_outcome {{ uint32_t length; uint32_t verdict; }};
+struct inlane_packet_verdict {{ uint32_t length; uint32_t verdict; }};
 
 #define INLANE_FORWARD {FORWARD}u
 #define INLANE_DROP {DROP}u
 #define INLANE_PORT_BASE {PORT_BASE}u
 #define INLANE_UNCHANGED {UNCHANGED}u
-#define INLANE_OUTCOMES {OUTCOMES}u
+#define INLANE_VERDICTS {VERDICTS}u
 #define INLANE_RING_LINE {LINE}u
 #define INLANE_RING_ENTRIES {ENTRIES}u
 #define INLANE_RING_TOGETHER {TOGETHER}u
@@ -123,7 +123,7 @@ struct inlane_outcome {{ uint32_t length; uint32_t verdict; }};
 #define INLANE_COMPLETE_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 8u + 127u) / 128u * 128u)
 
 static_assert(sizeof(inlane_descriptor) == 16, "layout");
-static_assert(sizeof(inlane_outcome) == 8, "layout");
+static_assert(sizeof(inlane_packet_verdict) == 8, "layout");
 #endif
 "#
     )

@@ -19,13 +19,13 @@ mod tests;
 use crate::error::{Error, Result};
 use crate::packet::Packet;
 use crate::region::Region;
-use layout::{Descriptor, Outcome};
+use layout::{Descriptor, PacketVerdict};
 use protocol::{Polled, Words};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub use dispatcher::{Back, Dispatcher, Half};
+pub use dispatcher::{CompletedItem, Dispatcher, Half};
 
 /// A word with a cache line (and its prefetched neighbour) to itself.
 #[repr(align(128))]
@@ -271,7 +271,7 @@ impl Ring {
     }
 
     #[inline(always)]
-    fn outcomes(&self, slot: u32) -> *mut Outcome {
+    fn outcomes(&self, slot: u32) -> *mut PacketVerdict {
         // SAFETY: a slot has room for `burst` outcomes from there.
         unsafe { self.complete_slot(slot).add(layout::ENTRIES).cast() }
     }
@@ -379,7 +379,7 @@ pub struct Work<'a> {
 impl Work<'_> {
     /// Its packets, and room for what becomes of them.
     #[inline]
-    pub fn parts(&mut self) -> (&[Descriptor], &mut [Outcome]) {
+    pub fn parts(&mut self) -> (&[Descriptor], &mut [PacketVerdict]) {
         let ring = &self.consumer.ring;
         // SAFETY: the protocol gave this slot to this consumer, so the producer does not write the descriptors and
         // nobody reads the outcomes until `complete`.
@@ -391,7 +391,7 @@ impl Work<'_> {
         }
     }
 
-    /// Hands the item to the sender. `info` is [`layout::UNCHANGED`] or [`layout::OUTCOMES`].
+    /// Hands the item to the sender. `info` is [`layout::UNCHANGED`] or [`layout::VERDICTS`].
     #[inline]
     pub fn complete(self, info: u32) {
         self.consumer.cursor.complete(&*self.consumer.ring, info);
@@ -421,10 +421,10 @@ pub struct Done {
 ///
 /// An outcome may shorten a packet, or lengthen it up to `room` bytes; anything else drops it as invalid.
 #[inline]
-pub fn sort_out(packets: &mut [Packet], outcome: impl Fn(usize) -> Outcome, room: u32) -> Done {
+pub fn sort_out(packets: &mut [Packet], outcome: impl Fn(usize) -> PacketVerdict, room: u32) -> Done {
     let mut done = Done::default();
     for i in 0..packets.len() {
-        let Outcome { length, verdict } = outcome(i);
+        let PacketVerdict { length, verdict } = outcome(i);
         let packet = &mut packets[i];
         let sensible =
             length > 0 && length <= room.max(packet.length) && verdict < layout::PORT_BASE + u16::MAX as u32;

@@ -1,6 +1,6 @@
 //! The ring against a queue model (any interleaving of single steps), under threads, and under loom.
 
-use super::layout::{DROP, Descriptor, FORWARD, OUTCOMES, Outcome, UNCHANGED};
+use super::layout::{DROP, Descriptor, FORWARD, PacketVerdict, UNCHANGED, VERDICTS};
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -10,11 +10,11 @@ fn packet(id: u64) -> Packet {
 }
 
 /// What the test's consumer does to packet `id`: every third dropped, every fifth cut by 4 bytes.
-fn outcome(id: u64, length: u32) -> Outcome {
+fn outcome(id: u64, length: u32) -> PacketVerdict {
     match id {
-        id if id % 3 == 1 => Outcome { length, verdict: DROP },
-        id if id % 5 == 1 => Outcome { length: length - 4, verdict: FORWARD },
-        _ => Outcome { length, verdict: FORWARD },
+        id if id % 3 == 1 => PacketVerdict { length, verdict: DROP },
+        id if id % 5 == 1 => PacketVerdict { length: length - 4, verdict: FORWARD },
+        _ => PacketVerdict { length, verdict: FORWARD },
     }
 }
 
@@ -26,7 +26,7 @@ fn consume(work: &mut Work<'_>, change: bool) -> u32 {
         assert_eq!(*descriptor, Descriptor { address: 0x1000 + id, length: packet(id).length, lap });
         *place = outcome(id, descriptor.length);
     }
-    if change { OUTCOMES } else { UNCHANGED }
+    if change { VERDICTS } else { UNCHANGED }
 }
 
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ impl Ends {
                 let packets = &mut packets[..item.len()];
                 packets.copy_from_slice(&item);
                 let done = match back.changed() {
-                    true => sort_out(packets, |i| back.outcome(i), 2048),
+                    true => sort_out(packets, |i| back.verdict(i), 2048),
                     false => Done { forwarded: item.len(), ..Done::default() },
                 };
                 back.free();
@@ -206,7 +206,7 @@ fn one_thread_hands_out_and_takes_back_in_order() {
             } else if let Some(back) = dispatcher.poll() {
                 for i in 0..4 {
                     let id = taken_back * 4 + i;
-                    assert_eq!(back.outcome(i as usize), outcome(id, packet(id).length));
+                    assert_eq!(back.verdict(i as usize), outcome(id, packet(id).length));
                 }
                 back.free();
                 taken_back += 1;
@@ -283,12 +283,12 @@ fn mad_outcomes_are_dropped_as_invalid() {
     assert!(producer.submit(&[packet(0), packet(2), packet(3)], Stamps::default()));
     let Next::Item(mut work) = ends[0].poll() else { panic!("submitted") };
     let mad = [
-        Outcome { length: u32::MAX, verdict: FORWARD },
-        Outcome { length: 0, verdict: FORWARD },
-        Outcome { length: 64, verdict: u32::MAX },
+        PacketVerdict { length: u32::MAX, verdict: FORWARD },
+        PacketVerdict { length: 0, verdict: FORWARD },
+        PacketVerdict { length: 64, verdict: u32::MAX },
     ];
     work.parts().1.copy_from_slice(&mad);
-    work.complete(OUTCOMES);
+    work.complete(VERDICTS);
     let mut packets = [Packet::EMPTY; 4];
     let Next::Item(done) = sender.poll(&mut packets, 2048) else { panic!("completed") };
     assert_eq!((done.forwarded, done.dropped, done.invalid), (0, 3, 3));

@@ -4,12 +4,12 @@ use super::*;
 fn what_is_out_is_counted() {
     let pool = MbufPool::new(1024, 2048).unwrap();
     let mut packets = vec![Packet::EMPTY; 2000];
-    assert_eq!(pool.take(&mut packets), 1024);
+    assert_eq!(pool.allocate(&mut packets), 1024);
     assert_eq!(pool.outstanding(), 1024);
-    assert_eq!(pool.take(&mut packets[1024..]), 0);
-    pool.give(&packets[..1000]);
+    assert_eq!(pool.allocate(&mut packets[1024..]), 0);
+    pool.free(&packets[..1000]);
     assert_eq!(pool.outstanding(), 24);
-    pool.give(&packets[1000..1024]);
+    pool.free(&packets[1000..1024]);
     assert_eq!(pool.outstanding(), 0);
 }
 
@@ -20,7 +20,7 @@ fn buffers_lie_in_the_region_and_do_not_overlap() {
         MbufPool::over(Region::host(MbufPool::bytes(100, 1500)).unwrap(), 1500).unwrap(),
     ] {
         let mut packets = [Packet::EMPTY; 100];
-        assert_eq!(pool.take(&mut packets), 100);
+        assert_eq!(pool.allocate(&mut packets), 100);
         for (i, packet) in packets.iter_mut().enumerate() {
             packet.length = pool.room() as u32;
             let end = packet.address + packet.length as u64;
@@ -34,21 +34,21 @@ fn buffers_lie_in_the_region_and_do_not_overlap() {
             // SAFETY: still held.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
-        pool.give(&packets);
+        pool.free(&packets);
         assert_eq!(pool.outstanding(), 0);
     }
 }
 
 #[test]
-fn notes_and_segments() {
+fn metadata_and_segments() {
     let pool = MbufPool::new(64, 512).unwrap();
     let mut packets = [Packet::EMPTY; 2];
-    assert_eq!(pool.take(&mut packets), 2);
-    assert_eq!(pool.note(&packets[0]), Note::default());
-    let note = Note { time_ns: 1 << 60, wire_length: 9000, interface: 3 };
-    pool.set_note(&packets[0], note);
-    assert_eq!(pool.note(&packets[0]), note);
-    assert_eq!(pool.note(&packets[1]), Note::default());
+    assert_eq!(pool.allocate(&mut packets), 2);
+    assert_eq!(pool.meta(&packets[0]), PacketMeta::default());
+    let meta = PacketMeta { time_ns: 1 << 60, wire_length: 9000, interface: 3 };
+    pool.set_meta(&packets[0], meta);
+    assert_eq!(pool.meta(&packets[0]), meta);
+    assert_eq!(pool.meta(&packets[1]), PacketMeta::default());
 
     packets[0].length = 14;
     // SAFETY: held; host memory.
@@ -60,7 +60,7 @@ fn notes_and_segments() {
     pool.for_each_segment(&packets[0], &mut |_, length| lengths.push(length));
     assert_eq!(lengths, [14, 300, 512]);
     assert_eq!(pool.outstanding(), 4);
-    pool.give(&packets);
+    pool.free(&packets);
     assert_eq!(pool.outstanding(), 0);
 }
 
@@ -93,14 +93,14 @@ fn a_thread_that_ends_leaves_nothing_in_its_cache() {
         std::thread::spawn(move || {
             let mut packets = [Packet::EMPTY; 64];
             for _ in 0..10 {
-                let count = pool.take(&mut packets);
-                pool.give(&packets[..count]);
+                let count = pool.allocate(&mut packets);
+                pool.free(&packets[..count]);
             }
         })
         .join()
         .unwrap();
     }
     let mut packets = vec![Packet::EMPTY; 600];
-    assert_eq!(pool.take(&mut packets), 600, "every buffer can be had by one thread");
-    pool.give(&packets);
+    assert_eq!(pool.allocate(&mut packets), 600, "every buffer can be had by one thread");
+    pool.free(&packets);
 }

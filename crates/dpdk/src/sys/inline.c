@@ -352,7 +352,7 @@ void inlane_pool_give(const struct inlane_packet *packets, unsigned int count)
 	}
 }
 
-struct inlane_note *inlane_note_of(uint64_t cookie)
+struct inlane_packet_meta *inlane_packet_meta_of(uint64_t cookie)
 {
 	return rte_mbuf_to_priv(mbuf_at(cookie));
 }

@@ -24,8 +24,8 @@ struct inlane_packet {
 	uint64_t cookie;
 };
 
-/* inlane_core::packet::Note, kept in the mbuf's private area. */
-struct inlane_note {
+/* inlane_core::packet::PacketMeta, kept in the mbuf's private area. */
+struct inlane_packet_meta {
 	uint64_t time_ns;
 	uint32_t wire_length;
 	uint32_t interface;
@@ -61,7 +61,7 @@ struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, uns
 				       int socket, void *memory, size_t length, size_t page);
 unsigned int inlane_pool_take(struct rte_mempool *pool, struct inlane_packet *packets, unsigned int count);
 void inlane_pool_give(const struct inlane_packet *packets, unsigned int count);
-struct inlane_note *inlane_note_of(uint64_t cookie);
+struct inlane_packet_meta *inlane_packet_meta_of(uint64_t cookie);
 uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length);
 int inlane_append_segment(struct rte_mempool *pool, uint64_t cookie, uint32_t head_length, const uint8_t *bytes,
 			  uint32_t length);

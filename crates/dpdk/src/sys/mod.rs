@@ -21,7 +21,7 @@ mod bindings {
 }
 pub(crate) use bindings::*;
 
-use inlane_core::packet::{Note, Packet};
+use inlane_core::packet::{Packet, PacketMeta};
 
 // C handles packets and notes by these layouts.
 const _: () = {
@@ -33,8 +33,11 @@ const _: () = {
     assert!(std::mem::offset_of!(Packet, length) == std::mem::offset_of!(inlane_packet, length));
     assert!(std::mem::offset_of!(Packet, port) == std::mem::offset_of!(inlane_packet, port));
     assert!(std::mem::offset_of!(Packet, cookie) == std::mem::offset_of!(inlane_packet, cookie));
-    assert!(size_of::<Note>() == size_of::<inlane_note>() && align_of::<Note>() == align_of::<inlane_note>());
-    assert!(size_of::<Note>() <= INLANE_PRIVATE_BYTES as usize);
+    assert!(
+        size_of::<PacketMeta>() == size_of::<inlane_packet_meta>()
+            && align_of::<PacketMeta>() == align_of::<inlane_packet_meta>()
+    );
+    assert!(size_of::<PacketMeta>() <= INLANE_PRIVATE_BYTES as usize);
 };
 
 /// DPDK's text for an error number, negative or not.

@@ -77,7 +77,7 @@ impl BurstBuffer {
         let from = self.start + keep;
         let count = self.end - from;
         if count > 0 {
-            self.pool.give(&self.packets[from..self.end]);
+            self.pool.free(&self.packets[from..self.end]);
             self.end = from;
         }
         count
@@ -104,7 +104,7 @@ mod tests {
     fn what_is_held_comes_back() {
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 64).unwrap());
         let mut held = BurstBuffer::new(pool.clone(), 8);
-        let got = pool.take(held.free_places(6));
+        let got = pool.allocate(held.free_places(6));
         held.hold(got);
         assert_eq!((held.len(), pool.outstanding()), (6, 6));
         assert_eq!(held.give_back_from(4), 2);
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!((held.len(), pool.outstanding()), (3, 4));
         drop(held);
         assert_eq!(pool.outstanding(), 1);
-        pool.give(&mine);
+        pool.free(&mine);
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         let inner = pool.clone();
         let outcome = std::thread::spawn(move || {
             let mut held = BurstBuffer::new(inner.clone(), 8);
-            let got = inner.take(held.free_places(8));
+            let got = inner.allocate(held.free_places(8));
             held.hold(got);
             panic!("as a worker might");
         })

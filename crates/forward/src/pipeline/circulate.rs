@@ -136,7 +136,7 @@ impl Circulation {
         shared: &PipelineContext<'_>,
     ) -> Tally {
         let pool = self.rx_stage.held.pool().clone();
-        let _settled = pool.settle();
+        let _owner = pool.own();
         if let Err(error) = self.circulate(items, hooks, drive, shared) {
             shared.control.abort();
             self.tally.errors.push(error);
@@ -176,19 +176,19 @@ impl Circulation {
                 let count = held.len();
                 let changed = back.changed();
                 if changed {
-                    let done = sort_out(held.as_mut_slice(), |i| back.outcome(i), *room);
+                    let done = sort_out(held.as_mut_slice(), |i| back.verdict(i), *room);
                     tally.dropped_verdict += (done.dropped - done.invalid) as u64;
                     tally.dropped_invalid += done.invalid as u64;
                     held.give_back_from(done.forwarded);
                 }
                 back.free();
-                dispatcher.prepare_poll();
-                dispatcher.prepare(Half::Back);
+                dispatcher.prefetch_completion();
+                dispatcher.prefetch_next(Half::Back);
                 match changed {
                     true => tx_stage.send(held, control, clock),
                     false => tx_stage.send_as_received(held, control, clock),
                 };
-                dispatcher.prepare(Half::Front);
+                dispatcher.prefetch_next(Half::Front);
                 if drive.stages {
                     let times = [item.received, item.queued, processed, clock.raw()];
                     tally.stages.record(clock, times, count as u64);

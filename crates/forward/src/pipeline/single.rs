@@ -6,7 +6,7 @@ use super::{Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, p
 use crate::control::Idle;
 use crate::error::Error;
 use inlane_core::clock::thread_cpu_ns;
-use inlane_core::ring::layout::{Outcome, UNCHANGED};
+use inlane_core::ring::layout::{PacketVerdict, UNCHANGED};
 use inlane_core::ring::sort_out;
 
 /// How many bursts go by between two publications of the counters.
@@ -37,13 +37,13 @@ pub fn run(pipeline: Pipeline, drive: &PipelineSettings, shared: &PipelineContex
 fn drive_it(pipeline: Pipeline, drive: &PipelineSettings, shared: &PipelineContext<'_>) -> Tally {
     pin(shared.cores, 0);
     let Pipeline { rx, txs, pool, mut instances } = pipeline;
-    let _settled = pool.settle();
+    let _owner = pool.own();
     let PipelineContext { control, clock, progress, .. } = *shared;
     let instance = &mut instances[0];
     let room = pool.room() as u32;
     let mut tx_stage = TxStage::new(txs, &pool, drive);
     let mut rx_stage = RxStage::new(rx, pool.clone(), drive);
-    let mut outcomes = vec![Outcome::default(); drive.burst];
+    let mut outcomes = vec![PacketVerdict::default(); drive.burst];
     let mut tally = Tally::default();
     let mut idle = Idle::default();
     let (ticks, needs_time) = (instance.ticks(), instance.needs_time());

@@ -33,7 +33,7 @@ impl Rx for Source {
             }
         }
         let want = packets.len().min(self.left as usize).min(1 + (self.next % 7) as usize);
-        let got = self.pool.take(&mut packets[..want]);
+        let got = self.pool.allocate(&mut packets[..want]);
         for packet in &mut packets[..got] {
             packet.length = 60 + (self.next % 100) as u32;
             // SAFETY: just taken from a pool in host memory.
@@ -87,7 +87,7 @@ impl Tx for Sink {
             self.counters.packets += 1;
             self.counters.bytes += packet.length as u64;
         }
-        self.pool.give(&packets[..count]);
+        self.pool.free(&packets[..count]);
         Ok(count)
     }
 

@@ -173,7 +173,7 @@ impl TxStage {
         }
         self.sorted = queues;
         self.dropped_invalid += invalid.len() as u64;
-        pool.give(&invalid);
+        pool.free(&invalid);
         at_once
     }
 

@@ -162,7 +162,7 @@ fn has_avx2() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inlane_core::ring::layout::{Descriptor, Outcome};
+    use inlane_core::ring::layout::{Descriptor, PacketVerdict};
 
     #[test]
     fn every_name_has_its_source_and_every_source_its_name() {
@@ -214,7 +214,7 @@ mod tests {
                             lap: 0,
                         })
                         .collect();
-                    let mut outcomes = vec![Outcome::default(); frames.len()];
+                    let mut outcomes = vec![PacketVerdict::default(); frames.len()];
                     // SAFETY: the frames are here, and nobody else has them.
                     let info = unsafe { instance.run_descriptors(&packets, &mut outcomes, 1) };
                     (frames, outcomes, info)

@@ -4,7 +4,7 @@ namespace emulated {
 static struct {
     const inlane_descriptor *packets; // null: tick
     uint32_t count;
-    inlane_outcome *outcomes;
+    inlane_packet_verdict *outcomes;
     const inlane_context *context;
     uint32_t info;
 } work;
@@ -28,7 +28,7 @@ static void thread() {
 
 extern "C" __attribute__((visibility("default"))) uint32_t emulated_run(uint32_t threads, uint64_t seed,
                                                                         const inlane_descriptor *packets, uint32_t count,
-                                                                        inlane_outcome *outcomes,
+                                                                        inlane_packet_verdict *outcomes,
                                                                         const inlane_context *context) {
     using namespace emulated;
     work = {packets, count, outcomes, context, ~0u};

@@ -39,7 +39,7 @@ int main(int, char **arguments) {
             burst.push_back({reinterpret_cast<uint64_t>(bytes), length, 0});
             at += 4 + length;
         }
-        std::vector<inlane_outcome> outcomes(burst.size());
+        std::vector<inlane_packet_verdict> outcomes(burst.size());
         uint32_t count = static_cast<uint32_t>(burst.size());
         sum += entry->run(burst.data(), sizeof(inlane_descriptor), count, outcomes.data(), &context);
         entry->tick(&context);

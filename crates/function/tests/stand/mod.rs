@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use inlane_core::packet::Packet;
-use inlane_core::ring::layout::{DROP, Descriptor, FORWARD, OUTCOMES, Outcome, UNCHANGED};
+use inlane_core::ring::layout::{DROP, Descriptor, FORWARD, PacketVerdict, UNCHANGED, VERDICTS};
 use inlane_function::{Function, Instance};
 
 /// Bytes around each frame that no function may touch.
@@ -55,7 +55,7 @@ pub fn run_by(
     frames: &[Vec<u8>],
     burst: usize,
     shift: usize,
-    mut run: impl FnMut(&[Descriptor], &mut [Outcome]) -> u32,
+    mut run: impl FnMut(&[Descriptor], &mut [PacketVerdict]) -> u32,
 ) -> Vec<Fate> {
     let mut fates = Vec::new();
     for frames in frames.chunks(burst) {
@@ -77,7 +77,7 @@ pub fn run_by(
                 Descriptor { address, length: frame.len() as u32, lap: 0 }
             })
             .collect();
-        let untouched = Outcome { length: 0xdead_beef, verdict: 0xdead_beef };
+        let untouched = PacketVerdict { length: 0xdead_beef, verdict: 0xdead_beef };
         let mut outcomes = vec![untouched; frames.len()];
         let info = run(&descriptors, &mut outcomes);
         match info {
@@ -87,10 +87,10 @@ pub fn run_by(
                     "unchanged, yet outcomes were written"
                 );
                 for (outcome, frame) in outcomes.iter_mut().zip(frames) {
-                    *outcome = Outcome { length: frame.len() as u32, verdict: FORWARD };
+                    *outcome = PacketVerdict { length: frame.len() as u32, verdict: FORWARD };
                 }
             }
-            OUTCOMES => {}
+            VERDICTS => {}
             other => panic!("info {other}"),
         }
         for ((buffer, frame), outcome) in buffers.iter().zip(frames).zip(&outcomes) {

@@ -126,7 +126,7 @@ mod tests {
     use super::super::reference;
     use super::*;
     use crate::pcap::writer::Writer;
-    use inlane_core::packet::Note;
+    use inlane_core::packet::PacketMeta;
 
     fn compared(before: &[u8], after: &[u8], function: &str) -> Verification {
         let folder = tempfile::tempdir().unwrap();
@@ -134,8 +134,8 @@ mod tests {
         for (path, packets) in paths.iter().zip([before, after]) {
             let mut writer = Writer::create("pcap:x", path.to_str().unwrap(), Resolution::Micro).unwrap();
             for &value in packets {
-                let note = Note { time_ns: value as u64 * 1000, ..Note::default() };
-                writer.record(note, 60, |buffer| buffer.extend([value; 60])).unwrap();
+                let meta = PacketMeta { time_ns: value as u64 * 1000, ..PacketMeta::default() };
+                writer.record(meta, 60, |buffer| buffer.extend([value; 60])).unwrap();
             }
         }
         compare(&paths[0], &paths[1], &*reference::find(function).unwrap()).unwrap()

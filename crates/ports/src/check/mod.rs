@@ -237,7 +237,7 @@ impl Tx for Queue {
             }
         }
         self.counters.packets += packets.len() as u64;
-        self.pool.give(packets);
+        self.pool.free(packets);
         Ok(packets.len())
     }
 

@@ -100,16 +100,16 @@ fn every_single_bit_counts() {
 #[test]
 fn losses_duplicates_and_order_are_counted() {
     let (verification, _) = bench("gen:100,flows=4", "io").run(10, |burst, packets, pool| match burst {
-        2 => pool.give(&packets.drain(4..9).collect::<Vec<_>>()),
+        2 => pool.free(&packets.drain(4..9).collect::<Vec<_>>()),
         3 => {
             let mut copy = [Packet::EMPTY];
-            assert_eq!(pool.take(&mut copy), 1);
+            assert_eq!(pool.allocate(&mut copy), 1);
             copy[0].length = packets[7].length;
             bytes(&copy[0]).copy_from_slice(bytes(&packets[7]));
             packets.push(copy[0]);
         }
         4 => packets.swap(0, 4),
-        9 => pool.give(&packets.split_off(30)),
+        9 => pool.free(&packets.split_off(30)),
         _ => {}
     });
     let expected = Verification {
@@ -129,7 +129,7 @@ fn drops_by_rule_are_expected() {
     let (verification, checker) =
         bench("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();
-            pool.give(&dropped);
+            pool.free(&dropped);
         });
     assert!(verification.passed(), "{verification:?}");
     assert_eq!((verification.checked, checker.dropped_as_expected()), (160, 160));
@@ -140,7 +140,7 @@ fn other_traffic_is_foreign() {
     let (verification, checker) = bench("gen:64", "io").run(2, |burst, packets, pool| {
         if burst == 1 {
             let mut other = [Packet::EMPTY; 2];
-            assert_eq!(pool.take(&mut other), 2);
+            assert_eq!(pool.allocate(&mut other), 2);
             other[0].length = 42;
             bytes(&other[0]).fill(0);
             bytes(&other[0])[12..14].copy_from_slice(&[8, 6]);
@@ -166,7 +166,7 @@ fn a_checker_alone_is_told_what_comes() {
     let (mut rx, mut tx) = (generator.take_rx(0).unwrap(), checker.take_tx(1, pool.clone()).unwrap());
     let mut packets = [Packet::EMPTY; 30];
     rx.receive(&mut packets).unwrap();
-    pool.give(&packets[..1]);
+    pool.free(&packets[..1]);
     tx.send(&packets[1..]).unwrap();
     drop(tx);
     let verification = checker.verification().unwrap();
@@ -180,11 +180,11 @@ fn a_checker_alone_is_told_what_comes() {
 struct Halves(HeapPool);
 
 impl Pool for Halves {
-    fn take(&self, packets: &mut [Packet]) -> usize {
-        self.0.take(packets)
+    fn allocate(&self, packets: &mut [Packet]) -> usize {
+        self.0.allocate(packets)
     }
-    fn give(&self, packets: &[Packet]) {
-        self.0.give(packets);
+    fn free(&self, packets: &[Packet]) {
+        self.0.free(packets);
     }
     fn room(&self) -> usize {
         self.0.room()
@@ -198,11 +198,11 @@ impl Pool for Halves {
     fn region(&self) -> &inlane_core::Region {
         self.0.region()
     }
-    fn note(&self, packet: &Packet) -> inlane_core::packet::Note {
-        self.0.note(packet)
+    fn meta(&self, packet: &Packet) -> inlane_core::packet::PacketMeta {
+        self.0.meta(packet)
     }
-    fn set_note(&self, packet: &Packet, note: inlane_core::packet::Note) {
-        self.0.set_note(packet, note);
+    fn set_meta(&self, packet: &Packet, meta: inlane_core::packet::PacketMeta) {
+        self.0.set_meta(packet, meta);
     }
     fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
         visit(packet.address, packet.length);

@@ -255,7 +255,7 @@ impl Rx for Queue {
         if wanted == 0 {
             return Ok(0);
         }
-        let count = self.pool.take(&mut packets[..wanted]);
+        let count = self.pool.allocate(&mut packets[..wanted]);
         let mut given = 0;
         for packet in &mut packets[..count] {
             let mut due_ns = now;
@@ -281,7 +281,7 @@ impl Rx for Queue {
             self.next_turn();
         }
         if given < count {
-            self.pool.give(&packets[given..count]);
+            self.pool.free(&packets[given..count]);
         }
         self.counters.packets += given as u64;
         self.sent.store(self.counters.packets, Ordering::Release);

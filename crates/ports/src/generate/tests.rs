@@ -54,7 +54,7 @@ fn packets_are_what_they_say() {
                 let size = port.traffic.sizes[port.traffic.size_index(stamp.number)];
                 assert_eq!(frame, port.traffic.frame(size, stamp, &port.traffic.body()), "{text}");
             }
-            pool.give(&packets);
+            pool.free(&packets);
         }
         assert_eq!(pool.outstanding(), 0);
         assert_eq!(port.ledger.total(), 500);
@@ -74,7 +74,7 @@ fn flows_take_turns_over_queues() {
             assert_eq!(stamp.number as u64, seen[stamp.flow as usize]);
             seen[stamp.flow as usize] += 1;
         }
-        pool.give(&packets[..count]);
+        pool.free(&packets[..count]);
         assert!(queue.exhausted());
         assert_eq!(queue.receive(&mut packets).unwrap(), 0);
     }
@@ -104,7 +104,7 @@ fn a_rate_is_kept() {
             // SAFETY: received, host memory.
             dues.push(Stamp::from_bytes(unsafe { packet.bytes() }.last_chunk().unwrap()).due_ns);
         }
-        pool.give(&packets[..count]);
+        pool.free(&packets[..count]);
     }
     let gaps: HashSet<u64> = dues.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(gaps, HashSet::from([1000]), "due by the schedule, however it was asked");
@@ -135,11 +135,11 @@ fn an_empty_pool_gives_nothing_and_loses_nothing() {
     let mut packets = vec![Packet::EMPTY; 300];
     assert_eq!(queues[0].receive(&mut packets).unwrap(), 256);
     assert_eq!(queues[0].receive(&mut packets[256..]).unwrap(), 0);
-    pool.give(&packets[..256]);
+    pool.free(&packets[..256]);
     assert_eq!(queues[0].receive(&mut packets[..1]).unwrap(), 1);
     // SAFETY: received, host memory.
     assert_eq!(Stamp::from_bytes(unsafe { packets[0].bytes() }.last_chunk().unwrap()).number, 256);
-    pool.give(&packets[..1]);
+    pool.free(&packets[..1]);
     assert_eq!(port.ledger.total(), 257);
 }
 

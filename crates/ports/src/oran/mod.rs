@@ -168,7 +168,7 @@ impl Rx for Queue {
         if self.position().is_none() || !self.is_due(now_ns) {
             return Ok(0);
         }
-        let taken = self.pool.take(packets);
+        let taken = self.pool.allocate(packets);
         let mut given = 0;
         for packet in &mut packets[..taken] {
             let Some(position) = self.position() else { break };
@@ -187,7 +187,7 @@ impl Rx for Queue {
             self.next += 1;
             given += 1;
         }
-        self.pool.give(&packets[given..taken]);
+        self.pool.free(&packets[given..taken]);
         self.counters.packets += given as u64;
         Ok(given)
     }

@@ -16,7 +16,7 @@ fn frames(text: &str) -> (Arc<Plan>, Vec<Vec<u8>>) {
         let count = rx.receive(&mut packets).unwrap();
         // SAFETY: received, host memory.
         frames.extend(packets[..count].iter().map(|packet| unsafe { packet.bytes() }.to_vec()));
-        pool.give(&packets[..count]);
+        pool.free(&packets[..count]);
         if count == 0 && rx.exhausted() {
             break;
         }
@@ -107,7 +107,7 @@ fn without_an_end_it_goes_on() {
     let mut packets = [Packet::EMPTY; 64];
     for _ in 0..100 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 64);
-        pool.give(&packets);
+        pool.free(&packets);
     }
     assert!(!rx.exhausted());
 }

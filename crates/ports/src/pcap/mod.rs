@@ -1,6 +1,6 @@
 //! `pcap:FILE`: captures as ports. Received from, a [`Source`] plays a capture; sent to, a [`Sink`] writes one.
 //!
-//! Timestamps and the lengths of packets that were cut travel with each packet as its [`Note`](inlane_core::packet::Note), so that what a source
+//! Timestamps and the lengths of packets that were cut travel with each packet as its [`PacketMeta`](inlane_core::packet::PacketMeta), so that what a source
 //! played and a sink wrote is the same capture again, whatever stood between them. A source is read once from front to
 //! back, so that it may be a pipe (`pcap:-`); a file is looked through beforehand, for its longest packet and its
 //! resolution.

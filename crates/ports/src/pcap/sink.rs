@@ -5,7 +5,7 @@ use super::source::Source;
 use super::writer::Writer;
 use super::{info, path_of};
 use crate::generate::cpu_memory;
-use inlane_core::packet::Note;
+use inlane_core::packet::PacketMeta;
 use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use std::sync::{Arc, Mutex};
@@ -147,11 +147,11 @@ impl Tap {
     }
 
     fn record(&self, writer: &mut Writer, packet: &Packet, length: usize, sent_ns: u64) -> Result<()> {
-        let note = match self.stamps {
-            Stamps::Noted => self.pool.note(packet),
-            Stamps::Sent => Note { time_ns: sent_ns, ..Note::default() },
+        let meta = match self.stamps {
+            Stamps::Noted => self.pool.meta(packet),
+            Stamps::Sent => PacketMeta { time_ns: sent_ns, ..PacketMeta::default() },
         };
-        writer.record(note, length, |buffer| {
+        writer.record(meta, length, |buffer| {
             self.pool.for_each_segment(packet, &mut |address, bytes| {
                 // SAFETY: a segment of a packet that the caller holds, in memory that the CPU maps (checked at set-up).
                 let segment = unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) };
@@ -188,7 +188,7 @@ impl Tx for SinkQueue {
             self.pool.for_each_segment(packet, &mut |_, bytes| self.counters.bytes += bytes as u64);
         }
         self.counters.packets += written as u64;
-        self.pool.give(&packets[..written]);
+        self.pool.free(&packets[..written]);
         match outcome {
             // Those before the error are taken; it comes again with the next call.
             Err(_) if written > 0 => Ok(written),

@@ -4,7 +4,7 @@ use super::reader::{self, Reader, Resolution};
 use super::{Pace, Playback, Summary, info, path_of};
 use crate::generate::cpu_memory;
 use inlane_core::clock::Clock;
-use inlane_core::packet::Note;
+use inlane_core::packet::PacketMeta;
 use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -258,8 +258,8 @@ impl Queue {
         packet.length = length as u32;
         // SAFETY: just taken from the pool, in memory that the CPU maps (checked at set-up), and it has room for so many.
         unsafe { packet.bytes_mut() }.copy_from_slice(self.reader.data(record));
-        let note = Note { time_ns, wire_length: record.wire_length, interface: record.interface };
-        self.pool.set_note(packet, note);
+        let meta = PacketMeta { time_ns, wire_length: record.wire_length, interface: record.interface };
+        self.pool.set_meta(packet, meta);
         self.last_ns = time_ns;
         self.counters.bytes += length as u64;
         self.reader.consume();
@@ -281,7 +281,7 @@ impl Rx for Queue {
         if self.pace == Pace::Original && self.next(now_ns)?.is_none() {
             return Ok(0);
         }
-        let taken = self.pool.take(packets);
+        let taken = self.pool.allocate(packets);
         let mut given = 0;
         while given < taken {
             let next = match self.next(now_ns) {
@@ -295,7 +295,7 @@ impl Rx for Queue {
             }
             given += 1;
         }
-        self.pool.give(&packets[given..taken]);
+        self.pool.free(&packets[given..taken]);
         self.counters.packets += given as u64;
         match self.failed.take() {
             // What was received is handed out; the error comes with the next call.

@@ -1,7 +1,7 @@
 use super::reader::{Reader, Resolution};
 use super::writer::Writer;
 use super::*;
-use inlane_core::packet::Note;
+use inlane_core::packet::PacketMeta;
 use inlane_core::{HeapPool, Packet, Pool, Port, Rx};
 use proptest::prelude::*;
 use reader::Record;
@@ -364,14 +364,14 @@ fn a_disk_that_fills_up_costs_what_is_counted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
     let mut writer = Writer::create("pcap:out", path.to_str().unwrap(), Resolution::Nano).unwrap();
-    let note = Note { time_ns: SECOND, ..Note::default() };
+    let meta = PacketMeta { time_ns: SECOND, ..PacketMeta::default() };
     for _ in 0..10 {
-        writer.record(note, 100, |buffer| buffer.extend([5; 100])).unwrap();
+        writer.record(meta, 100, |buffer| buffer.extend([5; 100])).unwrap();
     }
     writer.flush().unwrap();
     writer.fail_with(150);
     for _ in 0..4 {
-        writer.record(note, 100, |buffer| buffer.extend([6; 100])).unwrap();
+        writer.record(meta, 100, |buffer| buffer.extend([6; 100])).unwrap();
     }
     let error = writer.flush().unwrap_err().to_string();
     assert!(error.contains("after 11 packets"), "{error}");
@@ -416,10 +416,10 @@ fn original_pace_and_repeats() {
     while times.len() < 7 {
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            times.push(pool.note(packet).time_ns - SECOND);
+            times.push(pool.meta(packet).time_ns - SECOND);
             arrivals.push(start.elapsed());
         }
-        pool.give(&packets[..count]);
+        pool.free(&packets[..count]);
     }
     assert_eq!(times, [0, 20_000_000, 40_000_000, 40_001_000, 60_001_000, 80_001_000, 80_002_000]);
     for (time, arrival) in times.iter().zip(&arrivals) {
@@ -440,8 +440,8 @@ fn repeats_of_the_end_of_time_stay_there() {
     let (_source, pool, mut rx) = source(&path, Playback { repeat: true, ..Playback::default() }, 64);
     let mut packets = [Packet::EMPTY; 4];
     assert_eq!(rx.receive(&mut packets).unwrap(), 4);
-    assert!(packets.iter().all(|packet| pool.note(packet).time_ns == u64::MAX));
-    pool.give(&packets);
+    assert!(packets.iter().all(|packet| pool.meta(packet).time_ns == u64::MAX));
+    pool.free(&packets);
 }
 
 #[test]
@@ -453,9 +453,9 @@ fn what_no_source_noted_is_stamped_when_sent() {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 2048).unwrap());
     let mut tx = sink.take_tx(0, pool.clone()).unwrap();
     let mut packets = [Packet::EMPTY; 1];
-    pool.take(&mut packets);
+    pool.allocate(&mut packets);
     packets[0].length = 60;
-    pool.set_note(&packets[0], Note { time_ns: 1, wire_length: 9, interface: 3 });
+    pool.set_meta(&packets[0], PacketMeta { time_ns: 1, wire_length: 9, interface: 3 });
     tx.send(&packets).unwrap();
     drop(tx);
     let (entries, _) = read(&std::fs::read(&path).unwrap()).unwrap();
@@ -558,5 +558,5 @@ fn a_pipe_without_packets_holds_nothing_up() {
     drop(writer);
     assert_eq!(rx.receive(&mut packets[2..]).unwrap(), 0);
     assert!(rx.exhausted());
-    pool.give(&packets[..2]);
+    pool.free(&packets[..2]);
 }

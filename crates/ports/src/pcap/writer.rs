@@ -5,7 +5,7 @@
 
 use super::reader::{ETHERNET, Resolution};
 use inlane_core::error::Class;
-use inlane_core::packet::Note;
+use inlane_core::packet::PacketMeta;
 use inlane_core::{Error, Result};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -126,21 +126,21 @@ impl Writer {
     ///
     /// # Errors
     /// For a time that the format cannot say: beyond 2106.
-    pub fn record(&mut self, note: Note, length: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
-        let seconds = u32::try_from(note.time_ns / 1_000_000_000).map_err(|_| Error::Port {
+    pub fn record(&mut self, meta: PacketMeta, length: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        let seconds = u32::try_from(meta.time_ns / 1_000_000_000).map_err(|_| Error::Port {
             port: self.name.clone(),
             why: format!(
                 "a packet's time, {} ns since 1970, is beyond what the format holds (2106)",
-                note.time_ns
+                meta.time_ns
             ),
             class: Class::Failed,
         })?;
-        let nanoseconds = (note.time_ns % 1_000_000_000) as u32;
+        let nanoseconds = (meta.time_ns % 1_000_000_000) as u32;
         let fraction = match self.resolution {
             Resolution::Micro => nanoseconds / 1000,
             Resolution::Nano => nanoseconds,
         };
-        let original = if note.wire_length != 0 { note.wire_length } else { length as u32 };
+        let original = if meta.wire_length != 0 { meta.wire_length } else { length as u32 };
         for word in [seconds, fraction, length as u32, original] {
             self.buffer.extend(word.to_le_bytes());
         }

@@ -181,7 +181,7 @@ impl Wire {
         let bit = mix(&mut self.random);
         if drop {
             count(&self.done.dropped);
-            self.pool.give(&[packet]);
+            self.pool.free(&[packet]);
             return;
         }
         if corrupt && packet.length > 0 {
@@ -242,7 +242,7 @@ impl Wire {
         let mut length = 0;
         self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize);
         let mut copy = [Packet::EMPTY];
-        if length > self.pool.room() || self.pool.take(&mut copy) == 0 {
+        if length > self.pool.room() || self.pool.allocate(&mut copy) == 0 {
             return None;
         }
         let [mut copy] = copy;
@@ -259,7 +259,7 @@ impl Wire {
             }
             at += bytes;
         });
-        self.pool.set_note(&copy, self.pool.note(packet));
+        self.pool.set_meta(&copy, self.pool.meta(packet));
         Some(copy)
     }
 
@@ -291,7 +291,7 @@ impl Drop for Wire {
             .chain(self.delayed.drain(..).map(|(_, packet)| packet));
         let left: Vec<Packet> = held.chain(self.ready.drain(..)).collect();
         self.done.dropped.fetch_add(left.len() as u64, Ordering::Relaxed);
-        self.pool.give(&left);
+        self.pool.free(&left);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::lane::{Parameters, strides};
 use super::program::EXECUTOR;
-use inlane_core::ring::layout::{self, DROP, FORWARD, Outcome};
+use inlane_core::ring::layout::{self, DROP, FORWARD, PacketVerdict};
 use inlane_core::ring::{Dispatcher, Ring};
 use inlane_core::{Packet, Region};
 use inlane_function::{Function, HEADERS, Instance};
@@ -227,7 +227,7 @@ impl Stage {
     }
 
     /// Compares what became of an item with what the CPU makes of it.
-    fn compare(&mut self, item: &[Out], found: &[Outcome]) {
+    fn compare(&mut self, item: &[Out], found: &[PacketVerdict]) {
         let shape = self.shape;
         let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();
         let at_copy = |((packet, _), copy): (&Out, &mut Vec<u8>)| Packet {
@@ -235,8 +235,8 @@ impl Stage {
             ..*packet
         };
         let packets: Vec<Packet> = item.iter().zip(&mut copies).map(at_copy).collect();
-        let unchanged = |packet: &Packet| Outcome { length: packet.length, verdict: FORWARD };
-        let mut expected: Vec<Outcome> = packets.iter().map(unchanged).collect();
+        let unchanged = |packet: &Packet| PacketVerdict { length: packet.length, verdict: FORWARD };
+        let mut expected: Vec<PacketVerdict> = packets.iter().map(unchanged).collect();
         // SAFETY: buffers of this test's, with the room that was said.
         unsafe { self.instance.run_packets(&packets, &mut expected, 0) };
         assert_eq!(found, expected, "{shape:?}");
@@ -300,10 +300,10 @@ impl Stage {
                 progress = Instant::now();
                 let item = out.pop_front().expect("it is out");
                 let unchanged = |(i, (packet, _)): (usize, &Out)| match back.changed() {
-                    true => back.outcome(i),
-                    false => Outcome { length: packet.length, verdict: FORWARD },
+                    true => back.verdict(i),
+                    false => PacketVerdict { length: packet.length, verdict: FORWARD },
                 };
-                let found: Vec<Outcome> = item.iter().enumerate().map(unchanged).collect();
+                let found: Vec<PacketVerdict> = item.iter().enumerate().map(unchanged).collect();
                 back.free();
                 self.compare(&item, &found);
                 free.extend(item.iter().map(|(packet, _)| packet.cookie));

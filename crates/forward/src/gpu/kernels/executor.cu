@@ -133,7 +133,7 @@ __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, co
 
 // Writes the chunks that the function changed back to where they came from. `lengths` are the packets' new ones.
 __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given,
-                           const inlane_outcome *outcomes) {
+                           const inlane_packet_verdict *outcomes) {
     uint32_t chunks = lane.shadow_stride / 16;
     for (uint32_t work = threadIdx.x; work < count * chunks; work += blockDim.x) {
         uint32_t i = work / chunks, chunk = work % chunks;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at
 // Works on an item whose descriptors are in shared memory already, called by all threads of a block: where its packets lie.
 __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
-    inlane_outcome *outcomes = reinterpret_cast<inlane_outcome *>(at.complete + INLANE_RING_ENTRIES);
+    inlane_packet_verdict *outcomes = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
     uint32_t info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(given), count, outcomes, call);
     complete(lane, at, count, call.now_ns, info);
 }
@@ -193,15 +193,15 @@ __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const 
 // The same in GPU memory, where packets are pulled to.
 __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
-    inlane_outcome *outcomes = reinterpret_cast<inlane_outcome *>(at.complete + INLANE_RING_ENTRIES);
+    inlane_packet_verdict *outcomes = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
     uint4 *now = given + lane.burst;
-    inlane_outcome *local = reinterpret_cast<inlane_outcome *>(now + lane.burst);
+    inlane_packet_verdict *local = reinterpret_cast<inlane_packet_verdict *>(now + lane.burst);
     pull(lane, at, count, given, now);
     __syncthreads();
     uint32_t info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(now), count, local, call);
     __syncthreads();
-    if (lane.shadow_stride) write_back(lane, at, count, given, info == INLANE_OUTCOMES ? local : nullptr);
-    if (info == INLANE_OUTCOMES)
+    if (lane.shadow_stride) write_back(lane, at, count, given, info == INLANE_VERDICTS ? local : nullptr);
+    if (info == INLANE_VERDICTS)
         for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) outcomes[i] = local[i];
     complete(lane, at, count, call.now_ns, info);
 }
