@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
-use inlane_ntb::launch::{BulkMover, Job};
+use inlane_pgas::launch::{BulkMover, Job};
 use std::ffi::OsString;
 
 /// Node to node over PCIe windows: run OpenSHMEM programs, measure windows

@@ -1,12 +1,13 @@
 //! `inlane ntb` from outside: jobs and their statuses, peers that die at every step, restarts.
 
 use inlane_ntb::device::Ntb;
-use inlane_ntb::error::Error;
+use inlane_ntb::error::Error as Bridge;
 use inlane_ntb::fault::Faults;
-use inlane_ntb::shmem::World;
-use inlane_ntb::transport::layout::Layout;
-use inlane_ntb::transport::windows::{Settings, Windows};
 use inlane_ntb::twin::{Hub, Twin};
+use inlane_pgas::error::Error;
+use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::windows::{Settings, Windows};
+use inlane_pgas::world::World;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Output, Stdio};
@@ -146,13 +147,13 @@ fn a_peer_killed_at_any_step_is_an_error_and_no_hang() {
         let start = Instant::now();
         let outcome = Windows::connect(ntb, bytes(), settings())
             .and_then(|windows| World::new(windows, 0, 0))
-            .and_then(|world| inlane_ntb::check::run(&world, 1000));
+            .and_then(|world| inlane_pgas::check::run(&world, 1000));
         let took = start.elapsed();
         let _ = peer.kill();
         let died = peer.wait().unwrap();
         assert!(took < Duration::from_secs(15), "{step}: {took:?}");
         match outcome {
-            Err(Error::LinkLost { peer: 1, .. } | Error::Handshake { peer: 1, .. }) => {}
+            Err(Error::LinkLost { peer: 1, .. } | Error::Ntb(Bridge::Handshake { peer: 1, .. })) => {}
             other => panic!("{step}: {other:?}, the peer ended with {died}"),
         }
     }
@@ -165,18 +166,18 @@ fn a_peer_that_restarts_is_met_again() {
     let mut first = child(&hub, 1, "die=quiet");
     let windows = Windows::connect(ntb, bytes(), settings()).unwrap();
     let world = World::new(windows, 0, 0).unwrap();
-    let lost = inlane_ntb::check::run(&world, 1000);
+    let lost = inlane_pgas::check::run(&world, 1000);
     assert!(matches!(lost, Err(Error::LinkLost { .. })), "{lost:?}");
     first.wait().unwrap();
     // Stale scratchpads alone connect nobody.
     let early = world.transport().reconnect(1, Duration::from_millis(300));
-    assert!(matches!(early, Err(Error::Handshake { .. })), "{early:?}");
+    assert!(matches!(early, Err(Error::Ntb(Bridge::Handshake { .. }))), "{early:?}");
     let mut second = child(&hub, 1, "");
     let windows = world.into_transport();
     let lost = windows.reconnect(1, Duration::from_secs(10)).unwrap();
     assert!(lost.delivered_bytes <= lost.issued_bytes);
     let world = World::new(windows, 0, 0).unwrap();
-    inlane_ntb::check::run(&world, 3).unwrap();
+    inlane_pgas::check::run(&world, 3).unwrap();
     world.barrier_all().unwrap();
     assert!(second.wait().unwrap().success());
 }

@@ -106,15 +106,18 @@ impl FromStr for Faults {
     }
 }
 
-/// A small generator (xorshift64*): faults need no more.
-pub(crate) struct Random(u64);
+/// A small pseudo-random generator (xorshift64*) for faults and tests.
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Starts a sequence that depends on `seed` alone.
+    pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// Returns the next 64 bits.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;

@@ -1,7 +1,7 @@
 //! Barriers, syncs and collectives over active sets: PE start, logarithm of the stride, size.
 
 use crate::world::{check, world};
-use inlane_ntb::shmem::Set;
+use inlane_pgas::world::Set;
 use std::ffi::{c_int, c_void};
 
 fn set(start: c_int, log_stride: c_int, size: c_int) -> Set {

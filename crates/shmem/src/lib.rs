@@ -8,8 +8,8 @@ mod collectives;
 mod statics;
 mod world;
 
-use inlane_ntb::shmem::{Compare, Signal};
-use inlane_ntb::transport::{Operation, Transport};
+use inlane_pgas::transport::{Operation, Transport};
+use inlane_pgas::world::{Compare, Signal};
 use std::ffi::{c_char, c_int, c_void};
 use world::{check, world};
 
@@ -57,7 +57,7 @@ pub extern "C" fn shmem_align(alignment: usize, size: usize) -> *mut c_void {
     }
     match world().allocate(size, alignment) {
         Ok(address) => address.cast(),
-        Err(inlane_ntb::error::Error::Heap { .. } | inlane_ntb::error::Error::Invalid { .. }) => {
+        Err(inlane_pgas::error::Error::Heap { .. } | inlane_pgas::error::Error::Invalid { .. }) => {
             std::ptr::null_mut()
         }
         Err(error) => world::fail(&error),

@@ -2,12 +2,12 @@
 
 use crate::statics;
 use inlane_ntb::device::Ntb;
-use inlane_ntb::error::{Error, Result};
-use inlane_ntb::launch::Session;
-use inlane_ntb::shmem::World;
-use inlane_ntb::transport::layout::Layout;
-use inlane_ntb::transport::windows::Windows;
 use inlane_ntb::twin::{Hub, Twin};
+use inlane_pgas::error::{Error, Result};
+use inlane_pgas::launch::Session;
+use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::windows::Windows;
+use inlane_pgas::world::World;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

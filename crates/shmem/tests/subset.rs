@@ -1,6 +1,6 @@
 //! Compiles a C program against the header and the library, and runs it as jobs of several sizes.
 
-use inlane_ntb::launch::Job;
+use inlane_pgas::launch::Job;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -10,11 +10,11 @@
 use anyhow::{Context, bail, ensure};
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::{Event, Ntb};
-use inlane_ntb::error::Error;
 use inlane_ntb::ivshmem::{Ivshmem, SILENCE};
-use inlane_ntb::shmem::{Compare, Signal, World};
-use inlane_ntb::transport::windows::{Settings, Windows};
-use inlane_ntb::transport::{Operation, Transport};
+use inlane_pgas::error::Error;
+use inlane_pgas::transport::windows::{Settings, Windows};
+use inlane_pgas::transport::{Operation, Transport};
+use inlane_pgas::world::{Compare, Signal, World};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

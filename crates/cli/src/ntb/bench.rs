@@ -10,10 +10,12 @@ use inlane_core::region::{Location, Region};
 use inlane_core::result::{Document, NotTaken, Path, TransferResult, Verification};
 use inlane_core::{Error, units};
 use inlane_cuda::{Gpu, ThroughGpu};
-use inlane_ntb::bench::{LEAST_MOVED, Operation, Part, Plan, Point, Started, Ucx, figure, findings, results};
 use inlane_ntb::ivshmem::Ivshmem;
-use inlane_ntb::launch::Job;
 use inlane_pci::Address;
+use inlane_pgas::bench::{
+    LEAST_MOVED, Operation, Part, Plan, Point, Started, Ucx, figure, findings, results,
+};
+use inlane_pgas::launch::Job;
 use inlane_report::{Line, Plot, Scale};
 use inlane_twin::{DmaCosts, DmaEngine};
 use std::path::PathBuf;
@@ -84,7 +86,7 @@ fn part(text: &str) -> Result<Part, &'static str> {
 }
 
 /// Who moves bulk between memories that the bench itself made, each as the mover wants it: so it may be a GPU, and a twin as fast as asked.
-/// What moves bulk of any program ([`inlane_ntb::launch::BulkMover`]) must take memory as it comes.
+/// What moves bulk of any program ([`inlane_pgas::launch::BulkMover`]) must take memory as it comes.
 #[derive(Clone, Debug)]
 enum BenchMover {
     /// A DMA engine's twin of so many bits a second.
@@ -120,7 +122,7 @@ impl std::fmt::Display for BenchMover {
 }
 
 impl BenchMover {
-    fn start(&self) -> inlane_ntb::error::Result<Started> {
+    fn start(&self) -> inlane_pgas::error::Result<Started> {
         let costs = match *self {
             Self::Twin(None) => DmaCosts::unlimited(),
             Self::Twin(Some(bits)) => DmaCosts { to_device: bits / 8.0, ..DmaCosts::unlimited() },
@@ -130,7 +132,7 @@ impl BenchMover {
     }
 }
 
-fn through_gpu(number: u32) -> inlane_ntb::error::Result<Started> {
+fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     let core = |error: inlane_cuda::Error| inlane_core::Error::from(error);
     let gpu = Gpu::open(number).map_err(core)?;
     let mover = Box::new(ThroughGpu::new(&gpu).map_err(core)?);
@@ -148,7 +150,7 @@ impl BenchPe {
     /// Takes part; PE 0 writes the points.
     pub fn run(self) -> anyhow::Result<()> {
         let plan: Plan = serde_json::from_str(&self.plan).context("the plan")?;
-        let points = inlane_ntb::bench::pe(&plan, None, || self.mover.start())?;
+        let points = inlane_pgas::bench::pe(&plan, None, || self.mover.start())?;
         if !points.is_empty() {
             std::fs::write(&self.out, serde_json::to_vec(&points)?)
                 .with_context(|| format!("writing {}", self.out.display()))?;
@@ -197,7 +199,7 @@ impl Bench {
             None => self.measure(&plan)?,
             Some(address) => {
                 let bridge = Ivshmem::open(address, 2)?;
-                let points = inlane_ntb::bench::pe(&plan, Some(Arc::new(bridge)), || self.mover.start())?;
+                let points = inlane_pgas::bench::pe(&plan, Some(Arc::new(bridge)), || self.mover.start())?;
                 if points.is_empty() {
                     crate::say("inlane: the other machine has the results");
                     return Ok(());

@@ -4,11 +4,11 @@ use clap::Args;
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::Ntb;
 use inlane_ntb::ivshmem::Ivshmem;
-use inlane_ntb::launch::Session;
-use inlane_ntb::shmem::World;
-use inlane_ntb::transport::layout::Layout;
-use inlane_ntb::transport::windows::{Settings, Windows};
 use inlane_pci::Address;
+use inlane_pgas::launch::Session;
+use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::windows::{Settings, Windows};
+use inlane_pgas::world::World;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,7 @@ impl Check {
         let name = ntb.capabilities().name;
         let start = Instant::now();
         let world = World::new(Windows::connect(ntb, bytes, settings)?, 0, 0)?;
-        inlane_ntb::check::run(&world, self.rounds)?;
+        inlane_pgas::check::run(&world, self.rounds)?;
         world.leave()?;
         let (me, seconds) = (world.me(), start.elapsed().as_secs_f64());
         crate::print(|out| {

@@ -1,12 +1,12 @@
 //! The library between threads that each are a PE of one twin fabric, with and without faults.
 
 use super::*;
-use crate::device::Ntb;
-use crate::fault::Faults;
 use crate::transport::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
-use crate::twin::{Hub, Twin};
 use inlane_core::completion::CompletionMode;
+use inlane_ntb::device::Ntb;
+use inlane_ntb::fault::Faults;
+use inlane_ntb::twin::{Hub, Twin};
 use std::sync::Arc;
 
 type Pe = World<Windows>;

@@ -2,9 +2,9 @@
 
 use super::series::Series;
 use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};
-use crate::device::{Event, Ntb};
 use crate::error::{Error, Lost, Result};
 use inlane_core::completion::CompletionMode;
+use inlane_ntb::device::{Event, Ntb};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -96,7 +96,7 @@ impl Layout {
 
     /// Where `from` writes its request `number`.
     pub fn request(&self, from: u32, number: u64) -> usize {
-        self.inbox(from) + REQUESTS + (number % SLOTS) as usize * crate::record::BYTES
+        self.inbox(from) + REQUESTS + (number % SLOTS) as usize * crate::transport::record::BYTES
     }
 
     /// Where pushed gets land.
@@ -119,7 +119,7 @@ mod tests {
             spans.push((layout.nap(pe), 8));
             for number in 0..SLOTS {
                 spans.push((layout.reply(pe, number), REPLY));
-                spans.push((layout.request(pe, number), crate::record::BYTES));
+                spans.push((layout.request(pe, number), crate::transport::record::BYTES));
             }
         }
         spans.sort();

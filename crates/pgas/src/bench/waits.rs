@@ -4,9 +4,9 @@
 
 use super::series::Series;
 use super::{ANSWER, Bench, DONE, Operation, Point, SIGNAL};
-use crate::bell::Wanted;
 use crate::error::Result;
 use crate::transport::wait::{Manner, Watch};
+use crate::transport::wakeup::Wanted;
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;

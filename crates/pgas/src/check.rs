@@ -2,8 +2,8 @@
 //! bridge, and the tests on the twin.
 
 use crate::error::{Error, Result};
-use crate::shmem::{Compare, Signal, World};
 use crate::transport::{Operation, Transport};
+use crate::world::{Compare, Signal, World};
 
 fn expect(what: &str, holds: bool) -> Result<()> {
     match holds {

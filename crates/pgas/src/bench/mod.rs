@@ -12,14 +12,14 @@ mod waits;
 
 pub use figure::{figure, findings, results};
 
-use crate::device::Ntb;
 use crate::error::{Error, Result};
 use crate::launch::{Session, bind, processors};
-use crate::shmem::{Symmetric, World};
 use crate::transport::layout::Layout;
 use crate::transport::windows::{Settings, Windows};
+use crate::world::{Symmetric, World};
 use inlane_core::mover::Mover;
 use inlane_core::region::Region;
+use inlane_ntb::device::Ntb;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -13,11 +13,11 @@
 //! | `INLANE_NTB_YIELD` | 1: more PEs than processors, let others run while polling |
 
 use crate::error::{Error, Result};
-use crate::fault::Faults;
 use crate::transport::windows::Settings;
-use crate::twin::{Hub, Seen, Twin};
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
+use inlane_ntb::fault::Faults;
+use inlane_ntb::twin::{Hub, Seen, Twin};
 use inlane_twin::{DmaCosts, DmaEngine};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::OsString;

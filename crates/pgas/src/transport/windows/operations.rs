@@ -1,12 +1,12 @@
 //! What programs ask of the transport: put, get, atomics, order, notifications, waiting.
 
 use super::{Peer, Windows};
-use crate::bell::{Stored, Wanted};
 use crate::error::{Error, Result};
-use crate::store::store_fence;
 use crate::transport::service::encode_atomic;
 use crate::transport::wait::{Manner, Watch};
+use crate::transport::wakeup::{Stored, Wanted};
 use crate::transport::{Atomic, Transport};
+use inlane_ntb::store::store_fence;
 use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
 
@@ -68,7 +68,8 @@ impl Transport for Windows {
         if length < shared.push_from || pe == shared.me {
             shared.check(Watch::Peer(pe))?;
             // SAFETY: the caller's promise; the window checks the source.
-            return unsafe { peer.window.load_into(destination, shared.symmetric_offset(offset), length) };
+            unsafe { peer.window.load_into(destination, shared.symmetric_offset(offset), length)? };
+            return Ok(());
         }
         // SAFETY: the caller's promise.
         unsafe { self.get_pushed(pe, offset, destination, length, None) }

@@ -4,16 +4,17 @@ use super::layout::{Layout, SLOTS};
 use super::requests::sequence;
 use super::windows::{Settings, Windows};
 use super::{Atomic, Operation, Transport};
-use crate::device::Ntb;
 use crate::error::{Error, Result};
-use crate::fault::{Faults, Random};
-use crate::handshake::protocol::{Handshake, ROW, Row, VERSION};
-use crate::handshake::{self, Offer};
-use crate::record::CONTENTS;
-use crate::twin::{Hub, Twin};
-use crate::window::Window;
+use crate::transport::record::CONTENTS;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
+use inlane_ntb::device::Ntb;
+use inlane_ntb::error::Error as Bridge;
+use inlane_ntb::fault::{Faults, Random};
+use inlane_ntb::handshake::protocol::{Handshake, ROW, Row, VERSION};
+use inlane_ntb::handshake::{self, Offer};
+use inlane_ntb::twin::{Hub, Twin};
+use inlane_ntb::window::Window;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -54,7 +55,10 @@ fn garbage_in_the_handshake_connects_nobody() {
         mad.link_enable(true);
         write_row(&mad, &std::array::from_fn(|_| random.next() as u32));
         let error = refused(Windows::connect(Arc::new(a), BYTES, settings(60)));
-        assert!(matches!(&error, Error::Handshake { why, .. } if why.contains("garbage")), "{error}");
+        assert!(
+            matches!(&error, Error::Ntb(Bridge::Handshake { why, .. }) if why.contains("garbage")),
+            "{error}"
+        );
     }
 }
 
@@ -94,17 +98,17 @@ fn other_versions_and_sizes_are_refused() {
     };
     let pages = (BYTES / 4096) as u32;
     assert!(
-        matches!(connect(VERSION + 1, pages, pages), Error::Version { theirs, .. } if theirs == VERSION + 1)
+        matches!(connect(VERSION + 1, pages, pages), Error::Ntb(Bridge::Version { theirs, .. }) if theirs == VERSION + 1)
     );
     for (limit, inbound, what) in
         [(1, pages, "peer's window takes 1"), (pages, u32::MAX, "this side's window takes")]
     {
         let error = connect(VERSION, limit, inbound);
-        assert!(matches!(&error, Error::Window { why, .. } if why.contains(what)), "{error}");
+        assert!(matches!(&error, Error::Ntb(Bridge::Window { why, .. }) if why.contains(what)), "{error}");
     }
     // Sizes that fit and a translation that was never set.
     let error = connect(VERSION, pages, pages);
-    assert!(matches!(error, Error::Window { .. }), "{error}");
+    assert!(matches!(error, Error::Ntb(Bridge::Window { .. })), "{error}");
 }
 
 #[test]

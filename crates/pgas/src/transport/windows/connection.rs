@@ -1,13 +1,13 @@
 //! Connections to peers: the handshake with each at the beginning, and again after a link was lost.
 
 use super::{Peer, Settings, Windows};
-use crate::device::{Ntb, Ordering as Promise};
-use crate::error::{Error, Lost, Result};
-use crate::handshake::{self, Offer};
+use crate::error::{Lost, Result};
 use crate::transport::layout::{Layout, MAGIC};
 use crate::transport::requests::Requests;
-use crate::window::Window;
 use inlane_core::region::Region;
+use inlane_ntb::device::{Ntb, Ordering as Promise};
+use inlane_ntb::handshake::{self, Offer};
+use inlane_ntb::window::Window;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -90,7 +90,7 @@ fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<()> {
     // SAFETY: a local of 24 bytes.
     unsafe { window.load_into(header.as_mut_ptr().cast(), 0, 24)? };
     if window.len() != layout.bytes() || header[0] != MAGIC || header[2] != layout.symmetric_bytes() as u64 {
-        return Err(Error::Window {
+        return Err(inlane_ntb::error::Error::Window {
             peer: pe,
             why: format!(
                 "it shows {} bytes with {} of symmetric memory, this side has {} and {}; give all processes the same program and --heap",
@@ -99,7 +99,8 @@ fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<()> {
                 layout.bytes(),
                 layout.symmetric_bytes()
             ),
-        });
+        }
+        .into());
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! From which size on a mover beats stores: measured once, on the window it will be used for.
 
 use crate::error::Result;
-use crate::window::Window;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use inlane_core::region::Region;
+use inlane_ntb::window::Window;
 use std::time::Instant;
 
 /// Runs of which the fastest counts.
@@ -37,7 +37,7 @@ pub fn calibrate(mover: &mut dyn Mover, window: &Window, at: usize, room: usize)
     for size in sizes {
         let (part, destination) = (source.slice(0, size)?, window.region().slice(at, size)?);
         // SAFETY: the source has `size` bytes.
-        let stores = fastest(|| unsafe { window.store_from(at, part.as_ptr(), size) })?;
+        let stores = fastest(|| Ok(unsafe { window.store_from(at, part.as_ptr(), size) }?))?;
         let moved = fastest(|| {
             let ticket = mover.submit(&part, &destination)?;
             Ok(mover.wait(ticket, CompletionMode::Poll)?)
@@ -51,8 +51,8 @@ pub fn calibrate(mover: &mut dyn Mover, window: &Window, at: usize, room: usize)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Ordering;
     use inlane_core::mover::Ticket;
+    use inlane_ntb::device::Ordering;
     use std::time::Duration;
 
     /// Takes a fixed time, whatever the size.

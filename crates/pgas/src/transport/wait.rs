@@ -1,10 +1,10 @@
 //! Waiting: by polling, asleep until a doorbell, or adaptively, chosen for each wait.
 
 use super::windows::{Shared, WAKE, WAKE_VECTOR};
-use crate::bell::{BACKSTOP, GRACE, Napper, Wanted};
-use crate::device::Event;
 use crate::error::{Error, Result};
+use crate::transport::wakeup::{BACKSTOP, GRACE, Napper, Wanted};
 use inlane_core::completion::{CompletionMode, Expectation, sleep_precisely};
+use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -131,7 +131,7 @@ impl Shared {
         outcome
     }
 
-    /// Sleeps until a peer rings, or for `backstop`. See [`crate::bell`].
+    /// Sleeps until a peer rings, or for `backstop`. See [`crate::transport::wakeup`].
     fn nap(&self, backstop: Duration, wanted: Wanted, done: &mut impl FnMut() -> bool) {
         self.faults.step("sleep");
         self.ntb.doorbell_clear(WAKE);
@@ -147,7 +147,7 @@ impl Shared {
             }
         }
         fence(Ordering::SeqCst);
-        crate::store::store_fence();
+        inlane_ntb::store::store_fence();
         self.sleep(backstop, done);
         let mut napper = lock(&self.waits.napper);
         napper.woke(wanted);

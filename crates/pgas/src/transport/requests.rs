@@ -7,9 +7,9 @@ use super::layout::SLOTS;
 use super::wait::{Manner, Watch};
 use super::windows::{Peer, REQUEST, Shared};
 use crate::error::{Error, Result};
-use crate::record::{CONTENTS, Sink, write};
-use crate::window::Window;
+use crate::transport::record::{CONTENTS, Sink, write};
 use inlane_core::completion::CompletionMode;
+use inlane_ntb::window::Window;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ struct Slot<'a> {
 impl Sink for Slot<'_> {
     fn store(&mut self, index: usize, value: u64) {
         if let Err(error) = self.window.store_word(self.offset + index * 8, value) {
-            self.failed = Some(error);
+            self.failed = Some(error.into());
         }
     }
 
@@ -147,7 +147,7 @@ impl Shared {
     pub(super) fn request_later(&self, pe: u32, contents: &[u64; CONTENTS]) -> Result<()> {
         self.post(pe, contents, NOBODY)?;
         // Nobody waits here, so nobody would notice that the owner does not look: ring at once. Doorbells coalesce.
-        self.ntb.peer_doorbell_set(pe, REQUEST)
+        Ok(self.ntb.peer_doorbell_set(pe, REQUEST)?)
     }
 
     /// Waits until all requests to `pe` that nobody waits for are answered.

@@ -4,12 +4,14 @@
 //! [`windows::Windows`] is the transport over NTB windows. UCX, for peers on a network, is the next one: not supported yet.
 
 pub mod layout;
+mod record;
 mod requests;
 mod service;
 #[cfg(test)]
 mod tests;
 pub mod threshold;
 pub mod wait;
+pub mod wakeup;
 pub mod windows;
 
 use crate::error::Result;

@@ -9,7 +9,7 @@
 //! head        contents    tail        64 bytes, one cache line, one write-combining buffer
 //! ```
 
-use crate::bell::Word;
+use crate::transport::wakeup::Word;
 
 /// Words of contents.
 pub const CONTENTS: usize = 6;
