@@ -1,27 +1,36 @@
-# The project's commands; each is a script in packaging/ or one cargo line. `make help` lists them.
-# DRY_RUN=1 shows what `setup` and `demo` would do without doing it.
+# The project's commands. Each runs a script of packaging/ or one cargo command; `make help` lists them.
+# DRY_RUN=1 makes `setup` and `demo` print what they would do and do nothing.
 
-.PHONY: help setup demo test build fuzz bench-forward
+PREFIX ?= /usr/local
 
-help: ## this list
+.PHONY: help setup demo test build install docs fuzz bench-forward
+
+help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: ## install what building needs (announced; DRY_RUN=1 only shows)
+setup: ## install what building needs (announces each step; DRY_RUN=1 only prints)
 	@packaging/setup build
 
-demo: setup ## forward a real capture with MAC addresses swapped, check every packet, print the result
+demo: setup ## build, forward a real capture with MAC addresses swapped, check every packet, measure a rate
 	@packaging/demo
 
-build: setup ## the release binary, target/release/inlane
-	cargo build --release --bin inlane
+build: setup ## build the release binary, target/release/inlane, and the OpenSHMEM library
+	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release --bin inlane
+	@PATH="$$PATH:$${CARGO_HOME:-$$HOME/.cargo}/bin" cargo build --release -p inlane-shmem
 
-test: ## install what tests need and run every check (under 30 minutes on two cores from cold)
+install: build ## install inlane, its man pages, completions and the OpenSHMEM library under PREFIX (/usr/local)
+	@packaging/install "$(DESTDIR)$(PREFIX)"
+
+test: ## install what tests need and run every check (under 30 minutes on two cores)
 	@packaging/setup test
 	@packaging/test
 
-fuzz: setup ## fuzz every parser for FUZZ_SECONDS each (600), from the kept corpus; MERGE=1 keeps what is new
+docs: setup ## build the documentation site in .out/site with mdBook, and check its links
+	@packaging/docs build
+
+fuzz: setup ## fuzz every target for FUZZ_SECONDS each (600); MERGE=1 keeps inputs that reach new code
 	@packaging/fuzz $(or $(FUZZ_SECONDS),600)
 
-bench-forward: setup ## inlane and dpdk-testpmd side by side on one core, alternating, medians (BENCH='null-64 --repeats 3')
+bench-forward: setup ## run inlane and dpdk-testpmd in turns on one core, print medians (BENCH='null-64 --repeats 3')
 	@cargo build --release --quiet --bin inlane
 	@bench/forward/run $(BENCH)

@@ -2,7 +2,7 @@
 //! drivers that are used statically, so that one binary travels.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::exit;
 
 /// Drivers: their constructors register them, so every object of the archive is linked. Those that a DPDK release
@@ -35,11 +35,12 @@ const DRIVERS: &[&str] = &[
 /// Libraries under the drivers, linked as far as they are used, except that these register themselves.
 const WHOLE: &[&str] = &["ethdev", "eal", "mempool", "mbuf", "ring"];
 
-/// What the drivers need of the system, static where the distribution has the archive.
-const SYSTEM: &[&str] = &["xdp", "bpf", "elf", "z", "zstd", "numa", "bsd", "md"];
+/// System libraries that the drivers use, linked statically where the distribution has the archive. Their licences
+/// (BSD and zlib) only ask for a notice, see THIRD-PARTY-NOTICES.txt.
+const SYSTEM_STATIC: &[&str] = &["xdp", "bpf", "z", "bsd", "md"];
 
-/// elfutils 0.192 (Debian 13) ships libelf.a without the part that defines this, so there the shared library is taken.
-const LIBELF_LACKS: &[u8] = b"eu_search_tree_init";
+/// System libraries under the LGPL, which lets users replace them; linked dynamically for that reason.
+const SYSTEM_DYNAMIC: &[&str] = &["elf", "numa"];
 
 /// What to install where something is missing.
 const PACKAGES: &str = "apt-get install libdpdk-dev pkg-config clang libclang-dev gcc";
@@ -156,24 +157,14 @@ fn link() {
             println!("cargo:rustc-link-lib=static:-bundle=rte_{name}");
         }
     }
-    for name in SYSTEM {
-        link_system(&directory, name);
+    for name in SYSTEM_STATIC {
+        let kind = if directory.join(format!("lib{name}.a")).exists() { "static:-bundle" } else { "dylib" };
+        println!("cargo:rustc-link-lib={kind}={name}");
+    }
+    for name in SYSTEM_DYNAMIC {
+        println!("cargo:rustc-link-lib=dylib={name}");
     }
     for name in ["m", "dl", "pthread"] {
         println!("cargo:rustc-link-lib=dylib={name}");
     }
-}
-
-fn link_system(directory: &Path, name: &str) {
-    let archive = directory.join(format!("lib{name}.a"));
-    if archive.exists() && !lacks_a_part(name, &archive) {
-        println!("cargo:rustc-link-lib=static:-bundle={name}");
-    } else if directory.join(format!("lib{name}.so")).exists() {
-        println!("cargo:rustc-link-lib=dylib={name}");
-    }
-}
-
-fn lacks_a_part(name: &str, archive: &Path) -> bool {
-    let bytes = if name == "elf" { std::fs::read(archive).unwrap_or_default() } else { Vec::new() };
-    bytes.windows(LIBELF_LACKS.len()).any(|window| window == LIBELF_LACKS)
 }
