@@ -8,13 +8,14 @@ mod sweep;
 use crate::output::Output;
 use anyhow::Context;
 use clap::Args;
-use inlane_core::result::{Document, PacketResult, Verification};
+use inlane_core::result::{Document, Verification};
 use inlane_core::units;
 use inlane_forward::choose::{self, Goal};
 use inlane_forward::config::{self, Config, Device, Method, Route};
 use inlane_forward::control::{Control, ProgressSnapshot};
 use inlane_forward::measure::{self, Ceilings};
 use inlane_forward::pipeline::{Overload, PipelineSettings};
+use inlane_forward::result::PacketResult;
 use inlane_forward::{run, verify};
 use inlane_ports::pcap::{Pace, Playback};
 use live::Live;
@@ -321,7 +322,7 @@ impl Forward {
             series.run(&control)?
         };
         live.end();
-        let table = inlane_report::packets(&document);
+        let table = inlane_report::text(&document, "; ");
         let show = |out: &mut dyn Write| match sends_to_stdout {
             true => {
                 crate::say(table.trim_end());

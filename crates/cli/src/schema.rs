@@ -1,7 +1,8 @@
 //! `inlane report`: for now, the schemas of the documents that commands write.
 
 use clap::{Args, ValueEnum};
-use inlane_core::result::{PacketResult, TransferResult, schema};
+use inlane_core::result::{TransferResult, schema};
+use inlane_forward::result::PacketResult;
 
 /// Prints the JSON schema of result documents
 #[derive(Args)]

@@ -182,7 +182,7 @@ fn the_document_keeps_to_the_published_schema() {
     arguments.extend(MACSWAP);
     assert!(run(&arguments).status.success());
     let published = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema/packets.json");
-    let generated = inlane_core::result::schema::<inlane_core::result::PacketResult>();
+    let generated = inlane_core::result::schema::<inlane_forward::result::PacketResult>();
     let schema: serde_json::Value = serde_json::from_slice(&std::fs::read(published).unwrap()).unwrap();
     assert_eq!(schema, generated, "write it anew: inlane report --schema packets > docs/schema/packets.json");
     let validator = jsonschema::validator_for(&schema).unwrap();

@@ -7,7 +7,7 @@ use crate::config::{Compete, Config};
 use crate::error::{Error, Result};
 use crate::gpu::compete::Job;
 use crate::pipeline::pin;
-use inlane_core::result::Competitor;
+use crate::result::Competitor;
 use inlane_cuda::Gpu;
 use std::hint::black_box;
 use std::sync::Arc;

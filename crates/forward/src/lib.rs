@@ -18,6 +18,7 @@ pub mod measure;
 mod open;
 mod outcome;
 pub mod pipeline;
+pub mod result;
 pub mod run;
 pub mod verify;
 mod wrappers;

@@ -10,7 +10,7 @@ use crate::control::TimeShares;
 use crate::gpu::Memory;
 use crate::open;
 use crate::outcome::RunOutcome;
-use inlane_core::result::PacketResult;
+use crate::result::PacketResult;
 use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Pace;
 use std::time::Duration;
@@ -65,7 +65,7 @@ fn came(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
 
 fn link(outcome: &RunOutcome) -> Option<String> {
     let bits = outcome.link_bits_per_second?;
-    let on_wire = |flow: &inlane_core::result::Flow| {
+    let on_wire = |flow: &crate::result::Flow| {
         flow.bits_per_second + flow.packets_per_second * BESIDE_FRAME_BYTES * 8.0
     };
     let share = on_wire(&outcome.result.rx).max(on_wire(&outcome.result.tx)) / bits;

@@ -1,13 +1,13 @@
-//! From `core`'s result types to what people and programs read: tables, JSON, SVG. Knows nothing of how results are made.
+//! Renders result documents for people and programs: text, tables, JSON, SVG.
+//!
+//! This crate knows `core` alone. The systems describe their rows by [`inlane_core::result::Row`].
 
-mod packets;
 mod plot;
 mod table;
-mod transfers;
+mod text;
 mod write;
 
-pub use packets::packets;
 pub use plot::{Line, Plot, Scale, figure};
-pub use table::{Rows, grid};
-pub use transfers::transfers;
+pub use table::{Lines, grid};
+pub use text::text;
 pub use write::{Error, Target, remove_fresh, stdout};

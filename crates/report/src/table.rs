@@ -1,53 +1,52 @@
 //! Tables for a terminal: plain text, no colour, widths from content.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use inlane_core::result::Document;
+use inlane_core::result::Cell;
 
-/// A two-column table of names and values, for one run.
+/// Named lines of text, aligned in two columns.
 #[derive(Default)]
-pub struct Rows(Vec<(String, String)>);
+pub struct Lines(Vec<Cell>);
 
-impl Rows {
-    /// How the bytes of a document went, which its rows begin with: hop by hop, or by ways that are whole each.
-    pub fn of<T>(document: &Document<T>, between: &str) -> Self {
-        let mut rows = Self::default();
-        rows.row("path", document.path.hops.join(between));
-        if !document.path.reason.is_empty() {
-            rows.row("because", document.path.reason.clone());
-        }
-        for other in &document.path.not_taken {
-            rows.row("not taken", format!("{}: {}", other.path, other.why));
-        }
-        if document.twin {
-            rows.row("twin", "a software stand-in took part: these figures are a model's");
-        }
-        rows
+impl Lines {
+    /// Adds a line.
+    pub fn line(&mut self, name: &str, text: impl Into<String>) {
+        self.0.push(Cell::new(name, text));
     }
 
-    /// Adds a row.
-    pub fn row(&mut self, name: &str, value: impl Into<String>) {
-        self.0.push((name.into(), value.into()));
-    }
-
-    /// Adds a row where there is a value.
-    pub fn row_if(&mut self, name: &str, value: Option<impl Into<String>>) {
-        if let Some(value) = value {
-            self.row(name, value);
+    /// Adds a line if there is a text.
+    pub fn line_if(&mut self, name: &str, text: Option<impl Into<String>>) {
+        if let Some(text) = text {
+            self.line(name, text);
         }
     }
 
-    /// The table: names padded to one width, values as they are, so that long ones stay in one line for grep.
+    /// Adds lines.
+    pub fn extend(&mut self, lines: impl IntoIterator<Item = Cell>) {
+        self.0.extend(lines);
+    }
+
+    /// Adds those lines that are not there yet.
+    pub fn extend_unique(&mut self, lines: impl IntoIterator<Item = Cell>) {
+        for line in lines {
+            if !self.0.contains(&line) {
+                self.0.push(line);
+            }
+        }
+    }
+
+    /// Adds all lines of `other`.
+    pub fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+
+    /// The lines as text. Names are padded to one width. Texts are never wrapped, so that grep finds them whole.
     pub fn render(&self) -> String {
-        let width = self.0.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-        let mut out = String::new();
-        for (name, value) in &self.0 {
-            out.push_str(&format!("{name:<width$}  {value}\n"));
-        }
-        out
+        let width = self.0.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
+        self.0.iter().map(|Cell { name, text }| format!("{name:<width$}  {text}\n")).collect()
     }
 }
 
-/// A table with a header; the first column is text, the others numbers, set to the right.
+/// A table with a header. The first column holds text and is aligned left, the others hold numbers and are aligned right.
 pub fn grid(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
@@ -66,12 +65,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_line_up() {
-        let mut rows = Rows::default();
-        rows.row("rx", "1");
-        rows.row("verified", "2");
-        rows.row_if("nothing", None::<String>);
-        assert_eq!(rows.render(), "rx        1\nverified  2\n");
+    fn names_are_padded_to_one_width() {
+        let mut lines = Lines::default();
+        lines.line("rx", "1");
+        lines.line("verified", "2");
+        lines.line_if("nothing", None::<String>);
+        assert_eq!(lines.render(), "rx        1\nverified  2\n");
+    }
+
+    #[test]
+    fn repeated_lines_are_shown_once() {
+        let mut lines = Lines::default();
+        lines.extend_unique([Cell::new("ports", "a"), Cell::new("ports", "a"), Cell::new("ports", "b")]);
+        assert_eq!(lines.render(), "ports  a\nports  b\n");
     }
 
     #[test]

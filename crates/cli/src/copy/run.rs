@@ -56,7 +56,7 @@ impl Copy {
         }
         let measured = report.results.iter().filter(|result| result.error.is_none()).count();
         let failure = outcome(&plan, measured, failures, &mut report)?;
-        let table = inlane_report::transfers(&report);
+        let table = inlane_report::text(&report, " -> ");
         output.write(|out| out.write_all(table.as_bytes()), &report, || plot(&report).svg())?;
         failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
     }

@@ -1,9 +1,10 @@
 //! The figure of a sweep: rate and latency, and what another job kept of its speed, against one parameter, a line for each
 //! combination of the others.
 
-use inlane_core::result::{Document, PacketResult};
+use inlane_core::result::Document;
 use inlane_core::units::{self, Rate};
 use inlane_forward::measure::OFFERED;
+use inlane_forward::result::PacketResult;
 use inlane_report::{Line, Plot, Scale};
 
 /// A parameter's value as a number, in the unit of [`label`].

@@ -9,12 +9,13 @@ use super::Forward;
 use super::figure;
 use anyhow::Context;
 use axis::{combinations, name, parse};
-use inlane_core::result::{Document, PacketResult, Path, Repeats, Verification};
+use inlane_core::result::{Document, Path, Verification};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
 use inlane_forward::config::{Compete, Device};
 use inlane_forward::control::Control;
 use inlane_forward::measure::{Ceilings, OFFERED};
+use inlane_forward::result::{PacketResult, Repeats};
 use std::ffi::OsString;
 use std::sync::Arc;
 

@@ -208,7 +208,7 @@ impl Bench {
             }
         };
         let document = self.document(&points);
-        let table = inlane_report::transfers(&document);
+        let table = inlane_report::text(&document, " -> ");
         output.write(|out| out.write_all(table.as_bytes()), &document, || plot(&points).svg())
     }
 

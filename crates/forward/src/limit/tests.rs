@@ -1,5 +1,6 @@
 use super::*;
-use inlane_core::result::{Ceiling, Flow, Path};
+use crate::result::Flow;
+use inlane_core::result::{Ceiling, Path};
 
 fn config(rx: &str) -> Config {
     Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] })

@@ -1,8 +1,10 @@
-//! Results of forwarding packets.
+//! Rows of forward's result document.
 
-use super::Ceiling;
-use crate::port::Counters;
-use crate::stats::{Percentiles, Summary};
+mod text;
+
+use inlane_core::port::Counters;
+use inlane_core::result::Ceiling;
+use inlane_core::stats::{Percentiles, Summary};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
