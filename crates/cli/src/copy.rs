@@ -6,8 +6,8 @@ mod run;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use inlane_copy::gpu::{staged, staged_sm};
-use inlane_copy::{Choice, Endpoint, Options, Path};
+use inlane_copy::tuning::{EngineTuning, SmTuning};
+use inlane_copy::{Endpoint, Path, PathChoice, PathOptions};
 use inlane_core::mover::Access;
 use inlane_core::{CompletionMode, Error, units};
 use inlane_pci::{Address, Permission};
@@ -70,7 +70,7 @@ pub struct Copy {
     sizes: Sizes,
     /// The path to take where it can be had, or auto: the one that costs least for the size; give several to compare them
     #[arg(long, default_value = "auto", value_name = "PATH,...", value_delimiter = ',', value_parser = parse_choice)]
-    path: Vec<Choice>,
+    path: Vec<PathChoice>,
     /// This path, or an error
     #[arg(long, value_name = "PATH", conflicts_with_all = ["path", "without", "calibrate"])]
     require: Option<Path>,
@@ -135,19 +135,19 @@ pub struct Copy {
     #[arg(long, value_name = "N", value_parser = count(1, 4))]
     streams: Option<usize>,
     /// Staging by SMs: blocks each side
-    #[arg(long, default_value_t = staged_sm::Tuning::default().lanes, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    sm_lanes: u32,
+    #[arg(long, default_value_t = SmTuning::default().channels, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    sm_channels: u32,
     /// Staging by SMs: threads a block, a multiple of 32
-    #[arg(long, default_value_t = staged_sm::Tuning::default().threads, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=1024))]
+    #[arg(long, default_value_t = SmTuning::default().threads, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=1024))]
     sm_threads: u32,
     /// Staging by SMs: bytes of the largest chunk, a multiple of 16
     #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = |text: &str| size(text, 16, LARGEST_CHUNK))]
     sm_chunk: usize,
     /// Staging by SMs: chunks in each block's ring
-    #[arg(long, default_value_t = staged_sm::Tuning::default().slots, value_name = "N", value_parser = count(1, 1024))]
+    #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count(1, 1024))]
     sm_slots: usize,
     /// Staging by SMs: turns of each block for a transfer of moderate size that is alone
-    #[arg(long, default_value_t = staged_sm::Tuning::default().turns, value_name = "N", value_parser = count(1, 1024))]
+    #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count(1, 1024))]
     sm_turns: usize,
     /// Staging by SMs: the largest transfer that goes without fences, data and laps together; 0 for none
     #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST_CHUNK))]
@@ -220,7 +220,7 @@ const NOT_PUBLISHED: [&str; 29] = [
     "chunk",
     "slots",
     "streams",
-    "sm_lanes",
+    "sm_channels",
     "sm_threads",
     "sm_chunk",
     "sm_slots",
@@ -255,11 +255,11 @@ fn parse_duration(text: &str) -> Result<Duration, Error> {
 }
 
 /// A path, or `auto`.
-fn parse_choice(text: &str) -> Result<Choice, Error> {
+fn parse_choice(text: &str) -> Result<PathChoice, Error> {
     if text == "auto" {
-        return Ok(Choice::Auto);
+        return Ok(PathChoice::Auto);
     }
-    text.parse().map(Choice::Prefer).map_err(|error: Error| match error {
+    text.parse().map(PathChoice::Prefer).map_err(|error: Error| match error {
         Error::Invalid { what, why } => Error::Invalid { what, why: format!("{why}, or auto") },
         other => other,
     })
@@ -291,8 +291,8 @@ fn parse_sizes(text: &str) -> Result<Sizes, Error> {
 }
 
 impl Copy {
-    fn choices(&self) -> Vec<Choice> {
-        self.require.map_or_else(|| self.path.clone(), |path| vec![Choice::Require(path)])
+    fn choices(&self) -> Vec<PathChoice> {
+        self.require.map_or_else(|| self.path.clone(), |path| vec![PathChoice::Require(path)])
     }
 
     fn permission(&self) -> Permission {
@@ -306,26 +306,26 @@ impl Copy {
         self.allow_device.iter().fold(permission, |permission, address| permission.device(*address))
     }
 
-    fn options(&self) -> Result<Options, Error> {
+    fn options(&self) -> Result<PathOptions, Error> {
         let largest = self.sizes.0.iter().copied().max().unwrap_or(1);
         let given = self.chunk.is_some() || self.slots.is_some() || self.streams.is_some();
-        let usual = staged::Tuning::suited(matches!(self.direction, Direction::Both));
-        let engines = staged::Tuning {
+        let usual = EngineTuning::suited(matches!(self.direction, Direction::Both));
+        let engines = EngineTuning {
             chunk: self.chunk.unwrap_or(usual.chunk),
             slots: self.slots.unwrap_or(usual.slots),
-            lanes: self.streams.unwrap_or(usual.lanes),
+            streams: self.streams.unwrap_or(usual.streams),
         };
-        if engines.slots < 2 * engines.lanes {
+        if engines.slots < 2 * engines.streams {
             let why =
-                format!("a stream needs two chunks; give --slots {} or fewer --streams", 2 * engines.lanes);
+                format!("a stream needs two chunks; give --slots {} or fewer --streams", 2 * engines.streams);
             return Err(Error::invalid(format!("--slots {}", engines.slots), why));
         }
-        Ok(Options {
+        Ok(PathOptions {
             largest,
             access: self.access,
             engines: given.then_some(engines),
-            sms: staged_sm::Tuning {
-                lanes: self.sm_lanes,
+            sms: SmTuning {
+                channels: self.sm_channels,
                 threads: self.sm_threads,
                 chunk: self.sm_chunk,
                 slots: self.sm_slots,
@@ -335,7 +335,7 @@ impl Copy {
             resident: !self.sm_launch,
             blocks: self.sm_blocks,
             without: self.without.clone(),
-            ..Options::default()
+            ..PathOptions::default()
         })
     }
 }

@@ -1,7 +1,7 @@
 //! One transfer, and a stream of them, by whichever path costs least:
 //! `cargo run --example transfer -- gpu:0 gpu:1` (without a GPU: `twin:0 twin:1`).
 
-use inlane_copy::{Choice, Endpoint, Options, Route, open};
+use inlane_copy::{Endpoint, PathChoice, PathOptions, PathSelector, open};
 use inlane_core::Result;
 use inlane_core::mover::Mover;
 
@@ -15,8 +15,8 @@ fn main() -> Result<()> {
 
     // Memory first, then the route: a route may keep kernels running, which allocation would wait for.
     let (source, destination) = (from.allocate(8 * SIZE)?, to.allocate(8 * SIZE)?);
-    let options = Options { largest: SIZE, ..Options::default() };
-    let mut route = Route::open(from, to, Choice::Auto, &options, None)?;
+    let options = PathOptions { largest: SIZE, ..PathOptions::default() };
+    let mut route = PathSelector::open(from, to, PathChoice::Auto, &options, None)?;
     println!("{}", route.explain(SIZE as u64).reason);
 
     // One transfer, waited for.
@@ -28,7 +28,7 @@ fn main() -> Result<()> {
         let offset = index * SIZE;
         route.submit(&source.slice(offset, SIZE)?, &destination.slice(offset, SIZE)?)?;
     }
-    route.finish()?;
+    route.drain()?;
     route.quiesce()?;
     println!("{} wrong bytes", to.count_wrong(&destination, 42)?);
     Ok(())

@@ -11,9 +11,9 @@
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
 use crate::measure::{Buffers, Plan, together};
-use crate::opening::leg;
+use crate::open_path::stage;
 use crate::path::Path;
-use crate::route::Options;
+use crate::path_options::PathOptions;
 use inlane_core::Result;
 use inlane_core::mover::Mover;
 use std::collections::BTreeMap;
@@ -153,19 +153,19 @@ fn of_way(alone: &[f64], at_once: &[&[f64]]) -> f64 {
 
 /// Bytes a second of each link, all of them driven at once in one shape.
 fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
-    let options = Options { stop: plan.stop.clone(), ..Options::default() };
+    let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();
     for (device, out) in links {
         let (from, to) = if *out { (*device, host) } else { (host, *device) };
         for _ in 0..shape.streams {
             let buffers = Buffers::new(from, to, shape.piece, shape.rotate)?;
-            runs.push((leg(device, *out, &options)?, buffers));
+            runs.push((stage(device, *out, &options)?, buffers));
         }
     }
     let driven =
         runs.iter_mut().map(|(mover, buffers)| (mover.as_mut() as &mut dyn Mover, buffers)).collect();
     let measured = together(driven, shape.piece, plan)?;
-    let sum = |streams: &[crate::measure::Measured]| {
+    let sum = |streams: &[crate::measure::Measurement]| {
         streams.iter().map(|stream| stream.bytes_per_second.median).sum()
     };
     Ok(measured.chunks(shape.streams).map(sum).collect())

@@ -10,9 +10,9 @@ pub use cache::Cache;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
 use crate::measure::{Buffers, Plan, together};
-use crate::opening::{host_buffer, leg, none_left, open_path};
+use crate::open_path::{host_buffer, no_path_error, open_path, stage};
 use crate::path::Path;
-use crate::route::Options;
+use crate::path_options::PathOptions;
 use crate::stop::check_stop;
 use inlane_core::mover::{CpuMover, Mover};
 use inlane_core::stats::Summary;
@@ -109,7 +109,7 @@ impl Curve {
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],
-        options: &Options,
+        options: &PathOptions,
         [forth, back]: [&[Region; 2]; 2],
     ) -> Result<Self> {
         let [from, to] = devices;
@@ -183,12 +183,12 @@ impl Costs {
     /// # Errors
     /// When there is no memory to measure with, a device may not be written, bytes arrive wrong, no path is left, or
     /// `options.stop` was set.
-    pub fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &Options) -> Result<Self> {
+    pub fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &PathOptions) -> Result<Self> {
         to.require_writable()?;
         if options.both_ways {
             from.require_writable()?;
         }
-        let options = &Options { largest: LARGEST, ..options.clone() };
+        let options = &PathOptions { largest: LARGEST, ..options.clone() };
         let ways = memory(from, to, options.both_ways)?;
         let [source, destination] = &ways[0];
         let mut costs = Self::default();
@@ -218,7 +218,7 @@ impl Costs {
                     return Err(Error::Altered { what, wrong, bytes });
                 }
                 // Nor can any other be tried.
-                Err(error) if inlane_cuda::any_abandoned() => return Err(error),
+                Err(error) if crate::gpu::any_abandoned() => return Err(error),
                 Err(error) => {
                     costs.refused.insert(path, error.to_string());
                     errors.push(error);
@@ -226,7 +226,7 @@ impl Costs {
             }
         }
         if costs.paths.is_empty() {
-            return Err(none_left([from, to], &costs.refused, errors));
+            return Err(no_path_error([from, to], &costs.refused, errors));
         }
         let staged = costs.paths.contains_key(&Path::Staged) || costs.paths.contains_key(&Path::Hybrid);
         if staged {
@@ -235,9 +235,9 @@ impl Costs {
             let measure = |mover: &mut dyn Mover, source: &Region, destination: &Region| {
                 Curve::measure(mover, source, destination, &options.stop)
             };
-            let out = measure(&mut *leg(from, true, options)?, source, &host[0])?;
+            let out = measure(&mut *stage(from, true, options)?, source, &host[0])?;
             let cpu = measure(&mut CpuMover::widest(), &host[0], &host[1])?;
-            let into = measure(&mut *leg(to, false, options)?, &host[1], destination)?;
+            let into = measure(&mut *stage(to, false, options)?, &host[1], destination)?;
             costs.legs =
                 [("out", out), ("cpu", cpu), ("in", into)].map(|(name, curve)| (name.into(), curve)).into();
         }

@@ -1,12 +1,11 @@
 //! Endpoints, opened: memory to copy from and to, filled, poisoned and checked where it lies.
 
 use crate::endpoint::Endpoint;
-use crate::gpu::GpuMemory;
-use crate::parts::Parts;
+use crate::gpu::{self, Gpu, GpuMemory};
 use crate::pattern;
+use crate::suballocator::Suballocator;
 use inlane_core::mover::{Access, CpuMover, Mover};
 use inlane_core::{Error, Region, Result};
-use inlane_cuda::Gpu;
 use inlane_pci::{Bar, Permission, Sysfs};
 use inlane_twin::{Accelerator, Costs};
 use std::fmt;
@@ -28,7 +27,7 @@ pub(crate) enum Kind {
     Twin(Accelerator),
     /// What of a BAR may be touched, and how.
     Bar {
-        memory: Parts,
+        memory: Suballocator,
         permission: Permission,
     },
 }
@@ -71,7 +70,7 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
                     class: error.class(),
                     why: error.to_string(),
                 })?;
-                Kind::Bar { memory: Parts::of(bar.region()), permission: permission.clone() }
+                Kind::Bar { memory: Suballocator::new(bar.region()), permission: permission.clone() }
             }
         };
         opened.push(Arc::new(Device { endpoint: endpoint.clone(), kind }));
@@ -98,11 +97,11 @@ impl Device {
     /// A BAR that is other memory.
     #[cfg(test)]
     pub(crate) fn bar(text: &str, memory: Region, permission: Permission) -> Arc<Self> {
-        let location = inlane_core::Location::Bar { device: text.into(), bar: 2, write_combining: false };
+        let place = inlane_core::Location::Bar { device: text.into(), bar: 2, write_combining: false };
         let (address, bytes) = (memory.address(), memory.len());
         // SAFETY: what is behind it is its keeper.
-        let region = unsafe { Region::from_raw(address, bytes, location, Arc::new(memory)) };
-        let kind = Kind::Bar { memory: Parts::of(region), permission };
+        let region = unsafe { Region::from_raw(address, bytes, place, Arc::new(memory)) };
+        let kind = Kind::Bar { memory: Suballocator::new(region), permission };
         Arc::new(Self { endpoint: text.parse().expect("an endpoint"), kind })
     }
 
@@ -133,11 +132,8 @@ impl Device {
     pub(crate) fn stable_name(&self) -> String {
         match &self.kind {
             Kind::Host(None) => "host".into(),
-            Kind::Host(Some(gpu)) => format!("host, pinned by {}", gpu.info().pci_address),
-            Kind::Gpu(memory) => {
-                let info = memory.gpu().info();
-                format!("{} at {}", info.name, info.pci_address)
-            }
+            Kind::Host(Some(gpu)) => format!("host, pinned by {}", gpu::pci_address(gpu)),
+            Kind::Gpu(memory) => memory.name(),
             Kind::Twin(twin) => format!("twin:{} {:?}", twin.index(), twin.costs()),
             Kind::Bar { memory, .. } => format!("{}, {} bytes", self.endpoint, memory.whole().len()),
         }
@@ -149,9 +145,8 @@ impl Device {
             Kind::Host(None) => "host memory".into(),
             Kind::Host(Some(gpu)) => format!("host memory, pinned by gpu:{}", gpu.index()),
             Kind::Gpu(memory) => {
-                let info = memory.gpu().info();
                 let link = self.link().map(|(link, _)| format!(", {link}")).unwrap_or_default();
-                format!("{} {} at {}{link}", self.endpoint, info.name, info.pci_address)
+                format!("{} {}{link}", self.endpoint, memory.name())
             }
             Kind::Twin(twin) => format!("{} a model of the {}", self.endpoint, twin.costs().name),
             Kind::Bar { memory, .. } => format!("{} {} bytes", self.endpoint, memory.whole().len()),
@@ -162,11 +157,7 @@ impl Device {
     /// raises it when it works); `None` for what has none or does not tell.
     pub fn link(&self) -> Option<(String, f64)> {
         match &self.kind {
-            Kind::Gpu(memory) => {
-                let link = memory.gpu().info().link.as_ref()?;
-                let rate = link.max_gigatransfers * 1e9 * f64::from(link.width);
-                Some((format!("PCIe {} GT/s x{}", link.gigatransfers, link.width), rate))
-            }
+            Kind::Gpu(memory) => memory.link(),
             Kind::Twin(twin) => {
                 let rate = twin.costs().link;
                 Some((inlane_core::units::bytes_per_second(rate), rate * 8.0))
@@ -179,7 +170,7 @@ impl Device {
     pub fn capacity(&self) -> usize {
         match &self.kind {
             Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),
-            Kind::Gpu(memory) => memory.gpu().memory().map_or(0, |(free, _)| free as usize),
+            Kind::Gpu(memory) => memory.capacity(),
             Kind::Twin(twin) => twin.costs().memory,
             Kind::Bar { memory, .. } => memory.whole().len(),
         }
@@ -205,9 +196,9 @@ impl Device {
                     None => Region::host(bytes),
                 }
             }
-            Kind::Gpu(memory) => Ok(memory.gpu().allocate(bytes)?),
+            Kind::Gpu(memory) => memory.allocate(bytes),
             Kind::Twin(twin) => twin.allocate(bytes),
-            Kind::Bar { memory, .. } => memory.take(bytes, &|| self.endpoint.to_string()),
+            Kind::Bar { memory, .. } => memory.allocate(bytes, &|| self.endpoint.to_string()),
         }
     }
 
@@ -355,6 +346,7 @@ mod tests {
 
     #[test]
     fn devices_that_are_not_there_say_so() {
+        #[cfg(feature = "cuda")]
         if inlane_cuda::device_count().is_err() {
             let error = one("gpu:0").unwrap_err();
             assert_eq!(error.class(), inlane_core::error::Class::Environment, "{error}");

@@ -1,7 +1,7 @@
 //! The published hybrid path: DMA out of one device into a host buffer, CPU copy into another, DMA into the other device,
 //! one after the other.
 
-use crate::opening::set_stage_completion_modes;
+use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;
 use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, check_ticket, out_of_reach};
 use inlane_core::{CompletionMode, Error, Region, Result};
@@ -40,7 +40,7 @@ impl Hybrid {
 
     /// Transfers end early, with an error, once `stop` is set.
     #[must_use]
-    pub fn until(mut self, stop: &Arc<AtomicBool>) -> Self {
+    pub fn stopped_by(mut self, stop: &Arc<AtomicBool>) -> Self {
         self.stop = stop.clone();
         self
     }
@@ -92,7 +92,7 @@ impl Mover for Hybrid {
 
     fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         self.completion = completion;
-        set_stage_completion_modes([&mut *self.out, &mut *self.into], completion)
+        set_stages_completion_mode([&mut *self.out, &mut *self.into], completion)
     }
 
     fn done(&mut self) -> Result<Ticket> {

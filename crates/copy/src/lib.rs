@@ -1,32 +1,46 @@
-//! Transfers between accelerators, between them and host memory, and through BARs; peer-to-peer or without it.
+//! Transfers between accelerators, host memory and PCI BARs: every path between two endpoints, its cost and its measurement.
 //!
 //! ```text
-//!  endpoint    host | gpu:N | twin:N | pci:ADDRESS/barN[:wc]          as people write it
-//!  device      an endpoint, opened: memory, filled and checked where it lies
-//!  path        bar | dma | sm | hybrid | staged | staged-sm | p2p     a kind of chain of movers
-//!  route       between two devices: one path, or the one that costs least for each size
+//!  Endpoint       host | gpu:N | twin:N | pci:ADDRESS/barN[:wc]         an endpoint as the user writes it
+//!  Device         an opened endpoint: allocates, fills and checks memory there
+//!  Path           bar | dma | sm | hybrid | staged | staged-sm | p2p    a kind of chain of movers
+//!  PathSelector   a mover between two devices that picks the cheapest path for each transfer
 //! ```
 //!
-//! A [`Route`] is what an application uses; [`measure`] is what `inlane copy` does with it. What a path costs is measured
-//! once a machine ([`cost`]). Twins are models: a route says whether one takes part.
+//! Applications use a [`PathSelector`]. [`measure`] measures any mover, and is what `inlane copy` uses. The cost of each
+//! path is measured once per machine and kept in a file ([`cost`]). Twins are models; [`Mover::is_twin`] tells whether one
+//! takes part.
+//!
+//! Cargo features, both on by default: `cuda` for GPUs, `dpdk` for DPDK's software DMA device. Without them the crate
+//! offers host memory, BARs and twins.
+//!
+//! [`Mover::is_twin`]: inlane_core::mover::Mover::is_twin
 
 pub mod ceiling;
 pub mod cost;
 pub mod device;
 pub mod endpoint;
-pub mod experiment;
+#[cfg(feature = "cuda")]
+pub mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_gpu.rs"]
 pub mod gpu;
 pub mod hybrid;
 pub mod measure;
-pub mod opening;
-mod parts;
+mod open_path;
 pub mod path;
+mod path_options;
+pub mod path_selector;
 pub mod pattern;
-pub mod route;
+pub mod published;
 pub mod staged;
 pub mod stop;
+mod suballocator;
+pub mod tuning;
 
 pub use device::{Device, open};
 pub use endpoint::Endpoint;
+pub use open_path::open_path;
 pub use path::Path;
-pub use route::{Choice, Options, Route};
+pub use path_options::{PathChoice, PathOptions};
+pub use path_selector::PathSelector;

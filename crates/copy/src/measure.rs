@@ -3,11 +3,11 @@
 //! A run fills its sources with a pattern, poisons its destinations, transfers, and then compares every byte that a
 //! transfer wrote. Buffers rotate, so that no run measures a cache unless it is told to use one buffer.
 
-mod gate;
+mod barrier;
 
 use crate::device::Device;
 use crate::stop::{PIECE, check_stop};
-use gate::{Gate, Part};
+use barrier::{Barrier, Member};
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::stats::Summary;
@@ -164,7 +164,7 @@ fn stride(size: usize) -> usize {
 
 /// What a run found.
 #[derive(Clone, Debug)]
-pub struct Measured {
+pub struct Measurement {
     /// Nanoseconds of each transfer, where they went one at a time.
     pub latency_ns: Option<Summary>,
     /// Bytes a second.
@@ -195,8 +195,13 @@ impl Totals {
         self.cpu_ns += cpu_ns;
     }
 
-    fn measured(&self, latency_ns: Option<Summary>, window: usize, verified_bytes: u64) -> Result<Measured> {
-        Ok(Measured {
+    fn measured(
+        &self,
+        latency_ns: Option<Summary>,
+        window: usize,
+        verified_bytes: u64,
+    ) -> Result<Measurement> {
+        Ok(Measurement {
             latency_ns,
             bytes_per_second: Summary::of(&self.rates)
                 .ok_or_else(|| Error::invalid("a measurement of no repeats", "ask for one at least"))?,
@@ -212,7 +217,12 @@ impl Totals {
 ///
 /// # Errors
 /// What the route says; [`Error::Device`] when bytes arrive wrong.
-pub fn latency(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measured> {
+pub fn latency(
+    route: &mut dyn Mover,
+    buffers: &mut Buffers,
+    size: usize,
+    plan: &Plan,
+) -> Result<Measurement> {
     let slots = buffers.slots(size);
     let clock = Clock::new();
     let mut totals = Totals::default();
@@ -284,8 +294,8 @@ fn stream_once(
 ///
 /// # Errors
 /// As [`latency`].
-pub fn stream(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measured> {
-    stream_with(route, buffers, size, plan, &Gate::new(1))
+pub fn stream(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measurement> {
+    stream_with(route, buffers, size, plan, &Barrier::new(1))
 }
 
 fn stream_with(
@@ -293,9 +303,9 @@ fn stream_with(
     buffers: &mut Buffers,
     size: usize,
     plan: &Plan,
-    gate: &Gate,
-) -> Result<Measured> {
-    let _part = Part(gate);
+    barrier: &Barrier,
+) -> Result<Measurement> {
+    let _part = Member(barrier);
     let window = plan.window_for(size);
     let slots = buffers.slots(size);
     let mut totals = Totals::default();
@@ -306,7 +316,7 @@ fn stream_with(
         if failed.is_none() {
             failed = buffers.prepare(size, slots, &plan.stop).err();
         }
-        gate.wait();
+        barrier.wait();
         let streamed = match failed {
             Some(_) => None,
             None => {
@@ -319,7 +329,7 @@ fn stream_with(
                 Some((streamed.and_then(|moved| rested.map(|()| moved)), cpu))
             }
         };
-        gate.wait();
+        barrier.wait();
         match streamed {
             None => {}
             Some((Err(error), _)) => failed = Some(error),
@@ -350,15 +360,15 @@ pub fn together(
     runs: Vec<(&mut dyn Mover, &mut Buffers)>,
     size: usize,
     plan: &Plan,
-) -> Result<Vec<Measured>> {
-    let gate = Gate::new(runs.len());
+) -> Result<Vec<Measurement>> {
+    let barrier = Barrier::new(runs.len());
     let outcomes: Vec<_> = std::thread::scope(|scope| {
-        let gate = &gate;
+        let barrier = &barrier;
         let threads: Vec<_> = runs
             .into_iter()
-            .map(|(mover, buffers)| scope.spawn(move || stream_with(mover, buffers, size, plan, gate)))
+            .map(|(mover, buffers)| scope.spawn(move || stream_with(mover, buffers, size, plan, barrier)))
             .collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measurement>>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         threads.into_iter().map(join).collect()

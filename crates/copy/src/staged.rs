@@ -6,7 +6,7 @@
 //!  in:      0 1 2 3 ...        fed     <= filled
 //! ```
 
-use crate::opening::set_stage_completion_modes;
+use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;
 use inlane_core::mover::{Mover, Ticket, check_pair, check_ticket, out_of_reach};
 use inlane_core::{CompletionMode, Error, Region, Result};
@@ -50,7 +50,7 @@ impl Staged {
 
     /// Transfers end early, with an error, once `stop` is set; chunks in flight are waited for.
     #[must_use]
-    pub fn until(mut self, stop: &Arc<AtomicBool>) -> Self {
+    pub fn stopped_by(mut self, stop: &Arc<AtomicBool>) -> Self {
         self.stop = stop.clone();
         self
     }
@@ -139,7 +139,7 @@ impl Mover for Staged {
 
     fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         self.completion = completion;
-        set_stage_completion_modes([&mut *self.out, &mut *self.into], completion)
+        set_stages_completion_mode([&mut *self.out, &mut *self.into], completion)
     }
 
     fn done(&mut self) -> Result<Ticket> {

@@ -1,47 +1,49 @@
-//! Ending a run from outside: the flag, and transfers by the CPU cut into pieces between which it is looked at.
+//! Ends a run early when the caller sets a flag.
 //!
-//! A copy engine's transfer ends in milliseconds; the CPU's through a BAR can take minutes, and `submit` does not return before.
+//! A copy engine's transfer ends within milliseconds. A transfer by the CPU through a BAR can take minutes, so it is cut
+//! into pieces and the flag is checked between them.
 
 use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, check_ticket};
 use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes between two looks: a third of a second by the slowest way there is (4-byte loads and stores through two BARs, 3 MB/s),
-/// and a thousand times what a look costs by the fastest.
+/// Bytes that are copied, filled or checked between two looks at the flag. At 3 MB/s, the slowest rate we measured
+/// (4-byte loads and stores through two BARs), this takes a third of a second.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// Whether a run goes on.
+/// Checks the flag that ends a run.
 ///
 /// # Errors
-/// [`Error::Device`] when it is to end.
+/// [`Error::Device`] if the flag is set.
 pub fn check_stop(stop: &AtomicBool) -> Result<()> {
     if !stop.load(Ordering::Relaxed) {
         return Ok(());
     }
     Err(Error::device_failed(
         "the run",
-        "was interrupted; what was in flight was waited for, nothing of it is reported",
+        "was interrupted; transfers in flight were waited for, and this measurement is not reported",
     ))
 }
 
-/// A synchronous mover whose transfers end early when the run is to end.
-pub(crate) struct Pieces {
+/// A synchronous mover whose transfers end early, with an error, when the stop flag is set.
+pub(crate) struct Interruptible {
     mover: Box<dyn Mover>,
-    /// What makes a transfer delivered, once, after its last piece.
+    /// Flushes the destination after the last piece, so that the transfer is delivered.
     flush: Option<CpuMover>,
     stop: Arc<AtomicBool>,
     submitted: u64,
 }
 
-impl Pieces {
-    /// By `mover`, which has copied when its `submit` returns; with `flush`, ends are those of [`CpuMover::flush`].
+impl Interruptible {
+    /// Wraps the synchronous mover `mover`. With `flush`, a transfer is done when [`CpuMover::flush`] of its destination
+    /// returned.
     pub(crate) fn new(mover: Box<dyn Mover>, flush: Option<CpuMover>, stop: &Arc<AtomicBool>) -> Self {
         Self { mover, flush, stop: stop.clone(), submitted: 0 }
     }
 }
 
-impl Mover for Pieces {
+impl Mover for Interruptible {
     fn name(&self) -> String {
         self.mover.name()
     }
@@ -97,10 +99,10 @@ mod tests {
     use super::*;
     use crate::pattern;
 
-    /// Stops the run at its third piece.
-    struct Third(CpuMover, u32, Arc<AtomicBool>);
+    /// A mover that sets the stop flag when its third piece is submitted.
+    struct StopsAtThird(CpuMover, u32, Arc<AtomicBool>);
 
-    impl Mover for Third {
+    impl Mover for StopsAtThird {
         fn name(&self) -> String {
             self.0.name()
         }
@@ -121,27 +123,28 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_copied_and_none_after_the_stop() {
+    fn all_bytes_are_copied_and_none_after_the_stop() {
         let bytes = 5 * PIECE + 1234;
         let [source, destination] = [(); 2].map(|()| Region::host(bytes).unwrap());
-        // SAFETY: regions of this test's own; nothing is in flight between the calls.
+        // SAFETY: only this test uses the regions, and no transfer is in flight when it accesses the slices.
         let [sent, arrived] = [&source, &destination].map(|region| unsafe { pattern::bytes_of(region) });
         pattern::fill(sent, 3);
-        let mut whole = Pieces::new(Box::new(CpuMover::widest()), None, &Arc::default());
+        let mut whole = Interruptible::new(Box::new(CpuMover::widest()), None, &Arc::default());
         let ticket = whole.submit(&source, &destination).unwrap();
         whole.wait(ticket, CompletionMode::Poll).unwrap();
         assert_eq!(pattern::count_wrong(arrived, 3), 0);
-        assert!(whole.wait(Ticket(2), CompletionMode::Poll).is_err());
+        assert!(whole.wait(Ticket(2), CompletionMode::Poll).is_err(), "ticket 2 was not issued");
         let shifted = [source.slice(0, 2 * PIECE), source.slice(PIECE, 2 * PIECE)].map(Result::unwrap);
         assert!(whole.submit(&shifted[0], &shifted[1]).unwrap_err().to_string().contains("overlap"));
 
         arrived.fill(0);
         let stop = Arc::<AtomicBool>::default();
-        let mut stopped = Pieces::new(Box::new(Third(CpuMover::widest(), 0, stop.clone())), None, &stop);
+        let third = StopsAtThird(CpuMover::widest(), 0, stop.clone());
+        let mut stopped = Interruptible::new(Box::new(third), None, &stop);
         let error = stopped.submit(&source, &destination).unwrap_err().to_string();
         assert!(error.contains("interrupted"), "{error}");
         assert_eq!(pattern::count_wrong(&arrived[..3 * PIECE], 3), 0);
-        assert!(arrived[3 * PIECE..].iter().all(|byte| *byte == 0));
-        assert!(stopped.submit(&source, &destination).is_err(), "until the flag is taken back");
+        assert!(arrived[3 * PIECE..].iter().all(|byte| *byte == 0), "bytes were copied after the stop");
+        assert!(stopped.submit(&source, &destination).is_err(), "the flag is still set");
     }
 }

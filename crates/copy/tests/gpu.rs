@@ -1,8 +1,8 @@
 //! Transfers between GPUs as a machine with one shows them: every size and alignment, transfers given up at any point, both
 //! directions at once again and again, kernels that trap, a GPU that does not answer. With one GPU, it is both ends.
 
-use inlane_copy::opening::open_path;
-use inlane_copy::{Device, Options, Path, open};
+use inlane_copy::open_path;
+use inlane_copy::{Device, Path, PathOptions, open};
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Location, Region};
 use inlane_cuda::{CopyEngine, Gpu, MemoryOperation, WaitUntil};
@@ -27,7 +27,7 @@ fn skip<T>(test: &str, why: &str) -> Option<T> {
 }
 
 fn staged_sm(from: &Arc<Device>, to: &Arc<Device>, resident: bool) -> Box<dyn Mover> {
-    let options = Options { resident, ..Options::default() };
+    let options = PathOptions { resident, ..PathOptions::default() };
     open_path(Path::StagedSm, from, to, &options).unwrap()
 }
 
@@ -273,7 +273,7 @@ impl Trap {
     fn on(device: &Arc<Device>) -> Self {
         let ends = ["host".parse().unwrap(), device.endpoint().clone()];
         let host = open(&ends, &Default::default()).unwrap().remove(0);
-        let mut mover = open_path(Path::Sm, &host, device, &Options::default()).unwrap();
+        let mut mover = open_path(Path::Sm, &host, device, &PathOptions::default()).unwrap();
         let source = pinned(device.gpu().unwrap(), 4096);
         // The first launch loads what it needs, which waits for what is in flight.
         let ticket = mover.submit(&source, &device.allocate(4096).unwrap()).unwrap();
@@ -346,7 +346,7 @@ fn trap_beside_staged(at_source: bool, completion: CompletionMode) {
     let size = 64 << 20;
     let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
     let mut trap = Trap::on(if at_source { &from } else { &to });
-    let mut staged = open_path(Path::Staged, &from, &to, &Options::default()).unwrap();
+    let mut staged = open_path(Path::Staged, &from, &to, &PathOptions::default()).unwrap();
     let tickets: Vec<_> = (0..32).map(|_| staged.submit(&source, &destination)).collect();
     let _ = trap.spring();
     dies(staged, tickets.into_iter().next_back().unwrap(), completion, [&source, &destination]);

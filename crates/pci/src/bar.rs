@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::mapping::Mapping;
-use crate::rule::{self, Door, Permission};
+use crate::permission::{self, AccessMethod, Permission};
 use crate::spec::BarSpec;
 use crate::sysfs::Sysfs;
 use crate::topology::{BarInfo, Device};
@@ -47,12 +47,14 @@ impl Bar {
     /// through sysfs when the device has no driver and is in the allow list.
     ///
     /// # Errors
-    /// As [`rule::decide`]; [`Error::NoBar`], [`Error::TooSmall`], [`Error::NotReady`] when the device does not answer
+    /// As [`permission::check`]; [`Error::NoBar`], [`Error::TooSmall`], [`Error::NotReady`] when the device does not answer
     /// there, [`Error::Unsupported`] for write-combining where it is not to be had, and what VFIO and the system say.
     pub fn open(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<Self> {
-        match rule::decide(sysfs, spec, permission)? {
-            Door::Vfio => Self::of_device(&vfio::Device::open(sysfs, spec.address)?, spec, permission),
-            Door::Sysfs => Self::through_sysfs(sysfs, spec, permission),
+        match permission::check(sysfs, spec, permission)? {
+            AccessMethod::Vfio => {
+                Self::of_device(&vfio::Device::open(sysfs, spec.address)?, spec, permission)
+            }
+            AccessMethod::Sysfs => Self::through_sysfs(sysfs, spec, permission),
         }
     }
 
@@ -64,7 +66,7 @@ impl Bar {
         if spec.address != device.address() {
             return Err(Error::NoDevice { address: spec.address });
         }
-        rule::decide(device.sysfs(), spec, permission)?;
+        permission::check(device.sysfs(), spec, permission)?;
         if spec.write_combining {
             return Err(Error::Unsupported {
                 what: format!("write-combining for {spec}"),
@@ -131,7 +133,7 @@ impl Bar {
             other => other,
         })?;
         // A driver may have come between the first look and the mapping.
-        rule::door(sysfs, address, permission)?;
+        permission::access_method(sysfs, address, permission)?;
         Ok(bar)
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake::Fake;
+use crate::fake_sysfs::FakeSysfs;
 use inlane_core::error::Class;
 use inlane_core::mover::{CpuMover, Mover};
 use std::fs;
@@ -16,7 +16,7 @@ fn all() -> Permission {
 
 #[test]
 fn bytes_go_to_the_range_and_nowhere_else() {
-    let fake = Fake::new();
+    let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2@6K+4"), &all()).unwrap();
     bar.write_u32(0, u32::from_le_bytes(*b"abcd")).unwrap();
@@ -30,7 +30,7 @@ fn bytes_go_to_the_range_and_nowhere_else() {
 
 #[test]
 fn registers_and_what_a_mover_copies_are_the_same_bytes() {
-    let fake = Fake::new();
+    let fake = FakeSysfs::new();
     fake.memory_device(ADDRESS);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2@64K+64K:wc"), &all()).unwrap();
     let region = bar.region();
@@ -49,7 +49,7 @@ fn registers_and_what_a_mover_copies_are_the_same_bytes() {
 
 #[test]
 fn the_rule() {
-    let fake = Fake::new();
+    let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     let open =
         |text: &str, permission: Permission| Bar::open(&fake.sysfs(), &spec(text), &permission).map(|_| ());
@@ -69,7 +69,7 @@ fn the_rule() {
 
 #[test]
 fn what_is_permitted_is_what_works() {
-    let fake = Fake::new();
+    let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     let reader = Permission::default().read().device(address);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2"), &reader).unwrap();
@@ -83,7 +83,7 @@ fn what_is_permitted_is_what_works() {
 
 #[test]
 fn what_is_not_there() {
-    let fake = Fake::new();
+    let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     let open = |text: &str| Bar::open(&fake.sysfs(), &spec(text), &all()).map(|_| ()).unwrap_err();
     assert!(open("bar0@0+4K").to_string().contains("it has bar2"));
@@ -105,7 +105,7 @@ fn what_is_not_there() {
 
 #[test]
 fn vfio_says_what_it_lacks() {
-    let fake = Fake::new();
+    let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     fake.link(address, "driver", "bus/pci/drivers/vfio-pci");
     let open = || Bar::open(&fake.sysfs(), &spec("bar2@0+4K"), &all()).map(|_| ()).unwrap_err();

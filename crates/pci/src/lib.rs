@@ -4,7 +4,7 @@
 //! A BAR is not ordinary memory. What this crate holds to:
 //!
 //! * it is touched only when its device is bound to vfio-pci, or has no driver and is named in an allow list; never while a
-//!   kernel driver holds it; reads need a flag, writes a flag and an explicit range ([`rule`]);
+//!   kernel driver holds it; reads need a flag, writes a flag and an explicit range ([`permission`]);
 //! * it is accessed by naturally aligned volatile instructions, never through a slice: here by registers; bytes are copied from
 //!   and to its [`Bar::region`] by a mover, which lets a width be chosen, and knows what is issued and what delivered
 //!   ([`inlane_core::mover::CpuMover`]).
@@ -24,12 +24,12 @@ pub mod address;
 pub mod bar;
 pub mod error;
 #[cfg(test)]
-mod fake;
+mod fake_sysfs;
 pub mod link;
 mod mapping;
 pub mod names;
 pub mod numa;
-pub mod rule;
+pub mod permission;
 pub mod spec;
 pub mod sysfs;
 pub mod topology;
@@ -39,7 +39,7 @@ pub use address::Address;
 pub use bar::Bar;
 pub use error::{Error, Result};
 pub use names::Names;
-pub use rule::Permission;
+pub use permission::Permission;
 pub use spec::BarSpec;
 pub use sysfs::Sysfs;
 pub use topology::{Device, Topology};

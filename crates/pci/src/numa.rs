@@ -46,12 +46,12 @@ fn total(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::Fake;
+    use crate::fake_sysfs::FakeSysfs;
     use std::fs;
 
     #[test]
     fn nodes_in_order() {
-        let fake = Fake::new();
+        let fake = FakeSysfs::new();
         for (node, cpus) in [(10, ""), (2, "0-3\n")] {
             let home = fake.path(&format!("devices/system/node/node{node}"));
             fs::create_dir_all(&home).unwrap();

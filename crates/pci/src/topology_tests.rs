@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake::Fake;
+use crate::fake_sysfs::FakeSysfs;
 use proptest::prelude::*;
 
 fn link(
@@ -17,7 +17,7 @@ fn link(
 
 #[test]
 fn a_tree_with_a_narrow_link() {
-    let fake = Fake::new();
+    let fake = FakeSysfs::new();
     let gen4 = "16.0 GT/s PCIe\n";
     let mut port = link(gen4, "8\n", (gen4, "8\n")).to_vec();
     port.push(("class", "0x060400\n"));
@@ -75,7 +75,7 @@ fn bars_as_the_kernel_lists_them() {
 
 #[test]
 fn a_parent_that_is_itself_ends() {
-    let fake = Fake::new();
+    let fake = FakeSysfs::new();
     let address = fake.device("0000:00:01.0", &["0000:00:01.0"], &[]);
     let topology = Topology::read(&fake.sysfs());
     assert!(topology.path(address).is_empty());
@@ -86,7 +86,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn hostile_attributes_are_left_out(text in prop::collection::vec(any::<u8>(), 0..200)) {
-        let fake = Fake::new();
+        let fake = FakeSysfs::new();
         let address = fake.device("0000:00:01.0", &[], &[]);
         for name in ["vendor", "class", "numa_node", "resource", "current_link_speed", "current_link_width",
                      "max_link_speed", "max_link_width", "local_cpulist", "power_state"] {

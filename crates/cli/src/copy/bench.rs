@@ -3,9 +3,9 @@
 use super::rows::{Report, row, with};
 use super::{Copy, Direction, What};
 use inlane_copy::cost::{Cache, Costs};
-use inlane_copy::measure::{Buffers, Measured, Plan, latency, stream, together};
+use inlane_copy::measure::{Buffers, Measurement, Plan, latency, stream, together};
 use inlane_copy::stop::check_stop;
-use inlane_copy::{Choice, Device, Endpoint, Options, Path, Route, ceiling};
+use inlane_copy::{Device, Endpoint, Path, PathChoice, PathOptions, PathSelector, ceiling};
 use inlane_core::mover::Mover;
 use inlane_core::result::{Ceiling, TransferResult};
 use inlane_core::{CompletionMode, Error, Result, units};
@@ -55,8 +55,8 @@ struct Memory {
 struct Way<'a> {
     from: &'a Arc<Device>,
     to: &'a Arc<Device>,
-    choice: Choice,
-    options: &'a Options,
+    choice: PathChoice,
+    options: &'a PathOptions,
 }
 
 impl std::fmt::Display for Way<'_> {
@@ -71,8 +71,8 @@ impl Way<'_> {
     fn row(&self, size: usize, path: Option<Path>, completion: CompletionMode) -> TransferResult {
         let path = path.map_or_else(
             || match self.choice {
-                Choice::Auto => "auto".into(),
-                Choice::Prefer(path) | Choice::Require(path) => path.to_string(),
+                PathChoice::Auto => "auto".into(),
+                PathChoice::Prefer(path) | PathChoice::Require(path) => path.to_string(),
             },
             |path| path.to_string(),
         );
@@ -107,8 +107,8 @@ impl<'a> Bench<'a> {
         &mut self,
         from: &Arc<Device>,
         to: &Arc<Device>,
-        choice: Choice,
-        options: &Options,
+        choice: PathChoice,
+        options: &PathOptions,
         delivered: Option<bool>,
     ) -> ControlFlow<()> {
         let direction = self.args.direction;
@@ -120,7 +120,7 @@ impl<'a> Bench<'a> {
             self.measure(&[Way { from: to, to: from, ..forth }], delivered)?;
         }
         if matches!(direction, Direction::Both | Direction::All) {
-            let options = &Options { both_ways: true, ..options.clone() };
+            let options = &PathOptions { both_ways: true, ..options.clone() };
             let (forth, back) = (Way { options, ..forth }, Way { from: to, to: from, options, ..forth });
             self.measure(&[forth, back], delivered)?;
         }
@@ -155,9 +155,9 @@ impl<'a> Bench<'a> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
         let chosen_by_cost = match way.choice {
-            Choice::Auto => true,
-            Choice::Prefer(path) => !Path::candidates(a, b).contains(&path),
-            Choice::Require(_) => false,
+            PathChoice::Auto => true,
+            PathChoice::Prefer(path) => !Path::candidates(a, b).contains(&path),
+            PathChoice::Require(_) => false,
         };
         if kept.is_some() || !chosen_by_cost {
             return Ok(kept);
@@ -169,8 +169,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Opens a route. Its memory must be there already: kernels that stay on a GPU would hold allocation up.
-    fn route(&mut self, way: Way, costs: Option<Costs>) -> Result<Route> {
-        let route = Route::open(way.from, way.to, way.choice, way.options, costs)?;
+    fn route(&mut self, way: Way, costs: Option<Costs>) -> Result<PathSelector> {
+        let route = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         let largest = way.options.largest as u64;
         if let Some(fallback) = route.fallback() {
             let (a, b) = (way.from.endpoint(), way.to.endpoint());
@@ -203,7 +203,7 @@ impl<'a> Bench<'a> {
     fn ceiling(&mut self, way: Way) -> Result<Option<Known>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let other_way =
-            matches!(way.choice, Choice::Require(path) if ceiling::none_for(path, a, b).is_some());
+            matches!(way.choice, PathChoice::Require(path) if ceiling::none_for(path, a, b).is_some());
         if self.args.no_ceiling || other_way {
             return Ok(None);
         }
@@ -337,11 +337,11 @@ impl<'a> Bench<'a> {
     /// Measures one size as asked, by each route.
     fn figures(
         &self,
-        routes: &mut [Route],
+        routes: &mut [PathSelector],
         buffers: &mut [Buffers],
         size: usize,
         completion: CompletionMode,
-    ) -> Result<Vec<Measured>> {
+    ) -> Result<Vec<Measurement>> {
         let plan = Plan { completion, ..self.plan.clone() };
         let ([route], [buffers]) = (&mut *routes, &mut *buffers) else {
             let movers = routes.iter_mut().map(|route| route as &mut dyn Mover);
@@ -356,18 +356,18 @@ impl<'a> Bench<'a> {
             Some(single) if alone => single,
             single => {
                 let latency_ns = single.and_then(|single| single.latency_ns);
-                Measured { latency_ns, ..stream(route, buffers, size, &plan)? }
+                Measurement { latency_ns, ..stream(route, buffers, size, &plan)? }
             }
         }])
     }
 
     /// A route each way. The way back is opened while nothing runs: a resident route begins at its first transfer. By the same
     /// costs, which are those of both ways at once: two paths that differ would take from each other.
-    fn routes(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<Route>> {
+    fn routes(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<PathSelector>> {
         let mut routes = vec![self.route(ways[0], costs)?];
         for back in &ways[1..] {
             let costs = routes[0].costs().cloned();
-            routes.push(Route::open(back.from, back.to, back.choice, back.options, costs)?);
+            routes.push(PathSelector::open(back.from, back.to, back.choice, back.options, costs)?);
         }
         Ok(routes)
     }

@@ -1,7 +1,7 @@
 //! Rows of what `inlane copy` writes.
 
 use inlane_copy::Endpoint;
-use inlane_copy::measure::Measured;
+use inlane_copy::measure::Measurement;
 use inlane_core::CompletionMode;
 use inlane_core::result::{Document, TransferResult};
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub fn row(
 }
 
 /// The row with the figures of a measurement.
-pub fn with(mut row: TransferResult, measured: &Measured) -> TransferResult {
+pub fn with(mut row: TransferResult, measured: &Measurement) -> TransferResult {
     row.parameters.insert("window".into(), measured.window.to_string());
     row.parameters.insert("CPU".into(), format!("{:.1}%", measured.cpu_share * 100.0));
     row.latency_ns = measured.latency_ns;

@@ -8,7 +8,7 @@ use crate::signal;
 use anyhow::Context;
 use inlane_copy::measure::Plan;
 use inlane_copy::stop::check_stop;
-use inlane_copy::{Device, Endpoint, Options, experiment};
+use inlane_copy::{Device, Endpoint, PathOptions, published};
 use inlane_core::error::Class;
 use inlane_core::result::{Path as Explanation, Verification};
 use inlane_core::{CompletionMode, Error};
@@ -44,11 +44,11 @@ impl Copy {
             completion: CompletionMode::Poll,
             stop,
         };
-        let options = Options { stop: plan.stop.clone(), ..options };
+        let options = PathOptions { stop: plan.stop.clone(), ..options };
         let mut report = Report::new("copy", Explanation::default());
         let mut failures = Failures::default();
         if self.published {
-            published(&plan, &mut report, &mut failures)?;
+            published_experiment(&plan, &mut report, &mut failures)?;
         } else if self.matrix {
             self.matrix(&plan, &options, &mut report, &mut failures)?;
         } else {
@@ -79,7 +79,7 @@ impl Copy {
     fn pair(
         &self,
         plan: &Plan,
-        options: &Options,
+        options: &PathOptions,
         report: &mut Report,
         failures: &mut Failures,
     ) -> Result<(), Error> {
@@ -92,7 +92,7 @@ impl Copy {
         report.notes.extend(unequal_links(from, to));
         let mut bench = Bench::new(self, plan, report, failures, host);
         for delivered in bench.ends(from, to) {
-            let options = Options { delivered: delivered == Some(true), ..options.clone() };
+            let options = PathOptions { delivered: delivered == Some(true), ..options.clone() };
             for choice in self.choices() {
                 if bench.compare(from, to, choice, &options, delivered).is_break() {
                     return Ok(());
@@ -105,7 +105,7 @@ impl Copy {
     fn matrix(
         &self,
         plan: &Plan,
-        options: &Options,
+        options: &PathOptions,
         report: &mut Report,
         failures: &mut Failures,
     ) -> Result<(), Error> {
@@ -173,7 +173,7 @@ fn is_pair(from: &Endpoint, to: &Endpoint) -> bool {
     from != to || *from == Endpoint::Host
 }
 
-fn published(plan: &Plan, report: &mut Report, failures: &mut Failures) -> Result<(), Error> {
+fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failures) -> Result<(), Error> {
     report.twin = true;
     report.devices = [0, 1].map(|slot| inlane_twin::Costs::published(slot).name).into();
     report.path.hops = vec!["each line's own".into()];
@@ -184,7 +184,7 @@ fn published(plan: &Plan, report: &mut Report, failures: &mut Failures) -> Resul
          24.33 is more than the BAR write leg allows, 1988 more than two DMA legs and a copy in turn"
             .into(),
     );
-    let ended = experiment::run(16 << 20, plan, |line| {
+    let ended = published::run(16 << 20, plan, |line| {
         let blank = row(&line.from, &line.to, line.size, &line.path.to_string(), plan.completion);
         let mut result = with(blank, &line.measured);
         let mib = |rate: f64| format!("{:.2}", rate / 1048576.0);

@@ -8,7 +8,7 @@
 
 use super::Costs;
 use crate::device::Device;
-use crate::route::Options;
+use crate::path_options::PathOptions;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -56,12 +56,12 @@ impl Cache {
     }
 
     /// The costs from one device to another as these options open paths.
-    pub fn get(&self, from: &Device, to: &Device, options: &Options) -> Option<&Costs> {
+    pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&Costs> {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
     }
 
     /// Notes costs, beside those that other processes noted meanwhile; that the file cannot be written is only said.
-    pub fn put(&mut self, from: &Device, to: &Device, options: &Options, costs: Costs) {
+    pub fn put(&mut self, from: &Device, to: &Device, options: &PathOptions, costs: Costs) {
         let measured_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let entry = Entry { measured_s, costs };
         let key = key(from, to, options);
@@ -99,15 +99,15 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
 
 /// Whatever changes what paths cost: the machine, the two devices, how paths are opened. The largest transfer is not in it,
 /// for calibration measures the same sizes whatever is asked for.
-fn key(from: &Device, to: &Device, options: &Options) -> String {
+fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     let host = inlane_core::result::Host::this();
-    let driver = inlane_cuda::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
-    let Options {
+    let driver = crate::gpu::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
+    let PathOptions {
         largest: _,
         stop: _,
         access,
         delivered,
-        legs,
+        stages,
         engines,
         sms,
         resident,
@@ -120,7 +120,7 @@ fn key(from: &Device, to: &Device, options: &Options) -> String {
     without.dedup();
     let access = access.map_or("by memory".into(), |access| access.to_string());
     format!(
-        "inlane {}, {} x {}, Linux {}{driver} | {} -> {} | {}access {access}{}, legs {legs}, {engines:?}, {sms:?}, \
+        "inlane {}, {} x {}, Linux {}{driver} | {} -> {} | {}access {access}{}, stages {stages}, {engines:?}, {sms:?}, \
          resident {resident}, blocks {blocks}, without {}",
         env!("CARGO_PKG_VERSION"),
         host.cores,
@@ -158,17 +158,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut cache = Cache::at(folder.path().join("new").join("costs.json"));
         let [a, b] = twins();
-        let asked = Options { largest: 4096, ..Options::default() };
+        let asked = PathOptions { largest: 4096, ..PathOptions::default() };
         cache.put(&a, &b, &asked, costs(1.0));
-        assert_eq!(cache.get(&a, &b, &Options { largest: 1 << 30, ..Options::default() }), Some(&costs(1.0)));
+        assert_eq!(
+            cache.get(&a, &b, &PathOptions { largest: 1 << 30, ..PathOptions::default() }),
+            Some(&costs(1.0))
+        );
         let others = [
-            Options { access: Some(Access::Bytes4), ..Options::default() },
-            Options { delivered: true, ..Options::default() },
-            Options { legs: CompletionMode::Interrupt, ..Options::default() },
-            Options { resident: true, ..Options::default() },
-            Options { blocks: 3, ..Options::default() },
-            Options { both_ways: true, ..Options::default() },
-            Options { without: vec![Path::Bar], ..Options::default() },
+            PathOptions { access: Some(Access::Bytes4), ..PathOptions::default() },
+            PathOptions { delivered: true, ..PathOptions::default() },
+            PathOptions { stages: CompletionMode::Interrupt, ..PathOptions::default() },
+            PathOptions { resident: true, ..PathOptions::default() },
+            PathOptions { blocks: 3, ..PathOptions::default() },
+            PathOptions { both_ways: true, ..PathOptions::default() },
+            PathOptions { without: vec![Path::Bar], ..PathOptions::default() },
         ];
         for (index, options) in others.iter().enumerate() {
             assert_eq!(cache.get(&a, &b, options), None, "{options:?}");
@@ -192,7 +195,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("costs.json");
         let [a, b] = twins();
-        let options = |writer: u32, turn: u32| Options { blocks: writer * 100 + turn, ..Options::default() };
+        let options =
+            |writer: u32, turn: u32| PathOptions { blocks: writer * 100 + turn, ..PathOptions::default() };
         fs::write(&file, "{ cut off").unwrap();
         std::thread::scope(|scope| {
             for writer in 1..5 {

@@ -18,7 +18,7 @@ fn curves_are_lines_between_points_and_go_on_at_the_last_rate() {
 
 const BAR: &str = "pci:0000:00:04.0/bar2@0+64K";
 
-fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &Options) -> Error {
+fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &PathOptions) -> Error {
     Costs::calibrate(from, to, options).unwrap_err()
 }
 
@@ -30,17 +30,17 @@ fn host() -> Arc<Device> {
 fn what_the_user_can_mend_is_said_plainly_and_is_usage() {
     let memory = || Region::host(64 << 10).unwrap();
     let closed = Device::bar(BAR, memory(), Permission::default().read());
-    let both = Options { both_ways: true, ..Options::default() };
-    for error in [calibrate(&host(), &closed, &Options::default()), calibrate(&closed, &host(), &both)] {
+    let both = PathOptions { both_ways: true, ..PathOptions::default() };
+    for error in [calibrate(&host(), &closed, &PathOptions::default()), calibrate(&closed, &host(), &both)] {
         assert_eq!(error.class(), Class::Usage);
         assert!(error.to_string().starts_with(&format!("{BAR}: may not be written")), "{error}");
     }
     let odd = memory().slice(2, 32 << 10).unwrap();
     let odd = Device::bar(BAR, odd, Permission::default().read().write());
-    let error = calibrate(&host(), &odd, &Options::default());
+    let error = calibrate(&host(), &odd, &PathOptions::default());
     assert_eq!(error.class(), Class::Usage);
     assert!(error.to_string().contains("multiples of 4"), "{error}");
-    let without = Options { without: vec![Path::Bar], ..Options::default() };
+    let without = PathOptions { without: vec![Path::Bar], ..PathOptions::default() };
     let error = calibrate(&host(), &host(), &without);
     assert_eq!(error.class(), Class::Usage);
     assert!(error.to_string().contains("left out, as asked"), "{error}");
@@ -67,7 +67,7 @@ fn bytes_that_arrive_wrong_are_no_matter_of_the_machine() {
     let [first, second] = twice(64 << 10);
     let first = Device::bar(BAR, first, may());
     let second = Device::bar("pci:0000:00:05.0/bar2@0+64K", second, may());
-    let error = calibrate(&first, &second, &Options { both_ways: true, ..Options::default() });
+    let error = calibrate(&first, &second, &PathOptions { both_ways: true, ..PathOptions::default() });
     assert_eq!(error.class(), Class::Failed);
     assert!(matches!(error, Error::Altered { .. }), "{error}");
     assert!(error.to_string().starts_with("calibration of bar, "), "{error}");
@@ -79,14 +79,14 @@ fn of_several_reasons_the_gravest_decides() {
     let environment = || Error::device_environment("gpu:0", "has no memory left");
     let refused = |paths: &[Path]| paths.iter().map(|path| (*path, "why".to_string())).collect();
     let class = |errors: Vec<Error>| {
-        let error = none_left([&host, &host], &refused(&[Path::Bar, Path::Dma]), errors);
+        let error = no_path_error([&host, &host], &refused(&[Path::Bar, Path::Dma]), errors);
         assert!(error.to_string().contains("no path is left: bar: why; dma: why"), "{error}");
         error.class()
     };
     assert_eq!(class(vec![environment(), environment()]), Class::Environment);
     assert_eq!(class(vec![environment(), Error::invalid("a", "b")]), Class::Usage);
     assert_eq!(class(vec![Error::device_failed("a", "b"), environment()]), Class::Failed);
-    let only = none_left([&host, &host], &refused(&[Path::Bar]), vec![environment()]);
+    let only = no_path_error([&host, &host], &refused(&[Path::Bar]), vec![environment()]);
     assert_eq!(only.to_string(), "gpu:0: has no memory left");
 }
 

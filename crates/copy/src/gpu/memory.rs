@@ -31,6 +31,28 @@ impl GpuMemory {
         &self.gpu
     }
 
+    /// Returns the GPU's name and PCI address.
+    pub(crate) fn name(&self) -> String {
+        let info = self.gpu.info();
+        format!("{} at {}", info.name, info.pci_address)
+    }
+
+    /// Returns the GPU's PCIe link as text, and the bits per second that its lanes can signal at their highest rate.
+    pub(crate) fn link(&self) -> Option<(String, f64)> {
+        let link = self.gpu.info().link.as_ref()?;
+        let rate = link.max_gigatransfers * 1e9 * f64::from(link.width);
+        Some((format!("PCIe {} GT/s x{}", link.gigatransfers, link.width), rate))
+    }
+
+    /// Returns the free bytes of GPU memory, or 0 if the driver does not answer.
+    pub(crate) fn capacity(&self) -> usize {
+        self.gpu.memory().map_or(0, |(free, _)| free as usize)
+    }
+
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Region> {
+        Ok(self.gpu.allocate(bytes)?)
+    }
+
     pub(crate) fn kernels(&self) -> &Kernels {
         &self.kernels
     }

@@ -1,11 +1,86 @@
-//! What this crate does on GPUs: kernels, movers by SMs, staging through the host by copy engines and by SMs.
+//! GPUs: their memory as an endpoint, and the paths on which copy engines or SMs move the bytes.
 
+pub mod engine_staged;
 pub(crate) mod kernels;
 mod memory;
 pub(crate) mod sm_copy;
-pub mod staged;
-pub mod staged_sm;
+pub mod sm_staged;
 mod trace;
-mod tuning;
 
+pub use inlane_cuda::Gpu;
 pub use memory::GpuMemory;
+
+use crate::device::{Device, Kind};
+use crate::path::Path;
+use crate::path_options::PathOptions;
+use crate::tuning::EngineTuning;
+use engine_staged::EngineStaged;
+use inlane_core::mover::Mover;
+use inlane_core::{Error, Result};
+use inlane_cuda::{CopyEngine, enable_peer_access};
+use sm_copy::SmCopy;
+use sm_staged::SmStaged;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set once a path enabled peer access, which cannot be undone within a process. CUDA's own copy uses it from then on.
+static PEER_ACCESS: AtomicBool = AtomicBool::new(false);
+
+/// Opens the mover of a path whose bytes a GPU moves. Returns `None` for a path that is not a GPU's own.
+pub(crate) fn open_path(
+    path: Path,
+    from: &Device,
+    to: &Device,
+    options: &PathOptions,
+) -> Result<Option<Box<dyn Mover>>> {
+    Ok(Some(match (path, from.kind(), to.kind()) {
+        (Path::Dma, Kind::Gpu(gpu), _) | (Path::Dma, _, Kind::Gpu(gpu)) => copy_engine(gpu)?,
+        (Path::Sm, Kind::Gpu(gpu), _) | (Path::Sm, _, Kind::Gpu(gpu)) => {
+            Box::new(SmCopy::new(gpu.gpu(), gpu.kernels(), options.blocks)?)
+        }
+        (Path::P2p, Kind::Gpu(source), Kind::Gpu(destination)) => {
+            enable_peer_access(source.gpu(), destination.gpu())?;
+            PEER_ACCESS.store(true, Ordering::Relaxed);
+            copy_engine(source)?
+        }
+        (Path::Cuda, Kind::Gpu(source), Kind::Gpu(_)) => {
+            if PEER_ACCESS.load(Ordering::Relaxed) {
+                let why = "this process enabled peer access, which CUDA's own copy would use; measure path cuda in a \
+                           process of its own";
+                let what = format!("path {path} from {} to {}", from.endpoint(), to.endpoint());
+                return Err(Error::device_usage(what, why));
+            }
+            copy_engine(source)?
+        }
+        (Path::Staged, Kind::Gpu(source), Kind::Gpu(destination)) => {
+            let tuning = options.engines.unwrap_or_else(|| EngineTuning::suited(options.both_ways));
+            Box::new(EngineStaged::new(source.gpu(), destination.gpu(), tuning)?)
+        }
+        (Path::StagedSm, Kind::Gpu(source), Kind::Gpu(destination)) => Box::new(SmStaged::new(
+            (source.gpu(), source.kernels()),
+            (destination.gpu(), destination.kernels()),
+            options.sms,
+            options.resident,
+        )?),
+        _ => return Ok(None),
+    }))
+}
+
+/// Opens a copy engine of a GPU as a mover.
+pub(crate) fn copy_engine(gpu: &GpuMemory) -> Result<Box<dyn Mover>> {
+    Ok(Box::new(CopyEngine::new(gpu.gpu())?))
+}
+
+/// Returns the PCI address of a GPU.
+pub(crate) fn pci_address(gpu: &Gpu) -> String {
+    gpu.info().pci_address.to_string()
+}
+
+/// Returns true once a GPU stopped answering and was given up. Further CUDA calls may then block.
+pub(crate) fn any_abandoned() -> bool {
+    inlane_cuda::any_abandoned()
+}
+
+/// Returns the version of CUDA that the driver supports, or `None` without a driver.
+pub(crate) fn driver_version() -> Option<String> {
+    inlane_cuda::driver_version().ok().map(|version| version.to_string())
+}

@@ -1,8 +1,9 @@
 use super::*;
 use crate::device::open;
-use crate::opening::open_path;
+use crate::open_path::open_path;
 use crate::path::Path;
-use crate::route::{Choice, Options, Route};
+use crate::path_options::{PathChoice, PathOptions};
+use crate::path_selector::PathSelector;
 use inlane_twin::{Accelerator, BarCosts, Costs, DmaCosts};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -31,7 +32,7 @@ fn quick() -> Plan {
 #[test]
 fn every_path_between_twins_delivers_what_was_sent() {
     let (from, to) = (twin(0), twin(1));
-    let options = Options { largest: 1 << 20, ..Options::default() };
+    let options = PathOptions { largest: 1 << 20, ..PathOptions::default() };
     let mut buffers = Buffers::new(&from, &to, 1 << 20, 2 << 20).unwrap();
     for path in Path::candidates(from.endpoint(), to.endpoint()) {
         let mut mover = open_path(path, &from, &to, &options).unwrap();
@@ -117,7 +118,7 @@ fn legs_are_awaited_as_asked() {
 #[test]
 fn both_directions_run_at_once() {
     let (from, to) = (twin(0), twin(1));
-    let options = Options { largest: 256 << 10, ..Options::default() };
+    let options = PathOptions { largest: 256 << 10, ..PathOptions::default() };
     let mut forth = open_path(Path::Staged, &from, &to, &options).unwrap();
     let mut back = open_path(Path::Staged, &to, &from, &options).unwrap();
     let mut forth_buffers = Buffers::new(&from, &to, 256 << 10, 1 << 20).unwrap();
@@ -207,7 +208,7 @@ impl Mover for Panics {
 #[test]
 fn a_direction_that_panics_is_not_waited_for() {
     let (from, to) = (twin(0), twin(1));
-    let options = Options { largest: 64 << 10, ..Options::default() };
+    let options = PathOptions { largest: 64 << 10, ..PathOptions::default() };
     let mut back = open_path(Path::Staged, &to, &from, &options).unwrap();
     let mut forth_buffers = Buffers::new(&from, &to, 64 << 10, 1 << 20).unwrap();
     let mut back_buffers = Buffers::new(&to, &from, 64 << 10, 1 << 20).unwrap();
@@ -244,7 +245,7 @@ fn a_run_can_be_stopped_after_any_transfer() {
         }
     }
     let (host, device) = (open(&["host".parse().unwrap()], &Default::default()).unwrap().remove(0), twin(0));
-    let options = Options { largest: 64 << 10, ..Options::default() };
+    let options = PathOptions { largest: 64 << 10, ..PathOptions::default() };
     let mut buffers = Buffers::new(&host, &device, 64 << 10, 1 << 20).unwrap();
     for path in [Path::Dma, Path::Bar] {
         let mut mover = open_path(path, &host, &device, &options).unwrap();
@@ -270,7 +271,7 @@ fn a_run_can_be_stopped_after_any_transfer() {
 #[test]
 fn auto_takes_what_costs_least_and_says_why() {
     let (from, to) = (twin(0), twin(1));
-    let options = Options { largest: 4 << 20, ..Options::default() };
+    let options = PathOptions { largest: 4 << 20, ..PathOptions::default() };
     let curve = |fixed: f64, rate: f64| {
         let points = [4096u64, 1 << 20, 16 << 20].map(|bytes| (bytes, fixed + bytes as f64 / rate));
         crate::cost::Curve { points: points.into() }
@@ -285,10 +286,11 @@ fn auto_takes_what_costs_least_and_says_why() {
         ..Default::default()
     };
     let asked =
-        Route::open(&from, &to, Choice::Require(Path::Hybrid), &options, Some(costs.clone())).unwrap();
+        PathSelector::open(&from, &to, PathChoice::Require(Path::Hybrid), &options, Some(costs.clone()))
+            .unwrap();
     assert_eq!(asked.explain(4 << 20).reason, "hybrid: asked for", "whatever others would have taken");
     drop(asked);
-    let mut route = Route::open(&from, &to, Choice::Auto, &options, Some(costs)).unwrap();
+    let mut route = PathSelector::open(&from, &to, PathChoice::Auto, &options, Some(costs)).unwrap();
     assert_eq!((route.path_for(64), route.path_for(4 << 20)), (Path::Bar, Path::Staged));
     let explained = route.explain(4 << 20);
     assert!(explained.reason.contains("least calibrated time"), "{explained:?}");
@@ -303,7 +305,7 @@ fn auto_takes_what_costs_least_and_says_why() {
         assert!(ticket > last);
         last = ticket;
     }
-    route.finish().unwrap();
+    route.drain().unwrap();
     assert_eq!(route.done().unwrap(), last);
     assert_eq!(to.count_wrong(&destination, 9).unwrap(), 0);
     assert!(route.wait(Ticket(99), CompletionMode::Poll).is_err());
@@ -312,10 +314,10 @@ fn auto_takes_what_costs_least_and_says_why() {
 #[test]
 fn a_path_that_cannot_be_had_is_replaced_aloud_or_an_error() {
     let (from, to) = (twin(0), twin(1));
-    let options = Options { largest: 64 << 10, ..Options::default() };
-    let error = Route::open(&from, &to, Choice::Require(Path::P2p), &options, None).err().unwrap();
+    let options = PathOptions { largest: 64 << 10, ..PathOptions::default() };
+    let error = PathSelector::open(&from, &to, PathChoice::Require(Path::P2p), &options, None).err().unwrap();
     assert!(error.to_string().contains("path p2p from twin:0 to twin:1: needs two GPUs"), "{error}");
-    let route = Route::open(&from, &to, Choice::Prefer(Path::P2p), &options, None).unwrap();
+    let route = PathSelector::open(&from, &to, PathChoice::Prefer(Path::P2p), &options, None).unwrap();
     assert!(route.fallback().unwrap().contains("p2p was asked for"));
     assert!(route.explain(4096).reason.contains("instead"), "{:?}", route.explain(4096));
 }
@@ -323,7 +325,7 @@ fn a_path_that_cannot_be_had_is_replaced_aloud_or_an_error() {
 #[test]
 fn a_run_can_be_stopped_at_any_point() {
     let (from, to) = (twin(0), twin(1));
-    let options = Options { largest: 64 << 10, ..Options::default() };
+    let options = PathOptions { largest: 64 << 10, ..PathOptions::default() };
     let mut mover = open_path(Path::Staged, &from, &to, &options).unwrap();
     let mut buffers = Buffers::new(&from, &to, 64 << 10, 64 << 10).unwrap();
     let plan = Plan { time: Duration::from_secs(3600), ..quick() };
@@ -342,7 +344,7 @@ fn a_run_can_be_stopped_at_any_point() {
 #[test]
 fn dpdks_dma_device_copies_between_host_buffers() {
     let host = open(&["host".parse().unwrap()], &inlane_pci::Permission::default()).unwrap().remove(0);
-    let options = Options { largest: 256 << 10, ..Options::default() };
+    let options = PathOptions { largest: 256 << 10, ..PathOptions::default() };
     let mut mover = match open_path(Path::Dma, &host, &host, &options) {
         Ok(mover) => mover,
         Err(error) => return eprintln!("SKIPPED dpdks_dma_device_copies_between_host_buffers: {error}"),
@@ -359,7 +361,7 @@ fn dpdks_dma_device_copies_between_host_buffers() {
 #[test]
 fn calibration_finds_every_path_and_its_legs() {
     let (from, to) = (twin(0), twin(1));
-    let options = Options { largest: 1 << 20, ..Options::default() };
+    let options = PathOptions { largest: 1 << 20, ..PathOptions::default() };
     let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
     // A model takes its time at least, however busy this machine is.
@@ -371,14 +373,14 @@ fn calibration_finds_every_path_and_its_legs() {
 #[test]
 fn calibration_both_ways_measures_paths_under_load() {
     let (from, to) = (twin(0), twin(1));
-    let options = Options { largest: 1 << 20, both_ways: true, ..Options::default() };
+    let options = PathOptions { largest: 1 << 20, both_ways: true, ..PathOptions::default() };
     let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
     assert!(costs.paths.values().all(|curve| !curve.points.is_empty()), "{costs:?}");
-    let route = Route::open(&from, &to, Choice::Auto, &options, Some(costs)).unwrap();
+    let route = PathSelector::open(&from, &to, PathChoice::Auto, &options, Some(costs)).unwrap();
     assert!(route.explain(1 << 20).reason.contains("both directions at once"));
-    let without = Options { without: vec![Path::Bar, Path::Hybrid], ..options };
-    let route = Route::open(&from, &to, Choice::Auto, &without, None).unwrap();
+    let without = PathOptions { without: vec![Path::Bar, Path::Hybrid], ..options };
+    let route = PathSelector::open(&from, &to, PathChoice::Auto, &without, None).unwrap();
     assert_eq!(route.path_for(64), Path::Staged);
     assert!(route.explain(64).not_taken.iter().any(|other| other.why.contains("left out")));
 }

@@ -3,11 +3,11 @@
 use super::dma::DmaMapping;
 use super::group::Group;
 use super::interrupts::{Interrupts, Kind};
-use super::regions::{self, BarPlace};
+use super::regions::{self, BarRegion};
 use super::sys;
 use crate::address::Address;
 use crate::error::{Error, Result};
-use crate::rule::VFIO_DRIVER;
+use crate::permission::VFIO_DRIVER;
 use crate::sysfs::Sysfs;
 use inlane_core::region::Region;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -72,7 +72,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::NoBar`] when there is none of it.
-    pub fn bar(&self, index: u8) -> Result<BarPlace> {
+    pub fn bar(&self, index: u8) -> Result<BarRegion> {
         let address = self.address();
         let no_bar = |why: &str| Error::NoBar { address, bar: index, why: why.into() };
         if index > 5 {

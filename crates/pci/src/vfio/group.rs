@@ -3,7 +3,7 @@
 use super::sys;
 use crate::address::Address;
 use crate::error::{Error, Result};
-use crate::rule::VFIO_DRIVER;
+use crate::permission::VFIO_DRIVER;
 use crate::sysfs::Sysfs;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

@@ -17,4 +17,4 @@ mod sys;
 pub use device::Device;
 pub use dma::DmaMapping;
 pub use interrupts::{Interrupts, Kind as InterruptKind};
-pub use regions::BarPlace;
+pub use regions::BarRegion;

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 
 /// A BAR as VFIO presents it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BarPlace {
+pub struct BarRegion {
     /// Where it starts in the device's descriptor.
     pub offset: u64,
     /// Length; 0 for a BAR that is not there.
@@ -18,7 +18,7 @@ pub struct BarPlace {
     pub mappable: Vec<Range<u64>>,
 }
 
-impl BarPlace {
+impl BarRegion {
     /// All of `range` may be mapped.
     pub fn mappable(&self, range: &Range<u64>) -> bool {
         self.mappable.iter().any(|part| part.start <= range.start && range.end <= part.end)
@@ -32,7 +32,7 @@ impl BarPlace {
 }
 
 /// Asks for region `index`.
-pub(super) fn ask(device: BorrowedFd<'_>, index: u32) -> io::Result<BarPlace> {
+pub(super) fn ask(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion> {
     // In words, so that the structure at its start is aligned; room for the capabilities of a region that has some.
     let mut words = vec![0u64; 512];
     let argsz = (words.len() * 8) as u32;
@@ -44,7 +44,7 @@ pub(super) fn ask(device: BorrowedFd<'_>, index: u32) -> io::Result<BarPlace> {
         words.as_ptr().cast::<sys::RegionInfo>().read()
     };
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    Ok(BarPlace { offset: info.offset, size_bytes: info.size, mappable: mappable(&info, &bytes) })
+    Ok(BarRegion { offset: info.offset, size_bytes: info.size, mappable: mappable(&info, &bytes) })
 }
 
 /// The mappable parts: none, all, or those of the sparse-mmap capability in the chain that starts at `cap_offset`.

@@ -7,10 +7,10 @@
 use crate::cost::Costs;
 use crate::device::Device;
 use crate::endpoint::Endpoint;
-use crate::measure::{Buffers, Measured, Plan, latency};
-use crate::opening::open_path;
+use crate::measure::{Buffers, Measurement, Plan, latency};
+use crate::open_path::open_path;
 use crate::path::Path;
-use crate::route::Options;
+use crate::path_options::PathOptions;
 use inlane_core::Result;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub struct Line {
     /// What the legs predict, in bytes a second.
     pub predicted: Option<f64>,
     /// What the models did.
-    pub measured: Measured,
+    pub measured: Measurement,
 }
 
 /// From, to, path, published MiB/s. The publication does not say between which slots device-to-device was measured; slot 0
@@ -56,7 +56,7 @@ const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
 /// # Errors
 /// When a transfer fails: it is the last.
 pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> {
-    let options = Options { largest: large, stop: plan.stop.clone(), ..Options::default() };
+    let options = PathOptions { largest: large, stop: plan.stop.clone(), ..PathOptions::default() };
     let mut costs: Vec<(String, Costs)> = Vec::new();
     for (from, to, path, published_mib) in PUBLISHED {
         let devices = crate::open(&[from.parse()?, to.parse()?], &inlane_pci::Permission::default())?;
@@ -85,7 +85,7 @@ fn predict(
     from: &Arc<Device>,
     to: &Arc<Device>,
     size: usize,
-    options: &Options,
+    options: &PathOptions,
     kept: &mut Vec<(String, Costs)>,
 ) -> Result<Option<f64>> {
     let twin = |device: &Device| match device.kind() {

@@ -8,69 +8,14 @@
 //! The CPU queues all of it at once and is not needed until the end. In the steady state the slower link direction is
 //! always busy; the other adds only its first chunk, so a transfer that meets an idle pipeline begins with small ones.
 
+use crate::tuning::{EngineTuning, engine_chunks};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Event, EventKind, Gpu, Pending, Stream, drain};
 use std::sync::Arc;
 
-/// What can be tuned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Tuning {
-    /// Bytes of the largest chunk.
-    pub chunk: usize,
-    /// Chunks in the ring.
-    pub slots: usize,
-    /// Streams each side: with two, one copies while the other waits for its event.
-    pub lanes: usize,
-}
-
-impl Tuning {
-    /// What suits one direction alone, or both at once: on two H200, of 49 GB/s each way that the links allow at once, these carried 45 and
-    /// those of one direction 37. Chunks of 4 MiB did best, and smaller rings than of 64 MiB; caches of the host may be why.
-    pub fn suited(both_ways: bool) -> Self {
-        let (chunk, slots) = if both_ways { (4 << 20, 4) } else { (8 << 20, 8) };
-        Self { chunk, slots, lanes: 2 }
-    }
-}
-
-/// The smallest chunk worth its events.
-const SMALLEST: usize = 128 << 10;
-/// Chunks from here on need no second stream to hide their events.
+/// A chunk of this size or more needs no second stream to hide the cost of its events.
 const LARGE: usize = 4 << 20;
-/// Bytes that a link moves in the time that a chunk's events cost, about 3 us at 55 GB/s.
-const CHUNK_COST: f64 = 165e3;
-
-/// The chunks of a transfer. On an idle pipeline their size balances what a chunk costs against what the first one
-/// delays (the square root of bytes times cost), and they begin small and end small; behind other transfers only their
-/// cost counts, so they are as large as they may be.
-pub fn chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
-    let mut sizes = Vec::new();
-    let mut left = bytes;
-    if !idle {
-        while left > 0 {
-            sizes.push(left.min(largest));
-            left -= left.min(largest);
-        }
-        return sizes;
-    }
-    let smallest = SMALLEST.min(largest);
-    let best = ((bytes as f64 * CHUNK_COST).sqrt() as usize).next_power_of_two().clamp(smallest, largest);
-    let mut tail = Vec::new();
-    let mut size = (best / 4).max(smallest);
-    // Up by doubling, down the same way; what is between has the best size.
-    while size < best && left >= 4 * size {
-        sizes.push(size);
-        tail.push(size);
-        left -= 2 * size;
-        size *= 2;
-    }
-    while left > 0 {
-        sizes.push(left.min(best));
-        left -= left.min(best);
-    }
-    sizes.extend(tail.into_iter().rev());
-    sizes
-}
 
 struct Slot {
     memory: Region,
@@ -79,7 +24,7 @@ struct Slot {
 }
 
 /// A mover from one GPU's memory to another's, through the host.
-pub struct Staged {
+pub struct EngineStaged {
     from: u32,
     to: u32,
     out: Vec<Stream>,
@@ -90,13 +35,13 @@ pub struct Staged {
     pending: Pending,
 }
 
-impl Staged {
+impl EngineStaged {
     /// Allocates the ring and its streams.
     ///
     /// # Errors
     /// When there is not enough memory to pin, or the driver refuses.
-    pub fn new(from: &Arc<Gpu>, to: &Arc<Gpu>, tuning: Tuning) -> Result<Self> {
-        let lanes = tuning.lanes.clamp(1, 4);
+    pub fn new(from: &Arc<Gpu>, to: &Arc<Gpu>, tuning: EngineTuning) -> Result<Self> {
+        let lanes = tuning.streams.clamp(1, 4);
         // Two slots a lane at least: one is filled while the other is emptied.
         let slots = tuning.slots.max(2 * lanes);
         let memory = from.pinned(slots * tuning.chunk)?;
@@ -149,7 +94,7 @@ impl Staged {
         let mut offset = 0;
         let mut last_of_lane = vec![None; self.out.len()];
         let mut last_lane = 0;
-        for length in chunks(source.len(), self.largest, self.pending.is_empty()) {
+        for length in engine_chunks(source.len(), self.largest, self.pending.is_empty()) {
             last_lane = self.lane_for(length);
             let index = self.chunk(&source.slice(offset, length)?, &destination.slice(offset, length)?)?;
             last_of_lane[last_lane] = Some(index);
@@ -171,7 +116,7 @@ impl Staged {
     }
 }
 
-impl Mover for Staged {
+impl Mover for EngineStaged {
     fn name(&self) -> String {
         format!(
             "gpu:{} copy engine -> {} pinned chunks of up to {} -> gpu:{} copy engine, {} streams each",
@@ -213,32 +158,8 @@ impl Mover for Staged {
     }
 }
 
-impl Drop for Staged {
+impl Drop for EngineStaged {
     fn drop(&mut self) {
         drain(&self.out.iter().chain(&self.into).collect::<Vec<_>>());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn an_idle_pipeline_begins_small() {
-        let sizes = chunks(256 << 20, 8 << 20, true);
-        assert_eq!(sizes[0], 2 << 20);
-        assert_eq!(sizes.last(), Some(&(2 << 20)));
-        assert_eq!(chunks(64 << 10, 8 << 20, true), [64 << 10]);
-        assert_eq!(chunks(256 << 20, 8 << 20, false), vec![8 << 20; 32]);
-    }
-
-    proptest! {
-        #[test]
-        fn chunks_are_the_whole_transfer(bytes in 1usize..1 << 30, power in 12u32..24, idle: bool) {
-            let sizes = chunks(bytes, 1 << power, idle);
-            prop_assert_eq!(sizes.iter().sum::<usize>(), bytes);
-            prop_assert!(sizes.iter().all(|size| *size > 0 && *size <= 1 << power));
-        }
     }
 }

@@ -73,7 +73,7 @@ fn not_permitted(name: &str, what: &'static str, remedy: &str) -> Error {
 
 /// By which door a BAR is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum AccessMethod {
     /// VFIO, which holds the device for us.
     Vfio,
     /// `resourceN` in sysfs; nothing holds the device.
@@ -85,7 +85,7 @@ pub enum Door {
 /// # Errors
 /// [`Error::NoDevice`], [`Error::Held`], [`Error::NotAllowed`], and [`Error::NotPermitted`] for neither reading nor
 /// writing or for writing without a range.
-pub fn decide(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<Door> {
+pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<AccessMethod> {
     let name = spec.to_string();
     if !permission.read && !permission.write {
         return Err(not_permitted(
@@ -98,22 +98,26 @@ pub fn decide(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<
         let remedy = format!("name the range, as in pci:{}/bar{}@0+4K", spec.address, spec.bar);
         return Err(not_permitted(&name, "written", &remedy));
     }
-    door(sysfs, spec.address, permission)
+    access_method(sysfs, spec.address, permission)
 }
 
 /// The part of the rule that depends on who holds the device; asked again once it is mapped.
-pub(crate) fn door(sysfs: &Sysfs, address: Address, permission: &Permission) -> Result<Door> {
+pub(crate) fn access_method(
+    sysfs: &Sysfs,
+    address: Address,
+    permission: &Permission,
+) -> Result<AccessMethod> {
     if !sysfs.device(address).is_dir() {
         return Err(Error::NoDevice { address });
     }
     match sysfs.driver(address) {
-        Some(driver) if driver == VFIO_DRIVER => Ok(Door::Vfio),
+        Some(driver) if driver == VFIO_DRIVER => Ok(AccessMethod::Vfio),
         Some(driver) => Err(Error::Held { address, driver }),
         // A link that cannot be read is still a driver's.
         None if sysfs.device(address).join("driver").symlink_metadata().is_ok() => {
             Err(Error::Held { address, driver: "that cannot be named".into() })
         }
-        None if permission.devices.contains(&address) => Ok(Door::Sysfs),
+        None if permission.devices.contains(&address) => Ok(AccessMethod::Sysfs),
         None => Err(Error::NotAllowed { address }),
     }
 }

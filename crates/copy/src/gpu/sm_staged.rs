@@ -12,8 +12,7 @@
 
 use super::kernels::Kernels;
 use super::trace::Trace;
-pub use super::tuning::Tuning;
-use super::tuning::pieces;
+use crate::tuning::SmTuning;
 use inlane_core::mover::{InFlight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_cuda::{
@@ -46,7 +45,7 @@ const PARK_AFTER: Duration = Duration::from_secs(10);
 const STUCK: Duration = Duration::from_secs(5);
 
 /// A mover from one GPU's memory to another's, by the SMs of both.
-pub struct StagedSm {
+pub struct SmStaged {
     from: Arc<Gpu>,
     to: Arc<Gpu>,
     push: (Function, Stream),
@@ -58,7 +57,7 @@ pub struct StagedSm {
     /// Where each GPU's block 0 passes commands on: the pusher's, the puller's.
     relays: [Region; 2],
     memory: Region,
-    tuning: Tuning,
+    tuning: SmTuning,
     resident: bool,
     running: bool,
     broken: bool,
@@ -71,7 +70,7 @@ pub struct StagedSm {
     trace: Option<Trace>,
 }
 
-impl StagedSm {
+impl SmStaged {
     /// Allocates the ring and its streams. `resident` keeps the kernels running between transfers.
     ///
     /// # Errors
@@ -79,15 +78,15 @@ impl StagedSm {
     pub fn new(
         from: (&Arc<Gpu>, &Kernels),
         to: (&Arc<Gpu>, &Kernels),
-        tuning: Tuning,
+        tuning: SmTuning,
         resident: bool,
     ) -> Result<Self> {
         for (gpu, kernel) in [(from.0, &from.1.push), (to.0, &to.1.pull)] {
             // Both directions, and both sides of one GPU, stay at once: blocks that wait for blocks that do not fit would wait
             // for ever.
             let fit = kernel.resident_blocks(tuning.threads, 0)? / 4;
-            if tuning.lanes == 0
-                || tuning.lanes > fit
+            if tuning.channels == 0
+                || tuning.channels > fit
                 || !tuning.chunk.is_multiple_of(16)
                 || !tuning.threads.is_multiple_of(32)
                 || tuning.slots == 0
@@ -102,7 +101,7 @@ impl StagedSm {
                 ));
             }
         }
-        let lanes = tuning.lanes as usize;
+        let lanes = tuning.channels as usize;
         let command_rings = if from.0.index() == to.0.index() { 2 } else { 1 };
         let a_lane = LANE_BYTES + tuning.slots * (tuning.chunk + tuning.line_bytes());
         let bytes = commands_at(lanes) + command_rings * COMMANDS_BYTES + lanes * a_lane;
@@ -142,7 +141,7 @@ impl StagedSm {
     }
 
     fn commands(&self) -> usize {
-        commands_at(self.tuning.lanes as usize)
+        commands_at(self.tuning.channels as usize)
     }
 
     fn lanes(&self) -> usize {
@@ -150,16 +149,16 @@ impl StagedSm {
     }
 
     fn chunks(&self) -> usize {
-        self.lanes() + self.tuning.lanes as usize * LANE_BYTES
+        self.lanes() + self.tuning.channels as usize * LANE_BYTES
     }
 
     fn lines(&self) -> usize {
-        self.chunks() + self.tuning.lanes as usize * self.tuning.slots * self.tuning.chunk
+        self.chunks() + self.tuning.channels as usize * self.tuning.slots * self.tuning.chunk
     }
 
     /// The newest ticket that is done.
     fn look(&self) -> Result<Ticket> {
-        look(&self.memory, self.tuning.lanes, &self.entries, self.flight.done(), &|| self.short_name())
+        look(&self.memory, self.tuning.channels, &self.entries, self.flight.done(), &|| self.short_name())
     }
 
     fn short_name(&self) -> String {
@@ -177,7 +176,7 @@ impl StagedSm {
         let base = self.memory.address();
         let at = |offset: usize| base + offset as u64;
         let shape = Launch {
-            blocks: self.tuning.lanes,
+            blocks: self.tuning.channels,
             threads: self.tuning.threads,
             shared_bytes: 0,
             cooperative: false,
@@ -232,7 +231,7 @@ impl StagedSm {
         let began = Instant::now();
         // The pusher's words are looked at once in many commands: each look is a line that a GPU wrote.
         while self.read_by_all < old {
-            let lanes = (0..self.tuning.lanes as usize).map(|lane| self.lanes() + lane * LANE_BYTES + 8);
+            let lanes = (0..self.tuning.channels as usize).map(|lane| self.lanes() + lane * LANE_BYTES + 8);
             let seen = lanes.map(|word| self.word(word).load(Ordering::Acquire)).min();
             self.read_by_all = seen.unwrap_or(0);
             if self.read_by_all < old {
@@ -247,7 +246,7 @@ impl StagedSm {
 
     /// A command's word that says in which pieces, and how.
     fn pieces(&self, bytes: usize) -> u64 {
-        pieces(bytes, &self.tuning, self.flight.in_flight() == 0)
+        self.tuning.chunk_field(bytes, self.flight.in_flight() == 0)
     }
 
     /// Has resident kernels leave, once all commands are done.
@@ -263,7 +262,7 @@ impl StagedSm {
     /// The lap in a line has 32 bits: before it comes round, no line may hold an old one.
     fn renew_laps(&mut self) -> Result<()> {
         self.quiesce()?;
-        let length = self.tuning.lanes as usize * self.tuning.slots * self.tuning.line_bytes();
+        let length = self.tuning.channels as usize * self.tuning.slots * self.tuning.line_bytes();
         let lines = self.memory.slice(self.lines(), length)?;
         // SAFETY: inside the pinned span; no kernel runs.
         unsafe { std::ptr::write_bytes(lines.as_ptr(), 0, length) };
@@ -282,7 +281,7 @@ impl StagedSm {
     fn wait_interrupt(&mut self, ticket: Ticket) -> Result<()> {
         let Some(index) = ticket.0.checked_sub(self.flight.done().0 + 1) else { return Ok(()) };
         let sequence = self.entries[index as usize].0;
-        let waits: Vec<_> = (0..u64::from(self.tuning.lanes))
+        let waits: Vec<_> = (0..u64::from(self.tuning.channels))
             .map(|lane| MemoryOperation::Wait {
                 address: self.memory.address() + ENDED as u64 + lane * 8,
                 value: sequence as u32,
@@ -363,9 +362,9 @@ fn alive(push: &Stream, pull: &Stream, running: bool) -> Result<()> {
     Ok(())
 }
 
-impl Mover for StagedSm {
+impl Mover for SmStaged {
     fn name(&self) -> String {
-        let Tuning { lanes, threads, chunk, slots, .. } = self.tuning;
+        let SmTuning { channels: lanes, threads, chunk, slots, .. } = self.tuning;
         format!(
             "gpu:{} SMs -> {lanes} rings of {slots} pinned chunks of up to {} -> gpu:{} SMs ({lanes} blocks of {threads} \
              threads each, {})",
@@ -444,14 +443,14 @@ impl Mover for StagedSm {
                     // A kernel that died writes no word: its GPU is asked now and then.
                     looks = looks.wrapping_add(1);
                     if looks.is_multiple_of(1 << 15) {
-                        let done = look(memory, tuning.lanes, entries, first, &name)?;
+                        let done = look(memory, tuning.channels, entries, first, &name)?;
                         return if done >= ticket {
                             Ok(done)
                         } else {
                             alive(&push.1, &pull.1, *running).map(|()| done)
                         };
                     }
-                    look(memory, tuning.lanes, entries, first, &name)
+                    look(memory, tuning.channels, entries, first, &name)
                 };
                 match completion {
                     CompletionMode::Adaptive => flight.wait_adaptive(&name, ticket, poll),
@@ -460,7 +459,7 @@ impl Mover for StagedSm {
             }
         };
         if first < ticket && ticket == self.flight.newest() && outcome.is_ok() {
-            let (offset, length) = (self.lanes(), self.tuning.lanes as usize * LANE_BYTES);
+            let (offset, length) = (self.lanes(), self.tuning.channels as usize * LANE_BYTES);
             if let Some(trace) = &mut self.trace {
                 trace.ended(&self.memory.slice(offset, length)?);
             }
@@ -479,7 +478,7 @@ impl Mover for StagedSm {
     }
 }
 
-impl Drop for StagedSm {
+impl Drop for SmStaged {
     fn drop(&mut self) {
         if self.from.is_abandoned() || self.to.is_abandoned() {
             return;
@@ -490,7 +489,7 @@ impl Drop for StagedSm {
         }
         // The kernels' waits are bounded, so this ends; a wait for an interrupt is let go.
         drain(&[&self.push.1, &self.pull.1]);
-        for lane in 0..self.tuning.lanes as usize {
+        for lane in 0..self.tuning.channels as usize {
             self.word(ENDED + lane * 8).store(self.sequence + (1 << 30), Ordering::Release);
         }
         drain(&[&self.notice.0]);

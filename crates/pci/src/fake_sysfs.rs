@@ -6,11 +6,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-pub struct Fake {
+pub struct FakeSysfs {
     directory: tempfile::TempDir,
 }
 
-impl Fake {
+impl FakeSysfs {
     pub fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         for path in

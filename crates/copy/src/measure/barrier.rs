@@ -1,0 +1,57 @@
+//! A barrier for threads that measure together.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A reusable barrier. Unlike [`std::sync::Barrier`], a thread that leaves, even by a panic, is no longer waited for, so
+/// the others cannot block forever.
+pub(super) struct Barrier {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    members: usize,
+    waiting: usize,
+    /// How often all members arrived.
+    generation: u64,
+}
+
+impl Barrier {
+    pub(super) fn new(members: usize) -> Self {
+        let state = State { members, waiting: 0, generation: 0 };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Applies `change` and releases the waiting threads if all members arrived.
+    fn change(&self, change: impl FnOnce(&mut State)) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        if state.waiting > 0 && state.waiting >= state.members {
+            state.waiting = 0;
+            state.generation += 1;
+            self.changed.notify_all();
+        }
+        state
+    }
+
+    /// Blocks until all members wait here.
+    pub(super) fn wait(&self) {
+        let mut before = 0;
+        let mut state = self.change(|state| {
+            before = state.generation;
+            state.waiting += 1;
+        });
+        while state.generation == before {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A thread's membership in a barrier, which ends when this is dropped.
+pub(super) struct Member<'a>(pub(super) &'a Barrier);
+
+impl Drop for Member<'_> {
+    fn drop(&mut self) {
+        drop(self.0.change(|state| state.members -= 1));
+    }
+}

@@ -1,0 +1,95 @@
+//! Takes the place of the module `gpu` in a build without the feature `cuda`: no GPU can be opened.
+//!
+//! The types here have no values. They let the rest of the crate name GPUs without conditional compilation.
+
+use crate::device::Device;
+use crate::path::Path;
+use crate::path_options::PathOptions;
+use inlane_core::mover::Mover;
+use inlane_core::{Error, Region, Result};
+use std::sync::Arc;
+
+/// A GPU of this machine. This build cannot open one.
+#[derive(Debug)]
+pub enum Gpu {}
+
+/// The memory of an opened GPU. This build cannot open one.
+#[derive(Debug)]
+pub enum GpuMemory {}
+
+impl Gpu {
+    pub(crate) fn index(&self) -> u32 {
+        match *self {}
+    }
+
+    pub(crate) fn pinned(&self, _: usize) -> Result<Region> {
+        match *self {}
+    }
+}
+
+impl GpuMemory {
+    /// Fails because this build has no support for GPUs.
+    ///
+    /// # Errors
+    /// [`Error::Device`], always.
+    pub fn open(index: u32) -> Result<Self> {
+        let why =
+            "this program was built without support for GPUs; build inlane-copy with its feature 'cuda'";
+        Err(Error::device_usage(format!("gpu:{index}"), why))
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        match *self {}
+    }
+
+    pub(crate) fn name(&self) -> String {
+        match *self {}
+    }
+
+    pub(crate) fn link(&self) -> Option<(String, f64)> {
+        match *self {}
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        match *self {}
+    }
+
+    pub(crate) fn allocate(&self, _: usize) -> Result<Region> {
+        match *self {}
+    }
+
+    pub(crate) fn fill(&self, _: &Region, _: u64) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn poison(&self, _: &Region, _: u8) -> Result<()> {
+        match *self {}
+    }
+
+    pub(crate) fn count_wrong(&self, _: &Region, _: u64) -> Result<u64> {
+        match *self {}
+    }
+}
+
+/// Returns `None`: no path uses a GPU in this build.
+pub(crate) fn open_path(_: Path, _: &Device, _: &Device, _: &PathOptions) -> Result<Option<Box<dyn Mover>>> {
+    Ok(None)
+}
+
+pub(crate) fn copy_engine(gpu: &GpuMemory) -> Result<Box<dyn Mover>> {
+    match *gpu {}
+}
+
+pub(crate) fn pci_address(gpu: &Gpu) -> String {
+    match *gpu {}
+}
+
+/// Returns false: this build gives up no GPU because it uses none.
+pub(crate) fn any_abandoned() -> bool {
+    false
+}
+
+/// Returns `None`: this build does not load the CUDA driver.
+pub(crate) fn driver_version() -> Option<String> {
+    None
+}

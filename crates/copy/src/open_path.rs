@@ -1,0 +1,163 @@
+//! Opens one path between two devices as a mover.
+
+use crate::device::{Device, Kind};
+use crate::gpu;
+use crate::hybrid::Hybrid;
+use crate::path::Path;
+use crate::path_options::PathOptions;
+use crate::staged::Staged;
+use crate::stop::{Interruptible, check_stop};
+use inlane_core::error::Class;
+use inlane_core::mover::{Access, CpuMover, Mover};
+use inlane_core::{CompletionMode, Error, Region, Result};
+use inlane_twin::{Accelerator, BarMover};
+use std::collections::BTreeMap;
+
+/// Bytes of the staging ring through which the CPU hands chunks on, and the number of its slots.
+const RING: (usize, usize) = (8 << 20, 8);
+/// The range of the hybrid path's host buffers, in bytes.
+const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
+
+/// Opens one path as a mover.
+///
+/// # Errors
+/// [`Error::Device`] if the path cannot exist between these devices, or a device refuses; it says why.
+pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) -> Result<Box<dyn Mover>> {
+    if !Path::candidates(from.endpoint(), to.endpoint()).contains(&path) {
+        return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
+    }
+    to.require_writable()?;
+    // Allocating rings and buffers can take long, so an interrupted run ends here first.
+    check_stop(&options.stop)?;
+    if let Some(mover) = gpu::open_path(path, from, to, options)? {
+        return Ok(mover);
+    }
+    Ok(match (path, from.kind(), to.kind()) {
+        (Path::Bar, Kind::Twin(source), Kind::Twin(destination)) => {
+            twin_bars(Some(source), Some(destination), options)?
+        }
+        (Path::Bar, Kind::Twin(source), _) => twin_bars(Some(source), None, options)?,
+        (Path::Bar, _, Kind::Twin(destination)) => twin_bars(None, Some(destination), options)?,
+        (Path::Bar, ..) => cpu(Some(from), Some(to), options)?,
+        (Path::Dma, Kind::Twin(twin), _) => Box::new(twin.dma(false)?),
+        (Path::Dma, _, Kind::Twin(twin)) => Box::new(twin.dma(true)?),
+        (Path::Dma, Kind::Host(_), Kind::Host(_)) => software_dma(from, to)?,
+        (Path::Staged, ..) => {
+            let ring = host_buffer(from, to, RING.0)?;
+            let (out, into) = (stage(from, true, options)?, stage(to, false, options)?);
+            Box::new(Staged::new(out, into, &ring, RING.1, options.stages)?.stopped_by(&options.stop))
+        }
+        (Path::Hybrid, ..) => {
+            let bytes = options.largest.clamp(HYBRID_BUFFER.0, HYBRID_BUFFER.1);
+            let buffers = [host_buffer(from, to, bytes)?, host_buffer(from, to, bytes)?];
+            let (out, into) = (stage(from, true, options)?, stage(to, false, options)?);
+            Box::new(Hybrid::new(out, into, buffers, options.stages)?.stopped_by(&options.stop))
+        }
+        _ => return Err(unavailable(path, from, to, "does not exist between these two endpoints")),
+    })
+}
+
+fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
+    Error::device_usage(format!("path {path} from {} to {}", from.endpoint(), to.endpoint()), why)
+}
+
+/// Opens DPDK's software DMA device. inlane drives no hardware engine that copies from host memory to host memory.
+#[cfg(feature = "dpdk")]
+fn software_dma(_: &Device, _: &Device) -> Result<Box<dyn Mover>> {
+    Ok(Box::new(inlane_dpdk::DmaDev::skeleton().map_err(Error::from)?))
+}
+
+#[cfg(not(feature = "dpdk"))]
+fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
+    let why = "this program was built without DPDK; build inlane-copy with its feature 'dpdk'";
+    Err(unavailable(Path::Dma, from, to, why))
+}
+
+/// Builds the error for a pair of devices without any usable path.
+///
+/// A single error is returned as it is. Several are listed in one error of the gravest class: failure, then usage, then
+/// environment. Without errors all paths were left out by the user, which is a usage error.
+pub(crate) fn no_path_error(
+    [from, to]: [&Device; 2],
+    refused: &BTreeMap<Path, String>,
+    mut errors: Vec<Error>,
+) -> Error {
+    let gravity = |class: &Class| match class {
+        Class::Environment => 0,
+        Class::Usage => 1,
+        Class::Failed => 2,
+    };
+    let class = errors.iter().map(Error::class).max_by_key(gravity).unwrap_or(Class::Usage);
+    match errors.pop() {
+        Some(only) if refused.len() == 1 => only,
+        _ => {
+            let why: Vec<_> = refused.iter().map(|(path, why)| format!("{path}: {why}")).collect();
+            Error::Device {
+                device: format!("{} to {}", from.endpoint(), to.endpoint()),
+                why: format!("no path is available: {}", why.join("; ")),
+                class,
+            }
+        }
+    }
+}
+
+/// Opens the CPU as a mover through the BARs of twins.
+fn twin_bars(
+    from: Option<&Accelerator>,
+    to: Option<&Accelerator>,
+    options: &PathOptions,
+) -> Result<Box<dyn Mover>> {
+    Ok(Box::new(Interruptible::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
+}
+
+/// Opens the CPU as a mover between two devices; `None` is host memory. The access width is the one asked for, else one
+/// that suits the memory.
+fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Result<Box<dyn Mover>> {
+    let mut reads = true;
+    let mut suits = Access::widest();
+    for device in [from, to].into_iter().flatten() {
+        if let Kind::Bar { memory, permission } = device.kind() {
+            reads &= permission.may_read();
+            let combining =
+                matches!(memory.whole().location(), inlane_core::Location::Bar { write_combining: true, .. });
+            // For uncached memory, 8 bytes is the widest access that every device we know accepts.
+            suits = if combining { Access::widest() } else { Access::Bytes8 };
+        }
+    }
+    let is_bar =
+        |device: Option<&Device>| device.is_some_and(|device| matches!(device.kind(), Kind::Bar { .. }));
+    let mover = || -> Result<CpuMover> {
+        let mover = CpuMover::new(options.access.unwrap_or(suits))?;
+        Ok(mover.named_by(is_bar(from), is_bar(to)).reading_bars(reads))
+    };
+    let flush = options.delivered.then(mover).transpose()?;
+    Ok(Box::new(Interruptible::new(Box::new(mover()?), flush, &options.stop)))
+}
+
+/// Opens the mover of one stage: between a device and host memory, out of the device or into it.
+pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result<Box<dyn Mover>> {
+    Ok(match device.kind() {
+        Kind::Gpu(gpu) => gpu::copy_engine(gpu)?,
+        Kind::Twin(twin) => Box::new(twin.dma(!out)?),
+        Kind::Bar { .. } | Kind::Host(_) if out => cpu(Some(device), None, options)?,
+        Kind::Bar { .. } | Kind::Host(_) => cpu(None, Some(device), options)?,
+    })
+}
+
+/// Sets the completion mode of both stages. Returns it if at least one stage supports it, else `Poll`.
+pub(crate) fn set_stages_completion_mode(
+    stages: [&mut dyn Mover; 2],
+    mode: CompletionMode,
+) -> CompletionMode {
+    // A stage that the CPU copies polls whatever the mode. The other stage may still sleep.
+    let modes = stages.map(|stage| stage.set_completion_mode(mode));
+    if modes.contains(&mode) { mode } else { CompletionMode::Poll }
+}
+
+/// Allocates host memory that both devices reach: pinned if a GPU is among them.
+pub(crate) fn host_buffer(from: &Device, to: &Device, bytes: usize) -> Result<Region> {
+    match from.gpu().or(to.gpu()) {
+        Some(gpu) => Ok(gpu.pinned(bytes)?),
+        None => Region::host(bytes),
+    }
+}

@@ -1,0 +1,66 @@
+//! How paths are opened, and which path to take.
+
+use crate::path::Path;
+use crate::tuning::{EngineTuning, SmTuning};
+use inlane_core::CompletionMode;
+use inlane_core::mover::Access;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// How paths are opened.
+#[derive(Clone, Debug)]
+pub struct PathOptions {
+    /// The largest transfer, in bytes. Bounds the host buffers of the hybrid path.
+    pub largest: usize,
+    /// The width of the CPU's loads and stores; `None` selects it by the kind of memory.
+    pub access: Option<Access>,
+    /// A CPU store to a BAR completes when it is delivered (a read from the BAR returned), not when it is issued.
+    pub delivered: bool,
+    /// The completion mode of the stages of a path through which the CPU hands chunks on. A later
+    /// [`Mover::set_completion_mode`](inlane_core::mover::Mover::set_completion_mode) overrides it.
+    pub stages: CompletionMode,
+    /// Tuning of staging by copy engines; `None` selects what suits one direction or both.
+    pub engines: Option<EngineTuning>,
+    /// Tuning of staging by SMs.
+    pub sms: SmTuning,
+    /// Keep the kernels of staging by SMs running between transfers. Gives the least latency and occupies SMs meanwhile.
+    pub resident: bool,
+    /// The most blocks that a copy by SMs uses.
+    pub blocks: u32,
+    /// The other direction runs at the same time, so paths are chosen by their cost under that load.
+    pub both_ways: bool,
+    /// Paths that [`PathChoice::Auto`] must not take.
+    pub without: Vec<Path>,
+    /// A flag that the caller sets to end calibration, and transfers by the CPU, with an error.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for PathOptions {
+    fn default() -> Self {
+        Self {
+            largest: 256 << 20,
+            access: None,
+            delivered: false,
+            stages: CompletionMode::Poll,
+            engines: None,
+            sms: SmTuning::default(),
+            resident: false,
+            blocks: 16,
+            both_ways: false,
+            without: Vec::new(),
+            stop: Arc::default(),
+        }
+    }
+}
+
+/// Which path a transfer takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PathChoice {
+    /// The path with the least calibrated time for the transfer's size.
+    #[default]
+    Auto,
+    /// This path. If it cannot be opened, the cheapest other one, and the reason is reported.
+    Prefer(Path),
+    /// This path, or an error.
+    Require(Path),
+}

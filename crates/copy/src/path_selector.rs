@@ -1,0 +1,260 @@
+//! A mover between two devices that picks the cheapest path for each transfer.
+
+use crate::cost::Costs;
+use crate::device::Device;
+use crate::open_path::{no_path_error, open_path};
+use crate::path::Path;
+use crate::path_options::{PathChoice, PathOptions};
+use inlane_core::mover::{Mover, Ticket};
+use inlane_core::result::{NotTaken, Path as Explanation};
+use inlane_core::{CompletionMode, Error, Region, Result, units};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A mover between two devices: over one path, or over the cheapest path for each transfer's size.
+///
+/// Use it as a [`Mover`]: submit transfers and wait for them. [`PathSelector::copy`] does one transfer and waits.
+pub struct PathSelector {
+    from: Arc<Device>,
+    to: Arc<Device>,
+    movers: Vec<(Path, Box<dyn Mover>)>,
+    costs: Option<Costs>,
+    both_ways: bool,
+    refused: BTreeMap<Path, String>,
+    fallback: Option<String>,
+    /// The user named the path, so cost did not choose it.
+    requested: bool,
+    /// The index of the mover that took the newest transfer.
+    current: usize,
+    submitted: u64,
+    /// The difference between this mover's tickets and those of the current path's mover.
+    offset: u64,
+    newest: Ticket,
+}
+
+impl PathSelector {
+    /// Opens the path, or for [`PathChoice::Auto`] every path that is the cheapest for some size. Calibrates the paths of
+    /// this pair if their costs are needed and `costs` is `None`.
+    ///
+    /// Allocate the memory for transfers before: with [`PathOptions::resident`], allocation waits for running kernels.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if no path can be opened, or not the required one; errors of calibration.
+    pub fn open(
+        from: &Arc<Device>,
+        to: &Arc<Device>,
+        choice: PathChoice,
+        options: &PathOptions,
+        costs: Option<Costs>,
+    ) -> Result<Self> {
+        let mut selector = Self {
+            from: from.clone(),
+            to: to.clone(),
+            movers: Vec::new(),
+            costs: None,
+            both_ways: options.both_ways,
+            refused: BTreeMap::new(),
+            fallback: None,
+            requested: false,
+            current: 0,
+            submitted: 0,
+            offset: 0,
+            newest: Ticket(0),
+        };
+        if let PathChoice::Prefer(path) | PathChoice::Require(path) = choice {
+            match open_path(path, from, to, options) {
+                Ok(mover) => {
+                    selector.movers.push((path, mover));
+                    selector.costs = costs;
+                    selector.requested = true;
+                    return Ok(selector);
+                }
+                Err(error) if matches!(choice, PathChoice::Require(_)) => return Err(error),
+                Err(error) => {
+                    selector.fallback = Some(format!("{path} was requested but failed: {error}"));
+                    selector.refused.insert(path, error.to_string());
+                }
+            }
+        }
+        let costs = match costs {
+            Some(costs) => costs,
+            None => Costs::calibrate(from, to, options)?,
+        };
+        selector.refused.extend(costs.refused.clone());
+        let mut errors = Vec::new();
+        // All candidates are opened now, because opening one later would wait for another's resident kernels.
+        for path in costs.winners() {
+            match open_path(path, from, to, options) {
+                Ok(mover) => selector.movers.push((path, mover)),
+                Err(error) => {
+                    selector.refused.insert(path, error.to_string());
+                    errors.push(error);
+                }
+            }
+        }
+        selector.costs = Some(costs);
+        if selector.movers.is_empty() {
+            return Err(no_path_error([from, to], &selector.refused, errors));
+        }
+        Ok(selector)
+    }
+
+    /// Returns the path that a transfer of `bytes` takes.
+    pub fn path_for(&self, bytes: u64) -> Path {
+        self.movers[self.pick(bytes)].0
+    }
+
+    /// Returns the costs by which paths are chosen, if they were given or calibrated. Pass them to the selector of the
+    /// opposite direction so that both take the same paths.
+    pub fn costs(&self) -> Option<&Costs> {
+        self.costs.as_ref()
+    }
+
+    /// Returns why another path than the preferred one is taken, if so.
+    pub fn fallback(&self) -> Option<&str> {
+        self.fallback.as_deref()
+    }
+
+    /// Sets the completion mode of the path that transfers of `bytes` take, and of its stages. Returns the mode in effect,
+    /// which is `Poll` where the CPU copies.
+    pub fn set_completion_mode_for(&mut self, bytes: u64, completion: CompletionMode) -> CompletionMode {
+        let index = self.pick(bytes);
+        self.movers[index].1.set_completion_mode(completion)
+    }
+
+    /// Returns true if transfers of `bytes` are synchronous: [`Mover::submit`] returns when the bytes are in place, so one
+    /// transfer is in flight at a time.
+    pub fn is_synchronous_for(&self, bytes: u64) -> bool {
+        self.movers[self.pick(bytes)].1.is_synchronous()
+    }
+
+    /// Predicts the time of a transfer of `bytes` in nanoseconds from the costs of its stages; `None` without costs.
+    pub fn predicted_ns(&self, bytes: u64) -> Option<f64> {
+        self.costs.as_ref()?.predict(self.path_for(bytes), bytes)
+    }
+
+    /// Returns the chain of movers for transfers of `bytes`, why it was chosen, and why each other path was not.
+    pub fn explain(&self, bytes: u64) -> Explanation {
+        let (path, mover) = &self.movers[self.pick(bytes)];
+        let mut not_taken: Vec<NotTaken> = self
+            .refused
+            .iter()
+            .map(|(path, why)| NotTaken { path: path.to_string(), why: why.clone() })
+            .collect();
+        let size = units::bytes(bytes);
+        let time = |path: Path| self.costs.as_ref().and_then(|costs| costs.time(path, bytes));
+        let reason = match (&self.fallback, time(*path)) {
+            (Some(fallback), _) => format!("{path} instead: {fallback}"),
+            (None, Some(time)) if !self.requested => {
+                let others = self.costs.iter().flat_map(|costs| &costs.paths);
+                for (other, curve) in others.filter(|(other, _)| *other != path) {
+                    let other_time = units::nanoseconds(curve.time(bytes).unwrap_or(f64::NAN));
+                    let why = format!(
+                        "calibrated time for {size} is {other_time}, against {}",
+                        units::nanoseconds(time)
+                    );
+                    not_taken.push(NotTaken { path: other.to_string(), why });
+                }
+                let load = if self.both_ways { ", both directions at once" } else { "" };
+                format!("{path}: least calibrated time for {size}, {}{load}", units::nanoseconds(time))
+            }
+            _ => format!("{path}: requested"),
+        };
+        let hops = mover.name().split(" -> ").map(String::from).collect();
+        Explanation { hops, reason, not_taken }
+    }
+
+    /// Copies `source` to `destination` and blocks until the bytes are in place. Waits adaptively: sleeps through most of
+    /// a long transfer, then polls. The stages of a path wait as [`PathOptions::stages`] says.
+    ///
+    /// # Errors
+    /// As [`Mover::submit`] and [`Mover::wait`].
+    pub fn copy(&mut self, source: &Region, destination: &Region) -> Result<()> {
+        let ticket = self.submit(source, destination)?;
+        self.wait(ticket, CompletionMode::Adaptive)
+    }
+
+    /// Blocks until no transfer is in flight.
+    ///
+    /// # Errors
+    /// As [`Mover::wait`].
+    pub fn drain(&mut self) -> Result<()> {
+        self.wait(self.newest, CompletionMode::Adaptive)
+    }
+
+    /// Returns the index of the mover with the least cost for `bytes`.
+    fn pick(&self, bytes: u64) -> usize {
+        let cost = |path: Path| {
+            self.costs.as_ref().and_then(|costs| costs.time(path, bytes)).unwrap_or(f64::INFINITY)
+        };
+        let best =
+            (0..self.movers.len()).min_by(|a, b| cost(self.movers[*a].0).total_cmp(&cost(self.movers[*b].0)));
+        best.expect("an open selector has a mover")
+    }
+}
+
+impl Mover for PathSelector {
+    fn name(&self) -> String {
+        self.movers[self.current].1.name()
+    }
+
+    fn is_twin(&self) -> bool {
+        self.movers.iter().any(|(_, mover)| mover.is_twin())
+            || self.from.endpoint().is_twin()
+            || self.to.endpoint().is_twin()
+    }
+
+    fn reaches(&self, source: &Region, destination: &Region) -> bool {
+        self.movers.iter().all(|(_, mover)| mover.reaches(source, destination))
+    }
+
+    fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        let index = self.pick(source.len() as u64);
+        if index != self.current {
+            // Transfers complete in order of submission, which two movers cannot ensure between them.
+            self.drain()?;
+            self.movers[self.current].1.quiesce()?;
+            self.current = index;
+            let done = self.movers[index].1.done()?;
+            self.offset = self.submitted - done.0;
+        }
+        let ticket = self.movers[index].1.submit(source, destination)?;
+        self.submitted += 1;
+        self.newest = Ticket(self.submitted);
+        debug_assert_eq!(ticket.0 + self.offset, self.submitted);
+        Ok(self.newest)
+    }
+
+    /// Returns whether the path of the newest transfer is synchronous.
+    fn is_synchronous(&self) -> bool {
+        self.movers[self.current].1.is_synchronous()
+    }
+
+    /// Sets the completion mode of all paths. Returns the mode in effect for the path of the newest transfer.
+    fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
+        let current = self.current;
+        let modes: Vec<_> =
+            self.movers.iter_mut().map(|(_, mover)| mover.set_completion_mode(completion)).collect();
+        modes[current]
+    }
+
+    fn done(&mut self) -> Result<Ticket> {
+        let done = self.movers[self.current].1.done()?;
+        Ok(Ticket(done.0 + self.offset))
+    }
+
+    fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
+        if ticket > self.newest {
+            return Err(Error::invalid(format!("ticket {}", ticket.0), "was not issued by this mover"));
+        }
+        match ticket.0.checked_sub(self.offset) {
+            // The ticket is of an earlier path's mover, which was drained when the path changed.
+            None | Some(0) => Ok(()),
+            Some(own) => self.movers[self.current].1.wait(Ticket(own), completion),
+        }
+    }
+
+    fn quiesce(&mut self) -> Result<()> {
+        self.movers.iter_mut().try_for_each(|(_, mover)| mover.quiesce())
+    }
+}

@@ -1,0 +1,186 @@
+//! Tuning of staging between GPUs, and how transfers are cut into chunks. Plain data: usable without a GPU.
+
+use serde::{Deserialize, Serialize};
+
+/// Tuning of staging by copy engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineTuning {
+    /// Bytes of the largest chunk.
+    pub chunk: usize,
+    /// Chunks in the staging ring.
+    pub slots: usize,
+    /// Streams on each side. With two, one copies while the other waits for its event.
+    pub streams: usize,
+}
+
+impl EngineTuning {
+    /// Returns the tuning for one direction alone, or for both at once.
+    ///
+    /// For both directions, 4 MiB chunks in a ring of 16 MiB did best on two H200: 45 GB/s each way of a ceiling of 49.
+    /// The tuning for one direction reached 37 there. We suspect the host's caches, but did not measure them.
+    pub fn suited(both_ways: bool) -> Self {
+        let (chunk, slots) = if both_ways { (4 << 20, 4) } else { (8 << 20, 8) };
+        Self { chunk, slots, streams: 2 }
+    }
+}
+
+/// The smallest chunk that is worth the cost of its events.
+const SMALLEST: usize = 128 << 10;
+/// Bytes that a link moves at 55 GB/s in the 3 us that a chunk's events cost.
+const CHUNK_COST: f64 = 165e3;
+
+/// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
+///
+/// On an idle pipeline the chunk size balances the cost of a chunk against the delay of the first one: the square root of
+/// bytes times cost. The first and the last chunks are smaller, because only one stage works on them. Behind other
+/// transfers the chunks are as large as allowed, because only their number costs time.
+pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
+    let mut sizes = Vec::new();
+    let mut left = bytes;
+    if !idle {
+        while left > 0 {
+            sizes.push(left.min(largest));
+            left -= left.min(largest);
+        }
+        return sizes;
+    }
+    let smallest = SMALLEST.min(largest);
+    let best = ((bytes as f64 * CHUNK_COST).sqrt() as usize).next_power_of_two().clamp(smallest, largest);
+    let mut tail = Vec::new();
+    let mut size = (best / 4).max(smallest);
+    // Sizes double at the start and halve at the end. The chunks between have the best size.
+    while size < best && left >= 4 * size {
+        sizes.push(size);
+        tail.push(size);
+        left -= 2 * size;
+        size *= 2;
+    }
+    while left > 0 {
+        sizes.push(left.min(best));
+        left -= left.min(best);
+    }
+    sizes.extend(tail.into_iter().rev());
+    sizes
+}
+
+/// Tuning of staging by SMs.
+///
+/// A *channel* (NCCL's word) is one block on each GPU and the staging ring that the two share. A *line* is 16 bytes that are stored at
+/// once: 12 of data and a 4-byte lap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SmTuning {
+    /// Blocks on each side, each with a staging ring of its own.
+    pub channels: u32,
+    /// Threads in a block, a multiple of 32.
+    pub threads: u32,
+    /// Bytes of the largest chunk, a multiple of 16.
+    pub chunk: usize,
+    /// Chunks in a channel's ring.
+    pub slots: usize,
+    /// Chunks that each channel takes of a medium-sized transfer on an idle pipeline. More chunks overlap better, but each
+    /// costs a fence. Behind other transfers a channel takes at most two. Large transfers take as many as they need.
+    pub turns: usize,
+    /// The largest transfer, in bytes, that goes as lines, without fences; 0 for none.
+    pub lines: usize,
+}
+
+impl Default for SmTuning {
+    fn default() -> Self {
+        Self { channels: 16, threads: 512, chunk: 64 << 10, slots: 8, turns: 4, lines: 256 << 10 }
+    }
+}
+
+impl SmTuning {
+    /// Returns the bytes of data that each channel takes of a transfer as lines: whole rows.
+    fn share(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
+    }
+
+    /// Returns the bytes of one slot of a channel's ring of lines.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs have rings of lines"))]
+    pub(crate) fn line_bytes(&self) -> usize {
+        self.share(self.lines) / 12 * 16
+    }
+
+    /// Returns the `chunk` field of a command: bytes of a chunk, with [`LINES`] set if the transfer goes as lines. `alone`
+    /// tells that no other transfer is in flight.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
+    pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
+        if bytes <= self.lines {
+            return self.share(bytes) as u64 | LINES;
+        }
+        self.chunk_for(bytes, alone) as u64
+    }
+
+    /// Returns a chunk size that gives every channel work, and several chunks to channels of a transfer large enough.
+    fn chunk_for(&self, bytes: usize, alone: bool) -> usize {
+        let channels = self.channels as usize;
+        let turns = match bytes >= channels * 8192 {
+            true if alone => self.turns.max(1),
+            true => self.turns.clamp(1, 2),
+            false => 1,
+        };
+        bytes.div_ceil(channels * turns).next_multiple_of(512).clamp(1024.min(self.chunk), self.chunk)
+    }
+}
+
+/// Bytes of data that a warp stores at once: 32 lines of 12 bytes.
+const ROW: usize = 32 * 12;
+/// The bit of a command's `chunk` field that says that the transfer goes as lines. `staging.cu` has the same.
+const LINES: u64 = 1 << 63;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_idle_pipeline_starts_and_ends_with_small_chunks() {
+        let sizes = engine_chunks(256 << 20, 8 << 20, true);
+        assert_eq!(sizes[0], 2 << 20);
+        assert_eq!(sizes.last(), Some(&(2 << 20)));
+        assert_eq!(engine_chunks(64 << 10, 8 << 20, true), [64 << 10]);
+        assert_eq!(engine_chunks(256 << 20, 8 << 20, false), vec![8 << 20; 32]);
+    }
+
+    #[test]
+    fn sm_chunks_fit_their_slots_and_occupy_all_lanes() {
+        let tuning = SmTuning { channels: 32, ..SmTuning::default() };
+        for bytes in [1, 4096, 64 << 10, 1 << 20, 16 << 20, 1 << 30] {
+            let chunk = tuning.chunk_for(bytes, false);
+            assert!(chunk <= tuning.chunk && chunk.is_multiple_of(16), "{bytes}: {chunk}");
+        }
+        assert_eq!(tuning.chunk_for(64 << 10, true), 2048, "one chunk for each channel");
+        assert_eq!(tuning.chunk_for(1 << 20, true), 8192, "four chunks for each channel");
+        assert_eq!(
+            tuning.chunk_for(1 << 20, false),
+            16384,
+            "two chunks for each channel behind other transfers"
+        );
+        assert_eq!(tuning.chunk_for(1 << 30, true), tuning.chunk);
+        assert_eq!(SmTuning { chunk: 512, ..tuning }.chunk_for(100, true), 512);
+    }
+
+    proptest! {
+        #[test]
+        fn engine_chunks_cover_the_transfer(bytes in 1usize..1 << 30, power in 12u32..24, idle: bool) {
+            let sizes = engine_chunks(bytes, 1 << power, idle);
+            prop_assert_eq!(sizes.iter().sum::<usize>(), bytes);
+            prop_assert!(sizes.iter().all(|size| *size > 0 && *size <= 1 << power));
+        }
+
+        #[test]
+        fn a_transfer_as_lines_is_one_chunk_per_lane_that_fits(bytes in 1usize..1 << 20, channels in 1u32..133, alone: bool) {
+            let tuning = SmTuning { channels, ..SmTuning::default() };
+            let field = tuning.chunk_field(bytes, alone);
+            let chunk = (field & !LINES) as usize;
+            prop_assert_eq!(field & LINES != 0, bytes <= tuning.lines);
+            if field & LINES != 0 {
+                prop_assert!(chunk * channels as usize >= bytes && chunk.is_multiple_of(4));
+                prop_assert!(chunk.div_ceil(12) * 16 <= tuning.line_bytes());
+            } else {
+                prop_assert!(chunk <= tuning.chunk);
+            }
+        }
+    }
+}
