@@ -3,6 +3,8 @@
 //! A [`Port`] is opened once, configured, and split into queues; each queue is driven by one thread. Receiving and
 //! sending are the two traits of the hot path, called once a burst.
 
+pub mod spec;
+
 use crate::error::Result;
 use crate::packet::{Packet, Pool};
 use crate::result::Verification;

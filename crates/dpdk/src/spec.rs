@@ -13,6 +13,7 @@
 //! All take `descriptors=N` (receive and send) and all but `net_null` and `ring` take `mtu=BYTES`.
 
 use crate::error::{Error, Result};
+use inlane_core::port::spec::PortSpec;
 
 /// A port specification, understood.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,8 +102,7 @@ impl Spec {
 
     /// True when `text` names a kind of this crate, well-formed or not.
     pub fn is_ours(text: &str) -> bool {
-        let kind = text.split([':', ',']).next().unwrap_or_default();
-        Self::KINDS.contains(&kind)
+        Self::KINDS.contains(&PortSpec::kind_of(text))
     }
 
     /// Reads a specification.
@@ -110,7 +110,7 @@ impl Spec {
     /// # Errors
     /// [`Error::Spec`] that says what was expected.
     pub fn parse(text: &str) -> Result<Self> {
-        Reader::new(text)?.finish()
+        read(text).map_err(refused)
     }
 
     /// The same AF_XDP port, `further` queues on.
@@ -147,197 +147,141 @@ impl Spec {
     }
 }
 
-/// Takes a specification apart; each option may be taken once, and none may be left over.
-struct Reader<'a> {
-    text: &'a str,
-    kind: &'a str,
-    argument: &'a str,
-    options: Vec<(&'a str, &'a str)>,
-    /// Those that this kind has, as they are asked for.
-    known: Vec<&'static str>,
+fn refused(error: inlane_core::Error) -> Error {
+    match error {
+        inlane_core::Error::Port { port, why, .. } => Error::Spec { spec: port, why },
+        error => Error::Spec { spec: String::new(), why: error.to_string() },
+    }
 }
 
-impl<'a> Reader<'a> {
-    fn new(text: &'a str) -> Result<Self> {
-        let mut parts = text.split(',');
-        let first = parts.next().unwrap_or_default();
-        let (kind, argument) = first.split_once(':').unwrap_or((first, ""));
-        let mut reader = Self { text, kind, argument, options: Vec::new(), known: Vec::new() };
-        for part in parts {
-            let Some((key, value)) = part.split_once('=') else {
-                return Err(reader.refuse(format!("'{part}' is not an option; write KEY=VALUE")));
-            };
-            if reader.options.iter().any(|&(other, _)| other == key) {
-                return Err(reader.refuse(format!("option '{key}' is given twice")));
+fn read(text: &str) -> inlane_core::Result<Spec> {
+    let mut spec = PortSpec::parse(text)?;
+    let kind = kind(&mut spec)?;
+    let descriptors = spec.number("descriptors", 16..=32768)?;
+    let mtu = match kind {
+        Kind::Null { .. } | Kind::Ring { .. } => None,
+        _ => spec.number("mtu", 68..=65000)?,
+    };
+    spec.finish()?;
+    Ok(Spec { text: text.to_owned(), kind, descriptors, mtu })
+}
+
+fn kind(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
+    Ok(match spec.kind() {
+        "net_null" => Kind::Null {
+            size: spec.argument_number("frame size", 64, 14..=65000)?,
+            copy: spec.switch("copy")?,
+        },
+        "ring" => {
+            if spec.argument().is_empty() {
+                return Err(spec.error("a ring needs a name, as in ring:a"));
             }
-            reader.options.push((key, value));
-        }
-        Ok(reader)
-    }
-
-    fn refuse(&self, why: impl Into<String>) -> Error {
-        Error::Spec { spec: self.text.to_owned(), why: why.into() }
-    }
-
-    fn take(&mut self, key: &'static str) -> Option<&'a str> {
-        self.known.push(key);
-        let index = self.options.iter().position(|&(other, _)| other == key)?;
-        Some(self.options.swap_remove(index).1)
-    }
-
-    fn number<T: TryFrom<u64>>(&mut self, key: &'static str, least: u64, most: u64) -> Result<Option<T>> {
-        let Some(value) = self.take(key) else { return Ok(None) };
-        self.read_number(key, value, least, most).map(Some)
-    }
-
-    fn read_number<T: TryFrom<u64>>(&self, key: &str, value: &str, least: u64, most: u64) -> Result<T> {
-        let number = value.parse::<u64>().ok().filter(|number| (least..=most).contains(number));
-        number
-            .and_then(|number| T::try_from(number).ok())
-            .ok_or_else(|| self.refuse(format!("{key}={value} is not a whole number from {least} to {most}")))
-    }
-
-    fn switch(&mut self, key: &'static str) -> Result<bool> {
-        match self.take(key) {
-            None | Some("off") => Ok(false),
-            Some("on") => Ok(true),
-            Some(value) => Err(self.refuse(format!("{key}={value}: write {key}=on or {key}=off"))),
-        }
-    }
-
-    /// The argument, where it must be an interface's name as the kernel takes them.
-    fn interface(&self) -> Result<String> {
-        let name = self.argument;
-        let sound = (1..16).contains(&name.len())
-            && name != "."
-            && name != ".."
-            && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
-        if sound {
-            Ok(name.to_owned())
-        } else {
-            Err(self.refuse(format!(
-                "'{name}' cannot name an interface; write {}:NAME with 1 to 15 characters (ip link lists them)",
-                self.kind
-            )))
-        }
-    }
-
-    fn finish(mut self) -> Result<Spec> {
-        let kind = self.kind()?;
-        let descriptors = self.number("descriptors", 16, 32768)?;
-        let mtu = match kind {
-            Kind::Null { .. } | Kind::Ring { .. } => None,
-            _ => self.number("mtu", 68, 65000)?,
-        };
-        if let Some((key, _)) = self.options.first() {
-            let (kind, known) = (self.kind, self.known.join(", "));
-            return Err(self.refuse(format!("{kind} ports have no option '{key}'; there are: {known}")));
-        }
-        Ok(Spec { text: self.text.to_owned(), kind, descriptors, mtu })
-    }
-
-    fn kind(&mut self) -> Result<Kind> {
-        Ok(match self.kind {
-            "net_null" => {
-                let size = if self.argument.is_empty() { "64" } else { self.argument };
-                let size = self.read_number("size", size, 14, 65000)?;
-                Kind::Null { size, copy: self.switch("copy")? }
+            Kind::Ring {
+                name: spec.argument().to_owned(),
+                prime: spec.number("prime", 0..=1024)?.unwrap_or(0),
+                size: spec.number("size", 14..=65000)?.unwrap_or(64),
             }
-            "ring" => {
-                if self.argument.is_empty() {
-                    return Err(self.refuse("give it a name, as in ring:a"));
-                }
-                Kind::Ring {
-                    name: self.argument.to_owned(),
-                    prime: self.number("prime", 0, 1024)?.unwrap_or(0),
-                    size: self.number("size", 14, 65000)?.unwrap_or(64),
-                }
-            }
-            "af_xdp" => Kind::AfXdp {
-                interface: self.interface()?,
-                queue: self.number("queue", 0, 1023)?,
-                busy: self.number("busy", 0, 65535)?.unwrap_or(0),
-                copy: self.switch("copy")?,
-            },
-            "af_packet" => Kind::AfPacket {
-                interface: self.interface()?,
-                queues: self.number("queues", 1, 16)?,
-                frame: self.number("frame", 256, 1 << 17)?,
-                bypass: self.switch("bypass")?,
-            },
-            "tap" => Kind::Tap {
-                interface: self.interface()?,
-                fixed_mac: match self.take("mac") {
-                    None => false,
-                    Some("fixed") => true,
-                    Some(value) => return Err(self.refuse(format!("mac={value}: only mac=fixed is known"))),
-                },
-            },
-            "memif" => self.memif()?,
-            "pci" => Kind::Pci { address: self.pci_address()? },
-            kind => {
-                return Err(self.refuse(format!(
-                    "'{kind}' is not a kind of port here; choose from {}",
-                    Spec::KINDS.join(", ")
-                )));
-            }
-        })
-    }
-
-    fn memif(&mut self) -> Result<Kind> {
-        // The kernel's limit for a socket's path, with its zero.
-        if !(1..108).contains(&self.argument.len()) {
-            return Err(
-                self.refuse("give the socket's path, up to 107 characters, as in memif:/run/memif.sock")
-            );
         }
-        let server = match self.take("role") {
-            None | Some("client") => false,
-            Some("server") => true,
-            Some(role) => return Err(self.refuse(format!("role={role}: choose server or client"))),
-        };
-        let wait_s = match self.take("wait") {
-            None => 10.0,
-            Some(text) => {
-                let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>().ok();
-                seconds.filter(|seconds| (0.0..=86400.0).contains(seconds)).ok_or_else(|| {
-                    self.refuse(format!("wait={text} is not a time in seconds from 0 to 86400"))
+        "af_xdp" => Kind::AfXdp {
+            interface: interface(spec)?,
+            queue: spec.number("queue", 0..=1023)?,
+            busy: spec.number("busy", 0..=65535)?.unwrap_or(0),
+            copy: spec.switch("copy")?,
+        },
+        "af_packet" => Kind::AfPacket {
+            interface: interface(spec)?,
+            queues: spec.number("queues", 1..=16)?,
+            frame: spec.number("frame", 256..=1 << 17)?,
+            bypass: spec.switch("bypass")?,
+        },
+        "tap" => Kind::Tap {
+            interface: interface(spec)?,
+            fixed_mac: spec
+                .option("mac", |value| match value {
+                    "fixed" => Ok(true),
+                    _ => Err("only mac=fixed is supported".into()),
                 })?
-            }
-        };
-        let secret = self.take("secret").map(str::to_owned);
-        if secret.as_ref().is_some_and(|secret| !(1..24).contains(&secret.len())) {
-            return Err(self.refuse("a memif secret has 1 to 23 characters"));
+                .unwrap_or(false),
+        },
+        "memif" => memif(spec)?,
+        "pci" => Kind::Pci { address: pci_address(spec)? },
+        kind => {
+            return Err(spec.error(format!(
+                "'{kind}' is not a kind of port here; choose from {}",
+                Spec::KINDS.join(", ")
+            )));
         }
-        let id = self.number("id", 0, u32::MAX as u64)?.unwrap_or(0);
-        Ok(Kind::Memif { socket: self.argument.to_owned(), server, id, wait_s, secret })
-    }
+    })
+}
 
-    /// `0000:b5:00.0`, or without the domain.
-    fn pci_address(&self) -> Result<String> {
-        let full = match self.argument.matches(':').count() {
-            1 => format!("0000:{}", self.argument),
-            _ => self.argument.to_owned(),
-        };
-        let hex =
-            |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
-        let mut fields = full.split(':');
-        let (domain, bus, rest) = (fields.next(), fields.next(), fields.next());
-        let sound = fields.next().is_none()
-            && domain.is_some_and(|domain| hex(domain, 4))
-            && bus.is_some_and(|bus| hex(bus, 2))
-            && rest
-                .and_then(|rest| rest.split_once('.'))
-                .is_some_and(|(device, function)| hex(device, 2) && hex(function, 1));
-        if sound {
-            Ok(full.to_ascii_lowercase())
-        } else {
-            Err(self.refuse(format!(
-                "'{}' is not a PCI address; write it as lspci -D does, pci:0000:b5:00.0",
-                self.argument
-            )))
-        }
+/// Returns the argument if the kernel would accept it as the name of an interface.
+fn interface(spec: &PortSpec) -> inlane_core::Result<String> {
+    let name = spec.argument();
+    let valid = (1..16).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
+    if valid {
+        return Ok(name.to_owned());
     }
+    Err(spec.error(format!(
+        "'{name}' is not a valid interface name; write {}:NAME with 1 to 15 characters ('ip link' lists the interfaces)",
+        spec.kind()
+    )))
+}
+
+fn memif(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
+    // The kernel limits a socket's path to 108 bytes, with the terminating zero.
+    if !(1..108).contains(&spec.argument().len()) {
+        return Err(spec.error("give the socket's path, 1 to 107 characters, as in memif:/run/memif.sock"));
+    }
+    let server = spec.option("role", |value| match value {
+        "client" => Ok(false),
+        "server" => Ok(true),
+        _ => Err("choose server or client".into()),
+    })?;
+    let wait_s = spec.option("wait", |value| {
+        let seconds = value.strip_suffix('s').unwrap_or(value).parse::<f64>().ok();
+        seconds
+            .filter(|seconds| (0.0..=86400.0).contains(seconds))
+            .ok_or_else(|| "give a time in seconds from 0 to 86400".into())
+    })?;
+    let secret = spec.option("secret", |value| match value.len() {
+        1..24 => Ok(value.to_owned()),
+        _ => Err("a memif secret has 1 to 23 characters".into()),
+    })?;
+    Ok(Kind::Memif {
+        socket: spec.argument().to_owned(),
+        server: server.unwrap_or(false),
+        id: spec.number("id", 0..=u32::MAX.into())?.unwrap_or(0),
+        wait_s: wait_s.unwrap_or(10.0),
+        secret,
+    })
+}
+
+/// Returns the address in full and lower case. It may be written without the domain, as in `b5:00.0`.
+fn pci_address(spec: &PortSpec) -> inlane_core::Result<String> {
+    let full = match spec.argument().matches(':').count() {
+        1 => format!("0000:{}", spec.argument()),
+        _ => spec.argument().to_owned(),
+    };
+    let hex = |text: &str, digits: usize| text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let mut fields = full.split(':');
+    let (domain, bus, rest) = (fields.next(), fields.next(), fields.next());
+    let valid = fields.next().is_none()
+        && domain.is_some_and(|domain| hex(domain, 4))
+        && bus.is_some_and(|bus| hex(bus, 2))
+        && rest
+            .and_then(|rest| rest.split_once('.'))
+            .is_some_and(|(device, function)| hex(device, 2) && hex(function, 1));
+    if valid {
+        return Ok(full.to_ascii_lowercase());
+    }
+    let why = format!(
+        "'{}' is not a PCI address; write it as 'lspci -D' prints it: pci:0000:b5:00.0",
+        spec.argument()
+    );
+    Err(spec.error(why))
 }
 
 #[cfg(test)]
@@ -396,6 +340,6 @@ mod tests {
             assert!(error.starts_with(&format!("port {text}: ")), "{error}");
         }
         let error = Spec::parse("tap:t,frame=1").unwrap_err().to_string();
-        assert!(error.ends_with("no option 'frame'; there are: mac, descriptors, mtu"), "{error}");
+        assert!(error.ends_with("unknown option 'frame'; tap ports have: mac, descriptors, mtu"), "{error}");
     }
 }

@@ -15,7 +15,6 @@ pub mod null;
 pub mod open;
 pub mod oran;
 pub mod pcap;
-pub mod spec;
 pub mod wrap;
 
 pub use error::{Error, Result};

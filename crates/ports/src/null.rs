@@ -4,9 +4,9 @@
 //! pipeline itself. DPDK's own null port is `net_null`.
 
 use super::generate::pace::Schedule;
-use super::spec::Spec;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
+use inlane_core::port::spec::PortSpec;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use std::sync::Arc;
@@ -30,14 +30,8 @@ impl Null {
     /// # Errors
     /// For a size that no packet has, and options, of which there are none.
     pub fn open(text: &str, clock: &Clock) -> Result<Self> {
-        let spec = Spec::parse(text);
-        let size = match spec.value() {
-            "" => 64,
-            value => match value.parse() {
-                Ok(size @ 14..=65535) => size,
-                _ => return Err(spec.error("give a frame's size, 14 to 65535 bytes: null:1024")),
-            },
-        };
+        let spec = PortSpec::parse(text)?;
+        let size = spec.argument_number("frame size", 64, 14..=65535)?;
         spec.finish()?;
         let info = PortInfo {
             name: text.into(),
@@ -186,7 +180,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         let clock = Clock::new();
-        for text in ["null:0", "null:x", "null:70000", "null:64,copy=on"] {
+        for text in ["null:0", "null:x", "null:70000", "null:64,copy=on", "null,foo=bar"] {
             assert!(Null::open(text, &clock).is_err(), "{text}");
         }
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 256).unwrap());

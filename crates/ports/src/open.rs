@@ -7,6 +7,7 @@ use crate::null::Null;
 use crate::oran::Radio;
 use crate::pcap::{Playback, Sink, Source};
 use inlane_core::clock::Clock;
+use inlane_core::port::spec::PortSpec;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Port};
 #[cfg(feature = "dpdk")]
@@ -26,7 +27,7 @@ pub fn is_dpdk(name: &str) -> bool {
 
 /// The kind of a port: what stands before its first colon or comma.
 pub fn kind(name: &str) -> &str {
-    name.split([':', ',']).next().unwrap_or_default()
+    PortSpec::kind_of(name)
 }
 
 /// True for ports that may stand on both sides of a run under one name; captures, generators and checkers are one each.

@@ -63,7 +63,7 @@ impl Checker {
         source: Option<&Generator>,
         reference: Box<dyn Reference>,
     ) -> Result<Self> {
-        let own = text.split_once(':').map(|_| Traffic::parse(text)).transpose()?;
+        let own = (text != "check").then(|| Traffic::parse(text)).transpose()?;
         let (traffic, ledger) = match (own, source) {
             (Some((traffic, _)), _) => (Arc::new(traffic), None),
             (None, Some(source)) => (source.traffic().clone(), Some(source.ledger().clone())),

@@ -158,6 +158,9 @@ fn a_checker_alone_is_told_what_comes() {
     let reference = || reference::find("io").unwrap();
     let error = Checker::open("check", &clock, None, reference()).err().unwrap().to_string();
     assert!(error.contains("check:64,flows=8"), "{error}");
+    for text in ["check,foo=1", "check:64,foo=1"] {
+        assert!(Checker::open(text, &clock, None, reference()).is_err(), "{text}");
+    }
     let mut generator = Generator::open("gen:64,flows=3", &clock).unwrap();
     let mut checker = Checker::open("check:64,flows=3", &clock, None, reference()).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());

@@ -4,8 +4,8 @@
 //! for benchmarks by RFC 2544), or within 2001:2::/48 (RFC 5180), and no two flows share a 5-tuple.
 
 use super::stamp;
-use crate::spec::Spec;
 use inlane_core::Result;
+use inlane_core::port::spec::PortSpec;
 use inlane_core::units::{Rate, parse_rate, parse_size};
 use inlane_wire::checksum::{self, Sum};
 use inlane_wire::{Layers, Mac, ethernet, ipv4, ipv6, tcp, udp};
@@ -60,9 +60,9 @@ impl Traffic {
     /// # Errors
     /// For unknown options, sizes too small for their headers and stamp, and quantities out of range.
     pub fn parse(text: &str) -> Result<(Self, Offer)> {
-        let mut spec = Spec::parse(text);
-        let imix = spec.value() == "imix";
-        let sizes = match spec.value() {
+        let mut spec = PortSpec::parse(text)?;
+        let imix = spec.argument() == "imix";
+        let sizes = match spec.argument() {
             "" => return Err(spec.error("say how long frames are: gen:64 or gen:imix")),
             "imix" => IMIX.to_vec(),
             size => match parse_size(size) {
@@ -82,9 +82,9 @@ impl Traffic {
         let mut traffic = Self {
             sizes,
             kinds,
-            flows: spec.number("flows", 1..=MAX_FLOWS)?.unwrap_or(64) as u32,
+            flows: spec.number("flows", 1..=MAX_FLOWS)?.unwrap_or(64),
             seed: spec.number("seed", 0..=u64::MAX)?.unwrap_or(1),
-            vlan: spec.number("vlan", 0..=4094)?.map(|vlan| vlan as u16),
+            vlan: spec.number("vlan", 0..=4094)?,
             macs: (
                 spec.option("smac", mac)?.unwrap_or(Mac([2, 0, 0, 0, 0, 1])),
                 spec.option("dmac", mac)?.unwrap_or(Mac([2, 0, 0, 0, 0, 2])),

@@ -8,8 +8,8 @@
 //! ```
 
 use crate::generate::traffic::mix;
-use crate::spec::Spec;
 use inlane_core::Result;
+use inlane_core::port::spec::PortSpec;
 use inlane_core::units::{Rate, parse_rate};
 use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};
 use inlane_wire::{Mac, ecpri, ethernet};
@@ -92,7 +92,7 @@ impl Plan {
     /// # Errors
     /// For unknown options, and values out of range.
     pub fn parse(text: &str) -> Result<(Self, Offer)> {
-        let mut spec = Spec::parse(text);
+        let mut spec = PortSpec::parse(text)?;
         let eaxc = spec.option("eaxc", |value| {
             let id = |text: &str| match text.strip_prefix("0x") {
                 Some(hex) => u16::from_str_radix(hex, 16).ok(),
@@ -109,14 +109,14 @@ impl Plan {
             "120" => Ok(8),
             _ => Err("give 15, 30, 60 or 120 (kHz)".into()),
         })?;
-        let mtu = spec.number("mtu", 64..=16384)?.unwrap_or(1500) as usize;
+        let mtu = spec.number("mtu", 64..=16384)?.unwrap_or(1500usize);
         let loss = spec.option("loss", |value| {
             let (number, scale) = value.strip_suffix('%').map_or((value, 1.0), |number| (number, 0.01));
             let share = number.parse::<f64>().ok().map(|number| number * scale);
             share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "give 0 % to 100 %".into())
         })?;
         let mac = |value: &str| value.parse::<Mac>().map_err(|error| error.to_string());
-        let prbs = spec.number("prbs", 1..=MOST_PRBS)?.unwrap_or(273) as usize;
+        let prbs = spec.number("prbs", 1..=MOST_PRBS)?.unwrap_or(273usize);
         let fit = (mtu - ecpri::DATA_HEADER - oran::HEADER - SECTION) / PRB;
         if fit == 0 {
             return Err(spec.error(format!("mtu={mtu}: not one PRB of {PRB} bytes fits; give 64 or more")));
@@ -127,11 +127,11 @@ impl Plan {
             slots_per_subframe: spacing.unwrap_or(2),
             // A section counts to 255, or says 'all'.
             prbs_per_packet: if fit >= prbs { prbs } else { fit.min(MOST_COUNTED) },
-            shuffle: spec.number("shuffle", 1..=4096)?.unwrap_or(1) as usize,
+            shuffle: spec.number("shuffle", 1..=4096)?.unwrap_or(1),
             loss: loss.unwrap_or(0.0),
             seed: spec.number("seed", 0..=u64::MAX)?.unwrap_or(1),
             downlink: spec.flag("downlink")?,
-            vlan: spec.number("vlan", 0..=4094)?.map(|vlan| vlan as u16),
+            vlan: spec.number("vlan", 0..=4094)?,
             macs: (
                 spec.option("smac", mac)?.unwrap_or(Mac([2, 0, 0, 0, 0, 1])),
                 spec.option("dmac", mac)?.unwrap_or(Mac([2, 0, 0, 0, 0, 2])),
@@ -147,7 +147,7 @@ impl Plan {
             realtime: spec.flag("realtime")?,
             positions: spec
                 .number("slots", 0..=1 << 40)?
-                .map(|slots| slots * SYMBOLS as u64 * plan.packets_per_symbol()),
+                .map(|slots: u64| slots * SYMBOLS as u64 * plan.packets_per_symbol()),
         };
         if offer.realtime && offer.rate.is_some() {
             return Err(spec.error("give a rate or 'realtime', not both"));
