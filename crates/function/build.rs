@@ -48,7 +48,7 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
     let variants: &[&str] = if x86 { &["v1", "v3"] } else { &["v1"] };
     for source in sources {
         for variant in variants {
-            writeln!(text, "    static inlane_function_{}_{variant}: Entry;", name(source))
+            writeln!(text, "    static inlane_function_{}_{variant}: FunctionEntry;", name(source))
                 .expect("a string");
         }
     }

@@ -5,11 +5,11 @@
 
 use inlane_core::clock::Clock;
 use inlane_core::{HeapPool, Pool, Port};
-use inlane_cuda::{Gpu, Launch, Module, Program, argument, compile};
+use inlane_cuda::{Gpu, LaunchConfig, Module, Source, argument, compile};
 use inlane_forward::control::{Control, Progress};
 use inlane_forward::gpu::{self, Lane, Memory, Settings};
 use inlane_forward::pipeline::{Pipeline, PipelineContext, PipelineSettings};
-use inlane_function::{Function, HEADERS};
+use inlane_function::{HEADERS, PacketFunction};
 use inlane_ports::null::Null;
 use inlane_ports::oran::{Plan, Radio};
 use std::error::Error;
@@ -32,11 +32,11 @@ fn main() {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let gpu = Gpu::open(0)?;
-    let reorder = Function::parse(REORDER)?;
-    let function = gpu::Program::new(&gpu, &reorder, Memory::Pinned)?;
+    let reorder = PacketFunction::parse(REORDER)?;
+    let function = gpu::LoadedFunction::new(&gpu, &reorder, Memory::Pinned)?;
     let source = include_str!("../functions/oran_power.cu");
-    let program = Program { name: "oran_power.cu", source, headers: &HEADERS, options: &["-default-device"] };
-    let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.function("oran_power")?;
+    let program = Source { name: "oran_power.cu", source, headers: &HEADERS, options: &["-default-device"] };
+    let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("oran_power")?;
 
     // Everything is allocated before the persistent kernel runs.
     let clock = Clock::new();
@@ -61,7 +61,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let take = |slot: u64| -> Result<_, Box<dyn Error>> {
         let (from, streams, power) = (output.address(), STREAMS as u32, sums.address());
         let found = power + 2048;
-        let shape = Launch { blocks: 1, threads: 256, shared_bytes: 0, cooperative: false };
+        let shape = LaunchConfig { blocks: 1, threads: 256, shared_bytes: 0, cooperative: false };
         let arguments =
             [argument(&from), argument(&slot), argument(&streams), argument(&power), argument(&found)];
         // SAFETY: the kernel's parameters, in order; all regions outlive the wait below.

@@ -5,7 +5,7 @@
 use inlane_core::clock::Clock;
 use inlane_core::ring::{Next, Ring, Stamps, layout};
 use inlane_core::{HeapPool, Packet, Pool, Port};
-use inlane_cuda::{Arguments, Gpu, Launch, Module, Program, compile};
+use inlane_cuda::{Arguments, Gpu, LaunchConfig, Module, Source, compile};
 use inlane_ports::generate::Generator;
 use std::error::Error;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ fn main() {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let gpu = Gpu::open(0)?;
-    let program = Program {
+    let program = Source {
         name: "kernel.cu",
         source: include_str!("kernel.cu"),
         headers: &inlane_function::HEADERS,
         options: &["-default-device"],
     };
-    let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.function("add_up")?;
+    let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("add_up")?;
 
     // Memory that both sides reach, all of it before the kernel runs: packets, the two halves of the ring, the kernel's sum.
     let bytes = HeapPool::bytes(4 * SLOTS * BURST, 2048).ok_or("no such pool")?;
@@ -46,7 +46,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     port.start()?;
 
     let stream = gpu.stream()?;
-    let shape = Launch { blocks: 1, threads: 128, shared_bytes: 0, cooperative: false };
+    let shape = LaunchConfig { blocks: 1, threads: 128, shared_bytes: 0, cooperative: false };
     // SAFETY: the kernel's parameters, in order; ring and sum live until the stream was waited for.
     unsafe { kernel.launch(&stream, shape, Arguments(arguments))? };
 

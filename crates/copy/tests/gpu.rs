@@ -384,7 +384,7 @@ fn stuck(completion: Option<CompletionMode>) {
     unsafe { engine.stream().memory_operations(&[never]).unwrap() };
     let ticket = engine.submit(&source, &destination).unwrap();
     if let Some(completion) = completion {
-        engine.set_patience(Duration::from_secs(2));
+        engine.set_timeout(Duration::from_secs(2));
         let began = Instant::now();
         let error = engine.wait(ticket, completion).unwrap_err().to_string();
         eprintln!("error: {error} (after {:?})", began.elapsed());

@@ -1,4 +1,4 @@
-//! Compiled kernels on disk: a file each, under the user's cache directory.
+//! CompiledProgram kernels on disk: a file each, under the user's cache directory.
 //!
 //! ```text
 //! file = "inlane kernel 1\n" | key length (8, little-endian) | key | machine code length (8) | machine code

@@ -222,7 +222,7 @@ impl Gpu {
         }
         let mut opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(gpu) = opened.iter().find(|gpu| gpu.index() == index) {
-            gpu.enter()?;
+            gpu.make_current()?;
             return Ok(gpu.clone());
         }
         let device = handle(index)?;
@@ -231,7 +231,7 @@ impl Gpu {
         // SAFETY: a valid device; the context is released in drop.
         unsafe { call!(format!("gpu:{index}"), cuDevicePrimaryCtxRetain(&mut context, device))? };
         let gpu = Self { info, device, context, abandoned: AtomicBool::new(false) };
-        gpu.enter()?;
+        gpu.make_current()?;
         let gpu = Arc::new(gpu);
         opened.push(gpu.clone());
         Ok(gpu)
@@ -260,7 +260,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn enter(&self) -> Result<()> {
+    pub fn make_current(&self) -> Result<()> {
         // SAFETY: the context lives as long as this value.
         unsafe { call!(self, cuCtxSetCurrent(self.context)) }
     }
@@ -270,7 +270,7 @@ impl Gpu {
     /// # Errors
     /// When the driver refuses.
     pub fn memory(&self) -> Result<(u64, u64)> {
-        self.enter()?;
+        self.make_current()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: valid pointers.
         unsafe { call!(self, cuMemGetInfo_v2(&mut free, &mut total))? };
@@ -278,11 +278,11 @@ impl Gpu {
     }
 
     /// Most bytes of shared memory that a block can have, where its kernel is allowed more than the usual
-    /// ([`Function::allow_shared`](crate::Function::allow_shared)).
+    /// ([`Kernel::set_max_dynamic_shared_bytes`](crate::Kernel::set_max_dynamic_shared_bytes)).
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn most_shared_bytes(&self) -> Result<u32> {
+    pub fn max_shared_bytes_per_block(&self) -> Result<u32> {
         let mut most = 0;
         let wanted = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         // SAFETY: a valid device and pointer.
@@ -308,7 +308,7 @@ impl Gpu {
         if self.is_abandoned() {
             return;
         }
-        if let Err(error) = self.enter().and_then(|()| free()) {
+        if let Err(error) = self.make_current().and_then(|()| free()) {
             tracing::warn!("{what} not freed: {error}");
         }
     }
@@ -325,7 +325,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn urgent_stream(self: &Arc<Self>) -> Result<Stream> {
+    pub fn high_priority_stream(self: &Arc<Self>) -> Result<Stream> {
         Stream::new(self, true)
     }
 }

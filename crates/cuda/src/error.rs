@@ -72,7 +72,7 @@ pub enum Error {
     },
     /// A source did not compile.
     #[error("{name} does not compile for {arch}:\n{log}")]
-    Source {
+    DoesNotCompile {
         /// The source's name.
         name: String,
         /// The architecture.
@@ -112,7 +112,7 @@ impl Error {
             | Error::NoCompiler { .. }
             | Error::Compiler { .. } => Class::Environment,
             Error::NoDevice { count: 0, .. } => Class::Environment,
-            Error::NoDevice { .. } | Error::Source { .. } | Error::Invalid { .. } => Class::Usage,
+            Error::NoDevice { .. } | Error::DoesNotCompile { .. } | Error::Invalid { .. } => Class::Usage,
             Error::Call { code, .. } if is_environment(*code) => Class::Environment,
             Error::Call { .. } => Class::Failed,
         }

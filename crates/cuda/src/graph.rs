@@ -3,7 +3,7 @@
 use crate::device::Gpu;
 use crate::driver::call;
 use crate::error::Result;
-use crate::kernel::{Function, KernelArguments, Launch};
+use crate::kernel::{Kernel, KernelArguments, LaunchConfig};
 use crate::stream::{MemoryOperation, Stream};
 use cudarc::driver::sys;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct Graph {
     gpu: Arc<Gpu>,
     raw: sys::CUgraph,
-    functions: Vec<Function>,
+    functions: Vec<Kernel>,
 }
 
 /// A node of a graph, to name in what depends on it.
@@ -26,7 +26,7 @@ impl Graph {
     /// # Errors
     /// When the driver refuses.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        gpu.enter()?;
+        gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the context is current; destroyed in drop.
         unsafe { call!(gpu, cuGraphCreate(&mut raw, 0))? };
@@ -36,18 +36,18 @@ impl Graph {
     /// Adds a kernel that runs after `after`.
     ///
     /// # Safety
-    /// As for [`Function::launch`], for every launch of the graph.
+    /// As for [`Kernel::launch`], for every launch of the graph.
     ///
     /// # Errors
     /// When the driver refuses.
     pub unsafe fn kernel<const N: usize>(
         &mut self,
         after: &[Node],
-        function: &Function,
-        shape: Launch,
+        function: &Kernel,
+        shape: LaunchConfig,
         arguments: impl KernelArguments<N>,
     ) -> Result<Node> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
         let parameters = sys::CUDA_KERNEL_NODE_PARAMS {
             func: function.raw(),
@@ -88,7 +88,7 @@ impl Graph {
         after: &[Node],
         operations: &[MemoryOperation],
     ) -> Result<Node> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         let mut raw: Vec<_> = operations.iter().map(MemoryOperation::raw).collect();
         let parameters = sys::CUDA_BATCH_MEM_OP_NODE_PARAMS {
             ctx: self.gpu.context(),
@@ -113,7 +113,7 @@ impl Graph {
     /// # Errors
     /// When the driver refuses.
     pub fn instantiate(self) -> Result<GraphExec> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: valid handle and pointer; destroyed in drop.
         unsafe { call!(self.gpu, cuGraphInstantiateWithFlags(&mut raw, self.raw, 0))? };
@@ -138,7 +138,7 @@ impl Drop for Graph {
 pub struct GraphExec {
     gpu: Arc<Gpu>,
     raw: sys::CUgraphExec,
-    _functions: Vec<Function>,
+    _functions: Vec<Kernel>,
 }
 
 // SAFETY: the driver asks only that no two threads use one at a time, which `&mut` in `launch` gives.
@@ -150,7 +150,7 @@ impl GraphExec {
     /// # Errors
     /// When the driver refuses.
     pub fn upload(&mut self, stream: &Stream) -> Result<()> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         // SAFETY: both handles live.
         unsafe { call!(self.gpu, cuGraphUpload(self.raw, stream.raw())) }
     }
@@ -163,7 +163,7 @@ impl GraphExec {
     /// # Errors
     /// When the driver refuses, or earlier work failed.
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<()> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         // SAFETY: both handles live; the caller vouches for the nodes.
         unsafe { call!(self.gpu, cuGraphLaunch(self.raw, stream.raw())) }
     }

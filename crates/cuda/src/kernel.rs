@@ -1,9 +1,9 @@
-//! Compiled code on a device: modules, functions, launches.
+//! CompiledProgram code on a device: modules, functions, launches.
 
 use crate::device::Gpu;
 use crate::driver::call;
 use crate::error::{Error, Result};
-use crate::nvrtc::Compiled;
+use crate::nvrtc::CompiledProgram;
 use crate::stream::Stream;
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
 use inlane_core::{Location, Region};
@@ -26,14 +26,14 @@ impl Module {
     ///
     /// # Errors
     /// When it is for another architecture, or the driver refuses.
-    pub fn load(gpu: &Arc<Gpu>, compiled: &Compiled) -> Result<Arc<Self>> {
+    pub fn load(gpu: &Arc<Gpu>, compiled: &CompiledProgram) -> Result<Arc<Self>> {
         if compiled.arch() != gpu.info().arch() {
             return Err(Error::invalid(
                 format!("machine code for {}", compiled.arch()),
                 format!("{gpu} is {}; compile for that", gpu.info().arch()),
             ));
         }
-        gpu.enter()?;
+        gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: a whole image that the compiler made; the driver copies it.
         unsafe { call!(gpu, cuModuleLoadData(&mut raw, compiled.machine_code().as_ptr().cast()))? };
@@ -44,9 +44,9 @@ impl Module {
     ///
     /// # Errors
     /// When there is none of that name.
-    pub fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
+    pub fn kernel(self: &Arc<Self>, name: &str) -> Result<Kernel> {
         let c_name = c_string(name)?;
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: valid handle, string and pointer.
         unsafe {
@@ -57,7 +57,7 @@ impl Module {
         };
         // SAFETY: the handle was just given. With lazy loading this loads it now rather than at its first launch.
         unsafe { call!(self.gpu, cuFuncLoad(raw))? };
-        Ok(Function { module: self.clone(), raw, name: name.into() })
+        Ok(Kernel { module: self.clone(), raw, name: name.into() })
     }
 
     /// The global variable called `name` (declared `extern "C"`).
@@ -66,7 +66,7 @@ impl Module {
     /// When there is none of that name.
     pub fn global(self: &Arc<Self>, name: &str) -> Result<Region> {
         let c_name = c_string(name)?;
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         let (mut address, mut bytes) = (0, 0);
         // SAFETY: valid handle, string and pointers.
         unsafe {
@@ -95,20 +95,20 @@ impl Drop for Module {
 
 /// A kernel. Cloning shares its module.
 #[derive(Clone)]
-pub struct Function {
+pub struct Kernel {
     module: Arc<Module>,
     raw: sys::CUfunction,
     name: String,
 }
 
 // SAFETY: the driver's calls on a function are thread-safe.
-unsafe impl Send for Function {}
+unsafe impl Send for Kernel {}
 // SAFETY: as above.
-unsafe impl Sync for Function {}
+unsafe impl Sync for Kernel {}
 
 /// How many threads run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Launch {
+pub struct LaunchConfig {
     /// Blocks.
     pub blocks: u32,
     /// Threads a block.
@@ -148,7 +148,7 @@ impl<const N: usize> KernelArguments<N> for [*const c_void; N] {
     }
 }
 
-impl Function {
+impl Kernel {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -167,7 +167,7 @@ impl Function {
     }
 
     fn attribute(&self, attribute: Attribute) -> Result<u32> {
-        self.module.gpu.enter()?;
+        self.module.gpu.make_current()?;
         let mut value = 0;
         // SAFETY: valid handle and pointer.
         unsafe { call!(self.module.gpu, cuFuncGetAttribute(&mut value, attribute, self.raw))? };
@@ -178,9 +178,9 @@ impl Function {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn resident_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
+    pub fn max_resident_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
         let gpu = &self.module.gpu;
-        gpu.enter()?;
+        gpu.make_current()?;
         let mut blocks = 0;
         // SAFETY: valid handle and pointer.
         unsafe {
@@ -201,18 +201,18 @@ impl Function {
     ///
     /// # Errors
     /// When the driver refuses.
-    pub fn fixed_shared_bytes(&self) -> Result<u32> {
+    pub fn static_shared_bytes(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
     /// Allows launches with so many bytes of dynamic shared memory. Without it, 48 KiB together with those that the kernel declares
-    /// are the most; with it, [`Gpu::most_shared_bytes`].
+    /// are the most; with it, [`Gpu::max_shared_bytes_per_block`].
     ///
     /// # Errors
     /// When the driver refuses, also because that is too much.
-    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
+    pub fn set_max_dynamic_shared_bytes(&self, bytes: u32) -> Result<()> {
         let gpu = &self.module.gpu;
-        gpu.enter()?;
+        gpu.make_current()?;
         let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: a valid handle.
         unsafe {
@@ -231,11 +231,11 @@ impl Function {
     pub unsafe fn launch<const N: usize>(
         &self,
         stream: &Stream,
-        shape: Launch,
+        shape: LaunchConfig,
         arguments: impl KernelArguments<N>,
     ) -> Result<()> {
         let gpu = &self.module.gpu;
-        gpu.enter()?;
+        gpu.make_current()?;
         let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
         // SAFETY: the driver copies the arguments before it returns; the caller vouches for what they mean.
         unsafe {

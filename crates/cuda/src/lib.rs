@@ -7,20 +7,21 @@
 //! * [`Gpu`]: a device, opened: its primary context, its properties, its memory as core [`Region`](inlane_core::Region)s.
 //! * [`Stream`], [`Event`], [`Graph`]: order of work. Streams are non-blocking always: nothing here touches the legacy
 //!   default stream, which waits for persistent kernels that never end.
-//! * [`compile`], [`Module`], [`Function`]: kernels from source, for the GPU that is there, cached on disk.
+//! * [`compile`], [`Module`], [`Kernel`]: kernels from source, for the GPU that is there, cached on disk.
 //! * [`LinkMeter`]: what crosses its PCIe link, by its own counter (NVML, loaded at run time, too).
-//! * [`CopyEngine`], [`ThroughGpu`]: core [`Mover`](inlane_core::mover::Mover)s over the GPU's DMA engines; [`Pending`] is what movers
+//! * [`CopyEngine`], [`GpuStagedCopy`]: core [`Mover`](inlane_core::mover::Mover)s over the GPU's DMA engines; [`Pending`] is what movers
 //!   have in flight on streams.
 //!
 //! What synchronizes the whole device (allocating and freeing, registering host memory, loading a module) waits for
 //! every kernel that runs, a persistent one included: allocate and load everything first.
 
-mod asleep;
 mod cache;
-mod copy;
+mod copy_engine;
 mod device;
 mod driver;
 mod error;
+mod event_waiter;
+mod gpu_staged_copy;
 mod graph;
 mod kernel;
 mod link_meter;
@@ -31,21 +32,20 @@ mod pending;
 mod stream;
 #[cfg(test)]
 mod tests;
-mod through;
 
-pub use copy::CopyEngine;
+pub use copy_engine::CopyEngine;
 pub use device::{
     DeviceInfo, Gpu, GpuDirect, Link, abandon_all, any_abandoned, device_count, devices, driver_version,
 };
 pub use error::{Error, Result};
+pub use gpu_staged_copy::GpuStagedCopy;
 pub use graph::{Graph, GraphExec, Node};
-pub use kernel::{Arguments, Function, KernelArguments, Launch, Module, argument};
+pub use kernel::{Arguments, Kernel, KernelArguments, LaunchConfig, Module, argument};
 pub use link_meter::{LinkMeter, LinkSamples};
-pub use nvrtc::{Compiled, Program, compile, compiler_version};
+pub use nvrtc::{CompiledProgram, Source, compile, compiler_version};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use pending::{Pending, drain, finish};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
-pub use through::ThroughGpu;
 
 /// A header for device code, by name and text: words handed over between GPUs and the CPU, and loads of what is read once.
-pub const SYSTEM: (&str, &str) = ("system.cuh", include_str!("system.cuh"));
+pub const SYSTEM_HEADER: (&str, &str) = ("system.cuh", include_str!("system.cuh"));

@@ -55,7 +55,7 @@ impl Gpu {
     /// # Errors
     /// When there is not enough, with how much is free.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Region> {
-        self.enter()?;
+        self.make_current()?;
         let mut address = 0;
         // SAFETY: a valid pointer; the driver refuses 0 bytes.
         unsafe { call!(self.with_memory(bytes, "GPU memory"), cuMemAlloc_v2(&mut address, bytes))? };
@@ -73,7 +73,7 @@ impl Gpu {
     /// # Errors
     /// When the system has no more to pin.
     pub fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Region> {
-        self.enter()?;
+        self.make_current()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let mut pointer = std::ptr::null_mut();
         // SAFETY: a valid pointer; the driver refuses 0 bytes.
@@ -100,7 +100,7 @@ impl Gpu {
                 "only ordinary host memory can be",
             ));
         }
-        self.enter()?;
+        self.make_current()?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: the region is valid host memory and is kept alive by the keeper.
         unsafe {

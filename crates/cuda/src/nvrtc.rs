@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 /// A source to compile, with the headers it includes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program<'a> {
+pub struct Source<'a> {
     /// Its name in messages (`my.cu`).
     pub name: &'a str,
     /// CUDA C++.
@@ -27,14 +27,14 @@ pub struct Program<'a> {
 
 /// Machine code for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Compiled {
+pub struct CompiledProgram {
     arch: String,
     machine_code: Vec<u8>,
     log: String,
     cached: bool,
 }
 
-impl Compiled {
+impl CompiledProgram {
     /// The architecture (`sm_90`).
     pub fn arch(&self) -> &str {
         &self.arch
@@ -69,25 +69,25 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
 /// asked to say something (`--ptxas-options=-v`), for what it said is not kept.
 ///
 /// # Errors
-/// [`Error::Source`] with the compiler's messages, [`Error::NoCompiler`], or [`Error::Compiler`] for an architecture that
+/// [`Error::DoesNotCompile`] with the compiler's messages, [`Error::NoCompiler`], or [`Error::Compiler`] for an architecture that
 /// this compiler does not know.
-pub fn compile(program: &Program<'_>, arch: &str) -> Result<Compiled> {
+pub fn compile(program: &Source<'_>, arch: &str) -> Result<CompiledProgram> {
     let compiler = compiler()?;
     let key = key(program, arch, &compiler.version);
     let asked = program.options.iter().any(|option| option.starts_with("--ptxas-options"));
     let directory = cache::directory().filter(|_| !asked);
     if let Some(machine_code) = directory.as_deref().and_then(|directory| cache::find(directory, &key)) {
-        return Ok(Compiled { arch: arch.into(), machine_code, log: String::new(), cached: true });
+        return Ok(CompiledProgram { arch: arch.into(), machine_code, log: String::new(), cached: true });
     }
     let (machine_code, log) = compiler.compile(program, arch)?;
     if let Some(directory) = &directory {
         cache::store(directory, &key, &machine_code);
     }
-    Ok(Compiled { arch: arch.into(), machine_code, log, cached: false })
+    Ok(CompiledProgram { arch: arch.into(), machine_code, log, cached: false })
 }
 
 /// All that the machine code depends on, each part with its length.
-fn key(program: &Program<'_>, arch: &str, version: &str) -> Vec<u8> {
+fn key(program: &Source<'_>, arch: &str, version: &str) -> Vec<u8> {
     let mut key = Vec::new();
     let mut part = |text: &str| {
         key.extend_from_slice(&(text.len() as u64).to_le_bytes());
@@ -187,7 +187,7 @@ impl Compiler {
         Ok(compiler)
     }
 
-    fn compile(&self, program: &Program<'_>, arch: &str) -> Result<(Vec<u8>, String)> {
+    fn compile(&self, program: &Source<'_>, arch: &str) -> Result<(Vec<u8>, String)> {
         let text = |text: &str| {
             CString::new(text).map_err(|_| Error::invalid(program.name, "the source contains a zero byte"))
         };
@@ -220,7 +220,7 @@ impl Compiler {
             let log = self.read(guard.raw, self.log_size, self.log, "nvrtcGetProgramLog")?;
             let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n', ' ']).to_string();
             if answer == nvrtcResult::NVRTC_ERROR_COMPILATION {
-                return Err(Error::Source { name: program.name.into(), arch: arch.into(), log });
+                return Err(Error::DoesNotCompile { name: program.name.into(), arch: arch.into(), log });
             }
             self.check("nvrtcCompileProgram", answer)?;
             Ok((self.read(guard.raw, self.code_size, self.code, "nvrtcGetCUBIN")?, log))

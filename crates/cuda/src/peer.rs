@@ -52,7 +52,7 @@ pub fn enable_peer_access(from: &Gpu, to: &Gpu) -> Result<()> {
              the host",
         ));
     }
-    from.enter()?;
+    from.make_current()?;
     // SAFETY: both contexts live.
     match unsafe { sys::cuCtxEnablePeerAccess(to.context(), 0) } {
         CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),

@@ -3,8 +3,8 @@
 //! No wait lasts for ever: when nothing ends for as long as a device may take, the GPUs of this process are given up
 //! ([`abandon_all`](crate::abandon_all)), and what would wait for them is left alone until the process ends.
 
-use crate::asleep::Sleeper;
 use crate::device::abandon_all;
+use crate::event_waiter::EventWaiter;
 use crate::stream::{Event, EventKind, Stream};
 use inlane_core::mover::{InFlight, Ticket};
 use inlane_core::{CompletionMode, Error, Region, Result};
@@ -30,7 +30,7 @@ pub struct Pending {
     flight: InFlight,
     entries: VecDeque<Entry>,
     free: Vec<Arc<Event>>,
-    sleeper: Option<Sleeper>,
+    sleeper: Option<EventWaiter>,
 }
 
 impl Pending {
@@ -41,7 +41,7 @@ impl Pending {
     }
 
     /// How long to wait while nothing ends, before the GPUs count as lost.
-    pub fn set_patience(&mut self, patience: Duration) {
+    pub fn set_timeout(&mut self, patience: Duration) {
         self.flight.patience = patience;
     }
 
@@ -85,7 +85,7 @@ impl Pending {
     pub fn done(&mut self) -> Result<Ticket> {
         let mut done = self.flight.done();
         for entry in &self.entries {
-            if !entry.event.is_passed()? {
+            if !entry.event.has_completed()? {
                 break;
             }
             done.0 += 1;
@@ -118,7 +118,7 @@ impl Pending {
         let poll = || {
             // The driver's lock is one a context: another thread shall get it between two looks.
             (0..8).for_each(|_| std::hint::spin_loop());
-            if event.is_passed()? {
+            if event.has_completed()? {
                 return Ok(ticket);
             }
             looks = looks.wrapping_add(1);
@@ -133,7 +133,7 @@ impl Pending {
             CompletionMode::Adaptive => self.flight.wait_adaptive(device, ticket, poll),
         };
         // The driver says nothing of its stream, which will never end: what would wait for it must not.
-        if outcome.is_err() && matches!(event.is_passed(), Ok(false)) {
+        if outcome.is_err() && matches!(event.has_completed(), Ok(false)) {
             abandon_all();
         }
         outcome?;
@@ -149,9 +149,9 @@ impl Pending {
         event: &Arc<Event>,
         others: &[Stream],
     ) -> Result<()> {
-        if !event.is_passed()? {
+        if !event.has_completed()? {
             // Taken out: one that is still asleep when this ends is not asked again.
-            let sleeper = self.sleeper.take().map_or_else(Sleeper::start, Ok)?;
+            let sleeper = self.sleeper.take().map_or_else(EventWaiter::start, Ok)?;
             sleeper.ask(event);
             let (mut done, mut progress) = (self.flight.done(), Instant::now());
             loop {

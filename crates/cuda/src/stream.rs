@@ -96,14 +96,14 @@ impl MemoryOperation {
 }
 
 impl Stream {
-    pub(crate) fn new(gpu: &Arc<Gpu>, urgent: bool) -> Result<Self> {
-        gpu.enter()?;
+    pub(crate) fn new(gpu: &Arc<Gpu>, high_priority: bool) -> Result<Self> {
+        gpu.make_current()?;
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: the context is current; valid pointers.
         unsafe { call!(gpu, cuCtxGetStreamPriorityRange(&mut least, &mut greatest))? };
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        let priority = if urgent { greatest } else { least };
+        let priority = if high_priority { greatest } else { least };
         // SAFETY: the context is current; destroyed in drop.
         unsafe { call!(gpu, cuStreamCreateWithPriority(&mut raw, flags, priority))? };
         Ok(Self { gpu: gpu.clone(), raw })
@@ -128,7 +128,7 @@ impl Stream {
     /// # Errors
     /// When the driver refuses.
     pub unsafe fn memory_operations(&self, operations: &[MemoryOperation]) -> Result<()> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         if let [one] = operations {
             // SAFETY: one operation; the caller vouches for the address.
             return unsafe { call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, 1, &mut one.raw(), 0)) };
@@ -161,7 +161,7 @@ impl Stream {
                 "their lengths differ; take slices of the same length",
             ));
         }
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         let (from, to, bytes) = (source.address(), destination.address(), source.len());
         // SAFETY: regions are valid for their lengths; the caller keeps them so.
         unsafe {
@@ -188,7 +188,7 @@ impl Stream {
     /// # Errors
     /// When the driver refuses.
     pub unsafe fn fill(&self, region: &Region, byte: u8) -> Result<()> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         // SAFETY: a region is valid for its length; the caller keeps it so.
         unsafe { call!(self.gpu, cuMemsetD8Async(region.address(), byte, region.len(), self.raw)) }
     }
@@ -198,7 +198,7 @@ impl Stream {
     /// # Errors
     /// When the driver refuses.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         // SAFETY: both handles live.
         unsafe { call!(self.gpu, cuEventRecord(event.raw, self.raw)) }
     }
@@ -208,7 +208,7 @@ impl Stream {
     /// # Errors
     /// When the driver refuses.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         // SAFETY: both handles live.
         unsafe { call!(self.gpu, cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
@@ -218,7 +218,7 @@ impl Stream {
     /// # Errors
     /// When some of it failed.
     pub fn synchronize(&self) -> Result<()> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         // SAFETY: the handle lives.
         unsafe { call!(self.gpu, cuStreamSynchronize(self.raw)) }
     }
@@ -228,7 +228,7 @@ impl Stream {
     /// # Errors
     /// When some of it failed.
     pub fn is_idle(&self) -> Result<bool> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         // SAFETY: the handle lives.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -296,7 +296,7 @@ impl Event {
     /// When the driver refuses.
     pub fn new(gpu: &Arc<Gpu>, kind: EventKind) -> Result<Self> {
         use sys::CUevent_flags as Flags;
-        gpu.enter()?;
+        gpu.make_current()?;
         let flags = match kind {
             EventKind::Completion => {
                 Flags::CU_EVENT_BLOCKING_SYNC as u32 | Flags::CU_EVENT_DISABLE_TIMING as u32
@@ -318,8 +318,8 @@ impl Event {
     ///
     /// # Errors
     /// When work before it failed.
-    pub fn is_passed(&self) -> Result<bool> {
-        self.gpu.enter()?;
+    pub fn has_completed(&self) -> Result<bool> {
+        self.gpu.make_current()?;
         // SAFETY: the handle lives.
         match unsafe { sys::cuEventQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -332,7 +332,7 @@ impl Event {
     /// # Errors
     /// When work before it failed.
     pub fn synchronize(&self) -> Result<()> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         // SAFETY: the handle lives.
         unsafe { call!(self.gpu, cuEventSynchronize(self.raw)) }
     }
@@ -342,7 +342,7 @@ impl Event {
     /// # Errors
     /// When one is not passed, or takes no time.
     pub fn since_ns(&self, start: &Event) -> Result<f64> {
-        self.gpu.enter()?;
+        self.gpu.make_current()?;
         let mut milliseconds = 0.0;
         // SAFETY: the handles live.
         unsafe { call!(self.gpu, cuEventElapsedTime_v2(&mut milliseconds, start.raw, self.raw))? };

@@ -64,14 +64,14 @@ fn messages_name_the_users_lines() {
     if !compiler_is_there("messages_name_the_users_lines") {
         return;
     }
-    let program = Program {
+    let program = Source {
         name: "mine.cu",
         source: "#include \"part.h\"\nextern \"C\" __global__ void f(int* p) { *p = absent; }\n",
         headers: &[("part.h", "#pragma once\n")],
         options: &[],
     };
     match compile(&program, "sm_90") {
-        Err(Error::Source { log, .. }) => {
+        Err(Error::DoesNotCompile { log, .. }) => {
             assert!(log.contains("mine.cu(2)") && log.contains("absent"), "{log}")
         }
         other => panic!("{other:?}"),
@@ -88,7 +88,7 @@ fn compiles_to_machine_code() {
         "// {}\nextern \"C\" __global__ void f(int* p) {{ *p = N; }}\n",
         std::process::id() // so that it is in no cache
     );
-    let program = Program { name: "f.cu", source: &source, headers: &[], options: &["-DN=3"] };
+    let program = Source { name: "f.cu", source: &source, headers: &[], options: &["-DN=3"] };
     for arch in ["sm_80", "sm_90", "sm_100"] {
         let compiled = compile(&program, arch).unwrap();
         assert!(compiled.machine_code().starts_with(b"\x7fELF"));

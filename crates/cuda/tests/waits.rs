@@ -132,7 +132,7 @@ fn slow() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // Longer than the patience in all, but each copy ends within it: the newest is waited for while those before it end.
-    engine.set_patience(Duration::from_millis(1000));
+    engine.set_timeout(Duration::from_millis(1000));
     told.allow(60);
     let last = (0..4).map(|_| engine.submit(&source, &destination).unwrap()).next_back().unwrap();
     for copy in 1..5 {
@@ -162,7 +162,7 @@ fn given_up(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
 
 fn hangs(completion: CompletionMode) {
     let (mut engine, source, destination) = engine();
-    engine.set_patience(Duration::from_millis(700));
+    engine.set_timeout(Duration::from_millis(700));
     let told = Told::of(engine.stream());
     told.allow(1);
     let first = engine.submit(&source, &destination).unwrap();

@@ -5,7 +5,7 @@
 
 use crate::config::{Compete, Config};
 use crate::error::{Error, Result};
-use crate::gpu::compete::Job;
+use crate::gpu::competing_kernel::CompetingKernel;
 use crate::pipeline::pin;
 use crate::result::Competitor;
 use inlane_cuda::Gpu;
@@ -24,7 +24,7 @@ pub(crate) struct Rival {
 }
 
 enum Kind {
-    Gpu(Job),
+    Gpu(CompetingKernel),
     /// A thread for each; bound to the core where one is named.
     Cpu(Vec<Option<usize>>),
 }
@@ -36,7 +36,7 @@ impl Rival {
     /// When the GPU refuses.
     fn new(gpu: Option<&Arc<Gpu>>, large: bool, threads: usize, cores: &[usize]) -> Result<Self> {
         let kind = match gpu {
-            Some(gpu) => Kind::Gpu(Job::new(gpu, large)?),
+            Some(gpu) => Kind::Gpu(CompetingKernel::new(gpu, large)?),
             None => Kind::Cpu((0..threads).map(|thread| cores.get(thread).copied()).collect()),
         };
         let mut rival = Self { kind, alone: 0.0 };

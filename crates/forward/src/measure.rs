@@ -13,7 +13,7 @@ use inlane_core::result::{Baseline, Ceiling, Document};
 use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::units::Rate;
 use inlane_core::{HeapPool, Packet, Pool};
-use inlane_function::Function;
+use inlane_function::PacketFunction;
 use inlane_ports::pcap::{Pace, Playback};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -118,7 +118,8 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
 fn gpu_ceiling(config: &Config, index: u32, result: &PacketResult) -> Result<Ceiling> {
     let size = result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64).max(1) as u32;
     let gpu = inlane_cuda::Gpu::open(index)?;
-    let program = gpu::Program::new(&gpu, &Function::parse(&config.function)?, config.gpu.memory)?;
+    let program =
+        gpu::LoadedFunction::new(&gpu, &PacketFunction::parse(&config.function)?, config.gpu.memory)?;
     let info = program.info();
     let (moved, what) = match config.gpu.memory {
         Memory::Gpu => (size, "pulls whole packets into GPU memory and writes 16 B of each back"),
@@ -171,7 +172,7 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
         .map(|packet| unsafe { packet.bytes() }.to_vec())
         .collect();
     let mut outcomes = vec![PacketVerdict::default(); packets.len()];
-    let mut instance = Function::parse(&config.function)?.instance()?;
+    let mut instance = PacketFunction::parse(&config.function)?.instance()?;
     instance.set_room(pool.room() as u32);
     let begun = Instant::now();
     let (mut spent, mut done) = (Duration::ZERO, 0u64);

@@ -13,7 +13,7 @@ use inlane_core::result::{Path, Verification};
 use inlane_core::stats::{LatencyHistogram, Summary};
 use inlane_core::units;
 use inlane_cuda::LinkSamples;
-use inlane_function::{Function, Report};
+use inlane_function::{FunctionReport, PacketFunction};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -42,8 +42,8 @@ pub struct RunOutcome {
 /// What is left of a run when its threads have ended.
 pub(crate) struct Ended<'a> {
     /// What each pipeline counted, and what it did on a GPU.
-    pub(crate) tallies: Vec<(Tally, Option<gpu::Report>)>,
-    pub(crate) function: &'a Function,
+    pub(crate) tallies: Vec<(Tally, Option<gpu::LaneReport>)>,
+    pub(crate) function: &'a PacketFunction,
     pub(crate) ports: &'a [Box<dyn Port>],
     pub(crate) directions: &'a [Direction],
     /// How long packets flowed.
@@ -59,15 +59,15 @@ pub(crate) struct Ended<'a> {
 pub(crate) fn outcome(config: &Config, ended: Ended<'_>) -> RunOutcome {
     let Ended { tallies, function, ports, directions, elapsed, spent, device, leaked_buffers } = ended;
     let mut sum = Tally::default();
-    let mut said = Report::default();
-    let mut on_gpu: Option<gpu::Report> = None;
+    let mut said = FunctionReport::default();
+    let mut on_gpu: Option<gpu::LaneReport> = None;
     let each: Vec<String> = tallies.iter().map(|(tally, _)| tally.rx.packets.to_string()).collect();
     for (tally, report) in tallies {
         tally.functions.iter().for_each(|instance| said.merge(instance.report()));
         if let Some(report) = report {
             said.merge(function.report(&report.state));
             let pcie_bytes = on_gpu.as_ref().map_or(0, |sum| sum.pcie_bytes) + report.pcie_bytes;
-            on_gpu = Some(gpu::Report { pcie_bytes, ..report });
+            on_gpu = Some(gpu::LaneReport { pcie_bytes, ..report });
         }
         sum.rx += tally.rx;
         sum.tx += tally.tx;
@@ -130,7 +130,7 @@ pub(crate) fn outcome(config: &Config, ended: Ended<'_>) -> RunOutcome {
         competitor: None,
         repeats: None,
         limit: None,
-        function: if said == Report::default() { None } else { serde_json::to_value(said).ok() },
+        function: if said == FunctionReport::default() { None } else { serde_json::to_value(said).ok() },
     };
     let verifications: Vec<_> = ports.iter().filter_map(|port| port.verification()).collect();
     RunOutcome {

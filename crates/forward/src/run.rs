@@ -13,7 +13,7 @@ use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Port};
 use inlane_cuda::LinkMeter;
-use inlane_function::Function;
+use inlane_function::PacketFunction;
 use inlane_ports::wrap::fault;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ pub fn run(
     watch: &mut dyn FnMut(Duration, ProgressSnapshot),
 ) -> Result<RunOutcome> {
     config.check()?;
-    let function = Function::parse(&config.function)?;
+    let function = PacketFunction::parse(&config.function)?;
     let (names, directions) = directions(&config.route)?;
     let clock = Clock::new();
     let open::Opened { mut ports, room } = open::ports(&names, config, &clock)?;
@@ -138,7 +138,7 @@ enum Executor {
 /// Gives each pipeline its executor; on a GPU, everything is allocated and loaded here, before a kernel runs.
 fn executors(
     config: &Config,
-    function: &Function,
+    function: &PacketFunction,
     pipelines: Vec<Pipeline>,
     gpu: Option<&Arc<inlane_cuda::Gpu>>,
 ) -> Result<Vec<Executor>> {
@@ -154,7 +154,7 @@ fn executors(
         }
         return Ok(executors);
     };
-    let program = gpu::Program::new(gpu, function, config.gpu.memory)?;
+    let program = gpu::LoadedFunction::new(gpu, function, config.gpu.memory)?;
     let settings = gpu::Settings { method: config.method, ..config.gpu.clone() };
     let mut executors = Vec::new();
     let lanes = pipelines.len() as u32;
@@ -273,7 +273,7 @@ fn drive(
     cores: &[usize],
     watch: &mut dyn FnMut(Duration, ProgressSnapshot),
     started: Instant,
-) -> Vec<(Tally, Option<gpu::Report>)> {
+) -> Vec<(Tally, Option<gpu::LaneReport>)> {
     std::thread::scope(|scope| {
         let (finished, finishes) = mpsc::channel();
         let count = executors.len();
@@ -313,7 +313,7 @@ fn drive(
         }
         // Where a thread panics, its end is the channel's.
         drop(finished);
-        let mut tallies: Vec<Option<(Tally, Option<gpu::Report>)>> = (0..count).map(|_| None).collect();
+        let mut tallies: Vec<Option<(Tally, Option<gpu::LaneReport>)>> = (0..count).map(|_| None).collect();
         let mut next_watch = Duration::from_secs(1);
         while tallies.iter().any(Option::is_none) {
             let elapsed = started.elapsed();

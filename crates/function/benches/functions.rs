@@ -5,7 +5,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use inlane_core::packet::{HeapPool, Packet, Pool};
 use inlane_core::ring::layout::PacketVerdict;
-use inlane_function::Function;
+use inlane_function::PacketFunction;
 use std::hint::black_box;
 
 const BURST: usize = 32;
@@ -23,7 +23,7 @@ fn functions(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("function");
     group.throughput(Throughput::Elements(BURST as u64));
     for builtin in inlane_function::builtins() {
-        let function = Function::parse(builtin.example).expect(builtin.example);
+        let function = PacketFunction::parse(builtin.example).expect(builtin.example);
         let mut instance = function.instance().expect(builtin.name);
         group.bench_function(builtin.name, |bencher| {
             bencher.iter(|| {

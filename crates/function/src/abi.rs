@@ -6,12 +6,12 @@ use std::mem::{offset_of, size_of};
 /// The version of these structs; a module of another version is refused.
 pub const ABI: u32 = 1;
 
-/// [`Info::reads`] and [`Info::writes`] of a function that may touch every byte.
+/// [`FunctionInfo::reads`] and [`FunctionInfo::writes`] of a function that may touch every byte.
 pub const WHOLE_PACKET: u32 = u32::MAX;
 
 /// How a function is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CallKind {
     /// Once a packet, by one thread.
     Packet,
     /// Once a burst, by all threads of a block together.
@@ -21,10 +21,10 @@ pub enum Kind {
 /// What the host must know of a function: `inlane_info`, as the compiled module holds it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Info {
+pub struct FunctionInfo {
     /// [`ABI`].
     pub abi: u32,
-    /// 0 per packet, 1 per burst; see [`Info::kind`].
+    /// 0 per packet, 1 per burst; see [`FunctionInfo::kind`].
     pub kind: u32,
     /// Bytes of zeroed state a pipeline, aligned to 128.
     pub state_bytes: u64,
@@ -34,16 +34,16 @@ pub struct Info {
     pub reads: u32,
     /// Most bytes at a packet's front that it writes; [`WHOLE_PACKET`] for all, 0 for a function that leaves packets alone.
     pub writes: u32,
-    /// Bits: 1 wants to be called without packets, too ([`Info::ticks`]); 2 looks at the time ([`Info::needs_time`]).
+    /// Bits: 1 wants to be called without packets, too ([`FunctionInfo::ticks`]); 2 looks at the time ([`FunctionInfo::needs_time`]).
     pub time: u32,
     /// So many 64-bit numbers at the beginning of its state are set from the command line.
     pub parameters: u32,
 }
 
-impl Info {
+impl FunctionInfo {
     /// How it is called.
-    pub fn kind(&self) -> Kind {
-        if self.kind == 0 { Kind::Packet } else { Kind::Burst }
+    pub fn kind(&self) -> CallKind {
+        if self.kind == 0 { CallKind::Packet } else { CallKind::Burst }
     }
 
     /// It wants to be called without packets, too, for time limits.
@@ -77,7 +77,7 @@ impl Info {
 /// What a call gets beside the packets: `inlane_context`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Context {
+pub struct CallContext {
     /// The function's state, as the executor addresses it.
     pub state: u64,
     /// Its output region; 0 for none.
@@ -94,19 +94,23 @@ pub struct Context {
 
 /// A function compiled for the CPU: `inlane_entry`.
 #[repr(C)]
-pub struct Entry {
+pub struct FunctionEntry {
     /// What the host must know.
-    pub info: Info,
+    pub info: FunctionInfo,
     /// Runs it on `count` packets, an `inlane_descriptor` every `stride` (16 or 24) bytes.
-    pub run: unsafe extern "C" fn(*const u8, u32, u32, *mut PacketVerdict, *const Context) -> u32,
+    pub run: unsafe extern "C" fn(*const u8, u32, u32, *mut PacketVerdict, *const CallContext) -> u32,
     /// Calls its `tick`.
-    pub tick: unsafe extern "C" fn(*const Context),
+    pub tick: unsafe extern "C" fn(*const CallContext),
 }
 
 const _: () = {
-    assert!(size_of::<Info>() == 40 && offset_of!(Info, reads) == 24 && offset_of!(Info, parameters) == 36);
-    assert!(size_of::<Context>() == 40 && offset_of!(Context, now_ns) == 24);
-    assert!(offset_of!(Entry, run) == 40);
+    assert!(
+        size_of::<FunctionInfo>() == 40
+            && offset_of!(FunctionInfo, reads) == 24
+            && offset_of!(FunctionInfo, parameters) == 36
+    );
+    assert!(size_of::<CallContext>() == 40 && offset_of!(CallContext, now_ns) == 24);
+    assert!(offset_of!(FunctionEntry, run) == 40);
 };
 
 #[cfg(test)]
@@ -115,7 +119,7 @@ mod tests {
 
     #[test]
     fn info_is_read_as_it_lies() {
-        let info = Info {
+        let info = FunctionInfo {
             abi: ABI,
             kind: 1,
             state_bytes: 7,
@@ -127,8 +131,8 @@ mod tests {
         };
         // SAFETY: a plain struct without padding, 40 bytes (asserted above).
         let bytes: [u8; 40] = unsafe { std::mem::transmute(info) };
-        assert_eq!(Info::from_bytes(&bytes), Some(info));
-        assert_eq!(Info::from_bytes(&bytes[..39]), None);
-        assert_eq!(Info::from_bytes(&[0; 40]), None, "another ABI");
+        assert_eq!(FunctionInfo::from_bytes(&bytes), Some(info));
+        assert_eq!(FunctionInfo::from_bytes(&bytes[..39]), None);
+        assert_eq!(FunctionInfo::from_bytes(&[0; 40]), None, "another ABI");
     }
 }

@@ -1,8 +1,8 @@
 //! A packet function at work on the CPU: one a pipeline, with its state and output.
 
-use crate::abi::{Context, Entry};
-use crate::function::Function;
-use crate::report::Report;
+use crate::abi::{CallContext, FunctionEntry};
+use crate::packet_function::PacketFunction;
+use crate::report::FunctionReport;
 use crate::{Error, Result};
 use inlane_core::packet::Packet;
 use inlane_core::region::Region;
@@ -11,8 +11,8 @@ use std::mem::size_of;
 
 /// One pipeline's use of a function: the code, its state, its output region. Belongs to one thread at a time.
 pub struct Instance {
-    entry: *const Entry,
-    function: Function,
+    entry: *const FunctionEntry,
+    function: PacketFunction,
     state: Region,
     output: Option<Region>,
     room: u32,
@@ -22,7 +22,7 @@ pub struct Instance {
 unsafe impl Send for Instance {}
 
 impl Instance {
-    pub(crate) fn new(function: Function, entry: *const Entry) -> Result<Self> {
+    pub(crate) fn new(function: PacketFunction, entry: *const FunctionEntry) -> Result<Self> {
         // SAFETY: `function` keeps the code loaded.
         let info = unsafe { (*entry).info };
         let size = |bytes: u64| {
@@ -43,7 +43,7 @@ impl Instance {
     }
 
     /// The function that it runs.
-    pub fn function(&self) -> &Function {
+    pub fn function(&self) -> &PacketFunction {
         &self.function
     }
 
@@ -53,8 +53,8 @@ impl Instance {
         self.room = room;
     }
 
-    fn context(&self, now_ns: u64) -> Context {
-        Context {
+    fn context(&self, now_ns: u64) -> CallContext {
+        CallContext {
             state: self.state.address(),
             output: self.output.as_ref().map_or(0, Region::address),
             output_bytes: self.output.as_ref().map_or(0, |output| output.len() as u64),
@@ -164,7 +164,7 @@ impl Instance {
     }
 
     /// What it has to say after a run.
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> FunctionReport {
         self.function.report(self.state())
     }
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 /// A function's own results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
-pub struct Report {
+pub struct FunctionReport {
     /// What it counted.
     pub counters: Vec<Counter>,
     /// What it collected.
@@ -32,7 +32,7 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-impl Report {
+impl FunctionReport {
     /// The value of a counter.
     pub fn counter(&self, name: &str) -> Option<u64> {
         self.counters.iter().find(|counter| counter.name == name).map(|counter| counter.value)

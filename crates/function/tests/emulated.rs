@@ -1,14 +1,14 @@
 //! The device half of the functions, run without a device: blocks of threads emulated on CPU threads (`emulated/cuda.h`) do
 //! what the CPU's build does, in any order of their threads, alone and several at once on one state.
 
-#[path = "stand/dissect.rs"]
+#[path = "harness/dissect.rs"]
 mod dissect;
-mod stand;
+mod harness;
 
 use inlane_core::region::Region;
 use inlane_core::ring::layout::{Descriptor, PacketVerdict};
-use inlane_function::abi::Context;
-use inlane_function::{Function, HEADERS, Reason, flows, oran_slot};
+use inlane_function::abi::CallContext;
+use inlane_function::{HEADERS, PacketFunction, Reason, flows, oran_slot};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -16,11 +16,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-type Run = unsafe extern "C" fn(u32, u64, *const Descriptor, u32, *mut PacketVerdict, *const Context) -> u32;
+type Run =
+    unsafe extern "C" fn(u32, u64, *const Descriptor, u32, *mut PacketVerdict, *const CallContext) -> u32;
 
 /// A function compiled for emulated blocks.
 struct Emulated {
-    function: Function,
+    function: PacketFunction,
     folder: tempfile::TempDir,
     object: PathBuf,
 }
@@ -39,7 +40,7 @@ struct Block {
 
 impl Emulated {
     fn new(text: &str) -> Self {
-        let function = Function::parse(text).expect(text);
+        let function = PacketFunction::parse(text).expect(text);
         let folder = tempfile::tempdir().expect("a temporary directory");
         for (name, text) in HEADERS {
             std::fs::write(folder.path().join(name), text).expect("written");
@@ -103,8 +104,8 @@ impl Emulated {
 }
 
 impl Memory {
-    fn context(&self, now_ns: u64) -> Context {
-        Context {
+    fn context(&self, now_ns: u64) -> CallContext {
+        CallContext {
             state: self.state.address(),
             output: self.output.address(),
             output_bytes: self.output.len() as u64,
@@ -134,7 +135,7 @@ impl Block {
         seed: u64,
         packets: &[Descriptor],
         outcomes: &mut [PacketVerdict],
-        context: &Context,
+        context: &CallContext,
     ) -> u32 {
         // SAFETY: packets and outcomes are as long as said; their buffers and the context's memory outlive the call.
         unsafe {
@@ -142,7 +143,7 @@ impl Block {
         }
     }
 
-    fn tick(&self, threads: u32, context: &Context) {
+    fn tick(&self, threads: u32, context: &CallContext) {
         // SAFETY: no packets: the tick.
         unsafe { (self.run)(threads, 1, std::ptr::null(), 0, std::ptr::null_mut(), context) };
     }
@@ -168,12 +169,12 @@ fn a_block_does_what_the_cpu_does() {
         for (threads, burst, shift) in [(32, 20, 0), (64, 64, 5), (64, 150, 2), (128, 9, 0), (96, 128, 8)] {
             let memory = emulated.memory();
             let mut seed = shift as u64;
-            let found = stand::run_by(&frames, burst, shift, |packets, outcomes| {
+            let found = harness::run_by(&frames, burst, shift, |packets, outcomes| {
                 seed += 1;
                 block.item(threads, seed, packets, outcomes, &memory.context(5))
             });
             let mut instance = emulated.function.instance().expect("it has a CPU build");
-            let expected = stand::run_shaped(&mut instance, &frames, burst, false, shift, 5);
+            let expected = harness::run_shaped(&mut instance, &frames, burst, false, shift, 5);
             assert!(found == expected, "{text} with {threads} threads, {burst} packets an item");
             if text == "flow-count" {
                 assert_eq!(flows(memory.state()), flows(instance.state()));
@@ -194,7 +195,7 @@ fn blocks_count_flows_together() {
             let (block, memory, frames) = (emulated.block(index as usize), &memory, &frames);
             scope.spawn(move || {
                 for round in 0..5 {
-                    stand::run_by(frames, 50, 0, |packets, outcomes| {
+                    harness::run_by(frames, 50, 0, |packets, outcomes| {
                         block.item(64, index * 100 + round, packets, outcomes, &memory.context(0))
                     });
                 }
@@ -202,7 +203,7 @@ fn blocks_count_flows_together() {
         }
     });
     let mut instance = emulated.function.instance().expect("it has a CPU build");
-    stand::run(&mut instance, &frames);
+    harness::run(&mut instance, &frames);
     let counts = |state: &[u8], times: u64| -> HashMap<_, _> {
         let flows = flows(state).into_iter();
         flows
@@ -282,7 +283,7 @@ fn a_block_assembles_what_the_cpu_does() {
     for (threads, burst) in [(32, 7), (64, 50), (128, 150)] {
         let memory = emulated.memory();
         let (mut now, mut seed) = (1, 0);
-        let found = stand::run_by(&frames, burst, 0, |packets, outcomes| {
+        let found = harness::run_by(&frames, burst, 0, |packets, outcomes| {
             (now, seed) = (now + 2000, seed + 1);
             block.item(threads, seed, packets, outcomes, &memory.context(now))
         });
@@ -293,7 +294,7 @@ fn a_block_assembles_what_the_cpu_does() {
             .chunks(burst)
             .flat_map(|frames| {
                 now += 2000;
-                stand::run_shaped(&mut instance, frames, burst, false, 0, now)
+                harness::run_shaped(&mut instance, frames, burst, false, 0, now)
             })
             .collect();
         instance.finish();
@@ -319,7 +320,7 @@ fn blocks_assemble_together() {
                 let (memory, items) = (&memory, &items);
                 scope.spawn(move || {
                     for (at, frames) in items.iter().enumerate().skip(index).step_by(BLOCKS) {
-                        stand::run_by(frames, 16, 0, |packets, outcomes| {
+                        harness::run_by(frames, 16, 0, |packets, outcomes| {
                             block.item(64, at as u64, packets, outcomes, &memory.context(1 + at as u64))
                         });
                     }

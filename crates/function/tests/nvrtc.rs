@@ -1,7 +1,7 @@
 //! Every function compiles for GPUs, from the source that the CPU runs.
 
-use inlane_cuda::{Error, Program, compile, compiler_version};
-use inlane_function::{Function, HEADERS, builtins};
+use inlane_cuda::{Error, Source, compile, compiler_version};
+use inlane_function::{HEADERS, PacketFunction, builtins};
 
 /// Kernels as an executor would add them.
 const KERNELS: &str = r#"
@@ -38,10 +38,10 @@ fn every_function_compiles_for_gpus() {
     let examples = ["truncate.cu", "vxlan.cu", "sizes.cu"]
         .map(|name| format!("{}/../../examples/functions/{name}", env!("CARGO_MANIFEST_DIR")));
     for text in builtins().iter().map(|builtin| builtin.example).chain(examples.iter().map(String::as_str)) {
-        let function = Function::parse(text).expect(text);
+        let function = PacketFunction::parse(text).expect(text);
         for arch in ARCHITECTURES {
             let source = function.gpu_source() + KERNELS;
-            let program = Program { name: function.file(), source: &source, headers: &HEADERS, options: &[] };
+            let program = Source { name: function.file(), source: &source, headers: &HEADERS, options: &[] };
             let compiled = compile(&program, arch).unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(compiled.log(), "", "{text} for {arch}: warnings");
             for symbol in ["item", "tick", &format!("inlane_info_{}", function.symbol())] {
@@ -56,10 +56,10 @@ fn messages_point_at_the_users_lines() {
     if !compiler_is_here("messages_point_at_the_users_lines") {
         return;
     }
-    let function = Function::parse("io").expect("io");
+    let function = PacketFunction::parse("io").expect("io");
     let source = function.gpu_source().replace("return inlane::forward;", "return nonsense;");
-    let program = Program { name: "unit.cu", source: &source, headers: &HEADERS, options: &[] };
-    let Err(Error::Source { log, .. }) = compile(&program, "sm_90") else { panic!("it compiled") };
+    let program = Source { name: "unit.cu", source: &source, headers: &HEADERS, options: &[] };
+    let Err(Error::DoesNotCompile { log, .. }) = compile(&program, "sm_90") else { panic!("it compiled") };
     assert!(log.contains("io.cu(7)") && log.contains("nonsense"), "{log}");
 }
 
@@ -73,7 +73,7 @@ fn the_kernels_of_the_examples_compile() {
         ("add_up", include_str!("../../../examples/own-kernel/kernel.cu")),
     ];
     for (name, source) in kernels {
-        let program = Program { name, source, headers: &HEADERS, options: &["-default-device"] };
+        let program = Source { name, source, headers: &HEADERS, options: &["-default-device"] };
         for arch in ARCHITECTURES {
             let compiled = compile(&program, arch).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(compiled.log(), "", "{name} for {arch}: warnings");

@@ -1,14 +1,14 @@
 //! Functions keep to their packets: built with AddressSanitizer and UndefinedBehaviorSanitizer, run on hostile frames, each in an
 //! allocation of its own length.
 
-#[path = "stand/dissect.rs"]
+#[path = "harness/dissect.rs"]
 mod dissect;
 #[path = "../examples/fronthaul/mod.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
 mod fronthaul;
 
 use fronthaul::{Carrier, whole};
-use inlane_function::{Function, builtins};
+use inlane_function::{PacketFunction, builtins};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -47,7 +47,7 @@ fn functions_keep_to_their_packets() {
         "static const struct { const char *name; const inlane_entry *entry; } known_functions[] = {\n",
     );
     for builtin in builtins() {
-        let function = Function::parse(builtin.example).expect(builtin.example);
+        let function = PacketFunction::parse(builtin.example).expect(builtin.example);
         let (path, symbol) = (here.join("functions").join(function.file()), function.symbol());
         writeln!(unit, "#include \"{}\"", path.display()).expect("a string");
         writeln!(table, "    {{\"{symbol}\", &inlane_function_{symbol}}},").expect("a string");
@@ -81,7 +81,7 @@ fn functions_keep_to_their_packets() {
     let (state, input) = (folder.path().join("state"), folder.path().join("frames"));
     std::fs::write(&input, frames).expect("written");
     for builtin in builtins() {
-        let function = Function::parse(builtin.example).expect(builtin.example);
+        let function = PacketFunction::parse(builtin.example).expect(builtin.example);
         let info = function.info().expect("built in");
         std::fs::write(&state, function.initial_state(&info).expect("its own example")).expect("written");
         let run =

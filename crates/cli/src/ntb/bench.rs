@@ -9,7 +9,7 @@ use inlane_core::completion::CompletionMode;
 use inlane_core::region::{Location, Region};
 use inlane_core::result::{Document, NotTaken, Path, TransferResult, Verification};
 use inlane_core::{Error, units};
-use inlane_cuda::{Gpu, ThroughGpu};
+use inlane_cuda::{Gpu, GpuStagedCopy};
 use inlane_ntb::ivshmem::Ivshmem;
 use inlane_pci::Address;
 use inlane_pgas::bench::{
@@ -135,7 +135,7 @@ impl BenchMover {
 fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     let core = |error: inlane_cuda::Error| inlane_core::Error::from(error);
     let gpu = Gpu::open(number).map_err(core)?;
-    let mover = Box::new(ThroughGpu::new(&gpu).map_err(core)?);
+    let mover = Box::new(GpuStagedCopy::new(&gpu).map_err(core)?);
     let reach = move |memory: Region| {
         // SAFETY: a window of the twin is host memory like any other; the keeper holds its mapping.
         let host = unsafe {

@@ -1,24 +1,24 @@
 //! The kernels of this crate, compiled for the GPU that is there and loaded before anything runs on it.
 
 use inlane_core::Result;
-use inlane_cuda::{Function, Gpu, Module, Program, compile};
+use inlane_cuda::{Gpu, Kernel, Module, Source, compile};
 use std::sync::Arc;
 
-const HEADERS: &[(&str, &str)] = &[inlane_cuda::SYSTEM, ("copy.cuh", include_str!("copy.cuh"))];
+const HEADERS: &[(&str, &str)] = &[inlane_cuda::SYSTEM_HEADER, ("copy.cuh", include_str!("copy.cuh"))];
 
 /// All kernels on one GPU.
 #[derive(Clone)]
 pub struct Kernels {
     /// Fills memory with the pattern of a seed.
-    pub fill: Function,
+    pub fill: Kernel,
     /// Counts bytes that differ from it.
-    pub check: Function,
+    pub check: Kernel,
     /// One copy by the SMs.
-    pub copy: Function,
+    pub copy: Kernel,
     /// The side of staging that writes to the host.
-    pub push: Function,
+    pub push: Kernel,
     /// The side that reads from it.
-    pub pull: Function,
+    pub pull: Kernel,
     /// These two note times.
     pub traced: bool,
 }
@@ -30,7 +30,7 @@ impl Kernels {
     /// When the run-time compiler is missing, or the driver refuses.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = |name, source, options| {
-            let program = Program { name, source, headers: HEADERS, options };
+            let program = Source { name, source, headers: HEADERS, options };
             Module::load(gpu, &compile(&program, &gpu.info().arch())?)
         };
         let traced = std::env::var_os("INLANE_COPY_TRACE").is_some_and(|value| value != "0");
@@ -38,11 +38,11 @@ impl Kernels {
         let staging =
             module("staging.cu", include_str!("staging.cu"), if traced { &["-DTRACE"] } else { &[] })?;
         Ok(Self {
-            fill: memory.function("fill")?,
-            check: memory.function("check")?,
-            copy: memory.function("copy")?,
-            push: staging.function("push")?,
-            pull: staging.function("pull")?,
+            fill: memory.kernel("fill")?,
+            check: memory.kernel("check")?,
+            copy: memory.kernel("copy")?,
+            push: staging.kernel("push")?,
+            pull: staging.kernel("pull")?,
             traced,
         })
     }
@@ -66,7 +66,7 @@ mod tests {
         ];
         for (name, source, options) in sources {
             for arch in ["sm_80", "sm_90", "sm_100"] {
-                let program = Program { name, source, headers: HEADERS, options };
+                let program = Source { name, source, headers: HEADERS, options };
                 if let Err(error) = compile(&program, arch) {
                     panic!("{name} {arch}: {error}");
                 }

@@ -2,7 +2,7 @@
 
 use super::kernels::Kernels;
 use inlane_core::{Region, Result};
-use inlane_cuda::{Arguments, Function, Gpu, Launch, Stream, finish};
+use inlane_cuda::{Arguments, Gpu, Kernel, LaunchConfig, Stream, finish};
 use std::sync::{Arc, Mutex};
 
 /// A GPU with this crate's kernels loaded.
@@ -62,8 +62,8 @@ impl GpuMemory {
         if self.gpu.is_abandoned() { finish(&self.stream) } else { Ok(()) }
     }
 
-    fn run(&self, kernel: &Function, arguments: [u64; 4], count: usize) -> Result<()> {
-        let shape = Launch { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
+    fn run(&self, kernel: &Kernel, arguments: [u64; 4], count: usize) -> Result<()> {
+        let shape = LaunchConfig { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
         // SAFETY: the callers give the kernels' parameters, and wait for the stream before they return.
         unsafe {
             match count {

@@ -3,13 +3,13 @@
 use super::kernels::Kernels;
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Location, Region, Result};
-use inlane_cuda::{Arguments, Function, Gpu, Launch, Pending, Stream, drain};
+use inlane_cuda::{Arguments, Gpu, Kernel, LaunchConfig, Pending, Stream, drain};
 use std::sync::Arc;
 
 /// Pushes to and pulls from pinned memory.
 pub struct SmCopy {
     stream: Stream,
-    kernel: Function,
+    kernel: Kernel,
     blocks: u32,
     pending: Pending,
 }
@@ -48,7 +48,7 @@ impl Mover for SmCopy {
         }
         // A block moves 64 KiB a turn; more blocks than turns would idle.
         let blocks = (source.len().div_ceil(64 << 10) as u32).clamp(1, self.blocks);
-        let shape = Launch { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
+        let shape = LaunchConfig { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
         let arguments = Arguments([destination.address(), source.address(), source.len() as u64]);
         // SAFETY: the kernel's parameters are destination, source and length; the regions are kept until it has run.
         unsafe { self.kernel.launch(&self.stream, shape, arguments)? };

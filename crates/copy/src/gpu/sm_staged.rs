@@ -16,7 +16,7 @@ use crate::tuning::SmTuning;
 use inlane_core::mover::{InFlight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Error, Location, Region, Result};
 use inlane_cuda::{
-    Arguments, Function, Gpu, Launch, MemoryOperation, Pending, Stream, WaitUntil, drain, finish,
+    Arguments, Gpu, Kernel, LaunchConfig, MemoryOperation, Pending, Stream, WaitUntil, drain, finish,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ const STUCK: Duration = Duration::from_secs(5);
 pub struct SmStaged {
     from: Arc<Gpu>,
     to: Arc<Gpu>,
-    push: (Function, Stream),
-    pull: (Function, Stream),
+    push: (Kernel, Stream),
+    pull: (Kernel, Stream),
     /// Where an interrupt is waited for.
     notice: (Stream, Pending),
     /// One GPU on both sides would read each command twice, and reads of one line queue behind each other.
@@ -84,7 +84,7 @@ impl SmStaged {
         for (gpu, kernel) in [(from.0, &from.1.push), (to.0, &to.1.pull)] {
             // Both directions, and both sides of one GPU, stay at once: blocks that wait for blocks that do not fit would wait
             // for ever.
-            let fit = kernel.resident_blocks(tuning.threads, 0)? / 4;
+            let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
             if tuning.channels == 0
                 || tuning.channels > fit
                 || !tuning.chunk.is_multiple_of(16)
@@ -175,7 +175,7 @@ impl SmStaged {
     fn launch(&mut self, first: u64, count: u64) -> Result<()> {
         let base = self.memory.address();
         let at = |offset: usize| base + offset as u64;
-        let shape = Launch {
+        let shape = LaunchConfig {
             blocks: self.tuning.channels,
             threads: self.tuning.threads,
             shared_bytes: 0,

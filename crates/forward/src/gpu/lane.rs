@@ -1,6 +1,6 @@
 //! What one pipeline has on a GPU: its ring in pinned memory, the function's state and output, room for payload.
 
-use super::program::Program;
+use super::loaded_function::LoadedFunction;
 use super::settings::{Memory, Settings};
 use crate::config::Method;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use crate::pipeline::PipelineSettings;
 use inlane_core::ring::protocol::{Words, lap_of};
 use inlane_core::ring::{Ring, layout};
 use inlane_core::{Location, Pool, Region};
-use inlane_cuda::Launch;
+use inlane_cuda::LaunchConfig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -63,11 +63,11 @@ pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
 
 /// One pipeline's share of a GPU.
 pub struct Lane {
-    pub(super) program: Arc<Program>,
+    pub(super) program: Arc<LoadedFunction>,
     pub(super) settings: Settings,
     pub(super) ring: Arc<Ring>,
     pub(super) parameters: Parameters,
-    pub(super) shape: Launch,
+    pub(super) shape: LaunchConfig,
     control: Region,
     state: Region,
     output: Option<Region>,
@@ -81,7 +81,7 @@ pub struct Lane {
 
 /// What a result says of a lane once it has ended.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct LaneReport {
     /// Where the ring's words lie.
     pub flags: String,
     /// Where packets lie, and what of them crosses PCIe.
@@ -105,7 +105,7 @@ impl Lane {
     /// # Errors
     /// When the GPU cannot reach the pool's memory, the shape does not fit the GPU, or memory is short.
     pub fn new(
-        program: &Arc<Program>,
+        program: &Arc<LoadedFunction>,
         settings: &Settings,
         drive: &PipelineSettings,
         pool: &dyn Pool,
@@ -194,7 +194,7 @@ impl Lane {
             }
             blocks => blocks,
         };
-        let shape = Launch { blocks, threads, shared_bytes, cooperative: persistent };
+        let shape = LaunchConfig { blocks, threads, shared_bytes, cooperative: persistent };
         let ring = Ring::over(slots, burst, submit, complete)?;
         program.starting.fetch_add(1, Ordering::Relaxed);
         program.users.fetch_add(1, Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl Lane {
     }
 
     /// What it runs.
-    pub(crate) fn program(&self) -> &Arc<Program> {
+    pub(crate) fn program(&self) -> &Arc<LoadedFunction> {
         &self.program
     }
 
@@ -323,7 +323,7 @@ impl Lane {
     ///
     /// # Errors
     /// When the GPU cannot be read any more.
-    pub(super) fn report(&self, items: u64, packets: u64, bytes: u64) -> Result<Report> {
+    pub(super) fn report(&self, items: u64, packets: u64, bytes: u64) -> Result<LaneReport> {
         let info = &self.program.info;
         let memory = match (&self.location, self.settings.memory) {
             (Location::Gpu(_), _) => "buffers in GPU memory; no payload crosses PCIe".to_string(),
@@ -353,7 +353,7 @@ impl Lane {
             ),
             _ => format!("{} streams, a block of {threads} threads an item", self.settings.streams_for()),
         };
-        Ok(Report {
+        Ok(LaneReport {
             flags: "both words in pinned host memory (GDRCopy is not supported yet)".into(),
             memory,
             shape,

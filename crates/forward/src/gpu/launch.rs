@@ -2,7 +2,7 @@
 
 use super::lane::Lane;
 use crate::error::{Error, Result};
-use inlane_cuda::{Launch, Stream, argument};
+use inlane_cuda::{LaunchConfig, Stream, argument};
 
 /// Launches a kernel an item, round-robin over its streams.
 pub(super) struct Launcher<'a> {
@@ -58,7 +58,7 @@ pub(super) unsafe fn launch_items(
     items: u32,
     most: u32,
 ) -> Result<()> {
-    let shape = Launch { blocks: items, cooperative: false, ..lane.shape };
+    let shape = LaunchConfig { blocks: items, cooperative: false, ..lane.shape };
     let arguments = [argument(&lane.parameters), argument(&position), argument(&most)];
     // SAFETY: these are the kernel's parameters; the caller vouches for the lane.
     unsafe { lane.program.items.launch(stream, shape, arguments) }.map_err(Error::from)

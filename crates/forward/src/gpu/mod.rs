@@ -18,23 +18,23 @@
 //! word without packets. A function that never ends is noticed by the thread that waits for a pipeline's others; the device is then
 //! given up, and the process must end without exit handlers ([`inlane_cuda::any_abandoned`]).
 
-mod bare;
-pub(crate) mod compete;
+mod ceilings;
+pub(crate) mod competing_kernel;
 #[cfg(test)]
 mod emulated;
-mod feed;
+mod feeder;
 mod lane;
 mod launch;
-mod posted;
-mod program;
+mod loaded_function;
+mod posters;
 mod run;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod watch;
+mod watchdog;
 
-pub use bare::{Ceilings, Pull, RoundTrip, ceilings, round_trip};
-pub use lane::{Lane, PCIE_MODEL, Report};
-pub use program::Program;
+pub use ceilings::{Ceilings, Pull, RoundTrip, ceilings, round_trip};
+pub use lane::{Lane, LaneReport, PCIE_MODEL};
+pub use loaded_function::LoadedFunction;
 pub use run::run;
 pub use settings::{Memory, Settings};

@@ -8,10 +8,10 @@
 //!
 //! What the threads work with belongs to who started them: when one panics, the ring can still be drained and the GPU let go.
 
-use super::feed::{Feed, Ticks, settle};
-use super::lane::{Lane, Report};
+use super::feeder::{Feeder, Ticks, settle};
+use super::lane::{Lane, LaneReport};
 use super::launch::Launcher;
-use super::watch::watch_until;
+use super::watchdog::watch_until;
 use crate::config::Method;
 use crate::error::{Error, Result};
 use crate::pipeline::circulate::{Circulation, CirculationHooks, Items};
@@ -27,7 +27,7 @@ pub fn run(
     lane: Lane,
     drive: &PipelineSettings,
     shared: &PipelineContext<'_>,
-) -> (Tally, Option<Report>) {
+) -> (Tally, Option<LaneReport>) {
     let (dispatcher, _) = lane.ring.clone().dispatch(0);
     let Pipeline { rx, txs, pool, .. } = pipeline;
     // Given back only when the GPU can write them no more.
@@ -66,20 +66,20 @@ fn on_streams(
     shared: &PipelineContext<'_>,
 ) -> Result<()> {
     let gpu = lane.program.gpu();
-    let open = || if lane.settings.urgent { gpu.urgent_stream() } else { gpu.stream() };
+    let open = || if lane.settings.urgent { gpu.high_priority_stream() } else { gpu.stream() };
     let streams =
         (0..lane.settings.streams_for()).map(|_| open()).collect::<inlane_cuda::Result<Vec<_>>>()?;
     let side = lane.program.info.ticks().then(open).transpose()?;
     let ticks = side.as_ref().map(|side| Ticks::new(lane, side));
-    let mut feed = Feed::prepare(lane, &streams, side.as_ref())?;
+    let mut feed = Feeder::prepare(lane, &streams, side.as_ref())?;
     lane.start_together();
     feed.begin()?;
     let begun = Instant::now();
     let apart = lane.settings.method.has_feeder();
     let (mine, feeders) = if apart { (None, ticks) } else { (ticks, None) };
     let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams));
-    let mut minding = Minding { launcher, ticks: mine };
-    let moving = || circulation.run(items, &mut minding, drive, shared);
+    let mut hooks = GpuHooks { launcher, ticks: mine };
+    let moving = || circulation.run(items, &mut hooks, drive, shared);
     let feeding = apart.then_some(|| feed.run(feeders, shared.control));
     let watching = |ended: &_| watch_until(ended, lane, &streams, shared.control);
     *tally = on_threads(moving, feeding, watching, shared);
@@ -166,13 +166,13 @@ pub(super) fn on_threads(
 }
 
 /// What the thread that moves packets does for the GPU.
-struct Minding<'a> {
+struct GpuHooks<'a> {
     /// Method `single`.
     launcher: Option<Launcher<'a>>,
     ticks: Option<Ticks<'a>>,
 }
 
-impl CirculationHooks for Minding<'_> {
+impl CirculationHooks for GpuHooks<'_> {
     #[inline]
     fn item_submitted(&mut self, count: usize) -> Result<()> {
         match &mut self.launcher {

@@ -3,7 +3,7 @@
 use crate::config::Method;
 use crate::error::{Error, Result};
 use crate::pipeline::circulate::Limits;
-use inlane_function::Kind;
+use inlane_function::CallKind;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -156,9 +156,9 @@ impl Settings {
 
     /// Threads a block for items of `burst` packets: one a packet where a thread works on it in place, a warp a packet
     /// where payload is pulled, or the function takes the block as a whole.
-    pub(super) fn threads_for(&self, burst: usize, kind: Kind) -> u32 {
+    pub(super) fn threads_for(&self, burst: usize, kind: CallKind) -> u32 {
         let burst = burst as u32;
-        let warps = self.memory.pull() != 0 || kind == Kind::Burst;
+        let warps = self.memory.pull() != 0 || kind == CallKind::Burst;
         let wanted = match (self.threads, warps) {
             (0, false) => burst.clamp(32, 256),
             // Small items: more blocks rather than larger ones.

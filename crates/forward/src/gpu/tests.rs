@@ -1,11 +1,11 @@
 //! What can be checked without a GPU: every kernel compiles for every architecture; shapes and settings make sense.
 
-use super::posted::{Course, Due, View};
+use super::posters::{NextPost, PostingCursor, RingView};
 use super::settings::MOST_THREADS;
 use super::*;
 use crate::config::Method;
 use crate::error::Error;
-use inlane_function::{Function, Kind};
+use inlane_function::{CallKind, PacketFunction};
 
 /// True when the run-time compiler is there; else says so.
 fn compiler_is_there(test: &str) -> bool {
@@ -26,9 +26,9 @@ fn every_function_compiles_with_the_executor_for_every_architecture() {
         return;
     }
     for builtin in inlane_function::builtins() {
-        let function = Function::parse(builtin.example).unwrap();
+        let function = PacketFunction::parse(builtin.example).unwrap();
         for (arch, pulls) in ARCHITECTURES.into_iter().flat_map(|arch| [(arch, false), (arch, true)]) {
-            let compiled = program::compile(&function, pulls, arch, &[])
+            let compiled = loaded_function::compile(&function, pulls, arch, &[])
                 .unwrap_or_else(|error| panic!("{arch}: {error}"));
             assert_eq!(compiled.log(), "", "{} for {arch}, pulls: {pulls}", builtin.name);
         }
@@ -42,9 +42,9 @@ fn the_persistent_kernel_spills_no_registers() {
         return;
     }
     for builtin in ["macswap", "l3-decrement"] {
-        let function = Function::parse(builtin).unwrap();
+        let function = PacketFunction::parse(builtin).unwrap();
         for (arch, pulls) in ARCHITECTURES.into_iter().flat_map(|arch| [(arch, false), (arch, true)]) {
-            let compiled = program::compile(&function, pulls, arch, &["--ptxas-options=-v"]).unwrap();
+            let compiled = loaded_function::compile(&function, pulls, arch, &["--ptxas-options=-v"]).unwrap();
             let mut lines = compiled.log().lines();
             let kernel = lines.find(|line| line.contains("properties for inlane_persistent"));
             let properties = kernel.and_then(|_| lines.next()).unwrap_or_default();
@@ -62,9 +62,9 @@ fn the_bare_kernels_compile_for_every_architecture() {
     if !compiler_is_there("the_bare_kernels_compile_for_every_architecture") {
         return;
     }
-    let headers = [inlane_cuda::SYSTEM];
+    let headers = [inlane_cuda::SYSTEM_HEADER];
     let program =
-        inlane_cuda::Program { name: "bare.cu", source: bare::SOURCE, headers: &headers, options: &[] };
+        inlane_cuda::Source { name: "bare.cu", source: ceilings::SOURCE, headers: &headers, options: &[] };
     for arch in ARCHITECTURES {
         let compiled = inlane_cuda::compile(&program, arch).unwrap();
         assert_eq!(compiled.log(), "");
@@ -77,10 +77,10 @@ fn shapes_fit_every_burst() {
         for memory in [Memory::Pinned, Memory::Gpu, Memory::Split(64), Memory::Pool] {
             let settings = Settings { method, memory, ..Settings::default() };
             for burst in [1, 7, 16, 33, 128, 1024] {
-                for kind in [Kind::Packet, Kind::Burst] {
+                for kind in [CallKind::Packet, CallKind::Burst] {
                     let threads = settings.threads_for(burst, kind);
                     assert!(threads.is_multiple_of(32) && (32..=MOST_THREADS).contains(&threads));
-                    let warps = kind == Kind::Burst || memory.pull() != 0;
+                    let warps = kind == CallKind::Burst || memory.pull() != 0;
                     assert!(threads >= if warps { 128 } else { 32 });
                 }
                 let slots = settings.slots_for(2, burst);
@@ -105,7 +105,7 @@ fn shapes_fit_whatever_is_asked_for() {
             graph_branches: most,
             ..Settings::default()
         };
-        assert_eq!(settings.threads_for(64, Kind::Packet), MOST_THREADS);
+        assert_eq!(settings.threads_for(64, CallKind::Packet), MOST_THREADS);
         assert_eq!((settings.graph_items_for(), settings.graph_branches_for()), (1024, 1024));
         let slots = settings.slots_for(1 << 16, 64);
         assert!(slots.is_power_of_two() && slots <= 1 << 16);
@@ -119,7 +119,7 @@ fn shapes_fit_whatever_is_asked_for() {
 fn an_item_that_consumers_do_not_end_is_noticed() {
     use inlane_core::ring::{Next, Ring};
     use std::time::Duration;
-    use watch::{Watch, oldest};
+    use watchdog::{Watchdog, oldest};
     let ring = Ring::new(2, 1).unwrap();
     let (mut dispatcher, mut consumers) = ring.clone().dispatch(1);
     let packet = [inlane_core::Packet::EMPTY];
@@ -137,7 +137,7 @@ fn an_item_that_consumers_do_not_end_is_noticed() {
         dispatcher.poll().expect("it is done").free();
         assert_eq!(oldest(&ring), None);
     }
-    let mut watch = Watch::new(Duration::from_millis(20));
+    let mut watch = Watchdog::new(Duration::from_millis(20));
     let mut look = |oldest| watch.look(oldest, "slow", &[]);
     for item in 0..4 {
         look(Some(item)).expect("another than the last");
@@ -152,21 +152,25 @@ fn an_item_that_consumers_do_not_end_is_noticed() {
 
 #[test]
 fn shared_memory_is_asked_for_where_a_burst_needs_more_than_the_usual() {
-    use program::{Shared, fit_shared, shared_bytes};
+    use loaded_function::{SharedMemory, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
     // The least that a block of a GPU from sm_80 on can have, and the most that a function can declare.
     let (most, declared) = (99 * KIB, 48 * KIB);
     assert_eq!(shared_bytes(1024, false), 16 * KIB);
     assert_eq!(shared_bytes(1024, true), 40 * KIB);
-    assert_eq!(fit_shared(1024, true, 8 * KIB, most), Ok(Shared::Usual));
-    assert_eq!(fit_shared(1024, true, 8 * KIB + 1, most), Ok(Shared::Allowed), "what follows is aligned");
+    assert_eq!(fit_shared(1024, true, 8 * KIB, most), Ok(SharedMemory::Usual));
+    assert_eq!(
+        fit_shared(1024, true, 8 * KIB + 1, most),
+        Ok(SharedMemory::Allowed),
+        "what follows is aligned"
+    );
     for burst in [1, 64, inlane_core::ring::layout::MAX_BURST] {
-        assert_eq!(fit_shared(burst, true, declared, most), Ok(Shared::Allowed), "{burst} packets");
+        assert_eq!(fit_shared(burst, true, declared, most), Ok(SharedMemory::Allowed), "{burst} packets");
     }
     let refused = fit_shared(1024, true, declared, 64 * KIB).unwrap_err();
     assert!(refused.contains("need 90112 bytes") && refused.contains("can have 65536"), "{refused}");
     assert!(refused.ends_with("use --burst 409 or less"), "{refused}");
-    assert_eq!(fit_shared(409, true, declared, 64 * KIB), Ok(Shared::Allowed), "the remedy works");
+    assert_eq!(fit_shared(409, true, declared, 64 * KIB), Ok(SharedMemory::Allowed), "the remedy works");
     assert!(fit_shared(410, true, declared, 64 * KIB).is_err());
     let hopeless = fit_shared(1, false, 64 * KIB, 64 * KIB).unwrap_err();
     assert!(hopeless.ends_with("declare less in the function"), "{hopeless}");
@@ -212,7 +216,7 @@ struct Seen {
 
 const SLOTS: u64 = 64;
 
-impl View for Seen {
+impl RingView for Seen {
     fn slots(&self) -> u64 {
         SLOTS
     }
@@ -243,40 +247,40 @@ fn work_is_posted_for_every_item_once_and_waits_only_ahead() {
         for published in 0..600 {
             // Who posts is seldom or often slower than who moves packets.
             let others = [1, 3, 100][published as usize % 3];
-            let mut course = Course::default();
+            let mut cursor = PostingCursor::default();
             let mut ring = Seen { submitted: 0, freed: 0 };
             let (mut worked, mut waits) = (0, 0);
             let mut rounds = 0;
-            while ring.freed < published || course.posted < published {
+            while ring.freed < published || cursor.posted < published {
                 match roll(2 * others + 2) / others.max(1) {
                     0 => ring.submitted = (ring.submitted + roll(9)).min(ring.freed + SLOTS).min(published),
                     // Nothing is done before it is there and something was posted for it.
-                    1 => ring.freed = (ring.freed + roll(9)).min(ring.submitted.min(course.posted)),
-                    _ => match course.due(&ring, stretch, ahead, most) {
-                        Due::Nothing => {}
-                        Due::Work(items) => {
+                    1 => ring.freed = (ring.freed + roll(9)).min(ring.submitted.min(cursor.posted)),
+                    _ => match cursor.due(&ring, stretch, ahead, most) {
+                        NextPost::Nothing => {}
+                        NextPost::Work(items) => {
                             assert!(items % stretch == 0 && items <= most);
-                            assert!(course.posted + items <= ring.submitted, "work for what is not there");
-                            (course.posted, worked) = (course.posted + items, worked + items);
+                            assert!(cursor.posted + items <= ring.submitted, "work for what is not there");
+                            (cursor.posted, worked) = (cursor.posted + items, worked + items);
                         }
-                        Due::Waits => {
-                            assert!(course.posted + stretch <= ring.freed + SLOTS, "a slot that is out");
-                            (course.posted, waits) = (course.posted + stretch, waits + stretch);
+                        NextPost::Waits => {
+                            assert!(cursor.posted + stretch <= ring.freed + SLOTS, "a slot that is out");
+                            (cursor.posted, waits) = (cursor.posted + stretch, waits + stretch);
                         }
                     },
                 }
                 rounds += 1;
-                assert!(rounds < 1_000_000, "stands still: {published} items, {ring:?}, {course:?}");
+                assert!(rounds < 1_000_000, "stands still: {published} items, {ring:?}, {cursor:?}");
             }
-            assert_eq!(worked + waits, course.posted);
-            assert!(course.posted < published + (ahead + 1) * stretch, "{course:?}");
+            assert_eq!(worked + waits, cursor.posted);
+            assert!(cursor.posted < published + (ahead + 1) * stretch, "{cursor:?}");
         }
     }
 }
 
 #[test]
 fn a_competing_job_is_not_awaited_for_ever() {
-    use compete::{End, look_for_end};
+    use competing_kernel::{End, look_for_end};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
     let (stop, running) = (AtomicBool::new(true), AtomicBool::new(false));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::control::Progress;
 use inlane_core::{Error as CoreError, HeapPool, Packet};
-use inlane_function::Function;
+use inlane_function::PacketFunction;
 use proptest::prelude::*;
 use std::sync::Mutex;
 
@@ -127,7 +127,7 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(256, 256).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
     let counters = Counters::default();
-    let function = Function::parse("macswap").unwrap();
+    let function = PacketFunction::parse("macswap").unwrap();
     let pipeline = Pipeline {
         rx: Box::new(Source { pool: pool.clone(), left: case.packets, next: 0, counters, end: case.end }),
         txs: vec![Box::new(Sink {

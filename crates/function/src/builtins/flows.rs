@@ -1,6 +1,6 @@
 //! The state of `flow-count`, read: each flow that it counted. The other half of `functions/flow_count.cu`.
 
-use crate::report::{Report, Table, u32_at, u64_at};
+use crate::report::{FunctionReport, Table, u32_at, u64_at};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Where the table begins, and how far its places are apart.
@@ -60,8 +60,8 @@ fn flow(place: &[u8]) -> Flow {
     }
 }
 
-pub(super) fn report(state: &[u8], _settings: &str) -> Report {
-    let mut report = Report::from_numbers(state, 0, &["other_packets", "unplaced_packets"]);
+pub(super) fn report(state: &[u8], _settings: &str) -> FunctionReport {
+    let mut report = FunctionReport::from_numbers(state, 0, &["other_packets", "unplaced_packets"]);
     let flows = flows(state);
     let mut table = Table::new(
         format!("{} flows{}", flows.len(), if flows.len() > LISTED { ", the largest" } else { "" }),

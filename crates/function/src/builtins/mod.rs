@@ -8,8 +8,8 @@ mod rules;
 pub use flows::{Flow, flows};
 pub use oran::{OranSlot, Reason, oran_slot};
 
-use crate::abi::Entry;
-use crate::report::Report;
+use crate::abi::FunctionEntry;
+use crate::report::FunctionReport;
 
 /// A function as build.rs compiled it.
 pub(crate) struct Built {
@@ -18,8 +18,8 @@ pub(crate) struct Built {
     /// Its file's name.
     pub file: &'static str,
     pub source: &'static str,
-    any: *const Entry,
-    avx2: *const Entry,
+    any: *const FunctionEntry,
+    avx2: *const FunctionEntry,
 }
 
 // SAFETY: the pointers are to constants.
@@ -40,7 +40,7 @@ pub struct Builtin {
     /// Reads its settings into the beginning of its state.
     pub(crate) settings: fn(&str) -> Result<Vec<u8>, String>,
     /// Reads its state, with its settings.
-    pub(crate) report: fn(&[u8], &str) -> Report,
+    pub(crate) report: fn(&[u8], &str) -> FunctionReport,
 }
 
 /// All of them, in the order of a list for users.
@@ -55,7 +55,7 @@ static BUILTINS: [Builtin; 7] = [
         syntax: "",
         example: "io",
         settings: none,
-        report: |_, _| Report::default(),
+        report: |_, _| FunctionReport::default(),
     },
     Builtin {
         name: "macswap",
@@ -63,7 +63,7 @@ static BUILTINS: [Builtin; 7] = [
         syntax: "",
         example: "macswap",
         settings: none,
-        report: |_, _| Report::default(),
+        report: |_, _| FunctionReport::default(),
     },
     Builtin {
         name: "l3-decrement",
@@ -72,7 +72,11 @@ static BUILTINS: [Builtin; 7] = [
         example: "l3-decrement",
         settings: none,
         report: |state, _| {
-            Report::from_numbers(state, 0, &["decremented_packets", "expired_packets", "other_packets"])
+            FunctionReport::from_numbers(
+                state,
+                0,
+                &["decremented_packets", "expired_packets", "other_packets"],
+            )
         },
     },
     Builtin {
@@ -99,7 +103,7 @@ static BUILTINS: [Builtin; 7] = [
         example: "checksum",
         settings: none,
         report: |state, _| {
-            Report::from_numbers(state, 0, &["right_packets", "wrong_packets", "unchecked_packets"])
+            FunctionReport::from_numbers(state, 0, &["right_packets", "wrong_packets", "unchecked_packets"])
         },
     },
     Builtin {
@@ -135,7 +139,7 @@ impl Builtin {
     }
 
     /// The code for the CPU that this runs on.
-    pub(crate) fn entry(&self) -> *const Entry {
+    pub(crate) fn entry(&self) -> *const FunctionEntry {
         let built = self.built();
         if has_avx2() { built.avx2 } else { built.any }
     }
@@ -168,7 +172,7 @@ mod tests {
     fn every_name_has_its_source_and_every_source_its_name() {
         for builtin in builtins() {
             builtin.built();
-            crate::Function::parse(builtin.example).expect(builtin.example);
+            crate::PacketFunction::parse(builtin.example).expect(builtin.example);
         }
         assert_eq!(BUILTINS.len(), BUILT.len());
     }
@@ -198,7 +202,7 @@ mod tests {
             frame
         };
         for builtin in builtins() {
-            let function = crate::Function::parse(builtin.example).expect(builtin.example);
+            let function = crate::PacketFunction::parse(builtin.example).expect(builtin.example);
             let built = builtin.built();
             let mut instances = [built.any, built.avx2]
                 .map(|entry| crate::Instance::new(function.clone(), entry).expect("memory"));

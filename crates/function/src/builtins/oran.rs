@@ -13,7 +13,7 @@
 //!   pass              assembled packets are forwarded, too
 //! ```
 
-use crate::report::{Report, Table, u32_at, u64_at};
+use crate::report::{FunctionReport, Table, u32_at, u64_at};
 use inlane_core::ring::layout::{DROP, FORWARD};
 
 const STREAMS: usize = 16;
@@ -235,8 +235,8 @@ pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     Ok(state)
 }
 
-pub(super) fn report(state: &[u8], text: &str) -> Report {
-    let mut report = Report::from_numbers(state, COUNTERS, &COUNTED);
+pub(super) fn report(state: &[u8], text: &str) -> FunctionReport {
+    let mut report = FunctionReport::from_numbers(state, COUNTERS, &COUNTED);
     if let Ok(settings) = Settings::parse(text) {
         let mut table =
             Table::new("assembled", &["eAxC", "PRBs", "bytes a PRB", "slots a subframe", "windows"]);

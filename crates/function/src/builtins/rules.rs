@@ -6,7 +6,7 @@
 //!        proto:47 | type:0x88f7 | src:10.0.0.0/8 | dst:2001:db8::/32
 //! ```
 
-use crate::report::{Report, Table, u64_at};
+use crate::report::{FunctionReport, Table, u64_at};
 use std::net::IpAddr;
 
 /// How many rules there may be, and where they and their hits lie in the state.
@@ -70,12 +70,12 @@ pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     Ok(state)
 }
 
-pub(super) fn report(state: &[u8], settings: &str) -> Report {
+pub(super) fn report(state: &[u8], settings: &str) -> FunctionReport {
     let mut table = Table::new("rules", &["rule", "packets"]);
     for (i, rule) in settings.split(',').enumerate() {
         table.rows.push(vec![rule.into(), u64_at(state, HITS + 8 * i).to_string()]);
     }
-    Report { counters: Vec::new(), tables: vec![table] }
+    FunctionReport { counters: Vec::new(), tables: vec![table] }
 }
 
 fn rule(text: &str) -> Result<Rule, String> {

@@ -2,11 +2,11 @@
 //! from a ring, and do what the CPU does, whatever the items and wherever their packets lie.
 
 use super::lane::{Parameters, strides};
-use super::program::EXECUTOR;
+use super::loaded_function::EXECUTOR;
 use inlane_core::ring::layout::{self, DROP, FORWARD, PacketVerdict};
 use inlane_core::ring::{Dispatcher, Ring};
 use inlane_core::{Packet, Region};
-use inlane_function::{Function, HEADERS, Instance};
+use inlane_function::{HEADERS, Instance, PacketFunction};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Kernel, threads, seed, block, blocks, lane, place, more: `launch.h`.
-type Launch = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
+type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
 
 /// A kernel, by its number in `launch.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ enum Kernel {
 
 /// A block of threads.
 struct Block {
-    launch: Launch,
+    launch: LaunchBlock,
     _library: libloading::Library,
 }
 
@@ -49,7 +49,7 @@ impl Block {
 }
 
 /// The kernels compiled with a function: so many blocks.
-fn blocks(function: &Function, pulls: bool, count: u32) -> Vec<Block> {
+fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -92,7 +92,7 @@ fn blocks(function: &Function, pulls: bool, count: u32) -> Vec<Block> {
         // SAFETY: made above; its symbol has this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
-            let launch = *library.get::<Launch>(b"emulated_launch\0").expect("launch.h has it");
+            let launch = *library.get::<LaunchBlock>(b"emulated_launch\0").expect("launch.h has it");
             Block { launch, _library: library }
         }
     };
@@ -156,7 +156,7 @@ unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
 type Out = (Packet, Vec<u8>);
 
 impl Stage {
-    fn new(function: &Function, shape: Shape, seed: u64) -> Self {
+    fn new(function: &PacketFunction, shape: Shape, seed: u64) -> Self {
         let Shape { burst, slots, pull, .. } = shape;
         let info = function.info().expect("it has a CPU build");
         let region = |bytes: usize, fill: u8| {
@@ -335,7 +335,7 @@ fn own(name: &str) -> String {
 fn kernels_do_what_the_cpu_does() {
     for (name, pull) in [(own("mangle.cu").as_str(), u32::MAX), ("l3-decrement", 96), ("checksum", u32::MAX)]
     {
-        let function = Function::parse(name).expect(name);
+        let function = PacketFunction::parse(name).expect(name);
         for pull in [0, pull] {
             let blocks = blocks(&function, pull != 0, 4);
             for (seed, (burst, slots, threads)) in
@@ -357,7 +357,7 @@ fn kernels_do_what_the_cpu_does() {
 
 #[test]
 fn threads_of_a_block_have_one_time() {
-    let function = Function::parse(&own("clocks.cu")).expect("a function");
+    let function = PacketFunction::parse(&own("clocks.cu")).expect("a function");
     for pull in [0, u32::MAX] {
         let blocks = blocks(&function, pull != 0, 2);
         for kernel in [Kernel::Persistent, Kernel::Items] {
@@ -375,7 +375,7 @@ fn threads_of_a_block_have_one_time() {
 
 #[test]
 fn blocks_end_when_told_whatever_the_ring_holds() {
-    let function = Function::parse("macswap").expect("a function");
+    let function = PacketFunction::parse("macswap").expect("a function");
     let blocks = blocks(&function, false, 3);
     for burst in [2, 64] {
         let shape = Shape {

@@ -1,9 +1,9 @@
 //! `io` and `macswap` against references in Rust.
 
-mod stand;
+mod harness;
 
+use harness::{Fate, instance, run_shaped};
 use proptest::prelude::*;
-use stand::{Fate, instance, run_shaped};
 
 fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
     proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..80), 0..70)
@@ -34,8 +34,8 @@ proptest! {
 
 #[test]
 fn settings_are_refused_by_functions_without() {
-    let error = inlane_function::Function::parse("io:3").unwrap_err().to_string();
+    let error = inlane_function::PacketFunction::parse("io:3").unwrap_err().to_string();
     assert!(error.contains("no settings"), "{error}");
-    let error = inlane_function::Function::parse("nonsense").unwrap_err().to_string();
+    let error = inlane_function::PacketFunction::parse("nonsense").unwrap_err().to_string();
     assert!(error.contains("macswap"), "{error}");
 }

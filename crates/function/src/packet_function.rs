@@ -1,17 +1,17 @@
 //! A packet function: its name, its source, what it was set to, and how it becomes an [`Instance`] on the CPU.
 
-use crate::abi::{Entry, Info};
+use crate::abi::{FunctionEntry, FunctionInfo};
 use crate::builtins::{self, Builtin};
 use crate::instance::Instance;
-use crate::own::{self, Own};
-use crate::report::Report;
+use crate::report::FunctionReport;
+use crate::user::{self, UserFunction};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 
 /// A packet function with its settings, ready to be instantiated by an executor. Clones share the code.
 #[derive(Clone)]
-pub struct Function {
+pub struct PacketFunction {
     name: String,
     settings: Settings,
     code: Code,
@@ -28,10 +28,10 @@ struct Settings {
 #[derive(Clone)]
 enum Code {
     Builtin(&'static Builtin),
-    Own(Arc<Own>),
+    User(Arc<UserFunction>),
 }
 
-impl Function {
+impl PacketFunction {
     /// The function that a command line names: `NAME[:SETTINGS]` for a built-in one, `FILE.cu[:NAME[:N,N...]]` for the
     /// user's own.
     ///
@@ -39,7 +39,7 @@ impl Function {
     /// [`Error::Unknown`] for another name, [`Error::Settings`] for settings that it cannot read, [`Error::File`] for a
     /// file that cannot be read or has no such function.
     pub fn parse(text: &str) -> Result<Self> {
-        if let Some((path, name, parameters)) = own::split(text) {
+        if let Some((path, name, parameters)) = user::split(text) {
             return Self::from_file(Path::new(path), name, parameters);
         }
         let (name, settings) = match text.split_once(':') {
@@ -68,8 +68,8 @@ impl Function {
     /// # Errors
     /// [`Error::File`] for a file that cannot be read or has no such function, [`Error::Settings`] for wrong parameters.
     pub fn from_file(path: &Path, name: &str, parameters: &str) -> Result<Self> {
-        let own = Own::read(path, name)?;
-        let image = own::parameters(parameters).map_err(|why| Error::Settings {
+        let own = UserFunction::read(path, name)?;
+        let image = user::parameters(parameters).map_err(|why| Error::Settings {
             name: own.symbol.clone(),
             settings: parameters.into(),
             why,
@@ -77,7 +77,7 @@ impl Function {
         Ok(Self {
             name: own.symbol.clone(),
             settings: Settings { text: parameters.into(), image },
-            code: Code::Own(own.into()),
+            code: Code::User(own.into()),
         })
     }
 
@@ -90,7 +90,7 @@ impl Function {
     pub fn about(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.about,
-            Code::Own(_) => "the user's own",
+            Code::User(_) => "the user's own",
         }
     }
 
@@ -98,7 +98,7 @@ impl Function {
     pub fn symbol(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().symbol,
-            Code::Own(own) => &own.symbol,
+            Code::User(own) => &own.symbol,
         }
     }
 
@@ -106,7 +106,7 @@ impl Function {
     pub fn source(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().source,
-            Code::Own(own) => &own.source,
+            Code::User(own) => &own.source,
         }
     }
 
@@ -114,24 +114,24 @@ impl Function {
     pub fn file(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().file,
-            Code::Own(own) => &own.file,
+            Code::User(own) => &own.file,
         }
     }
 
     /// What the host must know of it. A user's own is compiled for the CPU to learn it; for a GPU alone, read it from the
-    /// module instead ([`Function::gpu_source`]).
+    /// module instead ([`PacketFunction::gpu_source`]).
     ///
     /// # Errors
     /// None for built-in functions; else [`Error::Compile`] with the compiler's messages, or [`Error::Environment`].
-    pub fn info(&self) -> Result<Info> {
+    pub fn info(&self) -> Result<FunctionInfo> {
         // SAFETY: entries are constants.
         Ok(unsafe { (*self.entry()?).info })
     }
 
-    fn entry(&self) -> Result<*const Entry> {
+    fn entry(&self) -> Result<*const FunctionEntry> {
         match &self.code {
             Code::Builtin(builtin) => Ok(builtin.entry()),
-            Code::Own(own) => own.entry(),
+            Code::User(own) => own.entry(),
         }
     }
 
@@ -139,7 +139,7 @@ impl Function {
     ///
     /// # Errors
     /// [`Error::Settings`] when the function has no place for what was set.
-    pub fn initial_state(&self, info: &Info) -> Result<Vec<u8>> {
+    pub fn initial_state(&self, info: &FunctionInfo) -> Result<Vec<u8>> {
         let image = &self.settings.image;
         let wrong =
             |why| Error::Settings { name: self.name.clone(), settings: self.settings.text.clone(), why };
@@ -147,7 +147,7 @@ impl Function {
             Code::Builtin(_) if image.len() as u64 > info.state_bytes => {
                 Err(wrong(format!("they do not fit its state of {} bytes", info.state_bytes)))?
             }
-            Code::Own(_) if image.len() > info.parameters as usize * 8 => Err(wrong(format!(
+            Code::User(_) if image.len() > info.parameters as usize * 8 => Err(wrong(format!(
                 "it has {} parameters; say how many with 'static constexpr uint32_t parameters = N', and make the struct's \
                  first members so many uint64_t",
                 info.parameters
@@ -158,25 +158,25 @@ impl Function {
     }
 
     /// What the function has to say after a run, from a pipeline's state (on a GPU: copied back).
-    pub fn report(&self, state: &[u8]) -> Report {
+    pub fn report(&self, state: &[u8]) -> FunctionReport {
         match &self.code {
             Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),
-            Code::Own(_) => Report::default(),
+            Code::User(_) => FunctionReport::default(),
         }
     }
 
     /// One pipeline's use of it on the CPU.
     ///
     /// # Errors
-    /// [`Error::Core`] when there is no memory for its state; for a user's own as for [`Function::info`].
+    /// [`Error::Core`] when there is no memory for its state; for a user's own as for [`PacketFunction::info`].
     pub fn instance(&self) -> Result<Instance> {
         Instance::new(self.clone(), self.entry()?)
     }
 }
 
-impl std::fmt::Debug for Function {
+impl std::fmt::Debug for PacketFunction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Function")
+        f.debug_struct("PacketFunction")
             .field("name", &self.name)
             .field("file", &self.file())
             .finish_non_exhaustive()

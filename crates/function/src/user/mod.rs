@@ -6,13 +6,13 @@
 mod compiler;
 mod store;
 
-use crate::abi::{ABI, Entry};
+use crate::abi::{ABI, FunctionEntry};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// A user's function, and its CPU code once that was needed.
-pub(crate) struct Own {
+pub(crate) struct UserFunction {
     pub symbol: String,
     /// The file as the user wrote it, for messages.
     pub file: String,
@@ -21,7 +21,7 @@ pub(crate) struct Own {
 }
 
 struct Loaded {
-    entry: *const Entry,
+    entry: *const FunctionEntry,
     _library: libloading::Library,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
     Some((path, name, parameters))
 }
 
-impl Own {
+impl UserFunction {
     /// Reads the file; `name` may be empty when it registers one function only.
     pub fn read(path: &Path, name: &str) -> Result<Self> {
         let wrong = |why: String| Error::File { path: path.into(), why };
@@ -74,7 +74,7 @@ impl Own {
     }
 
     /// Its code for this CPU, compiled now unless it was before.
-    pub fn entry(&self) -> Result<*const Entry> {
+    pub fn entry(&self) -> Result<*const FunctionEntry> {
         let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = &*code {
             return Ok(loaded.entry);
@@ -85,7 +85,7 @@ impl Own {
         let library = store::library(&compiler.key(&unit), |to| compiler.compile(&self.file, &unit, to))?;
         let symbol = format!("inlane_function_{}\0", self.symbol);
         // SAFETY: a symbol of that name is an inlane_entry (INLANE_FUNCTION), whose version is checked before the rest is used.
-        let entry = unsafe { library.get::<*const Entry>(symbol.as_bytes()).map(|symbol| *symbol) }
+        let entry = unsafe { library.get::<*const FunctionEntry>(symbol.as_bytes()).map(|symbol| *symbol) }
             .map_err(|error| failed(format!("compiled, yet its function is missing: {error}")))?;
         // SAFETY: as above; the first word is the version.
         let abi = unsafe { (*entry).info.abi };

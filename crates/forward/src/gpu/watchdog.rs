@@ -25,7 +25,7 @@ pub(super) fn watch_until(
     streams: &[Stream],
     control: &Control,
 ) -> Result<()> {
-    let mut watch = Watch::new(lane.settings.watchdog);
+    let mut watch = Watchdog::new(lane.settings.watchdog);
     let mut beat = 0;
     while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         beat += 1;
@@ -47,13 +47,13 @@ pub(super) fn oldest(ring: &Ring) -> Option<u64> {
 }
 
 /// What was seen.
-pub(super) struct Watch {
+pub(super) struct Watchdog {
     limit: Duration,
     /// The oldest item, and since when it is.
     oldest: Option<(u64, Instant)>,
 }
 
-impl Watch {
+impl Watchdog {
     /// An item that takes longer than `limit` is stuck.
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, oldest: None }

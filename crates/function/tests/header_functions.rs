@@ -1,13 +1,13 @@
 //! `l3-decrement`, `flow-count`, `drop-rule` and `checksum` against references in Rust, on good and on hostile frames.
 
-#[path = "stand/dissect.rs"]
+#[path = "harness/dissect.rs"]
 mod dissect;
-mod stand;
+mod harness;
 
 use dissect::{hostile, ones_sum, well_formed};
+use harness::{Fate, instance, run_shaped};
 use inlane_function::flows;
 use proptest::prelude::*;
-use stand::{Fate, instance, run_shaped};
 use std::collections::HashMap;
 
 fn many(frame: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<Vec<u8>>> {
@@ -214,7 +214,7 @@ fn flows_beyond_the_table_are_counted_as_unplaced() {
             })
             .collect();
         sent += frames.len() as u64;
-        stand::run(&mut instance, &frames);
+        harness::run(&mut instance, &frames);
     }
     let found = flows(instance.state());
     let unplaced = instance.report().counter("unplaced_packets").expect("it has it");

@@ -1,9 +1,9 @@
 //! Users' own functions: the examples, on the CPU against references; mistakes, and what is said of them.
 
-mod stand;
+mod harness;
 
-use inlane_function::{Error, Function};
-use stand::{Fate, run};
+use harness::{Fate, run};
+use inlane_function::{Error, PacketFunction};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -35,7 +35,7 @@ fn words(state: &[u8]) -> Vec<u64> {
 #[test]
 fn truncate_cuts() {
     with_cache(|_| {
-        let function = Function::parse(&example("truncate.cu:truncate:96")).expect("it is there");
+        let function = PacketFunction::parse(&example("truncate.cu:truncate:96")).expect("it is there");
         let mut instance = function.instance().expect("it compiles");
         let frames: Vec<Vec<u8>> = (0..200).map(|length| vec![length as u8; length]).collect();
         let fates = run(&mut instance, &frames);
@@ -49,8 +49,8 @@ fn truncate_cuts() {
 #[test]
 fn vxlan_goes_by_network() {
     with_cache(|_| {
-        let function =
-            Function::parse(&example("vxlan.cu:only-network:0x2a")).expect("hyphens stand for underscores");
+        let function = PacketFunction::parse(&example("vxlan.cu:only-network:0x2a"))
+            .expect("hyphens harness for underscores");
         let mut instance = function.instance().expect("it compiles");
         let frame = |network: u8, flags: u8, port: u16| {
             let mut frame = vec![0u8; 60];
@@ -78,8 +78,10 @@ fn vxlan_goes_by_network() {
 #[test]
 fn sizes_are_counted() {
     with_cache(|_| {
-        let mut instance =
-            Function::parse(&example("sizes.cu")).expect("one function").instance().expect("it compiles");
+        let mut instance = PacketFunction::parse(&example("sizes.cu"))
+            .expect("one function")
+            .instance()
+            .expect("it compiles");
         let frames: Vec<Vec<u8>> = [0, 63, 64, 127, 128, 9000].map(|length| vec![0; length]).into();
         assert_eq!(
             run(&mut instance, &frames),
@@ -95,7 +97,7 @@ fn packets_may_grow_into_their_room() {
     with_cache(|folder| {
         let text = "#include <inlane.h>\nstruct grow { uint64_t refused; INLANE inlane::verdict packet(inlane::packet &p) {\n\
                     if (!p.resize(p.length() + 4)) refused++; return inlane::forward; } };\nINLANE_FUNCTION(grow)\n";
-        let function = Function::from_file(&file(folder, text), "grow", "").expect("it is there");
+        let function = PacketFunction::from_file(&file(folder, text), "grow", "").expect("it is there");
         let mut instance = function.instance().expect("it compiles");
         let mut bytes = [0u8; 64];
         let packet =
@@ -126,7 +128,7 @@ fn a_second_run_takes_what_the_first_compiled() {
         let path = file(cache, text);
         let load = || {
             let mut instance =
-                Function::from_file(&path, "mine", "").expect("there").instance().expect("it compiles");
+                PacketFunction::from_file(&path, "mine", "").expect("there").instance().expect("it compiles");
             assert_eq!(run(&mut instance, &[vec![1, 2, 3]]), [Fate::Drop]);
         };
         let stored = || -> Vec<(PathBuf, u64)> {
@@ -160,7 +162,7 @@ fn a_second_run_takes_what_the_first_compiled() {
 fn mistakes_are_named() {
     with_cache(|folder| {
         let refused = |name: &str, parameters: &str, text: &str| {
-            let made = Function::from_file(&file(folder, text), name, parameters);
+            let made = PacketFunction::from_file(&file(folder, text), name, parameters);
             made.and_then(|function| function.instance()).err().expect("it is wrong")
         };
         let good = "#include <inlane.h>\nstruct a { INLANE inlane::verdict packet(inlane::packet &) { return 0; } };\n";
@@ -180,7 +182,7 @@ fn mistakes_are_named() {
         assert!(text.contains("mine.cu:4:") && text.contains("size"), "points at the user's line: {text}");
         let neither = "#include <inlane.h>\nstruct a { uint64_t x; };\nINLANE_FUNCTION(a)\n";
         assert!(message(refused("a", "", neither)).contains("the function needs"));
-        let missing = Function::parse("/nowhere/x.cu:y").expect_err("no such file");
+        let missing = PacketFunction::parse("/nowhere/x.cu:y").expect_err("no such file");
         assert!(missing.to_string().contains("/nowhere/x.cu"));
     });
 }
@@ -190,7 +192,7 @@ fn a_missing_compiler_is_an_environment() {
     with_cache(|_| {
         // SAFETY: as in `with_cache`.
         unsafe { std::env::set_var("CXX", "/nowhere/c++") };
-        let function = Function::parse(&example("sizes.cu")).expect("nothing is compiled yet");
+        let function = PacketFunction::parse(&example("sizes.cu")).expect("nothing is compiled yet");
         let error = function.instance().err().expect("no compiler");
         // SAFETY: as in `with_cache`.
         unsafe { std::env::remove_var("CXX") };

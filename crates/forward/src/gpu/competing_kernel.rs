@@ -4,10 +4,10 @@
 //! launches in flight. Its work a second falls with the room that others hold, and a kernel that comes late waits for a block of it
 //! to end, unless no room is left to wait for.
 
-use super::bare::load;
+use super::ceilings::load;
 use crate::error::{Error, Result};
 use inlane_core::Region;
-use inlane_cuda::{Function, Gpu, Launch, Stream, argument};
+use inlane_cuda::{Gpu, Kernel, LaunchConfig, Stream, argument};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,30 +23,31 @@ const LOOK_EVERY: Duration = Duration::from_micros(100);
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The job, ready to run.
-pub(crate) struct Job {
-    kernel: Function,
+pub(crate) struct CompetingKernel {
+    kernel: Kernel,
     /// Launches in flight, each with a word a block for what it got done.
     launches: [(Stream, Region); 2],
-    shape: Launch,
+    shape: LaunchConfig,
     large: bool,
 }
 
-impl Job {
+impl CompetingKernel {
     /// Prepares it, before anything persistent runs. `large`: its blocks take a multiprocessor's shared memory each, as those of
     /// matrix products do, so that one with another's block on it is of no use to it.
     ///
     /// # Errors
     /// When the GPU refuses.
     pub(crate) fn new(gpu: &Arc<Gpu>, large: bool) -> Result<Self> {
-        let kernel = load(gpu)?.function("bare_compete")?;
-        let (threads, shared_bytes) = if large { (1024, gpu.most_shared_bytes()?) } else { (256, 0) };
+        let kernel = load(gpu)?.kernel("bare_compete")?;
+        let (threads, shared_bytes) =
+            if large { (1024, gpu.max_shared_bytes_per_block()?) } else { (256, 0) };
         if large {
             // It declares none itself: all of a block's is the launch's.
-            kernel.allow_shared(shared_bytes)?;
+            kernel.set_max_dynamic_shared_bytes(shared_bytes)?;
         }
-        let blocks = kernel.resident_blocks(threads, shared_bytes)? * WAVES;
+        let blocks = kernel.max_resident_blocks(threads, shared_bytes)? * WAVES;
         let launch = || -> Result<_> { Ok((gpu.stream()?, gpu.pinned(blocks as usize * 8)?)) };
-        let shape = Launch { blocks, threads, shared_bytes, cooperative: false };
+        let shape = LaunchConfig { blocks, threads, shared_bytes, cooperative: false };
         Ok(Self { launches: [launch()?, launch()?], kernel, shape, large })
     }
 
@@ -142,7 +143,7 @@ pub(super) fn look_for_end(
     }
 }
 
-impl fmt::Display for Job {
+impl fmt::Display for CompetingKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = if self.large { "that take a multiprocessor each" } else { "of 256 threads" };
         write!(

@@ -20,7 +20,7 @@ use super::launch::launch_items;
 use crate::error::Result;
 use inlane_core::ring::layout;
 use inlane_core::ring::protocol::{Words, lap_of};
-use inlane_cuda::{Graph, GraphExec, Launch, MemoryOperation, Stream, WaitUntil, argument};
+use inlane_cuda::{Graph, GraphExec, LaunchConfig, MemoryOperation, Stream, WaitUntil, argument};
 use std::sync::atomic::Ordering;
 
 /// The address of a slot's submitted word.
@@ -47,7 +47,7 @@ pub(super) fn release_waits(lane: &Lane, published: u64, posted: u64) {
 }
 
 /// What can be seen of a ring by who posts for it.
-pub(super) trait View {
+pub(super) trait RingView {
     /// Slots of the ring.
     fn slots(&self) -> u64;
     /// Items that are back.
@@ -56,7 +56,7 @@ pub(super) trait View {
     fn is_there(&self, position: u64) -> bool;
 }
 
-impl View for Lane {
+impl RingView for Lane {
     fn slots(&self) -> u64 {
         self.slots() as u64
     }
@@ -74,7 +74,7 @@ impl View for Lane {
 
 /// How far the items are, and what was posted for them.
 #[derive(Debug, Default)]
-pub(super) struct Course {
+pub(super) struct PostingCursor {
     /// Items that something was posted for.
     pub(super) posted: u64,
     /// Items known to be there.
@@ -83,7 +83,7 @@ pub(super) struct Course {
 
 /// What is to be posted next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum NextPost {
     /// Nothing.
     Nothing,
     /// Work for so many items that are there.
@@ -92,11 +92,11 @@ pub(super) enum Due {
     Waits,
 }
 
-impl Course {
+impl PostingCursor {
     /// What is due. Items are posted for in stretches of `stretch`, of which `ahead` may wait at a time, and at most `most` items that
     /// are there at once.
     #[inline]
-    pub(super) fn due(&mut self, ring: &impl View, stretch: u64, ahead: u64, most: u64) -> Due {
+    pub(super) fn due(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
         // Of items that are back, words tell nothing any more: their slots may have been used again.
         let freed = ring.freed();
         self.there = self.there.max(freed);
@@ -106,11 +106,11 @@ impl Course {
         let behind = self.there.saturating_sub(self.posted);
         let end = self.posted + stretch;
         if behind >= stretch {
-            Due::Work(behind / stretch * stretch)
+            NextPost::Work(behind / stretch * stretch)
         } else if end <= self.there + ahead * stretch && end <= freed + ring.slots() {
-            Due::Waits
+            NextPost::Waits
         } else {
-            Due::Nothing
+            NextPost::Nothing
         }
     }
 }
@@ -119,14 +119,14 @@ impl Course {
 pub(super) struct StreamPoster<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
-    course: Course,
+    cursor: PostingCursor,
     /// Whose turn it is.
     turn: usize,
 }
 
 impl<'a> StreamPoster<'a> {
     pub(super) fn new(lane: &'a Lane, streams: &'a [Stream]) -> Self {
-        Self { lane, streams, course: Course::default(), turn: 0 }
+        Self { lane, streams, cursor: PostingCursor::default(), turn: 0 }
     }
 
     /// Launches a kernel for all items that are there, or else posts a wait and a kernel for one to come: one a stream. False when
@@ -136,13 +136,13 @@ impl<'a> StreamPoster<'a> {
     /// When the driver refuses, or an earlier kernel failed.
     #[inline]
     pub(super) fn advance(&mut self) -> Result<bool> {
-        let Self { lane, streams, course, turn } = self;
-        let (position, slots) = (course.posted, lane.slots() as u64);
+        let Self { lane, streams, cursor, turn } = self;
+        let (position, slots) = (cursor.posted, lane.slots() as u64);
         let stream = &streams[*turn];
-        let items = match course.due(*lane, 1, streams.len() as u64, slots) {
-            Due::Nothing => return Ok(false),
-            Due::Work(items) => items,
-            Due::Waits => {
+        let items = match cursor.due(*lane, 1, streams.len() as u64, slots) {
+            NextPost::Nothing => return Ok(false),
+            NextPost::Work(items) => items,
+            NextPost::Waits => {
                 let address = word_address(lane, position & (slots - 1));
                 let value = lap_of(position, slots as u32);
                 let wait = MemoryOperation::Wait { address, value, until: WaitUntil::Equal };
@@ -154,14 +154,14 @@ impl<'a> StreamPoster<'a> {
         };
         // SAFETY: the lane outlives the streams.
         unsafe { launch_items(lane, stream, position, items as u32, lane.ring.burst() as u32)? };
-        course.posted += items;
+        cursor.posted += items;
         *turn = (*turn + 1) % streams.len();
         Ok(true)
     }
 
     /// Items posted so far.
     pub(super) fn posted(&self) -> u64 {
-        self.course.posted
+        self.cursor.posted
     }
 }
 
@@ -172,7 +172,7 @@ pub(super) struct GraphPoster<'a> {
     stretches: Vec<Stretch>,
     /// Of a stretch.
     items: u64,
-    course: Course,
+    cursor: PostingCursor,
 }
 
 /// The graphs of a stretch of slots, for even and odd laps.
@@ -202,7 +202,7 @@ impl<'a> GraphPoster<'a> {
             stretches.push(stretch);
         }
         streams[0].synchronize()?;
-        Ok(Self { lane, streams, stretches, items: items as u64, course: Course::default() })
+        Ok(Self { lane, streams, stretches, items: items as u64, cursor: PostingCursor::default() })
     }
 
     /// Launches the graph of the next stretch: if all its items are there, or else, where a stream has no other waiting, ahead of
@@ -212,25 +212,25 @@ impl<'a> GraphPoster<'a> {
     /// When the driver refuses, or an earlier kernel failed.
     #[inline]
     pub(super) fn advance(&mut self) -> Result<bool> {
-        let Self { lane, streams, stretches, items, course } = self;
-        let (number, count) = ((course.posted / *items) as usize, stretches.len());
+        let Self { lane, streams, stretches, items, cursor } = self;
+        let (number, count) = ((cursor.posted / *items) as usize, stretches.len());
         let stretch = &mut stretches[number % count];
-        let graphs = match course.due(*lane, *items, streams.len() as u64, *items) {
-            Due::Nothing => return Ok(false),
-            Due::Work(_) => &mut stretch.ready,
-            Due::Waits => &mut stretch.waiting,
+        let graphs = match cursor.due(*lane, *items, streams.len() as u64, *items) {
+            NextPost::Nothing => return Ok(false),
+            NextPost::Work(_) => &mut stretch.ready,
+            NextPost::Waits => &mut stretch.waiting,
         };
-        let odd = lap_of(course.posted, lane.slots() as u32) as usize & 1;
+        let odd = lap_of(cursor.posted, lane.slots() as u32) as usize & 1;
         // SAFETY: nodes point into the lane, which outlives the streams; waits are satisfied by the producer or by
         // `release_waits`; every item of the lap before in these slots is done: else none could be there, or be waited for.
         unsafe { graphs[odd].launch(&streams[number % streams.len()])? };
-        course.posted += *items;
+        cursor.posted += *items;
         Ok(true)
     }
 
     /// Items posted so far.
     pub(super) fn posted(&self) -> u64 {
-        self.course.posted
+        self.cursor.posted
     }
 }
 
@@ -261,7 +261,7 @@ fn ready(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec>
     let mut graph = Graph::new(lane.program.gpu())?;
     let index = first as u32;
     let arguments = [argument(&lane.parameters), argument(&index), argument(&odd)];
-    let shape = Launch { blocks: items as u32, ..lane.shape };
+    let shape = LaunchConfig { blocks: items as u32, ..lane.shape };
     // SAFETY: as for those that wait.
     unsafe { graph.kernel(&[], &lane.program.slots, shape, arguments)? };
     Ok(graph.instantiate()?)

@@ -3,12 +3,12 @@
 #[path = "../examples/fronthaul/mod.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
 mod fronthaul;
-mod stand;
+mod harness;
 
 use fronthaul::{Carrier, Section, UPlane, samples, whole};
+use harness::{Fate, instance, run_shaped};
 use inlane_function::{Instance, Reason, oran_slot};
 use proptest::prelude::*;
-use stand::{Fate, instance, run_shaped};
 use std::collections::BTreeMap;
 
 const EAXC: [u16; 2] = [0x0102, 7];
@@ -243,7 +243,7 @@ proptest! {
         }
     }
 
-    /// Packets with bytes changed or cut off, at every length: nothing outside is touched (the stand's guards), nothing hangs.
+    /// Packets with bytes changed or cut off, at every length: nothing outside is touched (the harness's guards), nothing hangs.
     #[test]
     fn hostile_packets(
         packets in proptest::collection::vec((packet(), proptest::collection::vec((0..40usize, any::<u8>()), 0..4), any::<prop::sample::Index>(), any::<bool>()), 1..20),

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use inlane_core::Region;
 use inlane_core::clock::Clock;
 use inlane_core::stats::{LatencyHistogram, Percentiles};
-use inlane_cuda::{Event, EventKind, Gpu, Launch, Module, Program, Stream, argument, compile};
+use inlane_cuda::{Event, EventKind, Gpu, LaunchConfig, Module, Source, Stream, argument, compile};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,8 +14,12 @@ use std::time::{Duration, Instant};
 pub(super) const SOURCE: &str = include_str!("kernels/bare.cu");
 
 pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
-    let program =
-        Program { name: "bare.cu", source: SOURCE, headers: &[inlane_cuda::SYSTEM], options: &["-lineinfo"] };
+    let program = Source {
+        name: "bare.cu",
+        source: SOURCE,
+        headers: &[inlane_cuda::SYSTEM_HEADER],
+        options: &["-lineinfo"],
+    };
     Ok(Module::load(gpu, &compile(&program, &gpu.info().arch())?)?)
 }
 
@@ -57,7 +61,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
     // As many packets as a pipeline's pool holds: a smaller footprint would stay in caches that packets do not stay in.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
-    let kernel = module.function("bare_pull")?;
+    let kernel = module.kernel("bare_pull")?;
     let stream = gpu.stream()?;
     // Buffers as a pool lays them out: packet, rounded up to 128, behind 128 bytes of headroom.
     let stride = size.next_multiple_of(128) + 128;
@@ -89,7 +93,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
                 .min((1 << 21) / burst as u64)
                 .max(4096);
             let chunks = moved.div_ceil(16);
-            let shape = Launch { blocks, threads, shared_bytes: 0, cooperative: false };
+            let shape = LaunchConfig { blocks, threads, shared_bytes: 0, cooperative: false };
             let seconds = timed(gpu, &stream, 3, || {
                 let (from, to, word) = (packets.address(), device.address(), done.address());
                 let arguments = [
@@ -160,7 +164,7 @@ pub struct RoundTrip {
 /// When the GPU refuses.
 pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     let module = load(gpu)?;
-    let kernel = module.function("bare_round_trip")?;
+    let kernel = module.kernel("bare_round_trip")?;
     let stream = gpu.stream()?;
     let memory = gpu.pinned(4096)?;
     let (line, answer, packet) = (memory.slice(0, 128)?, memory.slice(512, 128)?, memory.slice(1024, 2048)?);
@@ -170,7 +174,7 @@ pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     };
     word(&line, 2).store(packet.address(), Ordering::Relaxed);
     word(&line, 3).store(1024, Ordering::Relaxed);
-    let shape = Launch { blocks: 1, threads: 1, shared_bytes: 0, cooperative: false };
+    let shape = LaunchConfig { blocks: 1, threads: 1, shared_bytes: 0, cooperative: false };
     let (from, to) = (line.address(), answer.address());
     // SAFETY: the kernel's parameters; the memory lives until the stream was waited for, below.
     unsafe { kernel.launch(&stream, shape, [argument(&from), argument(&to), argument(&rounds)])? };

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 /// A thread that sleeps until events have passed, one after another. Dropped while it sleeps, it is left behind: it ends when the
 /// driver's call does.
-pub(crate) struct Sleeper {
+pub(crate) struct EventWaiter {
     events: Sender<Arc<Event>>,
     outcomes: Receiver<Result<()>>,
 }
 
-impl Sleeper {
+impl EventWaiter {
     /// Starts the thread.
     pub(crate) fn start() -> inlane_core::Result<Self> {
         let (events, asked) = channel::<Arc<Event>>();

@@ -2,8 +2,8 @@
 
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
-use super::posted::{GraphPoster, StreamPoster, release_waits, unused_word};
-use super::program::TICK_THREADS;
+use super::loaded_function::TICK_THREADS;
+use super::posters::{GraphPoster, StreamPoster, release_waits, unused_word};
 use crate::config::Method;
 use crate::control::{Control, Idle};
 use crate::error::Result;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const TICK_EVERY: Duration = Duration::from_millis(1);
 
 /// The part of a method that gives the GPU its work.
-pub(super) struct Feed<'a> {
+pub(super) struct Feeder<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     posting: Posting<'a>,
@@ -28,7 +28,7 @@ enum Posting<'a> {
     Graph(GraphPoster<'a>),
 }
 
-impl<'a> Feed<'a> {
+impl<'a> Feeder<'a> {
     /// Allocates what the method needs, and leaves nothing running. `side` is a stream for ticks, where the function has them.
     ///
     /// # Errors
@@ -181,8 +181,12 @@ impl<'a> Ticks<'a> {
     }
 
     fn tick(&self, end: u64) -> Result<()> {
-        let shape =
-            inlane_cuda::Launch { blocks: 1, threads: TICK_THREADS, shared_bytes: 0, cooperative: false };
+        let shape = inlane_cuda::LaunchConfig {
+            blocks: 1,
+            threads: TICK_THREADS,
+            shared_bytes: 0,
+            cooperative: false,
+        };
         let arguments = [argument(&self.lane.parameters), argument(&end)];
         // SAFETY: the parameters of `inlane_tick`; the lane outlives its streams.
         unsafe { self.lane.program.tick.launch(self.stream, shape, arguments)? };

@@ -1,10 +1,10 @@
-//! The stand that functions are tested on: frames with guarded surroundings, run as packets and as descriptors, in bursts.
+//! The harness that functions are tested on: frames with guarded surroundings, run as packets and as descriptors, in bursts.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use inlane_core::packet::Packet;
 use inlane_core::ring::layout::{DROP, Descriptor, FORWARD, PacketVerdict, UNCHANGED, VERDICTS};
-use inlane_function::{Function, Instance};
+use inlane_function::{Instance, PacketFunction};
 
 /// Bytes around each frame that no function may touch.
 const GUARD: usize = 64;
@@ -22,7 +22,7 @@ pub enum Fate {
 }
 
 pub fn instance(text: &str) -> Instance {
-    Function::parse(text).expect(text).instance().expect(text)
+    PacketFunction::parse(text).expect(text).instance().expect(text)
 }
 
 /// Runs frames through in bursts of `burst`, as packets (24 bytes each) or descriptors (16), each frame at an address that is

@@ -36,8 +36,8 @@ impl CopyEngine {
     }
 
     /// How long to wait for copies while none ends, before the GPUs of this process count as lost and are given up.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.pending.set_patience(patience);
+    pub fn set_timeout(&mut self, patience: Duration) {
+        self.pending.set_timeout(patience);
     }
 
     /// Has all copies submitted from now on wait for `event`, without the CPU.

@@ -23,7 +23,7 @@ const LARGE: usize = 32 << 20;
 /// ```
 ///
 /// A copy from host to host that is given to the driver as such is done by the CPU; these two are not.
-pub struct ThroughGpu {
+pub struct GpuStagedCopy {
     inward: Stream,
     outward: Stream,
     slots: Vec<Slot>,
@@ -37,7 +37,7 @@ struct Slot {
     free: Event,
 }
 
-impl ThroughGpu {
+impl GpuStagedCopy {
     /// A mover on `gpu`, with 16 MiB of its memory.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl ThroughGpu {
     }
 }
 
-impl Mover for ThroughGpu {
+impl Mover for GpuStagedCopy {
     fn name(&self) -> String {
         format!("gpu:{} copy engines", self.inward.gpu().index())
     }
@@ -109,7 +109,7 @@ impl Mover for ThroughGpu {
     }
 }
 
-impl Drop for ThroughGpu {
+impl Drop for GpuStagedCopy {
     fn drop(&mut self) {
         if !self.pending.is_empty() {
             drain(&[&self.inward, &self.outward]);

@@ -52,7 +52,7 @@ impl Compiler {
 
     /// What is compiled: the user's lines, under the user's file name.
     pub fn unit(&self, file: &str, source: &str) -> String {
-        format!("#include <inlane.h>\n#line 1 \"{}\"\n{source}\n", crate::gpu::escaped(file))
+        format!("#include <inlane.h>\n#line 1 \"{}\"\n{source}\n", crate::gpu_source::escaped(file))
     }
 
     /// All that the result depends on.

@@ -4,9 +4,9 @@
 //! inlane.h | the function's source, under its own file name and lines | inlane_run_item, inlane_run_tick | kernels
 //! ```
 
-use crate::function::Function;
+use crate::packet_function::PacketFunction;
 
-impl Function {
+impl PacketFunction {
     /// The beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]), to which an executor adds its
     /// kernels. It defines, for them to call with all threads of a block (a multiple of 32):
     ///
@@ -17,7 +17,7 @@ impl Function {
     /// ```
     ///
     /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS`, the same to all threads; see `inlane_run.h` for
-    /// the barriers around it. The module's global `inlane_info_SYMBOL` is an [`Info`](crate::Info).
+    /// the barriers around it. The module's global `inlane_info_SYMBOL` is an [`FunctionInfo`](crate::FunctionInfo).
     pub fn gpu_source(&self) -> String {
         format!(
             r#"#include <inlane.h>
