@@ -1,8 +1,8 @@
-# Sourced by scripts that try what must go wrong well: a command must end with a status and say a text, within a time.
+# Sourced by scripts that provoke faults: runs a command and checks its exit status, its output and the time it takes.
 # shellcheck shell=bash
 
-# expect LABEL STATUS TEXT COMMAND...: TEXT is a pattern of grep's; EXPECT_SECONDS (30) is how long it may take. Prints a line that begins
-# with ok or FAILED, and in the latter case what the command said; its status says which.
+# expect LABEL STATUS TEXT COMMAND...: passes if COMMAND ends with STATUS within EXPECT_SECONDS (30) and prints TEXT (a grep pattern).
+# Prints a line that starts with "ok" or "FAILED", and after a failure the start of the command's output. Returns 1 on failure.
 expect() {
     local label=$1 status=$2 text=$3 begun=$SECONDS output rc
     shift 3
@@ -11,7 +11,7 @@ expect() {
     if [ $rc = "$status" ] && grep -q -- "$text" <<<"$output"; then
         echo "ok      $label: exit status $rc after $((SECONDS - begun)) s"
     else
-        echo "FAILED  $label: exit status $rc, wanted $status and '$text'"
+        echo "FAILED  $label: exit status $rc, expected $status and '$text'"
         head -12 <<<"$output"
         return 1
     fi
