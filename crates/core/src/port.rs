@@ -106,41 +106,59 @@ pub trait Port: Send {
 }
 
 /// The receiving end of one queue.
-pub trait Rx: Send {
-    /// Fills the front of `packets` with what is there, and returns how many; the caller holds them from then on.
+///
+/// # Safety
+/// Callers follow the addresses of received packets. An implementer promises for each packet that [`Rx::receive`] returns:
+/// it is from the pool that the queue was configured with, its address and length lie in its buffer, and nobody else holds
+/// it.
+pub unsafe trait Rx: Send {
+    /// Receives packets into the front of `packets` and returns how many it received. The caller then holds them.
     ///
     /// # Errors
-    /// When the port is gone or its input is broken. Packets received before are not lost: they came with earlier calls.
+    /// If the port is gone or its input is broken. Packets that earlier calls returned are not affected.
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize>;
 
-    /// True when nothing will ever come again (the end of a capture). Asked only after nothing came.
+    /// Returns true if no packet will ever follow, as at the end of a capture. Call it only after `receive` returned 0.
     fn exhausted(&self) -> bool {
         false
     }
 
-    /// What this queue counted.
+    /// Returns the queue's counters.
     fn counters(&self) -> Counters;
 }
 
 /// The sending end of one queue.
-pub trait Tx: Send {
-    /// Takes packets from the front of `packets` and returns how many; those are no longer the caller's.
-    /// Fewer than given means that the queue is full for now.
+///
+/// # Safety
+/// Callers go on using the packets that a call did not send. An implementer promises that it neither keeps nor frees a
+/// packet beyond the number that [`Tx::send`] returned, and none if the call failed.
+pub unsafe trait Tx: Send {
+    /// Sends packets from the front of `packets` and returns how many it sent. The port holds those from then on. It sends
+    /// fewer than given if its queue is full; try the others again later.
     ///
     /// # Errors
-    /// When the port is gone or the disk is full. The caller still holds every packet of that call.
-    fn send(&mut self, packets: &[Packet]) -> Result<usize>;
+    /// If the port is gone or the disk is full. The caller then still holds every packet of this call.
+    ///
+    /// # Safety
+    /// The caller holds each packet, it stands in `packets` once, is from the pool of this queue (see
+    /// [`Port::take_tx`]), and its address and length lie in its buffer. The caller uses none of the sent packets
+    /// afterwards.
+    unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize>;
 
-    /// As [`Tx::send`], for packets with the addresses and lengths that [`Rx::receive`] gave them: a port that knows them
-    /// need not look again.
+    /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them. Some ports send these faster, because
+    /// they need not check each.
     ///
     /// # Errors
     /// As for [`Tx::send`].
-    fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
-        self.send(packets)
+    ///
+    /// # Safety
+    /// As for [`Tx::send`], and no packet's address or length has changed since it was received.
+    unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
+        // SAFETY: the caller's promise includes that of `send`.
+        unsafe { self.send(packets) }
     }
 
-    /// Pushes out what is buffered. Called when there is nothing to send, and before the end.
+    /// Flushes buffered packets. Call it when there is nothing to send, and before the end.
     ///
     /// # Errors
     /// As for [`Tx::send`].
@@ -148,6 +166,6 @@ pub trait Tx: Send {
         Ok(())
     }
 
-    /// What this queue counted.
+    /// Returns the queue's counters.
     fn counters(&self) -> Counters;
 }

@@ -32,8 +32,10 @@ fn main() {
                     // SAFETY: held; host memory; frames of at least 14 bytes.
                     unsafe { swap(&packets[..count]) };
                 }
-                let sent = tx.send(&packets[..count]).unwrap();
-                pool.free(&packets[sent..count]);
+                // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+                let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
+                // SAFETY: these packets are held here, are of this pool, and are not used again.
+                unsafe { pool.free(&packets[sent..count]) };
                 moved += sent as u64;
             }
             let elapsed = cpu_seconds() - start;

@@ -222,7 +222,8 @@ impl EthRx {
     }
 }
 
-impl Rx for EthRx {
+// SAFETY: the device returns mbufs of the pool that its queue was set up with, and each once.
+unsafe impl Rx for EthRx {
     #[inline]
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let (port, queue, bytes) = (self.shared.port, self.queue, &mut self.counters.bytes);
@@ -301,14 +302,15 @@ impl EthTx {
     }
 }
 
-impl Tx for EthTx {
+// SAFETY: the shim takes exactly the packets that it counts, and `send_by` fails before it takes any.
+unsafe impl Tx for EthTx {
     #[inline]
-    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+    unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         self.send_by(self.calls.send, packets)
     }
 
     #[inline]
-    fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
+    unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
         self.send_by(self.calls.send_as_received, packets)
     }
 

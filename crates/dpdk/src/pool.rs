@@ -219,14 +219,15 @@ impl Drop for MbufPool {
     }
 }
 
-impl Pool for MbufPool {
+// SAFETY: DPDK hands out each mbuf once, and its data room is that of the pool.
+unsafe impl Pool for MbufPool {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         let count = packets.len().min(u32::MAX as usize) as u32;
         // SAFETY: room for `count` packets; layouts are asserted equal.
         unsafe { sys::inlane_pool_take(self.raw(), packets.as_mut_ptr().cast(), count) as usize }
     }
 
-    fn free(&self, packets: &[Packet]) {
+    unsafe fn free(&self, packets: &[Packet]) {
         for packets in packets.chunks(u32::MAX as usize) {
             // SAFETY: the trait's contract: packets of this pool, held by the caller.
             unsafe { sys::inlane_pool_give(packets.as_ptr().cast(), packets.len() as u32) }
@@ -250,17 +251,17 @@ impl Pool for MbufPool {
         &self.region
     }
 
-    fn meta(&self, packet: &Packet) -> PacketMeta {
+    unsafe fn meta(&self, packet: &Packet) -> PacketMeta {
         // SAFETY: the packet is of this pool and held by the caller; its private area holds a meta, zero at first.
         unsafe { *sys::inlane_packet_meta_of(packet.cookie).cast::<PacketMeta>() }
     }
 
-    fn set_meta(&self, packet: &Packet, meta: PacketMeta) {
+    unsafe fn set_meta(&self, packet: &Packet, meta: PacketMeta) {
         // SAFETY: as in `meta`.
         unsafe { *sys::inlane_packet_meta_of(packet.cookie).cast::<PacketMeta>() = meta }
     }
 
-    fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
+    unsafe fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
         visit(packet.address, packet.length);
         let (mut address, mut length) = (0, 0);
         // SAFETY: the packet is held by the caller, and so are its segments.

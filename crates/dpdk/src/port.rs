@@ -213,8 +213,10 @@ impl EthPort {
             }
         }
         let mut tx = EthTx::new(self.shared.clone(), queue);
-        let sent = tx.send(&packets[..taken]).unwrap_or(0);
-        pool.free(&packets[sent..taken]);
+        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+        let sent = unsafe { tx.send(&packets[..taken]) }.unwrap_or(0);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets[sent..taken]) };
         if sent < count as usize {
             return Err(
                 self.usage(format!("prime={count}: only {sent} packets fitted; give fewer or a larger pool"))

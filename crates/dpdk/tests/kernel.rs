@@ -43,7 +43,9 @@ fn exchanges(spec: &str, peer: &str, sizes: &[usize]) {
     let raw = RawSocket::open(peer);
     // A veth's link comes up with both its ends.
     std::thread::sleep(Duration::from_millis(300));
-    receive(&mut *rx, 64).iter().for_each(|packet| pool.free(std::slice::from_ref(packet)));
+    let packets = receive(&mut *rx, 64);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets) };
 
     for round in 0..40u8 {
         let frames: Vec<Vec<u8>> = sizes.iter().map(|&size| frame(size, round)).collect();
@@ -57,7 +59,8 @@ fn exchanges(spec: &str, peer: &str, sizes: &[usize]) {
         let mut unsent = &packets[..];
         let start = Instant::now();
         while !unsent.is_empty() && start.elapsed() < Duration::from_secs(1) {
-            let sent = tx.send(unsent).unwrap();
+            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+            let sent = unsafe { tx.send(unsent) }.unwrap();
             unsent = &unsent[sent..];
         }
         assert!(unsent.is_empty(), "{spec}: {} packets stuck", unsent.len());
@@ -86,7 +89,10 @@ fn notices_the_end(spec: &str, interface: &str) {
     let mut packets = [Packet::EMPTY; 32];
     let error = loop {
         match rx.receive(&mut packets) {
-            Ok(count) => pool.free(&packets[..count]),
+            Ok(count) => {
+                // SAFETY: these packets are held here, are of this pool, and are not used again.
+                unsafe { pool.free(&packets[..count]) }
+            }
             Err(error) => break error,
         }
         assert!(start.elapsed() < Duration::from_secs(5), "{spec}: nobody noticed");
@@ -149,7 +155,8 @@ fn af_packet_jumbo() {
     assert_eq!(packets.len(), 1);
     // SAFETY: held; host memory.
     assert_eq!(unsafe { packets[0].bytes() }, &jumbo[..]);
-    pool.free(&packets);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }
@@ -185,7 +192,8 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     let near = RawSocket::open("v0");
     near.send(&frames[5]);
     assert_eq!(raw.receive(Duration::from_secs(1)).as_deref(), Some(&frames[5][..]));
-    pool.free(&packets);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets) };
     port.stop();
     assert_eq!(port.device_counters().errors, 3);
     assert_eq!(pool.outstanding(), 0);
@@ -202,7 +210,9 @@ fn fragments_pass_as_they_come() {
     ip("link set v1 up");
     let raw = RawSocket::open("v1");
     std::thread::sleep(Duration::from_millis(300));
-    receive(&mut *rx, 64).iter().for_each(|packet| pool.free(std::slice::from_ref(packet)));
+    let packets = receive(&mut *rx, 64);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets) };
     // Both halves of a datagram of 2960 bytes: more than a buffer holds, were they put together.
     let fragment = |offset: u16, more: bool| {
         let mut frame = frame(14 + 20 + 1480, offset as u8);
@@ -221,7 +231,8 @@ fn fragments_pass_as_they_come() {
     // SAFETY: held; host memory.
     let came: Vec<Vec<u8>> = packets.iter().map(|packet| unsafe { packet.bytes() }.to_vec()).collect();
     assert_eq!(came, frames);
-    pool.free(&packets);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }

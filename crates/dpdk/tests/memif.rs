@@ -88,8 +88,10 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
             bytes.fill(i as u8);
             bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb]);
         }
-        let sent = tx.send(&packets[..taken]).unwrap();
-        pool.free(&packets[sent..taken]);
+        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+        let sent = unsafe { tx.send(&packets[..taken]) }.unwrap();
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets[sent..taken]) };
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
             // SAFETY: held; host memory.
@@ -98,7 +100,8 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
             assert_eq!(packet.length, 60 + 90 * bytes[12] as u32);
             assert!(bytes[12..].iter().all(|&byte| byte == bytes[12]));
         }
-        pool.free(&packets[..count]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets[..count]) };
         back += count as u64;
         if count == 0 {
             // One core may be all there is, and testpmd needs it too.
@@ -110,7 +113,10 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let error = loop {
         let mut packets = [Packet::EMPTY; 16];
         match rx.receive(&mut packets) {
-            Ok(count) => pool.free(&packets[..count]),
+            Ok(count) => {
+                // SAFETY: these packets are held here, are of this pool, and are not used again.
+                unsafe { pool.free(&packets[..count]) }
+            }
             Err(error) => break error.to_string(),
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{spec}: nobody noticed that the peer left");

@@ -25,7 +25,8 @@ fn null_makes_and_swallows() {
     for _ in 0..1000 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 32);
         assert!(packets.iter().all(|packet| packet.length == 1024));
-        assert_eq!(tx.send(&packets).unwrap(), 32);
+        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+        assert_eq!(unsafe { tx.send(&packets) }.unwrap(), 32);
     }
     assert_eq!((rx.counters().packets, rx.counters().bytes), (32_000, 32_000 * 1024));
     assert_eq!(tx.counters(), rx.counters());
@@ -33,7 +34,8 @@ fn null_makes_and_swallows() {
     assert_eq!(pool.outstanding(), 0);
     assert!(rx.exhausted());
     assert_eq!(rx.receive(&mut packets).unwrap(), 0, "a stopped port gives nothing");
-    assert!(tx.send(&packets[..1]).is_err(), "and takes nothing");
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    assert!(unsafe { tx.send(&packets[..1]) }.is_err(), "and takes nothing");
 }
 
 #[test]
@@ -50,7 +52,8 @@ fn a_full_burst_of_null_comes_from_any_pool() {
             assert!(packet.address >= pool.region().address());
             assert!(packet.address + 64 <= pool.region().address() + pool.region().len() as u64);
         }
-        pool.free(&packets[..count]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets[..count]) };
         port.stop();
         assert_eq!(pool.outstanding(), 0);
     }
@@ -69,7 +72,8 @@ fn a_ring_returns_what_it_is_given() {
         // SAFETY: held; host memory.
         unsafe { packet.bytes_mut() }.fill(i as u8);
     }
-    assert_eq!(tx.send(&packets[..32]).unwrap(), 32);
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     assert_eq!(rx.receive(&mut packets).unwrap(), 32);
     for (i, packet) in packets[..32].iter().enumerate() {
         assert_eq!(packet.length, 20 + i as u32);
@@ -77,7 +81,8 @@ fn a_ring_returns_what_it_is_given() {
         assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
     }
     // Left in the ring: the port must give them back.
-    assert_eq!(tx.send(&packets[..32]).unwrap(), 32);
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }
@@ -89,11 +94,13 @@ fn a_full_ring_leaves_the_rest_with_the_caller() {
     let mut packets = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut packets), 2000);
     packets.iter_mut().for_each(|packet| packet.length = 60);
-    let sent = tx.send(&packets).unwrap();
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    let sent = unsafe { tx.send(&packets) }.unwrap();
     assert!((1000..2000).contains(&sent), "{sent}");
     assert_eq!(tx.counters().packets, sent as u64);
     assert_eq!(tx.counters().bytes, 60 * sent as u64);
-    pool.free(&packets[sent..]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[sent..]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }
@@ -107,14 +114,17 @@ fn chains_go_out_whole() {
     packet[0].length = 100;
     pool.append_segment(&packet[0], &[7; 200]).unwrap();
     packet[0].length = 90;
-    assert_eq!(tx.send(&packet).unwrap(), 1);
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    assert_eq!(unsafe { tx.send(&packet) }.unwrap(), 1);
     assert_eq!(tx.counters().bytes, 290);
     let mut received = [Packet::EMPTY; 4];
     assert_eq!(rx.receive(&mut received).unwrap(), 1);
     let mut lengths = Vec::new();
-    pool.for_each_segment(&received[0], &mut |_, length| lengths.push(length));
+    // SAFETY: the packet is held here and of this pool.
+    unsafe { pool.for_each_segment(&received[0], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [90, 200]);
-    pool.free(&received[..1]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&received[..1]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }
@@ -127,27 +137,32 @@ fn what_nobody_changed_goes_out_as_it_came() {
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
-    assert_eq!(tx.send_as_received(&packets[..70]).unwrap(), 70);
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    assert_eq!(unsafe { tx.send_as_received(&packets[..70]) }.unwrap(), 70);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
     // Beside them one in two segments, and one whose mbuf knows nothing of its length: it was taken from the pool.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     pool.append_segment(&packets[70], &[7; 200]).unwrap();
-    assert_eq!(tx.send(&packets[70..71]).unwrap(), 1);
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    assert_eq!(unsafe { tx.send(&packets[70..71]) }.unwrap(), 1);
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..71]).unwrap();
     assert_eq!((got, packets[70].length), (71, 100));
     let bytes = tx.counters().bytes;
-    assert_eq!(tx.send_as_received(&packets[..72]).unwrap(), 72);
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    assert_eq!(unsafe { tx.send_as_received(&packets[..72]) }.unwrap(), 72);
     assert_eq!(tx.counters().bytes - bytes, 70 * 64 + 300 + 100);
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..]).unwrap();
     assert_eq!((got, packets[69].length, packets[71].length), (72, 64, 100));
     let mut lengths = Vec::new();
-    pool.for_each_segment(&packets[70], &mut |_, length| lengths.push(length));
+    // SAFETY: the packet is held here and of this pool.
+    unsafe { pool.for_each_segment(&packets[70], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [100, 200]);
-    pool.free(&packets[..72]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[..72]) };
     port.stop();
     assert_eq!((tx.counters().errors, pool.outstanding()), (0, 0));
 }
@@ -162,10 +177,12 @@ fn lengths_that_leave_the_buffer_are_dropped_and_counted() {
     packets[2].length = 70_000;
     packets[5].address -= 4096;
     packets[7].length = 257;
-    assert_eq!(tx.send(&packets).unwrap(), 8);
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    assert_eq!(unsafe { tx.send(&packets) }.unwrap(), 8);
     assert_eq!((tx.counters().packets, tx.counters().errors), (5, 3));
     assert_eq!(rx.receive(&mut packets).unwrap(), 5);
-    pool.free(&packets[..5]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[..5]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
 }
@@ -183,8 +200,10 @@ fn stopping_while_another_thread_drives() {
                 if count == 0 && rx.exhausted() {
                     return;
                 }
-                let sent = tx.send(&packets[..count]).unwrap_or(0);
-                give.free(&packets[sent..count]);
+                // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+                let sent = unsafe { tx.send(&packets[..count]) }.unwrap_or(0);
+                // SAFETY: these packets are held here, are of this pool, and are not used again.
+                unsafe { give.free(&packets[sent..count]) };
             }
         });
         std::thread::sleep(std::time::Duration::from_millis(2));

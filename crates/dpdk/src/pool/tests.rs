@@ -7,9 +7,11 @@ fn what_is_out_is_counted() {
     assert_eq!(pool.allocate(&mut packets), 1024);
     assert_eq!(pool.outstanding(), 1024);
     assert_eq!(pool.allocate(&mut packets[1024..]), 0);
-    pool.free(&packets[..1000]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[..1000]) };
     assert_eq!(pool.outstanding(), 24);
-    pool.free(&packets[1000..1024]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[1000..1024]) };
     assert_eq!(pool.outstanding(), 0);
 }
 
@@ -34,7 +36,8 @@ fn buffers_lie_in_the_region_and_do_not_overlap() {
             // SAFETY: still held.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
-        pool.free(&packets);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets) };
         assert_eq!(pool.outstanding(), 0);
     }
 }
@@ -44,11 +47,15 @@ fn metadata_and_segments() {
     let pool = MbufPool::new(64, 512).unwrap();
     let mut packets = [Packet::EMPTY; 2];
     assert_eq!(pool.allocate(&mut packets), 2);
-    assert_eq!(pool.meta(&packets[0]), PacketMeta::default());
+    // SAFETY: the packet is held here and of this pool.
+    assert_eq!(unsafe { pool.meta(&packets[0]) }, PacketMeta::default());
     let meta = PacketMeta { time_ns: 1 << 60, wire_length: 9000, interface: 3 };
-    pool.set_meta(&packets[0], meta);
-    assert_eq!(pool.meta(&packets[0]), meta);
-    assert_eq!(pool.meta(&packets[1]), PacketMeta::default());
+    // SAFETY: the packet is held here and of this pool.
+    unsafe { pool.set_meta(&packets[0], meta) };
+    // SAFETY: the packet is held here and of this pool.
+    assert_eq!(unsafe { pool.meta(&packets[0]) }, meta);
+    // SAFETY: the packet is held here and of this pool.
+    assert_eq!(unsafe { pool.meta(&packets[1]) }, PacketMeta::default());
 
     packets[0].length = 14;
     // SAFETY: held; host memory.
@@ -57,10 +64,12 @@ fn metadata_and_segments() {
     pool.append_segment(&packets[0], &[3; 512]).unwrap();
     assert!(pool.append_segment(&packets[0], &[4; 513]).is_err(), "more than a buffer holds");
     let mut lengths = Vec::new();
-    pool.for_each_segment(&packets[0], &mut |_, length| lengths.push(length));
+    // SAFETY: the packet is held here and of this pool.
+    unsafe { pool.for_each_segment(&packets[0], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [14, 300, 512]);
     assert_eq!(pool.outstanding(), 4);
-    pool.free(&packets);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets) };
     assert_eq!(pool.outstanding(), 0);
 }
 
@@ -94,7 +103,8 @@ fn a_thread_that_ends_leaves_nothing_in_its_cache() {
             let mut packets = [Packet::EMPTY; 64];
             for _ in 0..10 {
                 let count = pool.allocate(&mut packets);
-                pool.free(&packets[..count]);
+                // SAFETY: these packets are held here, are of this pool, and are not used again.
+                unsafe { pool.free(&packets[..count]) };
             }
         })
         .join()
@@ -102,5 +112,6 @@ fn a_thread_that_ends_leaves_nothing_in_its_cache() {
     }
     let mut packets = vec![Packet::EMPTY; 600];
     assert_eq!(pool.allocate(&mut packets), 600, "every buffer can be had by one thread");
-    pool.free(&packets);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets) };
 }

@@ -23,7 +23,8 @@ enum End {
     Panic,
 }
 
-impl Rx for Source {
+// SAFETY: the packets are just allocated, and shorter than the data room.
+unsafe impl Rx for Source {
     fn receive(&mut self, packets: &mut [Packet]) -> inlane_core::Result<usize> {
         if self.left == 0 {
             match self.end {
@@ -68,8 +69,9 @@ struct Sink {
     counters: Counters,
 }
 
-impl Tx for Sink {
-    fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
+// SAFETY: it frees exactly the packets that it returns as sent.
+unsafe impl Tx for Sink {
+    unsafe fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
         self.calls += 1;
         if let Some((after, how)) = self.fail_after
             && self.calls > after
@@ -87,7 +89,8 @@ impl Tx for Sink {
             self.counters.packets += 1;
             self.counters.bytes += packet.length as u64;
         }
-        self.pool.free(&packets[..count]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { self.pool.free(&packets[..count]) };
         Ok(count)
     }
 

@@ -86,7 +86,8 @@ impl TxStage {
         held: &mut BurstBuffer,
     ) -> inlane_core::Result<usize> {
         let (tx, packets) = (&mut self.txs[port], held.as_slice());
-        let sent = if as_received { tx.send_as_received(packets)? } else { tx.send(packets)? };
+        // SAFETY: the buffer holds these packets, they are of this queue's pool, and it releases those that are sent.
+        let sent = unsafe { if as_received { tx.send_as_received(packets) } else { tx.send(packets) } }?;
         held.release_front(sent);
         Ok(sent)
     }
@@ -173,7 +174,8 @@ impl TxStage {
         }
         self.sorted = queues;
         self.dropped_invalid += invalid.len() as u64;
-        pool.free(&invalid);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&invalid) };
         at_once
     }
 

@@ -195,12 +195,12 @@ impl Queue {
     fn look_closely(&mut self, packet: &Packet, now_ns: u64) -> usize {
         self.scratch.clear();
         let scratch = &mut self.scratch;
-        self.pool.for_each_segment(packet, &mut |address, length| {
-            // SAFETY: a segment of a packet that the caller holds, in memory that the CPU maps (checked at set-up).
-            scratch.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(address as *const u8, length as usize)
+        // SAFETY: the packet is held here and of this pool; each segment lies in memory that the CPU maps (checked at set-up).
+        unsafe {
+            self.pool.for_each_segment(packet, &mut |address, length| {
+                scratch.extend_from_slice(std::slice::from_raw_parts(address as *const u8, length as usize));
             });
-        });
+        }
         match self.expectation.look_closely(&self.scratch) {
             Found::Right(stamp) => {
                 self.tracker.note(stamp.flow, stamp.number);
@@ -220,8 +220,9 @@ impl Queue {
     }
 }
 
-impl Tx for Queue {
-    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+// SAFETY: it frees all packets and returns their number.
+unsafe impl Tx for Queue {
+    unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let now_ns = self.clock.now_ns();
         for packet in packets {
             // SAFETY: the caller handed it over; in memory that the CPU maps (checked at set-up).
@@ -237,7 +238,8 @@ impl Tx for Queue {
             }
         }
         self.counters.packets += packets.len() as u64;
-        self.pool.free(packets);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { self.pool.free(packets) };
         Ok(packets.len())
     }
 

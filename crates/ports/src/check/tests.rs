@@ -36,7 +36,8 @@ impl Bench {
             assert_eq!(count, 32);
             let mut packets = packets.to_vec();
             work(burst, &mut packets, &*self.pool);
-            assert_eq!(self.tx.send(&packets).unwrap(), packets.len());
+            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+            assert_eq!(unsafe { self.tx.send(&packets) }.unwrap(), packets.len());
         }
         drop(self.tx);
         assert_eq!(self.pool.outstanding(), 0);
@@ -100,7 +101,10 @@ fn every_single_bit_counts() {
 #[test]
 fn losses_duplicates_and_order_are_counted() {
     let (verification, _) = bench("gen:100,flows=4", "io").run(10, |burst, packets, pool| match burst {
-        2 => pool.free(&packets.drain(4..9).collect::<Vec<_>>()),
+        2 => {
+            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            unsafe { pool.free(&packets.drain(4..9).collect::<Vec<_>>()) }
+        }
         3 => {
             let mut copy = [Packet::EMPTY];
             assert_eq!(pool.allocate(&mut copy), 1);
@@ -109,7 +113,10 @@ fn losses_duplicates_and_order_are_counted() {
             packets.push(copy[0]);
         }
         4 => packets.swap(0, 4),
-        9 => pool.free(&packets.split_off(30)),
+        9 => {
+            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            unsafe { pool.free(&packets.split_off(30)) }
+        }
         _ => {}
     });
     let expected = Verification {
@@ -129,7 +136,8 @@ fn drops_by_rule_are_expected() {
     let (verification, checker) =
         bench("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();
-            pool.free(&dropped);
+            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            unsafe { pool.free(&dropped) };
         });
     assert!(verification.passed(), "{verification:?}");
     assert_eq!((verification.checked, checker.dropped_as_expected()), (160, 160));
@@ -169,8 +177,10 @@ fn a_checker_alone_is_told_what_comes() {
     let (mut rx, mut tx) = (generator.take_rx(0).unwrap(), checker.take_tx(1, pool.clone()).unwrap());
     let mut packets = [Packet::EMPTY; 30];
     rx.receive(&mut packets).unwrap();
-    pool.free(&packets[..1]);
-    tx.send(&packets[1..]).unwrap();
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[..1]) };
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    unsafe { tx.send(&packets[1..]) }.unwrap();
     drop(tx);
     let verification = checker.verification().unwrap();
     assert_eq!((verification.checked, verification.lost), (29, 1));
@@ -182,12 +192,14 @@ fn a_checker_alone_is_told_what_comes() {
 /// A packet of several segments: the pool shows two halves of each.
 struct Halves(HeapPool);
 
-impl Pool for Halves {
+// SAFETY: the inner pool keeps the contract.
+unsafe impl Pool for Halves {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         self.0.allocate(packets)
     }
-    fn free(&self, packets: &[Packet]) {
-        self.0.free(packets);
+    unsafe fn free(&self, packets: &[Packet]) {
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { self.0.free(packets) };
     }
     fn room(&self) -> usize {
         self.0.room()
@@ -201,13 +213,15 @@ impl Pool for Halves {
     fn region(&self) -> &inlane_core::Region {
         self.0.region()
     }
-    fn meta(&self, packet: &Packet) -> inlane_core::packet::PacketMeta {
-        self.0.meta(packet)
+    unsafe fn meta(&self, packet: &Packet) -> inlane_core::packet::PacketMeta {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.meta(packet) }
     }
-    fn set_meta(&self, packet: &Packet, meta: inlane_core::packet::PacketMeta) {
-        self.0.set_meta(packet, meta);
+    unsafe fn set_meta(&self, packet: &Packet, meta: inlane_core::packet::PacketMeta) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.set_meta(packet, meta) };
     }
-    fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
+    unsafe fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
         visit(packet.address, packet.length);
         visit(packet.address + packet.length as u64, packet.length);
     }
@@ -226,7 +240,8 @@ fn segments_are_one_packet() {
     let mut packets = [Packet::EMPTY; 32];
     rx.receive(&mut packets).unwrap();
     packets.iter_mut().for_each(|packet| packet.length /= 2);
-    tx.send(&packets).unwrap();
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    unsafe { tx.send(&packets) }.unwrap();
     assert_eq!(tx.counters().bytes, 32_000);
     drop(tx);
     assert!(checker.verification().unwrap().passed());

@@ -54,7 +54,8 @@ fn packets_are_what_they_say() {
                 let size = port.traffic.sizes[port.traffic.size_index(stamp.number)];
                 assert_eq!(frame, port.traffic.frame(size, stamp, &port.traffic.body()), "{text}");
             }
-            pool.free(&packets);
+            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            unsafe { pool.free(&packets) };
         }
         assert_eq!(pool.outstanding(), 0);
         assert_eq!(port.ledger.total(), 500);
@@ -74,7 +75,8 @@ fn flows_take_turns_over_queues() {
             assert_eq!(stamp.number as u64, seen[stamp.flow as usize]);
             seen[stamp.flow as usize] += 1;
         }
-        pool.free(&packets[..count]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets[..count]) };
         assert!(queue.exhausted());
         assert_eq!(queue.receive(&mut packets).unwrap(), 0);
     }
@@ -104,7 +106,8 @@ fn a_rate_is_kept() {
             // SAFETY: received, host memory.
             dues.push(Stamp::from_bytes(unsafe { packet.bytes() }.last_chunk().unwrap()).due_ns);
         }
-        pool.free(&packets[..count]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets[..count]) };
     }
     let gaps: HashSet<u64> = dues.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(gaps, HashSet::from([1000]), "due by the schedule, however it was asked");
@@ -135,11 +138,13 @@ fn an_empty_pool_gives_nothing_and_loses_nothing() {
     let mut packets = vec![Packet::EMPTY; 300];
     assert_eq!(queues[0].receive(&mut packets).unwrap(), 256);
     assert_eq!(queues[0].receive(&mut packets[256..]).unwrap(), 0);
-    pool.free(&packets[..256]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[..256]) };
     assert_eq!(queues[0].receive(&mut packets[..1]).unwrap(), 1);
     // SAFETY: received, host memory.
     assert_eq!(Stamp::from_bytes(unsafe { packets[0].bytes() }.last_chunk().unwrap()).number, 256);
-    pool.free(&packets[..1]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[..1]) };
     assert_eq!(port.ledger.total(), 257);
 }
 

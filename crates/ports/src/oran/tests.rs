@@ -16,7 +16,8 @@ fn frames(text: &str) -> (Arc<Plan>, Vec<Vec<u8>>) {
         let count = rx.receive(&mut packets).unwrap();
         // SAFETY: received, host memory.
         frames.extend(packets[..count].iter().map(|packet| unsafe { packet.bytes() }.to_vec()));
-        pool.free(&packets[..count]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets[..count]) };
         if count == 0 && rx.exhausted() {
             break;
         }
@@ -107,7 +108,8 @@ fn without_an_end_it_goes_on() {
     let mut packets = [Packet::EMPTY; 64];
     for _ in 0..100 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 64);
-        pool.free(&packets);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets) };
     }
     assert!(!rx.exhausted());
 }

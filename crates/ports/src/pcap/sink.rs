@@ -142,21 +142,25 @@ impl Tap {
 
     fn length(&self, packet: &Packet) -> usize {
         let mut length = 0;
-        self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize);
+        // SAFETY: the packet is held here and of this pool.
+        unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
         length
     }
 
     fn record(&self, writer: &mut Writer, packet: &Packet, length: usize, sent_ns: u64) -> Result<()> {
         let meta = match self.stamps {
-            Stamps::Noted => self.pool.meta(packet),
+            // SAFETY: the packet is held here and of this pool.
+            Stamps::Noted => unsafe { self.pool.meta(packet) },
             Stamps::Sent => PacketMeta { time_ns: sent_ns, ..PacketMeta::default() },
         };
         writer.record(meta, length, |buffer| {
-            self.pool.for_each_segment(packet, &mut |address, bytes| {
-                // SAFETY: a segment of a packet that the caller holds, in memory that the CPU maps (checked at set-up).
-                let segment = unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) };
-                buffer.extend_from_slice(segment);
-            });
+            // SAFETY: the packet is held here and of this pool; each segment lies in memory that the CPU maps (checked at set-up).
+            unsafe {
+                self.pool.for_each_segment(packet, &mut |address, bytes| {
+                    buffer
+                        .extend_from_slice(std::slice::from_raw_parts(address as *const u8, bytes as usize));
+                });
+            }
         })
     }
 
@@ -181,14 +185,19 @@ struct SinkQueue {
     counters: Counters,
 }
 
-impl Tx for SinkQueue {
-    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+// SAFETY: it frees exactly the packets that it returns as sent.
+unsafe impl Tx for SinkQueue {
+    unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let (written, outcome) = self.tap.write(packets);
         for packet in &packets[..written] {
-            self.pool.for_each_segment(packet, &mut |_, bytes| self.counters.bytes += bytes as u64);
+            // SAFETY: the packet is held here and of this pool.
+            unsafe {
+                self.pool.for_each_segment(packet, &mut |_, bytes| self.counters.bytes += bytes as u64)
+            };
         }
         self.counters.packets += written as u64;
-        self.pool.free(&packets[..written]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { self.pool.free(&packets[..written]) };
         match outcome {
             // Those before the error are taken; it comes again with the next call.
             Err(_) if written > 0 => Ok(written),

@@ -259,7 +259,8 @@ impl Queue {
         // SAFETY: just taken from the pool, in memory that the CPU maps (checked at set-up), and it has room for so many.
         unsafe { packet.bytes_mut() }.copy_from_slice(self.reader.data(record));
         let meta = PacketMeta { time_ns, wire_length: record.wire_length, interface: record.interface };
-        self.pool.set_meta(packet, meta);
+        // SAFETY: the packet is held here and of this pool.
+        unsafe { self.pool.set_meta(packet, meta) };
         self.last_ns = time_ns;
         self.counters.bytes += length as u64;
         self.reader.consume();
@@ -267,7 +268,8 @@ impl Queue {
     }
 }
 
-impl Rx for Queue {
+// SAFETY: the packets are just allocated, and `fill` keeps each within its data room.
+unsafe impl Rx for Queue {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         if let Some(error) = self.failed.take() {
             self.ended = true;
@@ -295,7 +297,8 @@ impl Rx for Queue {
             }
             given += 1;
         }
-        self.pool.free(&packets[given..taken]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { self.pool.free(&packets[given..taken]) };
         self.counters.packets += given as u64;
         match self.failed.take() {
             // What was received is handed out; the error comes with the next call.

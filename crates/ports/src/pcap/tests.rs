@@ -267,7 +267,8 @@ fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
     let outcome = loop {
         match rx.receive(&mut packets) {
             Ok(0) if rx.exhausted() => break Ok(()),
-            Ok(count) => assert_eq!(tx.send(&packets[..count]).unwrap(), count),
+            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+            Ok(count) => assert_eq!(unsafe { tx.send(&packets[..count]) }.unwrap(), count),
             Err(error) => break Err(error),
         }
     };
@@ -416,10 +417,12 @@ fn original_pace_and_repeats() {
     while times.len() < 7 {
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            times.push(pool.meta(packet).time_ns - SECOND);
+            // SAFETY: the packet is held here and of this pool.
+            times.push(unsafe { pool.meta(packet) }.time_ns - SECOND);
             arrivals.push(start.elapsed());
         }
-        pool.free(&packets[..count]);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { pool.free(&packets[..count]) };
     }
     assert_eq!(times, [0, 20_000_000, 40_000_000, 40_001_000, 60_001_000, 80_001_000, 80_002_000]);
     for (time, arrival) in times.iter().zip(&arrivals) {
@@ -440,8 +443,10 @@ fn repeats_of_the_end_of_time_stay_there() {
     let (_source, pool, mut rx) = source(&path, Playback { repeat: true, ..Playback::default() }, 64);
     let mut packets = [Packet::EMPTY; 4];
     assert_eq!(rx.receive(&mut packets).unwrap(), 4);
-    assert!(packets.iter().all(|packet| pool.meta(packet).time_ns == u64::MAX));
-    pool.free(&packets);
+    // SAFETY: the packet is held here and of this pool.
+    assert!(packets.iter().all(|packet| unsafe { pool.meta(packet) }.time_ns == u64::MAX));
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets) };
 }
 
 #[test]
@@ -455,8 +460,10 @@ fn what_no_source_noted_is_stamped_when_sent() {
     let mut packets = [Packet::EMPTY; 1];
     pool.allocate(&mut packets);
     packets[0].length = 60;
-    pool.set_meta(&packets[0], PacketMeta { time_ns: 1, wire_length: 9, interface: 3 });
-    tx.send(&packets).unwrap();
+    // SAFETY: the packet is held here and of this pool.
+    unsafe { pool.set_meta(&packets[0], PacketMeta { time_ns: 1, wire_length: 9, interface: 3 }) };
+    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    unsafe { tx.send(&packets) }.unwrap();
     drop(tx);
     let (entries, _) = read(&std::fs::read(&path).unwrap()).unwrap();
     assert!(entries[0].time_ns > SECOND && entries[0].wire_length == 0);
@@ -558,5 +565,6 @@ fn a_pipe_without_packets_holds_nothing_up() {
     drop(writer);
     assert_eq!(rx.receive(&mut packets[2..]).unwrap(), 0);
     assert!(rx.exhausted());
-    pool.free(&packets[..2]);
+    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    unsafe { pool.free(&packets[..2]) };
 }

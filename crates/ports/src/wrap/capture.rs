@@ -59,7 +59,8 @@ struct CapturedRx {
     failed: Option<Error>,
 }
 
-impl Rx for CapturedRx {
+// SAFETY: the packets are the inner port's, unchanged.
+unsafe impl Rx for CapturedRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -84,10 +85,12 @@ struct CapturedTx {
     tap: Tap,
 }
 
-impl Tx for CapturedTx {
-    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+// SAFETY: the inner port sends, and its count is returned.
+unsafe impl Tx for CapturedTx {
+    unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let Self { inner, tap } = self;
-        tap.write_sent(packets, |packets| inner.send(packets))
+        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+        tap.write_sent(packets, |packets| unsafe { inner.send(packets) })
     }
 
     fn flush(&mut self) -> Result<()> {

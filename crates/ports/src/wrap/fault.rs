@@ -181,7 +181,8 @@ impl Wire {
         let bit = mix(&mut self.random);
         if drop {
             count(&self.done.dropped);
-            self.pool.free(&[packet]);
+            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            unsafe { self.pool.free(&[packet]) };
             return;
         }
         if corrupt && packet.length > 0 {
@@ -240,7 +241,8 @@ impl Wire {
     /// A copy of a packet in one segment, where there is a buffer that it fits into.
     fn copy(&self, packet: &Packet) -> Option<Packet> {
         let mut length = 0;
-        self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize);
+        // SAFETY: the packet is held here and of this pool.
+        unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
         let mut copy = [Packet::EMPTY];
         if length > self.pool.room() || self.pool.allocate(&mut copy) == 0 {
             return None;
@@ -249,17 +251,18 @@ impl Wire {
         copy.length = length as u32;
         copy.port = packet.port;
         let mut at = 0;
-        self.pool.for_each_segment(packet, &mut |address, bytes| {
-            let bytes = bytes as usize;
-            // SAFETY: segments of a packet that the wire holds, and a buffer just taken that holds all of them; both in
-            // memory that the CPU maps (checked at set-up).
-            unsafe {
+        // SAFETY: the wire holds the packet, and the copy has room for all its segments. Both lie in memory that the CPU maps
+        // (checked at set-up).
+        unsafe {
+            self.pool.for_each_segment(packet, &mut |address, bytes| {
+                let bytes = bytes as usize;
                 let segment = std::slice::from_raw_parts(address as *const u8, bytes);
                 copy.bytes_mut()[at..at + bytes].copy_from_slice(segment);
-            }
-            at += bytes;
-        });
-        self.pool.set_meta(&copy, self.pool.meta(packet));
+                at += bytes;
+            });
+        }
+        // SAFETY: the packet is held here and of this pool.
+        unsafe { self.pool.set_meta(&copy, self.pool.meta(packet)) };
         Some(copy)
     }
 
@@ -271,7 +274,8 @@ impl Wire {
     fn push(&mut self, inner: &mut dyn Tx) -> Result<()> {
         while !self.ready.is_empty() {
             let (front, _) = self.ready.as_slices();
-            let sent = inner.send(front)?;
+            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+            let sent = unsafe { inner.send(front) }?;
             self.ready.drain(..sent);
             if sent == 0 {
                 break;
@@ -291,7 +295,8 @@ impl Drop for Wire {
             .chain(self.delayed.drain(..).map(|(_, packet)| packet));
         let left: Vec<Packet> = held.chain(self.ready.drain(..)).collect();
         self.done.dropped.fetch_add(left.len() as u64, Ordering::Relaxed);
-        self.pool.free(&left);
+        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        unsafe { self.pool.free(&left) };
     }
 }
 
@@ -309,7 +314,8 @@ impl FaultyRx {
     }
 }
 
-impl Rx for FaultyRx {
+// SAFETY: each packet is received from the inner port or allocated for a copy, and leaves `ready` once.
+unsafe impl Rx for FaultyRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now_ns = self.wire.clock.now_ns();
         if self.wire.ready.len() < packets.len().min(MOST_READY) {
@@ -353,8 +359,9 @@ impl FaultyTx {
     }
 }
 
-impl Tx for FaultyTx {
-    fn send(&mut self, packets: &[Packet]) -> Result<usize> {
+// SAFETY: it keeps exactly the packets that it counts, and an error comes before it keeps any.
+unsafe impl Tx for FaultyTx {
+    unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let now_ns = self.wire.clock.now_ns();
         self.wire.catch_up(now_ns, false);
         // An error of the port is one of what is on the wire: the caller still holds its own.

@@ -25,7 +25,8 @@ impl PacedRx {
     }
 }
 
-impl Rx for PacedRx {
+// SAFETY: the packets are the inner port's, unchanged.
+unsafe impl Rx for PacedRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now_ns = self.clock.now_ns();
         self.schedule.forget_beyond(now_ns, CATCH_UP_NS);

@@ -1,0 +1,375 @@
+//! A pool of packet buffers in any region, without DPDK.
+//!
+//! Free buffers are in three lists: one that threads allocate from, one that threads free to, and the owner's.
+
+use super::{Packet, PacketMeta, Pool};
+use crate::error::{Error, Result};
+use crate::region::Region;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// A value on its own pair of cache lines. A pair, because Intel CPUs prefetch the neighbour of a missed line.
+#[repr(align(128))]
+struct CacheAligned<T>(T);
+
+/// A pool over any region: for captures, generators, and memory of a device.
+///
+/// ```text
+/// region: | headroom | data room | headroom | data room |    one stride a buffer, cookie = index
+/// ```
+pub struct HeapPool {
+    region: Region,
+    stride: usize,
+    headroom: usize,
+    count: usize,
+    /// The free buffers that threads allocate from.
+    free: CacheAligned<Mutex<Vec<u32>>>,
+    /// The buffers that threads freed. A list of its own, so that a thread that frees contends with one that allocates only
+    /// when `free` is empty.
+    returned: CacheAligned<Mutex<Vec<u32>>>,
+    /// The number of the thread that owns the pool, or 0.
+    owner: AtomicU64,
+    owned: CacheAligned<OwnedList>,
+    metas: Box<[UnsafeCell<PacketMeta>]>,
+}
+
+/// The owner's free buffers.
+struct OwnedList {
+    list: UnsafeCell<Vec<u32>>,
+    /// The list's length, which other threads may read.
+    count: AtomicUsize,
+}
+
+// SAFETY: only the holder of a packet accesses its metadata (`Pool`'s contract), locks protect two of the free lists, and only
+// the owner accesses the third (`with_owned`).
+unsafe impl Sync for HeapPool {}
+// SAFETY: no field is tied to a thread.
+unsafe impl Send for HeapPool {}
+
+const UNPOISONED: &str = "nothing panics while it holds a free list";
+
+/// Bytes in front of a packet's data room, as in DPDK: space to prepend headers.
+pub const HEADROOM: usize = 128;
+
+impl HeapPool {
+    /// Creates a pool of `count` buffers in host memory, each with a data room of `room` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there are not 1 to 16M buffers of 1 B to 64 KiB, [`Error::Memory`] if the system has too little
+    /// memory.
+    pub fn new(count: usize, room: usize) -> Result<Self> {
+        let bytes = Self::bytes(count, room).ok_or_else(|| Error::Invalid {
+            what: format!("a pool of {count} buffers of {room} bytes"),
+            why: "give 1 to 16M buffers of 1 B to 64 KiB".into(),
+        })?;
+        Self::over(Region::host(bytes)?, room)
+    }
+
+    /// Returns the size of the region that [`HeapPool::over`] needs for `count` buffers, or `None` if [`HeapPool::new`]
+    /// would refuse the numbers.
+    pub fn bytes(count: usize, room: usize) -> Option<usize> {
+        let possible = (1..=1 << 24).contains(&count) && (1..=65536).contains(&room);
+        possible.then(|| Self::stride(room) * count)
+    }
+
+    fn stride(room: usize) -> usize {
+        // Whole pairs of cache lines, so that the prefetch of a neighbouring line stays within a buffer.
+        (HEADROOM + room).next_multiple_of(128)
+    }
+
+    /// Creates a pool over `region`, with as many buffers as fit but at most 16M.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if no buffer fits.
+    pub fn over(region: Region, room: usize) -> Result<Self> {
+        let stride = Self::stride(room);
+        let count = (region.len() / stride).min(1 << 24);
+        if count == 0 || room == 0 {
+            return Err(Error::Invalid {
+                what: format!("a pool of buffers of {room} bytes in {region:?}"),
+                why: format!(
+                    "no buffer fits; give a room of at least 1 byte and at least {stride} bytes of memory"
+                ),
+            });
+        }
+        Ok(Self {
+            stride,
+            headroom: HEADROOM,
+            count,
+            free: CacheAligned(Mutex::new((0..count as u32).rev().collect())),
+            returned: CacheAligned(Mutex::new(Vec::with_capacity(count))),
+            owner: AtomicU64::new(0),
+            owned: CacheAligned(OwnedList {
+                list: UnsafeCell::new(Vec::with_capacity(count)),
+                count: AtomicUsize::new(0),
+            }),
+            metas: (0..count).map(|_| UnsafeCell::new(PacketMeta::default())).collect(),
+            region,
+        })
+    }
+
+    /// Calls `f` with the owner's list if the calling thread is the owner.
+    #[inline]
+    fn with_owned<R>(&self, f: impl FnOnce(&mut Vec<u32>) -> R) -> Option<R> {
+        // Relaxed, because only this thread stores its own number.
+        if self.owner.load(Ordering::Relaxed) != thread_number() {
+            return None;
+        }
+        // SAFETY: only the thread with this number gets here, and no `f` in this module calls `with_owned`.
+        let list = unsafe { &mut *self.owned.0.list.get() };
+        let result = f(list);
+        self.owned.0.count.store(list.len(), Ordering::Relaxed);
+        Some(result)
+    }
+
+    /// Moves buffers from the shared lists to the owner's, until it has `wanted` or a quarter of all, whichever is more. Leaves
+    /// the others to other threads.
+    #[cold]
+    fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
+        let wanted = wanted.max(self.count / 4);
+        for list in [&self.returned, &self.free] {
+            let mut list = list.0.lock().expect(UNPOISONED);
+            let keep = list.len().saturating_sub(wanted.saturating_sub(owned.len()));
+            owned.extend(list.drain(keep..));
+        }
+    }
+
+    /// Allocates from the end of `free`, so that the buffer freed last, which is probably cached, comes first.
+    #[inline]
+    fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
+        let count = packets.len().min(free.len());
+        let keep = free.len() - count;
+        // Loaded before the loop: the compiler cannot exclude that `packets` aliases them.
+        let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
+        for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
+            *packet =
+                Packet { address: first + index as u64 * stride, cookie: index as u64, length: 0, port: 0 };
+        }
+        free.truncate(keep);
+        count
+    }
+
+    fn meta_cell(&self, packet: &Packet) -> &UnsafeCell<PacketMeta> {
+        &self.metas[packet.cookie as usize]
+    }
+}
+
+// SAFETY: each buffer's index is in one free list or in a held packet (freeing is the holder's promise), and index times stride
+// lies in the region.
+unsafe impl Pool for HeapPool {
+    #[inline]
+    fn allocate(&self, packets: &mut [Packet]) -> usize {
+        let owned = self.with_owned(|owned| {
+            if owned.len() < packets.len() {
+                self.fetch(owned, packets.len());
+            }
+            self.fill(packets, owned)
+        });
+        owned.unwrap_or_else(|| {
+            let mut free = self.free.0.lock().expect(UNPOISONED);
+            if free.len() < packets.len() {
+                free.append(&mut self.returned.0.lock().expect(UNPOISONED));
+            }
+            self.fill(packets, &mut free)
+        })
+    }
+
+    #[inline]
+    unsafe fn free(&self, packets: &[Packet]) {
+        let add = |list: &mut Vec<u32>| {
+            list.extend(packets.iter().map(|packet| packet.cookie as u32));
+            assert!(list.len() <= self.count, "a packet was freed twice");
+        };
+        let owned = self.with_owned(|owned| {
+            add(owned);
+            if owned.len() > self.count / 2 {
+                // Other threads may need buffers.
+                self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
+            }
+        });
+        owned.unwrap_or_else(|| add(&mut self.returned.0.lock().expect(UNPOISONED)))
+    }
+
+    fn own(&self) -> Option<PoolOwner<'_>> {
+        let won = self.owner.compare_exchange(0, thread_number(), Ordering::Acquire, Ordering::Relaxed);
+        won.ok().map(|_| PoolOwner { pool: self, same_thread: PhantomData })
+    }
+
+    fn room(&self) -> usize {
+        self.stride - self.headroom
+    }
+
+    fn capacity(&self) -> usize {
+        self.count
+    }
+
+    fn outstanding(&self) -> usize {
+        let free = self.free.0.lock().expect(UNPOISONED);
+        let returned = self.returned.0.lock().expect(UNPOISONED);
+        self.count.saturating_sub(free.len() + returned.len() + self.owned.0.count.load(Ordering::Relaxed))
+    }
+
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    unsafe fn meta(&self, packet: &Packet) -> PacketMeta {
+        // SAFETY: the caller holds the packet, so no other thread accesses its metadata.
+        unsafe { *self.meta_cell(packet).get() }
+    }
+
+    unsafe fn set_meta(&self, packet: &Packet, meta: PacketMeta) {
+        // SAFETY: as in `meta`.
+        unsafe { *self.meta_cell(packet).get() = meta }
+    }
+}
+
+/// A guard that makes the calling thread a pool's owner; see [`Pool::own`]. When dropped, it returns the owner's free buffers
+/// to all threads.
+pub struct PoolOwner<'a> {
+    pool: &'a HeapPool,
+    /// Keeps the guard on its thread.
+    same_thread: PhantomData<*const ()>,
+}
+
+impl Drop for PoolOwner<'_> {
+    fn drop(&mut self) {
+        let pool = self.pool;
+        pool.with_owned(|owned| pool.returned.0.lock().expect(UNPOISONED).append(owned));
+        // Release, so that the next owner sees the list as this one left it.
+        pool.owner.store(0, Ordering::Release);
+    }
+}
+
+/// Returns a number that no other thread of the process has or had; never 0.
+#[inline]
+fn thread_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(LAST.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+        number.get()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frees packets that the test allocated and does not use again.
+    fn free(pool: &HeapPool, packets: &[Packet]) {
+        // SAFETY: see above.
+        unsafe { pool.free(packets) }
+    }
+
+    #[test]
+    fn allocated_buffers_are_counted() {
+        let pool = HeapPool::new(4, 1500).unwrap();
+        let mut packets = [Packet::EMPTY; 6];
+        assert_eq!(pool.allocate(&mut packets), 4);
+        assert_eq!(pool.outstanding(), 4);
+        assert_eq!(pool.allocate(&mut packets[4..]), 0);
+        free(&pool, &packets[..3]);
+        assert_eq!(pool.outstanding(), 1);
+        free(&pool, &packets[3..4]);
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn an_owner_leaves_buffers_to_other_threads() {
+        let pool = HeapPool::new(64, 64).unwrap();
+        let mut packets = [Packet::EMPTY; 64];
+        let owner = pool.own().unwrap();
+        assert!(pool.own().is_none(), "a pool has one owner");
+        assert_eq!(pool.allocate(&mut packets), 64, "the owner can allocate all");
+        assert_eq!((pool.allocate(&mut [Packet::EMPTY]), pool.outstanding()), (0, 64));
+        free(&pool, &packets);
+        assert_eq!(pool.outstanding(), 0);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                assert!(pool.own().is_none(), "another thread is the owner");
+                let mut packets = [Packet::EMPTY; 64];
+                let got = pool.allocate(&mut packets);
+                assert!(got >= 16, "{got} buffers: the owner left too few");
+                free(&pool, &packets[..got]);
+            });
+            other.join().unwrap();
+        });
+        assert_eq!((pool.allocate(&mut packets[..40]), pool.outstanding()), (40, 40));
+        drop(owner);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let _owner = pool.own().expect("the pool has no owner now");
+                let mut rest = [Packet::EMPTY; 64];
+                assert_eq!((pool.allocate(&mut rest), pool.outstanding()), (24, 64));
+                free(&pool, &rest[..24]);
+            });
+            other.join().unwrap();
+        });
+        free(&pool, &packets[..40]);
+        assert_eq!((pool.allocate(&mut packets), pool.outstanding()), (64, 64));
+        packets.sort_by_key(|packet| packet.cookie);
+        assert!(packets.iter().enumerate().all(|(i, packet)| packet.cookie == i as u64), "each buffer once");
+    }
+
+    #[test]
+    fn no_buffer_is_lost_or_held_twice_beside_an_owner() {
+        let pool = HeapPool::new(96, 64).unwrap();
+        let rounds = if cfg!(miri) { 100 } else { 20_000 };
+        let work = |seed: usize| {
+            let mut held = Vec::new();
+            for round in 0..rounds {
+                let mut packets = [Packet::EMPTY; 13];
+                let got = pool.allocate(&mut packets[..1 + (round * seed) % 13]);
+                for packet in &packets[..got] {
+                    // SAFETY: just allocated, in host memory. A second holder would write it, too.
+                    unsafe { *(packet.address as *mut usize) = seed };
+                }
+                held.extend_from_slice(&packets[..got]);
+                let keep = (round * 7 + seed) % 30;
+                let excess = held.len().saturating_sub(keep);
+                // SAFETY: still held.
+                assert!(held.iter().all(|packet| unsafe { *(packet.address as *const usize) } == seed));
+                free(&pool, &held[..excess]);
+                held.drain(..excess);
+            }
+            free(&pool, &held);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _owner = pool.own().unwrap();
+                work(5);
+            });
+            scope.spawn(|| work(3));
+        });
+        assert_eq!(pool.outstanding(), 0);
+    }
+
+    #[test]
+    fn buffers_do_not_overlap() {
+        let pool = HeapPool::new(8, 100).unwrap();
+        let mut packets = [Packet::EMPTY; 8];
+        assert_eq!(pool.allocate(&mut packets), 8);
+        for (i, packet) in packets.iter_mut().enumerate() {
+            packet.length = pool.room() as u32;
+            // SAFETY: just allocated, in host memory.
+            unsafe { packet.bytes_mut() }.fill(i as u8);
+        }
+        for (i, packet) in packets.iter().enumerate() {
+            // SAFETY: still held.
+            assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
+        }
+        free(&pool, &packets);
+    }
+
+    #[test]
+    fn impossible_pools_are_refused() {
+        assert!(HeapPool::new(0, 100).is_err());
+        assert!(HeapPool::new(1, 0).is_err());
+        assert!(HeapPool::new(usize::MAX, 65536).is_err());
+    }
+}
