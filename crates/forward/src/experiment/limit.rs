@@ -8,8 +8,8 @@
 use crate::config::{Config, Device, Method, Route};
 use crate::control::TimeShares;
 use crate::gpu::Memory;
-use crate::open;
-use crate::outcome::RunOutcome;
+use crate::run::kind;
+use crate::run::RunOutcome;
 use crate::result::PacketResult;
 use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Pace;
@@ -172,7 +172,7 @@ fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]:
 /// The source always has more.
 fn endless(config: &Config) -> bool {
     let Route::OneWay { rx, .. } = &config.route else { return false };
-    match open::kind(rx) {
+    match kind(rx) {
         "null" | "net_null" => true,
         "gen" => !rx.starts_with("gen:oran"),
         // A pipe has what its writer wrote.
