@@ -3,8 +3,8 @@
 mod executor;
 
 use crate::error::{Error, Result};
-use crate::open;
 use crate::pipeline::PipelineSettings;
+use crate::run::takes_privileges;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::units::Rate;
 use inlane_ports::pcap::Playback;
@@ -166,7 +166,7 @@ impl Config {
     /// Returns true if a port needs privileges and the run drops them once the ports are open. Such a run cannot be repeated
     /// in the same process.
     pub fn drops_needed_privileges(&self) -> bool {
-        self.drop_privileges && self.route.ports().into_iter().any(|name| open::takes_privileges(name))
+        self.drop_privileges && self.route.ports().into_iter().any(|name| takes_privileges(name))
     }
 
     /// Checks each setting and their combinations. Opens nothing.
@@ -174,7 +174,8 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] with the flag and the remedy.
     pub fn check(&self) -> Result<()> {
-        let range = |flag: &str, value: usize, why: String| Err(Error::config(format!("{flag} {value}"), why));
+        let range =
+            |flag: &str, value: usize, why: String| Err(Error::config(format!("{flag} {value}"), why));
         let PipelineSettings { burst, slots, .. } = self.per_pipeline;
         if !(1..=64).contains(&self.pipelines) {
             return range("--pipelines", self.pipelines.into(), "give 1 to 64".into());

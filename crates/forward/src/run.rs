@@ -19,9 +19,9 @@ use crate::error::{Error, Result};
 use crate::experiment::CompetingJob;
 use crate::gpu;
 use crate::pipeline::{self, Pipeline, PipelineContext, Tally};
+use crate::result::Competitor;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
-use crate::result::Competitor;
 use inlane_core::{Pool, Port};
 use inlane_cuda::{Gpu, LinkMeter, LinkSamples};
 use inlane_function::PacketFunction;
@@ -120,7 +120,8 @@ impl<'a> Run<'a> {
         if let Some(location) = location.into_iter().find(|location| !location.is_cpu_memory())
             && let Some(port) = ports.iter().find(|port| port.info().touches_payload)
         {
-            let why = format!("port {} reads packets on the CPU, which cannot reach {location}", port.info().name);
+            let why =
+                format!("port {} reads packets on the CPU, which cannot reach {location}", port.info().name);
             return Err(Error::config("--memory", why));
         }
         Ok(Self { pools, gpu, ports, config, function, names, directions, clock })
@@ -169,11 +170,7 @@ impl<'a> Connected<'a> {
 
 impl<'a> Started<'a> {
     /// Runs the pipelines on threads of their own and waits until all have ended. Stops the run when its time is over.
-    pub fn join(
-        self,
-        control: &Control,
-        watch: &mut dyn FnMut(Duration, ProgressSnapshot),
-    ) -> Joined<'a> {
+    pub fn join(self, control: &Control, watch: &mut dyn FnMut(Duration, ProgressSnapshot)) -> Joined<'a> {
         let Started { pipelines, competing, cores, faults, run } = self;
         let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
         let meter = match (&run.gpu, &run.config.executor) {

@@ -3,7 +3,7 @@
 
 use inlane_core::result::Document;
 use inlane_core::units::{self, Rate};
-use inlane_forward::measure::OFFERED;
+use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::PacketResult;
 use inlane_report::{Line, Plot, Scale};
 

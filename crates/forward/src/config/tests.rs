@@ -70,7 +70,8 @@ fn settings_of_the_other_device_are_refused() {
     for (flag, set) in cases {
         let mut settings = Settings::default();
         set(&mut settings);
-        let refused = Executor::new(Device::Cpu, Method::Single, 0, settings.clone()).unwrap_err().to_string();
+        let refused =
+            Executor::new(Device::Cpu, Method::Single, 0, settings.clone()).unwrap_err().to_string();
         assert!(refused.contains(&format!("{flag}: applies to GPUs only")), "{refused}");
         Executor::new(Device::Gpu(0), Method::Graph, 0, settings).unwrap();
     }

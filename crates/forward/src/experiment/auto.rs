@@ -261,7 +261,11 @@ mod tests {
         assert_eq!(chosen(&[at(0, 20, true), at(12, 30, true)]), Some(Duration::ZERO));
         assert_eq!(chosen(&[at(0, 40, true), at(12, 30, true)]), Some(Duration::from_micros(12)));
         assert_eq!(chosen(&[at(0, 20, false), at(12, 30, true)]), Some(Duration::from_micros(12)));
-        assert_eq!(chosen(&[at(0, 20, false), at(12, 60, true)]), Some(Duration::ZERO), "the only one in time");
+        assert_eq!(
+            chosen(&[at(0, 20, false), at(12, 60, true)]),
+            Some(Duration::ZERO),
+            "the only one in time"
+        );
         assert_eq!(chosen(&[at(0, 51, true)]), None);
     }
 

@@ -9,9 +9,9 @@ use super::baseline::is_repeatable;
 use crate::config::{Config, Device, Executor, Route};
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
+use crate::result::PacketResult;
 use crate::run::ports;
 use inlane_core::clock::Clock;
-use crate::result::PacketResult;
 use inlane_core::result::Ceiling;
 use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::{HeapPool, Packet, Pool, units};
@@ -65,11 +65,7 @@ impl Ceilings {
     }
 }
 
-fn ceiling(
-    config: &Config,
-    link_bits_per_second: Option<f64>,
-    result: &PacketResult,
-) -> Option<Ceiling> {
+fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     match &config.executor {
         Executor::Cpu(_) => cpu_ceiling(config, link_bits_per_second, result),
         Executor::Gpu { index, settings } => gpu_ceiling(config, *index, settings.memory, result).ok(),
@@ -77,11 +73,7 @@ fn ceiling(
 }
 
 /// Returns the ceiling of the links and of the workers of all directions together.
-fn cpu_ceiling(
-    config: &Config,
-    link_bits_per_second: Option<f64>,
-    result: &PacketResult,
-) -> Option<Ceiling> {
+fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
     // Timing a function that does nothing would time the call.
     let idle = config.function == "io";
@@ -119,9 +111,9 @@ fn gpu_ceiling(config: &Config, index: u32, memory: Memory, result: &PacketResul
     };
     let found = gpu::ceilings(&gpu, memory, size, moved, &[config.per_pipeline.burst as u32])?;
     let pull = &found.pull[0];
-    let copy_engine = found.copy_engine_bytes_per_second.map_or(String::new(), |rate| {
-        format!("; the copy engine moves {}", units::bytes_per_second(rate))
-    });
+    let copy_engine = found
+        .copy_engine_bytes_per_second
+        .map_or(String::new(), |rate| format!("; the copy engine moves {}", units::bytes_per_second(rate)));
     Ok(Ceiling {
         what: format!("a bare kernel on gpu:{index} that {what} and writes 16 B of each back{copy_engine}"),
         bytes_per_second: Some(pull.packets_per_second * size as f64),

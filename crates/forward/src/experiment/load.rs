@@ -5,8 +5,8 @@ use super::limit::limit;
 use crate::config::{Config, Route};
 use crate::control::{Control, ProgressSnapshot};
 use crate::error::{Error, Result};
-use crate::run::{RunOutcome, run};
 use crate::result::PacketResult;
+use crate::run::{RunOutcome, run};
 use inlane_core::result::Document;
 use inlane_core::units::Rate;
 use std::sync::Arc;
@@ -126,4 +126,3 @@ pub fn against_load(
     }
     Ok((document, None))
 }
-

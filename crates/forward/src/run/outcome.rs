@@ -8,8 +8,8 @@ use crate::control::TimeShares;
 use crate::error::Error;
 use crate::gpu;
 use crate::pipeline::{StageHistograms, Tally};
-use inlane_core::port::Counters;
 use crate::result::{Flow, PacketResult, Pcie, PcieMeasured, Stages};
+use inlane_core::port::Counters;
 use inlane_core::result::{Path, Verification};
 use inlane_core::stats::{LatencyHistogram, Summary};
 use inlane_core::{Port, units};
@@ -45,7 +45,9 @@ impl RunOutcome {
     /// Adds up the figures of a run. `device` is what devices counted beside their queues.
     pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
         let Joined { tallies, elapsed, progress, competitor, link, faults, run } = joined;
-        let Run { ref config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, .. } = run;
+        let Run {
+            ref config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, ..
+        } = run;
         let received: Vec<String> = tallies.iter().map(|(tally, _)| tally.rx.packets.to_string()).collect();
         let mut sum = Tally::default();
         let mut reported = FunctionReport::default();
@@ -108,7 +110,11 @@ impl RunOutcome {
             competitor,
             repeats: None,
             limit: None,
-            function: if reported == FunctionReport::default() { None } else { serde_json::to_value(reported).ok() },
+            function: if reported == FunctionReport::default() {
+                None
+            } else {
+                serde_json::to_value(reported).ok()
+            },
         };
         let links = ports.iter().filter_map(|port| port.info().link_bits_per_second);
         RunOutcome {

@@ -75,7 +75,8 @@ impl Wrappers {
 
 /// Returns a note with the number of injected faults; `None` without fault injection.
 pub(super) fn faults_note(counters: &[Arc<fault::Done>]) -> Option<String> {
-    let sum = counters.iter().map(|done| done.counts()).reduce(|a, b| std::array::from_fn(|i| a[i] + b[i]))?;
+    let sum =
+        counters.iter().map(|done| done.counts()).reduce(|a, b| std::array::from_fn(|i| a[i] + b[i]))?;
     let [dropped, duplicated, reordered, corrupted, delayed] = sum;
     Some(format!(
         "injected faults: {dropped} packets dropped, {duplicated} duplicated, {reordered} reordered, \
