@@ -55,7 +55,7 @@ def forward(*flags, limit=40, on=None, status=(0,), cores=UNBOUND):
         raise Wrong(f"exit status {ran.returncode}: {' '.join(command)}\n{ran.stderr[:1500]}")
     document = json.loads(ran.stdout)
     result = document["results"][0]
-    result["verification"], result["reason"] = document["verification"], document["path"]["reason"]
+    result["reason"] = result["path"]["reason"]
     wants(result["leaked_buffers"] == 0, "buffers leaked")
     gone = result["tx"]["packets"] + sum(result[drop] for drop in DROPS)
     wants(gone == result["rx"]["packets"], f"{result['rx']['packets']} received, {gone} sent or counted as dropped")
@@ -64,9 +64,9 @@ def forward(*flags, limit=40, on=None, status=(0,), cores=UNBOUND):
 
 def checked(result, at_least=1):
     found = result["verification"]
-    wrong = sum(found[what] for what in ("lost", "duplicated", "reordered", "altered"))
-    wants(wrong == 0 and found["checked"] >= at_least, str(found))
-    return f"{found['checked']} packets checked"
+    wrong = sum(found[f"{what}_packets"] for what in ("lost", "duplicated", "reordered", "altered"))
+    wants(wrong == 0 and found["verified_packets"] >= at_least, str(found))
+    return f"{found['verified_packets']} packets checked"
 
 
 def functions():
@@ -192,8 +192,8 @@ def ports():
                 result = forward("--rx", f"af_packet:{name}b", "--tx", "check:1000,flows=8", "--function", "macswap", "--method",
                                  method, "--burst", "32", *memory, "--packets", "50000", "--duration", "20s", status=(0, 1))
                 found = result["verification"]
-                wants(found["altered"] + found["duplicated"] == 0 and found["checked"] > 10000, str(found))
-                return f"{found['checked']} packets checked, {found['lost']} lost before they were received or in front of the first"
+                wants(found["altered_packets"] + found["duplicated_packets"] == 0 and found["verified_packets"] > 10000, str(found))
+                return f"{found['verified_packets']} packets checked, {found['lost_packets']} lost before they were received or in front of the first"
             finally:
                 sender.kill()
                 sender.wait()

@@ -9,6 +9,17 @@ for line in open(sys.argv[1]):
     entry = json.loads(line)
     runs.setdefault(entry["label"], []).append(entry["document"])
 
+
+def of(document, key):
+    """A part of the result. Documents before schema version 3 have it beside the results."""
+    return document["results"][0].get(key) or document.get(key)
+
+
+def count(verification, what):
+    """A count of a verification. Documents before schema version 3 have no unit in its key."""
+    return verification.get(f"{what}_packets", verification.get(what, 0))
+
+
 print("| run | Mpps (min to max) | Gb/s of frames | PCIe GB/s, modelled | bare kernel, Mpps | latency p50 / p99, us | checked |")
 print("| --- | --- | --- | --- | --- | --- | --- |")
 for label, documents in runs.items():
@@ -19,7 +30,7 @@ for label, documents in runs.items():
     crossed = [result.get("pcie_bytes") or (result.get("pcie") or {}).get("modelled_bytes") for result in results]
     pcie = [bytes / result["duration_ns"] for bytes, result in zip(crossed, results) if bytes]
     on_gpu = results[0]["parameters"]["on"] != "cpu"
-    bare = [(document["ceiling"] or {}).get("packets_per_second") for document in documents]
+    bare = [(of(document, "ceiling") or {}).get("packets_per_second") for document in documents]
     bare = [rate / 1e6 for rate in bare if rate and on_gpu]
     totals = [result["stages"]["process"] for result in results if result["stages"]]
     latency = ""
@@ -27,11 +38,12 @@ for label, documents in runs.items():
         p50 = statistics.median(total["p50_ns"] for total in totals) / 1e3
         p99 = statistics.median(total["p99_ns"] for total in totals) / 1e3
         latency = f"{p50:.1f} / {p99:.1f}"
-    checks = [document["verification"] for document in documents if document["verification"]]
+    checks = [of(document, "verification") for document in documents if of(document, "verification")]
     checked = ""
     if checks:
-        bad = sum(c["lost"] + c["duplicated"] + c["reordered"] + c["altered"] for c in checks)
-        checked = f"{sum(c['checked'] for c in checks)}, {bad} wrong"
+        bad = sum(count(c, what) for c in checks for what in ("lost", "duplicated", "reordered", "altered"))
+        verified = sum(c.get("verified_packets") or c.get("checked", 0) for c in checks)
+        checked = f"{verified}, {bad} wrong"
     spread = f"{statistics.median(rates):.2f} ({min(rates):.2f} to {max(rates):.2f})" if len(rates) > 1 else f"{rates[0]:.2f}"
     print(
         f"| {label} | {spread} | {bits:.0f} | {f'{statistics.median(pcie):.1f}' if pcie else ''} "

@@ -171,7 +171,7 @@ fn packets_go_from_card_to_card() {
         text.split("\ndocument\n").skip(1).map(|json| serde_json::from_str(json).unwrap()).collect();
     for (document, (ways, driver)) in documents.iter().zip(ways.iter().zip(["net_e1000_em", "net_virtio"])) {
         let result = &document["results"][0];
-        let hops = document["path"]["hops"].to_string();
+        let hops = result["path"]["hops"].to_string();
         assert!(hops.contains(&format!("DPDK {driver} on 0000:00:0")), "{hops}");
         assert!(ways.iter().all(|way| way.came > 200), "{ways:?}");
         for way in ways {

@@ -1,6 +1,6 @@
-//! `inlane doctor`: what each part of inlane needs, whether this machine has it, and what mends it.
+//! `inlane doctor`: checks which parts of inlane this machine can run, and names the command that fixes the others.
 //!
-//! The checks read `/proc`, `/sys` and `/dev` ([`files`]) and try a few system calls ([`trials`]); they change nothing.
+//! The checks read `/proc`, `/sys` and `/dev` ([`files`]) and try a few system calls ([`trials`]). They change nothing.
 
 mod check;
 mod devices;
@@ -14,88 +14,89 @@ mod rights;
 mod tests;
 mod trials;
 
+pub use check::Check;
+
 use crate::exit::NotReady;
 use crate::output::Output;
-use check::{Check, Name, State};
+use check::{Name, State};
 use files::Files;
-use inlane_core::result::{Host, SCHEMA_VERSION};
+use inlane_core::result::{Document, Path};
 use inlane_core::units;
-use schemars::JsonSchema;
-use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 use trials::Trials;
 
 const EXAMPLES: &str = "\
 Examples:
-  inlane doctor                                what is there, what is not, and what mends it
-  inlane doctor gpu nvrtc                      these parts alone
-  inlane doctor --require af-xdp hugepages     exit status 3 when one of them is missing
-  inlane doctor --json - | jq '.checks[] | select(.state != \"ok\")'";
+  inlane doctor                                every check, with the command that fixes what is missing
+  inlane doctor gpu nvrtc                      these checks only
+  inlane doctor --require af-xdp hugepages     exit status 3 if one of them is missing
+  inlane doctor --json - | jq '.results[] | select(.state != \"ok\")'
 
-/// Shows what this machine has of what inlane can use, why it matters, and the command that mends what is missing
+States:
+  ok         works
+  degraded   works, but slower than it could or without some feature
+  missing    what needs it cannot run; everything else can";
+
+/// Checks what inlane can use on this machine, and shows how to fix the rest
+///
+/// Each line shows a part, its state and the evidence. A part that is not ok has two more lines: why it matters, and
+/// the command that fixes it. The checks change nothing.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Only these checks
+    /// Run these checks only [default: all]
     #[arg(value_name = "CHECK")]
     only: Vec<Name>,
-    /// Exit with status 3 when one of these is missing
+    /// Exit with status 3 if one of these parts is missing
     #[arg(long, value_name = "CHECK", num_args = 1.., hide_possible_values = true)]
     require: Vec<Name>,
-    /// Write the result as JSON to FILE, or to stdout for `-`
-    #[arg(long, value_name = "FILE")]
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
 }
 
-/// What the checks look at.
+/// What the checks read.
 struct Machine {
     files: Files,
     trials: Trials,
 }
 
 /// The document that `--json` writes.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Report {
-    /// Version of the document's shape.
-    schema_version: u32,
-    /// Where.
-    host: Host,
-    /// How each part stands.
-    checks: Vec<Check>,
-}
+type DoctorReport = Document<Check>;
 
-/// Checks this machine, prints, and fails when a required part is missing.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// [`NotReady`] for a required part, and when the result cannot be written.
+/// [`NotReady`] if a required part is missing; an error of the output if the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let output = Output::open(args.json.as_deref(), None)?;
     let machine = Machine { files: Files::under("/"), trials: Trials::run() };
     let wanted =
         |name: Name| args.only.is_empty() || args.only.contains(&name) || args.require.contains(&name);
-    let checks = CHECKS.iter().filter(|(name, _)| wanted(*name)).map(|(_, check)| check(&machine)).collect();
-    let report = Report { schema_version: SCHEMA_VERSION, host: Host::this(), checks };
+    let mut report = DoctorReport::new("doctor", Path::default());
+    report.results =
+        CHECKS.iter().filter(|(name, _)| wanted(*name)).map(|(_, check)| check(&machine)).collect();
     let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    output.write(|out| show(out, &report, colour), &report, || None)?;
-    Ok(demand(&report.checks, &args.require)?)
+    output.write(&mut report, |out, report| show(out, report, colour), |_| None)?;
+    Ok(fail_if_missing(&report.results, &args.require)?)
 }
 
-/// Fails when a part that is required is missing.
-fn demand(checks: &[Check], required: &[Name]) -> Result<(), NotReady> {
+/// Fails if a required part is missing. A degraded part is there.
+fn fail_if_missing(checks: &[Check], required: &[Name]) -> Result<(), NotReady> {
     let missing = |name: &&Name| checks.iter().any(|c| c.name == **name && c.state == State::Missing);
     let missing: Vec<String> = required.iter().filter(missing).map(|name| name.text()).collect();
     if missing.is_empty() {
         return Ok(());
     }
     let (listed, typed) = (missing.join(", "), missing.join(" "));
-    Err(NotReady(format!("missing: {listed}; 'inlane doctor {typed}' says what mends it")))
+    Err(NotReady(format!("missing: {listed}; run 'inlane doctor {typed}' to see how to fix it")))
 }
 
-/// Looks at one part.
-type Look = fn(&Machine) -> Check;
+/// A function that checks one part.
+type CheckFunction = fn(&Machine) -> Check;
 
-/// Every check, in the order of [`Name`].
-const CHECKS: [(Name, Look); 19] = [
+/// All checks, in the order of [`Name`].
+const CHECKS: [(Name, CheckFunction); 19] = [
     (Name::Dpdk, ports::dpdk),
     (Name::Hugepages, memory::hugepages),
     (Name::Privileges, rights::privileges),
@@ -117,12 +118,12 @@ const CHECKS: [(Name, Look); 19] = [
     (Name::Lab, lab::lab),
 ];
 
-/// The report for people: parts that are well in a line; the others with what they cost and what mends them.
-fn show(out: &mut dyn Write, report: &Report, colour: bool) -> io::Result<()> {
+/// Prints the report: one line per check, and the purpose and the fixes of each check that is not ok.
+fn show(out: &mut dyn Write, report: &DoctorReport, colour: bool) -> io::Result<()> {
     let host = &report.host;
     let memory = units::bytes(host.memory_bytes);
     writeln!(out, "Linux {}; {}; {} cores; {memory}\n", host.kernel, host.cpu, host.cores)?;
-    for check in &report.checks {
+    for check in &report.results {
         let state = format!("{:8}", check.state.text());
         let state = match (colour, check.state) {
             (false, _) => state,
@@ -132,13 +133,13 @@ fn show(out: &mut dyn Write, report: &Report, colour: bool) -> io::Result<()> {
         };
         writeln!(out, "{state}  {:14}  {}", check.name.text(), check.evidence)?;
         if check.state != State::Ok {
-            writeln!(out, "{:26}why:  {}", "", check.matters)?;
-            for remedy in &check.remedy {
-                writeln!(out, "{:26}mend: {remedy}", "")?;
+            writeln!(out, "{:26}why:  {}", "", check.purpose)?;
+            for fix in &check.fixes {
+                writeln!(out, "{:26}fix:  {fix}", "")?;
             }
         }
     }
-    let count = |state| report.checks.iter().filter(|check| check.state == state).count();
+    let count = |state| report.results.iter().filter(|check| check.state == state).count();
     let (ok, degraded, missing) = (count(State::Ok), count(State::Degraded), count(State::Missing));
     writeln!(out, "\n{ok} ok, {degraded} degraded, {missing} missing")
 }

@@ -10,11 +10,12 @@ use anyhow::Context;
 use clap::Args;
 use inlane_core::result::{Document, Verification};
 use inlane_core::units;
-use inlane_forward::config::{self, Config, Device, Executor, Method, Route};
+use inlane_forward::choose::{self, Goal};
+use inlane_forward::config::{self, Config, Device, Method, Route};
 use inlane_forward::control::{Control, ProgressSnapshot};
-use inlane_forward::experiment::{self, Ceilings, Goal};
+use inlane_forward::measure::{self, Ceilings};
 use inlane_forward::pipeline::{Overload, PipelineSettings};
-use inlane_forward::result::PacketResult;
+use inlane_forward::result::{PacketResult, Quantity};
 use inlane_forward::{run, verify};
 use inlane_ports::pcap::{Pace, Playback};
 use live::Live;
@@ -200,6 +201,11 @@ impl Forward {
         };
         let mut config = Config::new(route);
         config.function = self.function.clone();
+        config.on = self.on;
+        config.method = match self.method {
+            Choice::Method(method) => method,
+            Choice::Auto => Method::Single,
+        };
         if matches!(self.method, Choice::Method(_)) && (self.goal.is_some() || self.max_latency.is_some()) {
             return Err(inlane_forward::Error::config(
                 "--goal and --max-latency",
@@ -207,13 +213,8 @@ impl Forward {
             )
             .into());
         }
-        let method = match self.method {
-            Choice::Method(method) => method,
-            // The executor that --method auto varies: workers belong to split.
-            Choice::Auto if self.workers > 0 => Method::Split,
-            Choice::Auto => Method::Single,
-        };
-        config.executor = Executor::new(self.on, method, self.workers, self.gpu.settings()?)?;
+        config.gpu = self.gpu.settings(config.method)?;
+        config.workers = self.workers;
         config.pipelines = self.pipelines;
         config.rate = self.rate;
         let pace = match self.pace {
@@ -236,7 +237,8 @@ impl Forward {
             Compete::Compute => config::Compete::Compute,
             Compete::Large => config::Compete::Large,
         };
-        config.per_pipeline = PipelineSettings {
+        config.measure_pcie = self.gpu.measure_pcie;
+        config.drive = PipelineSettings {
             burst: self.burst,
             flush: self.flush,
             slots: self.slots,
@@ -253,7 +255,7 @@ impl Forward {
         match self.packets.as_deref() {
             Some("all") => everything = true,
             Some(text) => {
-                config.per_pipeline.packets =
+                config.drive.packets =
                     text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
                         inlane_core::Error::Quantity {
                             text: text.into(),
@@ -275,7 +277,7 @@ impl Forward {
             matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.repeat);
         config.duration = match self.duration {
             Some(duration) => Some(duration),
-            None if endless && !everything && config.per_pipeline.packets == u64::MAX => {
+            None if endless && !everything && config.drive.packets == u64::MAX => {
                 Some(Duration::from_secs(5))
             }
             None => None,
@@ -312,7 +314,7 @@ impl Forward {
         self.check_outputs(&config.route)?;
         let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
         let mut live = Live::new();
-        let (document, failure) = if series.is_plain() {
+        let (mut document, failure) = if series.is_plain() {
             let mut watch = |elapsed: Duration, reading: ProgressSnapshot| live.show(elapsed, reading);
             let (document, failure) = self.measure(&control, &mut Ceilings::default(), &mut watch)?;
             (document, failure.map(anyhow::Error::from))
@@ -320,16 +322,17 @@ impl Forward {
             series.run(&control)?
         };
         live.end();
-        let table = inlane_report::text(&document, "; ");
-        let show = |out: &mut dyn Write| match sends_to_stdout {
-            true => {
-                crate::say(table.trim_end());
-                Ok(())
+        let show = |out: &mut dyn Write, document: &Document<PacketResult>| {
+            let text = inlane_report::text(document);
+            if sends_to_stdout {
+                crate::say(text.trim_end());
+                return Ok(());
             }
-            false => out.write_all(table.as_bytes()),
+            out.write_all(text.as_bytes())
         };
-        let figure = || figure::svg(&document, series.axis()?, &series.line_keys());
-        output.write(show, &document, figure)?;
+        let figure =
+            |document: &Document<PacketResult>| figure::svg(document, series.axis()?, &series.line_keys());
+        output.write(&mut document, show, figure)?;
         failure.map_or(Ok(()), Err)
     }
 
@@ -361,7 +364,7 @@ impl Forward {
         let config = self.config()?;
         if self.zero_loss || self.load.is_some() {
             let loads = self.load.as_deref().unwrap_or(&[]);
-            return Ok(experiment::against_load(&config, loads, control, ceilings, watch)?);
+            return Ok(measure::against_load(&config, loads, control, ceilings, watch)?);
         }
         self.once(&config, control, ceilings, watch)
     }
@@ -376,31 +379,31 @@ impl Forward {
         let (mut chosen, mut reason) = (config.clone(), None);
         if matches!(self.method, Choice::Auto) {
             let goal = self.max_latency.map_or(Goal::Throughput, Goal::Latency);
-            let (taken, why) = experiment::choose(config, goal, control)?;
+            let (taken, why) = choose::choose(config, goal, control)?;
             (chosen, reason) = (taken, Some(why));
         }
         let config = &chosen;
-        let baseline = if self.no_baseline { None } else { experiment::baseline(config, control) };
+        let baseline = if self.no_baseline { None } else { measure::baseline(config, control) };
         let mut outcome = run::run(config, control, watch)?;
         if let Some(why) = reason {
-            outcome.path.reason = why;
-            outcome.result.parameters.entry("flush".into()).or_insert("0".into());
+            outcome.result.path.reason = why;
+            if outcome.result.parameters.get("flush").is_none() {
+                outcome.result.parameters.set("flush", Quantity::Time(0.0));
+            }
         }
         outcome.result.ceiling = ceilings.of(config, outcome.link_bits_per_second, &outcome.result);
-        outcome.result.limit = experiment::limit(config, &outcome);
-        let mut document = Document::new("forward", outcome.path);
+        outcome.result.limit = inlane_forward::limit(config, &outcome);
+        let mut document = Document::new("forward", inlane_core::result::Path::default());
         document.devices = outcome.devices;
         document.twin = outcome.twin;
-        document.ceiling = outcome.result.ceiling.clone();
         document.notes.extend(outcome.notes);
         document.notes.extend(ceilings.round_trip_note(config));
-        document.baseline = baseline;
-        document.verification = outcome.verification;
-        if document.verification.is_none() && !control.stopping() {
-            document.verification = verify::captures(config)?;
+        outcome.result.baseline = baseline;
+        if outcome.result.verification.is_none() && !control.stopping() {
+            outcome.result.verification = verify::captures(config)?;
         }
         let mut failure = outcome.errors.into_iter().next();
-        if let Some(verification) = document.verification.as_ref().filter(|found| found.failed()) {
+        if let Some(verification) = outcome.result.verification.as_ref().filter(|found| found.failed()) {
             failure.get_or_insert(inlane_forward::Error::Verification(describe(verification)));
         }
         if outcome.result.leaked_buffers > 0 {

@@ -39,7 +39,7 @@ enum Command {
     Forward(Box<forward::Forward>),
     Copy(Box<copy::Copy>),
     Ntb(ntb::Ntb),
-    Report(schema::Report),
+    Report(schema::ReportArgs),
 }
 
 fn main() -> ExitCode {

@@ -1,50 +1,54 @@
-//! Where a command's result goes: a table to standard output, a document and a figure to files that are opened before the run.
+//! Where a command's result goes: text to standard output, JSON and a figure to files.
 
+use inlane_core::result::Document;
 use inlane_report::{Error, Target};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// What was asked for, opened.
+/// The open outputs of a command.
 pub struct Output {
     json: Option<Target>,
     svg: Option<Target>,
-    table: bool,
+    text: bool,
 }
 
 impl Output {
-    /// Opens the files; a document may go to standard output instead, by `-`, in place of the table.
+    /// Opens the files. Call it before the run, so that a run whose result cannot be written does not start.
+    ///
+    /// `json` may be `-`: the JSON then goes to standard output, in place of the text.
     ///
     /// # Errors
-    /// When one cannot be written.
+    /// If a file cannot be opened for writing.
     pub fn open(json: Option<&str>, svg: Option<&Path>) -> Result<Self, Error> {
         Ok(Self {
             json: json.map(Target::open).transpose()?,
             svg: svg.map(Target::file).transpose()?,
-            table: json != Some("-"),
+            text: json != Some("-"),
         })
     }
 
-    /// Writes the result: the table first, which is there whatever becomes of the files.
+    /// Sets the document's duration and writes the outputs. The text comes first, because it is shown even if a file fails.
     ///
     /// # Errors
-    /// When something cannot be written.
+    /// If an output cannot be written.
     pub fn write<T: Serialize>(
         self,
-        table: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-        document: &T,
-        figure: impl FnOnce() -> Option<String>,
+        document: &mut Document<T>,
+        text: impl FnOnce(&mut dyn Write, &Document<T>) -> io::Result<()>,
+        figure: impl FnOnce(&Document<T>) -> Option<String>,
     ) -> anyhow::Result<()> {
-        if self.table {
-            crate::print(table)?;
+        document.finish();
+        if self.text {
+            crate::print(|out| text(out, document))?;
         }
         if let Some(json) = self.json {
             json.json(document)?;
         }
         if let Some(svg) = self.svg {
-            match figure() {
+            match figure(document) {
                 Some(figure) => svg.text(&figure)?,
-                None => crate::say("inlane: nothing to draw"),
+                None => crate::say("inlane: --svg: nothing to draw; no point has a finite value"),
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
-//! `inlane report`: for now, the schemas of the documents that commands write.
+//! `inlane report`: prints the JSON schemas of the result documents.
 
+use crate::doctor::Check;
+use crate::topo::Topology;
 use clap::{Args, ValueEnum};
 use inlane_core::result::{TransferResult, schema};
 use inlane_forward::result::PacketResult;
@@ -8,37 +10,66 @@ use inlane_forward::result::PacketResult;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane report --schema packets         what `inlane forward --json` writes
-  inlane report --schema doctor          what `inlane doctor --json` writes
-  inlane report --schema transfers       what `inlane copy --json` and `inlane ntb bench --json` write")]
-pub struct Report {
-    /// Which document
-    #[arg(long, value_enum)]
-    schema: Kind,
+  inlane report --schema packets         the result of `inlane forward --json`
+  inlane report --schema transfers       the result of `inlane copy --json` and `inlane ntb bench --json`
+  inlane report --schema doctor          the result of `inlane doctor --json`")]
+pub struct ReportArgs {
+    /// Print the schema of this document
+    #[arg(long, value_enum, value_name = "DOCUMENT")]
+    schema: Schema,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Kind {
-    /// Of `inlane forward`
+enum Schema {
+    /// Written by `inlane forward`
     Packets,
-    /// Of `inlane copy` and `inlane ntb bench`
+    /// Written by `inlane copy` and `inlane ntb bench`
     Transfers,
-    /// Of `inlane doctor`
+    /// Written by `inlane doctor`
     Doctor,
-    /// Of `inlane topo`
+    /// Written by `inlane topo`
     Topo,
 }
 
-impl Report {
-    /// Prints it.
+impl Schema {
+    fn json(self) -> serde_json::Value {
+        match self {
+            Schema::Packets => schema::<PacketResult>(),
+            Schema::Transfers => schema::<TransferResult>(),
+            Schema::Doctor => schema::<Check>(),
+            Schema::Topo => schema::<Topology>(),
+        }
+    }
+}
+
+impl ReportArgs {
+    /// Prints the schema.
+    ///
+    /// # Errors
+    /// If standard output cannot be written.
     pub fn run(&self) -> anyhow::Result<()> {
-        let schema = match self.schema {
-            Kind::Packets => schema::<PacketResult>(),
-            Kind::Transfers => schema::<TransferResult>(),
-            Kind::Doctor => schemars::schema_for!(crate::doctor::Report).to_value(),
-            Kind::Topo => schemars::schema_for!(crate::topo::Report).to_value(),
-        };
-        inlane_report::Target::open("-")?.json(&schema)?;
+        inlane_report::Target::open("-")?.json(&self.schema.json())?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Run with `INLANE_BLESS=1` to publish an intended change: `INLANE_BLESS=1 cargo test -p inlane schema`.
+    #[test]
+    fn the_published_schemas_are_those_of_the_types() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schema");
+        for schema in Schema::value_variants() {
+            let name = schema.to_possible_value().expect("no schema is skipped");
+            let path = folder.join(format!("{}.json", name.get_name()));
+            let made = serde_json::to_string_pretty(&schema.json()).unwrap() + "\n";
+            if std::env::var_os("INLANE_BLESS").is_some() {
+                std::fs::write(&path, &made).unwrap();
+            }
+            let published = std::fs::read_to_string(&path).unwrap_or_default();
+            assert!(published == made, "{} differs from the type's schema", path.display());
+        }
     }
 }

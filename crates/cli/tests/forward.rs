@@ -73,7 +73,7 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         let document = result(&files.json);
         assert_eq!(document["results"][0]["tx"]["packets"], 3000);
         assert_eq!(document["results"][0]["leaked_buffers"], 0);
-        assert_eq!(document["verification"]["checked"], 3000);
+        assert_eq!(document["results"][0]["verification"]["verified_packets"], 3000);
         // The reference here is the capture's own bytes, not inlane's.
         let before = std::fs::read(&files.input).unwrap();
         let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
@@ -203,7 +203,7 @@ fn generated_packets_are_all_there_and_as_they_have_to_be() {
             ["--rx", "gen:imix,flows=16", "--tx", "check", "--packets", "200000", "--no-baseline"];
         let output = inlane(&arguments).args(["--function", function, "--json", &json]).output().unwrap();
         assert!(output.status.success(), "{function}: {}", stderr(&output));
-        assert_eq!(result(&json)["verification"]["checked"], 200_000, "{function}");
+        assert_eq!(result(&json)["results"][0]["verification"]["verified_packets"], 200_000, "{function}");
     }
 }
 
@@ -218,9 +218,9 @@ fn faults_are_found_by_the_checker_and_a_capture_has_what_was_sent() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    let verification = &result(&json)["verification"];
+    let verification = &result(&json)["results"][0]["verification"];
     for what in ["lost", "altered", "duplicated"] {
-        let count = verification[what].as_u64().unwrap();
+        let count = verification[format!("{what}_packets")].as_u64().unwrap();
         assert!((50..1000).contains(&count), "{what}: {verification}");
     }
     let output = inlane(&common).args(["--capture", &taken]).output().unwrap();
@@ -450,7 +450,7 @@ fn settings_come_from_a_file_and_the_environment() {
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let document = result(&files.json);
-    assert_eq!(document["results"][0]["parameters"]["burst"], "7");
+    assert_eq!(document["results"][0]["parameters"]["burst"], 7);
     assert_eq!(document["results"][0]["parameters"]["function"], "macswap");
 
     std::fs::write(&settings, format!("{text}burts = 3\n")).unwrap();

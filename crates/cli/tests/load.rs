@@ -72,7 +72,7 @@ fn latency_is_drawn_against_load() {
     let document: serde_json::Value = serde_json::from_slice(&std::fs::read(at("r.json")).unwrap()).unwrap();
     let results = document["results"].as_array().unwrap();
     let offered = |result: &serde_json::Value| -> f64 {
-        result["parameters"]["offered_packets_per_second"].as_str().unwrap().parse().unwrap()
+        result["parameters"]["offered_packets_per_second"].as_f64().unwrap()
     };
     assert_eq!(results.len(), 4);
     assert!(offered(&results[0]) < offered(&results[1]));

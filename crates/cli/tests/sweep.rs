@@ -65,23 +65,19 @@ fn every_combination_is_run_repeated_tabled_and_drawn() {
             assert_eq!(result["ports"], serde_json::json!(["null:64", "null"]));
             assert!(result["ceiling"]["packets_per_second"].as_f64().unwrap() > 0.0);
             let parameters = &result["parameters"];
-            assert!(result["path"][0].as_str().unwrap().contains(parameters["method"].as_str().unwrap()));
-            (parameters["method"].as_str().unwrap(), parameters["burst"].as_str().unwrap())
+            assert!(
+                result["path"]["hops"][0].as_str().unwrap().contains(parameters["method"].as_str().unwrap())
+            );
+            (parameters["method"].as_str().unwrap(), parameters["burst"].as_u64().unwrap())
         })
         .collect();
-    let expected = [
-        ("single", "8"),
-        ("single", "16"),
-        ("single", "32"),
-        ("split", "8"),
-        ("split", "16"),
-        ("split", "32"),
-    ];
+    let expected =
+        [("single", 8), ("single", 16), ("single", 32), ("split", 8), ("split", 16), ("split", 32)];
     assert_eq!(points, expected);
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(table.lines().filter(|line| line.starts_with('|')).count(), 8, "{table}");
     let svg = std::fs::read_to_string(&files.svg).unwrap();
-    for text in ["burst, packets", "Mpps", "single", "split", "macswap, on cpu"] {
+    for text in ["burst size, packets", "Mpps", "single", "split", "macswap, on cpu"] {
         assert!(svg.contains(text), "{text} is not in the figure");
     }
     assert!(!svg.contains("Latency"), "none was measured");
@@ -103,15 +99,17 @@ fn sizes_go_into_the_port_and_settings_may_hold_sweeps() {
     let results = document["results"].as_array().unwrap();
     assert_eq!(results.len(), 4);
     for result in results {
-        let size: u64 = result["parameters"]["size"].as_str().unwrap().parse().unwrap();
+        let size: u64 = result["parameters"]["size_bytes"].as_u64().unwrap();
         assert_eq!(result["rx"]["bytes"].as_u64().unwrap(), size * result["rx"]["packets"].as_u64().unwrap());
-        assert_eq!(result["parameters"]["burst"], "4");
+        assert_eq!(result["parameters"]["burst"], 4);
         assert!(result["latency"]["p99_ns"].as_f64().unwrap() > 0.0);
     }
     let checked: u64 = results.iter().map(|result| result["tx"]["packets"].as_u64().unwrap()).sum();
-    assert_eq!(document["verification"]["checked"], checked, "all points together");
+    let verified: u64 =
+        results.iter().map(|result| result["verification"]["verified_packets"].as_u64().unwrap()).sum();
+    assert_eq!(verified, checked, "every point is verified");
     let svg = std::fs::read_to_string(&files.svg).unwrap();
-    assert!(svg.contains("Latency") && svg.contains("rate 20Kpps"), "two plots, a line a rate");
+    assert!(svg.contains("Latency") && svg.contains("rate 20.00 kpps"), "two plots, a line a rate");
 }
 
 #[test]
@@ -144,8 +142,8 @@ fn what_cannot_be_swept_is_said_before_anything_runs() {
         (&["--sweep", "overload=wait,dropp"], "shrink"),
         (&["--sweep", "method=all", "--svg", "/dev/null"], "--svg"),
         (&["--rx", "ring:x", "--sweep", "size=64"], "--size"),
-        (&["--sweep", "memory=all"], "memory=gpu: --memory gpu: applies to GPUs only"),
-        (&["--sweep", "blocks=0,8"], "blocks=8: --blocks: applies to GPUs only"),
+        (&["--sweep", "memory=all"], "memory=gpu: --memory gpu: is of a GPU"),
+        (&["--sweep", "blocks=0,8"], "blocks=8: --blocks: is of a GPU"),
         (&["--on", "gpu:0", "--sweep", "memory=all", "--split", "64"], "leave one of them out"),
     ];
     for (flags, said) in cases {

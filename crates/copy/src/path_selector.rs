@@ -161,7 +161,7 @@ impl PathSelector {
             _ => format!("{path}: requested"),
         };
         let hops = mover.name().split(" -> ").map(String::from).collect();
-        Explanation { hops, reason, not_taken }
+        Explanation { name: path.to_string(), hops, reason, not_taken }
     }
 
     /// Copies `source` to `destination` and blocks until the bytes are in place. Waits adaptively: sleeps through most of

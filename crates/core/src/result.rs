@@ -1,54 +1,77 @@
-//! What a run reports: one JSON document, the same frame for every command.
+//! Result documents: one JSON document per command, with the same frame for all commands.
 //!
-//! Base units stand in key names (`_ns`, `_bytes`, `_per_second`); what is not known is `null`, never NaN. The schema is
-//! [`schema`]; a change that readers can trip over raises [`SCHEMA_VERSION`].
+//! Keys name their base unit (`_ns`, `_bytes`, `_per_second`). An unknown value is `null`, never NaN. [`schema`] gives the JSON
+//! schema, which is published in `docs/schema`. A change that a reader of the JSON must handle raises [`SCHEMA_VERSION`].
+//!
+//! The frame is here. The rows belong to the systems: each system has its own type of row, which implements [`Row`].
 
+mod explanation;
 mod row;
+mod verification;
 
 use crate::stats::Summary;
 use crate::units;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::{Instant, SystemTime};
 
+pub use explanation::{Baseline, Ceiling, NotTaken, Path};
 pub use row::{Cell, Row};
+pub use verification::{ByteVerification, Verification};
 
-/// Version of the document's shape.
-pub const SCHEMA_VERSION: u32 = 2;
+/// The version of the document's shape.
+pub const SCHEMA_VERSION: u32 = 3;
 
-/// The document: `T` is the kind of result (packets, transfers, ...).
+/// The frame of a result document. `T` is the type of the rows.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Document<T> {
-    /// [`SCHEMA_VERSION`].
+    /// The version of the document's shape: 3.
     pub schema_version: u32,
-    /// What was run.
+    /// The command that made this document.
     pub command: Command,
-    /// Where.
+    /// When the command started, in UTC (RFC 3339).
+    pub started_at: String,
+    /// The time from the start of the command to its result.
+    pub duration_ns: u64,
+    /// The machine.
     pub host: Host,
-    /// The devices that took part (`gpu:0 NVIDIA H100 ...`), empty for the CPU alone.
+    /// The devices that took part (`gpu:0 NVIDIA H100 ...`). Empty if only the CPU did.
     pub devices: Vec<String>,
-    /// A software stand-in took part: the figures are a model's.
+    /// True if a software stand-in took part. The figures are then those of a model.
     pub twin: bool,
-    /// The chain that bytes took, and why not a faster one.
+    /// The path of all rows, unless each row has its own.
+    #[serde(skip_serializing_if = "Path::is_empty")]
+    #[schemars(default)]
     pub path: Path,
-    /// The most that the path's resources allow, where it was calibrated.
+    /// The ceiling of all rows, unless each row has its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(default)]
     pub ceiling: Option<Ceiling>,
-    /// The same run with the work left out.
+    /// The baseline of all rows, unless each row has its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(default)]
     pub baseline: Option<Baseline>,
-    /// What was checked of the bytes.
+    /// The verification of all rows, unless each row has its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(default)]
     pub verification: Option<Verification>,
-    /// The figures.
+    /// The rows.
     pub results: Vec<T>,
-    /// What a reader should know before comparing.
+    /// What a reader must know before comparing these figures with others.
     pub notes: Vec<String>,
+    #[serde(skip)]
+    start: Instant,
 }
 
 impl<T> Document<T> {
-    /// A document for the command line that runs, on this host, with nothing measured yet.
+    /// Creates a document for this process on this host, without rows. The command's duration is counted from here.
     pub fn new(name: &str, path: Path) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
             command: Command::of_this_process(name),
+            started_at: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            duration_ns: 0,
             host: Host::this(),
             devices: Vec::new(),
             twin: false,
@@ -58,23 +81,29 @@ impl<T> Document<T> {
             verification: None,
             results: Vec::new(),
             notes: Vec::new(),
+            start: Instant::now(),
         }
+    }
+
+    /// Sets the duration. Call it when the last row is there.
+    pub fn finish(&mut self) {
+        self.duration_ns = self.start.elapsed().as_nanos() as u64;
     }
 }
 
-/// The JSON schema of a document of `T`.
+/// Returns the JSON schema of a document with rows of type `T`.
 pub fn schema<T: JsonSchema>() -> serde_json::Value {
     schemars::schema_for!(Document<T>).to_value()
 }
 
-/// What was run.
+/// The command that made a document.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Command {
-    /// The subcommand.
+    /// The name of the subcommand.
     pub name: String,
-    /// Its arguments as given.
+    /// The command-line arguments, as given.
     pub arguments: Vec<String>,
-    /// inlane's version.
+    /// The version of inlane.
     pub version: String,
 }
 
@@ -88,21 +117,21 @@ impl Command {
     }
 }
 
-/// The machine.
+/// The machine that a document was made on.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Host {
-    /// The processor's name as the kernel gives it.
+    /// The processor's model name, as the kernel gives it.
     pub cpu: String,
-    /// Processors that this process may use.
+    /// The number of cores that this process may use.
     pub cores: usize,
-    /// Memory in all.
+    /// The size of the main memory.
     pub memory_bytes: u64,
     /// The kernel's release.
     pub kernel: String,
 }
 
 impl Host {
-    /// The machine this runs on; what cannot be read is empty or zero.
+    /// Reads the description of this machine. A field that cannot be read is empty or zero.
     pub fn this() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, name: &str| {
@@ -118,77 +147,6 @@ impl Host {
             memory_bytes: memory.trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024,
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
         }
-    }
-}
-
-/// The chain of movers that was chosen.
-#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
-pub struct Path {
-    /// Each hop, from source to destination.
-    pub hops: Vec<String>,
-    /// Why this one.
-    pub reason: String,
-    /// Faster ones that could not be taken, and why.
-    pub not_taken: Vec<NotTaken>,
-}
-
-/// A path that was not taken.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct NotTaken {
-    /// Which.
-    pub path: String,
-    /// What stood in its way.
-    pub why: String,
-}
-
-/// The most that the resources of a path allow.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Ceiling {
-    /// Which resource, and how its capacity was learnt.
-    pub what: String,
-    /// In bytes a second, where bytes are what it limits.
-    pub bytes_per_second: Option<f64>,
-    /// In packets a second, where packets are.
-    pub packets_per_second: Option<f64>,
-}
-
-/// The same run with the work left out.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Baseline {
-    /// What was left out.
-    pub what: String,
-    /// Its rate in bytes a second.
-    pub bytes_per_second: Option<f64>,
-    /// Its rate in packets a second.
-    pub packets_per_second: Option<f64>,
-}
-
-/// What was checked.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Verification {
-    /// How (`every packet against a reference macswap`).
-    pub method: String,
-    /// Packets or bytes checked.
-    pub checked: u64,
-    /// Sent and never seen.
-    pub lost: u64,
-    /// Seen more than once.
-    pub duplicated: u64,
-    /// Out of order within their flow.
-    pub reordered: u64,
-    /// Not what they had to be.
-    pub altered: u64,
-}
-
-impl Verification {
-    /// Something was checked and nothing was wrong.
-    pub fn passed(&self) -> bool {
-        self.checked > 0 && !self.failed()
-    }
-
-    /// Something was wrong, be it that nothing came of what was sent.
-    pub fn failed(&self) -> bool {
-        self.lost + self.duplicated + self.reordered + self.altered > 0
     }
 }
 
@@ -226,8 +184,6 @@ pub struct TransferResult {
 }
 
 impl Row for TransferResult {
-    const COUNTS_PACKETS: bool = false;
-
     fn parameters(&self) -> Vec<Cell> {
         let mut cells = vec![
             Cell::new("from -> to", format!("{} -> {}", self.from, self.to)),
@@ -268,7 +224,7 @@ mod tests {
 
     #[test]
     fn documents_have_base_units_and_no_nan() {
-        let mut document = Document::<TransferResult>::new("forward", Path::default());
+        let mut document = Document::<TransferResult>::new("copy", Path::default());
         document.ceiling =
             Some(Ceiling { what: "x".into(), bytes_per_second: Some(f64::NAN), packets_per_second: None });
         let json = serde_json::to_value(&document).unwrap();
@@ -278,11 +234,11 @@ mod tests {
     }
 
     #[test]
-    fn verification_of_nothing_is_no_pass() {
-        assert!(!Verification::default().passed() && !Verification::default().failed());
-        assert!(Verification { checked: 1, ..Default::default() }.passed());
-        assert!(!Verification { checked: 1, lost: 1, ..Default::default() }.passed());
-        assert!(Verification { lost: 1, ..Default::default() }.failed());
+    fn a_document_has_its_start_and_its_duration() {
+        let mut document = Document::<TransferResult>::new("copy", Path::default());
+        document.finish();
+        assert!(document.duration_ns > 0);
+        humantime::parse_rfc3339(&document.started_at).unwrap();
     }
 
     #[test]

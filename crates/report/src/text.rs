@@ -1,13 +1,10 @@
 //! A document as text for a terminal: the results first, then what to know about them.
 
 use crate::table::{Lines, grid};
-use inlane_core::result::{Baseline, Ceiling, Cell, Document, Row, Verification};
-use inlane_core::units;
+use inlane_core::result::{Baseline, Ceiling, Cell, Document, Row};
 
 /// Renders a document. A single row that has lines of its own is shown as lines, everything else as a table.
-///
-/// `between` separates the hops of the document's path.
-pub fn text<T: Row>(document: &Document<T>, between: &str) -> String {
+pub fn text<T: Row>(document: &Document<T>) -> String {
     let rows = &document.results;
     let mut context = Lines::default();
     let mut out = String::new();
@@ -22,30 +19,12 @@ pub fn text<T: Row>(document: &Document<T>, between: &str) -> String {
         shown.extend(lines);
         context.extend(rows[0].parameters());
     }
-    if let Some(verification) = document.verification.as_ref().filter(|_| T::COUNTS_PACKETS) {
-        shown.line("verified", verdict(verification));
-    }
     if document.twin {
         shown.line("twin", "a software stand-in took part: these are figures of a model");
     }
     let facts = rows.iter().filter(|row| row.error().is_none()).flat_map(Row::context);
-    let path = &document.path;
-    context.line_if("path", Some(path.hops.join(between)).filter(|hops| !hops.is_empty()));
-    context.line_if("because", Some(path.reason.clone()).filter(|reason| !reason.is_empty()));
-    for other in &path.not_taken {
-        context.line("not taken", format!("{}: {}", other.path, other.why));
-    }
+    context.extend(shared_context(document));
     context.extend_unique(facts);
-    // The ceilings of several rows are in the table.
-    let single = rows.len() < 2 || !T::COUNTS_PACKETS;
-    if let Some(Ceiling { packets_per_second, bytes_per_second, what }) =
-        document.ceiling.as_ref().filter(|_| single)
-    {
-        context.line("ceiling", rates(*packets_per_second, *bytes_per_second, what));
-    }
-    if let Some(Baseline { packets_per_second, bytes_per_second, what }) = &document.baseline {
-        context.line("baseline", rates(*packets_per_second, *bytes_per_second, what));
-    }
     for note in &document.notes {
         context.line("note", note.clone());
     }
@@ -106,25 +85,12 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     grid(&header, &lines)
 }
 
-fn verdict(verification: &Verification) -> String {
-    let verdict = match (verification.passed(), verification.failed()) {
-        (true, _) => "ok",
-        (_, true) => "FAILED",
-        _ => "nothing was received",
-    };
-    let Verification { checked, lost, duplicated, reordered, altered, method } = verification;
-    format!(
-        "{verdict}: {checked} packets, {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})"
-    )
-}
-
-fn rates(packets: Option<f64>, bytes: Option<f64>, what: &str) -> String {
-    let mut parts: Vec<String> = packets.map(units::packets_per_second).into_iter().collect();
-    parts.extend(bytes.map(|bytes| match packets {
-        Some(_) => units::bits_per_second(bytes * 8.0),
-        None => units::bytes_per_second(bytes),
-    }));
-    if parts.is_empty() { what.into() } else { format!("{}: {what}", parts.join(", ")) }
+/// What the document says about all rows.
+fn shared_context<T>(document: &Document<T>) -> Vec<Cell> {
+    let mut cells = document.path.cells();
+    cells.extend(document.ceiling.as_ref().map(Ceiling::cell));
+    cells.extend(document.baseline.as_ref().map(Baseline::cell));
+    cells
 }
 
 #[cfg(test)]
@@ -140,8 +106,6 @@ mod tests {
     }
 
     impl Row for Fake {
-        const COUNTS_PACKETS: bool = true;
-
         fn parameters(&self) -> Vec<Cell> {
             vec![Cell::new("burst", self.burst), Cell::new("on", "cpu")]
         }
@@ -160,24 +124,11 @@ mod tests {
     }
 
     #[test]
-    fn a_verification_is_ok_failed_or_of_nothing() {
-        let verdict = |checked, lost| {
-            let mut document = Document::<Fake>::new("forward", Path::default());
-            document.verification = Some(Verification { checked, lost, ..Verification::default() });
-            text(&document, "; ")
-        };
-        assert!(verdict(0, 0).contains("verified  nothing was received: 0 packets"), "{}", verdict(0, 0));
-        assert!(verdict(1, 0).contains("verified  ok: 1 packets"));
-        assert!(verdict(0, 1).contains("verified  FAILED: 0 packets, 1 lost"));
-        assert!(!verdict(0, 0).contains('|'), "a document without results shows no table");
-    }
-
-    #[test]
     fn shared_parameters_leave_the_table_and_empty_columns_are_left_out() {
         let row = |burst, error| Fake { burst, error };
         let mut document = Document::new("forward", Path::default());
         document.results = vec![row("16", None), row("32", None), row("64", Some("no memory"))];
-        let shown = text(&document, "; ");
+        let shown = text(&document);
         assert!(shown.starts_with("| burst"), "the result comes first: {shown}");
         assert!(shown.lines().any(|line| line.starts_with("on ") && line.ends_with("cpu")), "{shown}");
         assert_eq!(shown.matches("null -> null").count(), 1, "{shown}");

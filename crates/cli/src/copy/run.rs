@@ -56,8 +56,11 @@ impl Copy {
         }
         let measured = report.results.iter().filter(|result| result.error.is_none()).count();
         let failure = outcome(&plan, measured, failures, &mut report)?;
-        let table = inlane_report::text(&report, " -> ");
-        output.write(|out| out.write_all(table.as_bytes()), &report, || plot(&report).svg())?;
+        output.write(
+            &mut report,
+            |out, report| out.write_all(inlane_report::text(report).as_bytes()),
+            |report| plot(report).svg(),
+        )?;
         failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
     }
 
@@ -123,7 +126,7 @@ impl Copy {
         report.path = Explanation {
             hops: vec!["each pair by the path named in its line".into()],
             reason: "a matrix".into(),
-            not_taken: Vec::new(),
+            ..Explanation::default()
         };
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a check says, and the names by which `--require` asks for one.
+//! The outcome of a check, and the checks' names.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -13,19 +13,19 @@ pub enum Name {
     Hugepages,
     /// Capabilities of this process.
     Privileges,
-    /// Limit of memory that may be pinned.
+    /// The limit of memory that may be pinned.
     MemoryLock,
     /// Sockets that share buffers with a network driver.
     AfXdp,
-    /// Sockets that take whole frames.
+    /// Sockets that receive whole frames.
     AfPacket,
-    /// Virtual interfaces towards the kernel (`tap:`).
+    /// Virtual interfaces to the kernel (`tap:`).
     Tun,
-    /// Shared-memory ports towards other DPDK programs.
+    /// Shared-memory ports to other DPDK programs.
     Memif,
-    /// NVIDIA GPU, kernel driver and libcuda.
+    /// An NVIDIA GPU, its kernel driver and libcuda.
     Gpu,
-    /// CUDA's run-time compiler.
+    /// The run-time compiler of CUDA.
     Nvrtc,
     /// GPU memory mapped to the CPU.
     Gdrcopy,
@@ -33,43 +33,43 @@ pub enum Name {
     Iommu,
     /// Devices handed to user space.
     Vfio,
-    /// Width and speed of PCIe links against what the devices can do.
+    /// The width and speed of PCIe links.
     PcieLinks,
-    /// Memory near to cores and devices.
+    /// Memory nodes.
     Numa,
-    /// Clock frequency policy.
+    /// The clock frequency policy.
     CpuGovernor,
     /// Cores that the scheduler leaves alone.
     IsolatedCores,
-    /// The clock behind timestamps.
+    /// The clock that timestamps are read from.
     ClockSource,
     /// Virtual machines of the lab.
     Lab,
 }
 
 impl Name {
-    /// As the user types it.
+    /// Returns the name as the user types it.
     pub fn text(self) -> String {
         use clap::ValueEnum;
-        // Every name is a possible value: none is marked as skipped.
+        // Every name is a possible value, because none is marked as skipped.
         self.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default()
     }
 }
 
-/// How a part stands.
+/// The state of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// Nothing to do.
+    /// The part works.
     Ok,
-    /// It works, and slower or with less than it could.
+    /// The part works, but slower than it could or without some feature.
     Degraded,
-    /// What needs it cannot run.
+    /// What needs the part cannot run.
     Missing,
 }
 
 impl State {
-    /// As it is shown.
+    /// Returns the state as it is shown.
     pub fn text(self) -> &'static str {
         match self {
             State::Ok => "ok",
@@ -79,38 +79,38 @@ impl State {
     }
 }
 
-/// One part of the machine, and how it stands.
+/// The outcome of checking one part of the machine.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Check {
-    /// Which part.
+    /// The part.
     pub name: Name,
-    /// How it stands.
+    /// The part's state.
     pub state: State,
-    /// What was seen.
+    /// What was found.
     pub evidence: String,
-    /// What it is needed for, or what it costs.
-    pub matters: &'static str,
-    /// What mends it: commands to type, or what to change where no command does.
-    pub remedy: Vec<String>,
+    /// What the part is needed for, or what its absence costs.
+    pub purpose: &'static str,
+    /// What fixes the part: commands to type, or what to change if no command does it. Empty if the part is ok.
+    pub fixes: Vec<String>,
 }
 
 impl Check {
-    /// A part with nothing to mend.
-    pub fn ok(name: Name, matters: &'static str, evidence: impl Into<String>) -> Self {
-        Self { name, state: State::Ok, evidence: evidence.into(), matters, remedy: Vec::new() }
+    /// Creates the outcome of a part that works.
+    pub fn ok(name: Name, purpose: &'static str, evidence: impl Into<String>) -> Self {
+        Self { name, state: State::Ok, evidence: evidence.into(), purpose, fixes: Vec::new() }
     }
 
-    /// The same check, degraded, with what mends it.
-    pub fn degraded(mut self, remedy: impl Into<String>) -> Self {
+    /// Changes the outcome to degraded, and adds a fix.
+    pub fn degraded(mut self, fix: impl Into<String>) -> Self {
         self.state = State::Degraded;
-        self.remedy.push(remedy.into());
+        self.fixes.push(fix.into());
         self
     }
 
-    /// The same check, missing, with what mends it.
-    pub fn missing(mut self, remedy: impl Into<String>) -> Self {
+    /// Changes the outcome to missing, and adds a fix.
+    pub fn missing(mut self, fix: impl Into<String>) -> Self {
         self.state = State::Missing;
-        self.remedy.push(remedy.into());
+        self.fixes.push(fix.into());
         self
     }
 }

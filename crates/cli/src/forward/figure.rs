@@ -2,43 +2,21 @@
 //! combination of the others.
 
 use inlane_core::result::Document;
-use inlane_core::units::{self, Rate};
-use inlane_forward::experiment::OFFERED;
-use inlane_forward::result::PacketResult;
+use inlane_forward::measure::OFFERED;
+use inlane_forward::result::{PacketResult, Quantity};
 use inlane_report::{Line, Plot, Scale};
 
-/// A parameter's value as a number, in the unit of [`label`].
-pub fn number(key: &str, value: &str) -> Option<f64> {
-    match key {
-        OFFERED => value.parse().ok().map(|rate: f64| rate / 1e6),
-        "rate" => match units::parse_rate(value).ok()? {
-            Rate::Packets(rate) => Some(rate / 1e6),
-            Rate::Bits(rate) => Some(rate / 1e9),
-        },
-        "room" => units::parse_size(value).ok().map(|bytes| bytes as f64),
-        _ => value
-            .parse()
-            .ok()
-            .or_else(|| units::parse_time(value).ok().map(|time| time.as_nanos() as f64 / 1e3)),
-    }
-}
-
-/// What stands below the axis.
+/// The label of the axis: the parameter and its unit.
 fn label(key: &str, results: &[PacketResult]) -> String {
     let value = results.iter().find_map(|result| result.parameters.get(key));
-    let unit = match (key, value) {
-        (OFFERED, _) => return "offered rate, Mpps".into(),
-        ("rate", Some(value)) if matches!(units::parse_rate(value), Ok(Rate::Bits(_))) => {
-            return "offered rate, Gb/s of frames".into();
-        }
-        ("rate", _) => return "offered rate, Mpps".into(),
-        ("size", _) => return "packet, bytes".into(),
-        ("burst", _) => "packets",
-        ("split" | "room", _) => "bytes",
-        (_, Some(value)) if value.parse::<f64>().is_err() => "us",
-        _ => return key.into(),
-    };
-    format!("{key}, {unit}")
+    let unit = value.map_or("", Quantity::drawn_unit);
+    match (key, unit) {
+        (OFFERED | "rate", unit) => format!("offered rate, {unit}"),
+        ("size", _) => "packet size, bytes".into(),
+        ("burst", _) => "burst size, packets".into(),
+        (_, "") => key.into(),
+        (_, unit) => format!("{key}, {unit}"),
+    }
 }
 
 /// The figure against `axis`; `None` when nothing can be drawn.
@@ -85,13 +63,13 @@ pub fn svg(document: &Document<PacketResult>, axis: &str, line_keys: &[&str]) ->
 /// What all results have in common, for the title.
 fn fixed(results: &[PacketResult], axis: &str, line_keys: &[&str]) -> String {
     let Some(first) = results.iter().find(|result| result.error.is_none()) else { return String::new() };
-    let value = |key: &str| -> Option<&str> {
+    let value = |key: &str| -> Option<String> {
         let drawn = key == axis || line_keys.contains(&key);
-        first.parameters.get(key).filter(|_| !drawn).map(String::as_str)
+        first.parameters.get(key).filter(|_| !drawn).map(Quantity::to_string)
     };
-    let mut words: Vec<String> = value("function").map(String::from).into_iter().collect();
+    let mut words: Vec<String> = value("function").into_iter().collect();
     words.extend(value("on").map(|on| format!("on {on}")));
-    words.extend(value("method").map(String::from));
+    words.extend(value("method"));
     words.extend(value("burst").map(|burst| format!("burst {burst}")));
     words.extend(value("memory").map(|memory| format!("memory {memory}")));
     if axis != "size" && !line_keys.contains(&"size") {
@@ -110,12 +88,12 @@ fn lines(
 ) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for result in results.iter().filter(|result| result.error.is_none()) {
-        let Some(x) = result.parameters.get(axis).and_then(|value| number(axis, value)) else { continue };
+        let Some(x) = result.parameters.get(axis).and_then(Quantity::drawn) else { continue };
         let word = |&key: &&str| {
             let value = result.parameters.get(key)?;
             // Some tell by themselves what they are.
             let plain = ["method", "on", "function", "memory"].contains(&key);
-            Some(if plain { value.clone() } else { format!("{key} {value}") })
+            Some(if plain { value.to_string() } else { format!("{key} {value}") })
         };
         let words: Vec<_> = keys.iter().filter_map(word).collect();
         let name = words.join(", ");
@@ -134,22 +112,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_numbers_in_one_unit() {
-        assert_eq!(number("burst", "64"), Some(64.0));
-        assert_eq!(number("work", "50ns"), Some(0.05));
-        assert_eq!(number("rate", "1.5Mpps"), Some(1.5));
-        assert_eq!(number("rate", "10G"), Some(10.0));
-        assert_eq!(number("room", "4K"), Some(4096.0));
-        assert_eq!(number("method", "split"), None);
-        assert_eq!(number(OFFERED, "2000000"), Some(2.0));
-    }
-
-    #[test]
     fn a_line_for_each_combination() {
         let result = |burst: &str, method: &str, rate: f64| {
             let parameters = [("burst", burst), ("method", method)];
             let mut result = PacketResult {
-                parameters: parameters.map(|(key, value)| (key.into(), value.into())).into(),
+                parameters: parameters
+                    .into_iter()
+                    .map(|(key, value)| (key, Quantity::of_flag("N", value)))
+                    .collect(),
                 ..PacketResult::default()
             };
             result.tx.packets_per_second = rate;

@@ -6,16 +6,14 @@
 mod axis;
 
 use super::Forward;
-use super::figure;
-use super::options::{Choice, Compete};
 use anyhow::Context;
 use axis::{combinations, name, parse};
-use inlane_core::result::{Document, Path, Verification};
+use inlane_core::result::{Document, Path};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
-use inlane_forward::config::Device;
+use inlane_forward::config::{Compete, Device};
 use inlane_forward::control::Control;
-use inlane_forward::experiment::{Ceilings, OFFERED};
+use inlane_forward::measure::{Ceilings, OFFERED};
 use inlane_forward::result::{PacketResult, Repeats};
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -65,16 +63,15 @@ impl Series {
         let all = |key: &str| forward.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
         for values in combinations(&forward.sweep)? {
             let point = Point { forward: parse(arguments, &values)?, values };
-            // `all` stands for the values that the device supports.
-            let forward = &point.forward;
-            let only_gpu = (all("method") && matches!(forward.method, Choice::Method(m) if !m.is_cpu()))
-                || (all("compete") && forward.compete == Compete::Large);
-            if only_gpu && forward.on == Device::Cpu {
+            let config = point.forward.config().with_context(|| point.name())?;
+            // `all` means those that there are.
+            let only_gpu = (all("method") && !config.method.is_cpu())
+                || (all("compete") && config.compete == Compete::Large);
+            if only_gpu && config.on == Device::Cpu {
                 continue;
             }
-            let config = forward.config().with_context(|| point.name())?;
             config.check().with_context(|| point.name())?;
-            if config.drops_needed_privileges() {
+            if config.gives_privileges_up() {
                 let why = "runs again and again on ports that take privileges, which the first run gives up; add \
                            --keep-privileges";
                 return Err(Error::invalid("a sweep", why).into());
@@ -96,7 +93,7 @@ impl Series {
         }
         let numeric = |key: &&String| {
             let mut values = self.points.iter().flat_map(|point| &point.values).filter(|(k, _)| k == *key);
-            values.all(|(key, value)| figure::number(key, value).is_some())
+            values.all(|(key, value)| axis::quantity(key, value).drawn().is_some())
         };
         self.keys.iter().find(numeric).map(String::as_str)
     }
@@ -129,7 +126,7 @@ impl Series {
                 {
                     held.extend(inlane_cuda::Gpu::open(gpu));
                 }
-                let own = Arc::new(Control::child_of(control));
+                let own = Arc::new(Control::under(control));
                 let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());
                 if control.stopping() {
                     // It was cut short.
@@ -180,29 +177,12 @@ impl Series {
         failed: Vec<Option<String>>,
     ) -> Document<PacketResult> {
         let mut document = Document::new("forward", Path::default());
-        document.path =
-            Path { hops: vec!["each result's own".into()], reason: "a sweep".into(), not_taken: Vec::new() };
-        if let ([_], Some(one)) = (self.points.as_slice(), runs.iter().flatten().next()) {
-            document.path = one.path.clone();
-            document.ceiling = one.ceiling.clone();
-        }
         for one in runs.iter().flatten() {
             document.twin |= one.twin;
             for device in &one.devices {
                 if !document.devices.contains(device) {
                     document.devices.push(device.clone());
                 }
-            }
-            if let Some(found) = &one.verification {
-                let sum = document.verification.get_or_insert_with(|| Verification {
-                    method: found.method.clone(),
-                    ..Verification::default()
-                });
-                sum.checked += found.checked;
-                sum.lost += found.lost;
-                sum.duplicated += found.duplicated;
-                sum.reordered += found.reordered;
-                sum.altered += found.altered;
             }
         }
         let mut notes: Vec<(String, Vec<String>)> = Vec::new();
@@ -225,7 +205,9 @@ impl Series {
             }
             for runs in by_place {
                 let mut result = merge(runs);
-                result.parameters.extend(point.values.iter().cloned());
+                for (key, value) in &point.values {
+                    result.parameters.set(key, axis::quantity(key, value));
+                }
                 result.error = error.clone();
                 document.results.push(result);
             }
@@ -252,7 +234,12 @@ fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
     let repeats = Summary::of(&rates)
         .filter(|summary| summary.repeats > 1)
         .map(|packets_per_second| Repeats { packets_per_second, p50_ns, p99_ns });
+    let verification = runs.iter().filter_map(|run| run.verification.clone()).reduce(|mut sum, one| {
+        sum.add(&one);
+        sum
+    });
     let mut median = runs.swap_remove(runs.len() / 2);
+    median.verification = verification;
     median.repeats = repeats;
     median
 }

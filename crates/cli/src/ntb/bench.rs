@@ -207,9 +207,11 @@ impl Bench {
                 points
             }
         };
-        let document = self.document(&points);
-        let table = inlane_report::text(&document, " -> ");
-        output.write(|out| out.write_all(table.as_bytes()), &document, || plot(&points).svg())
+        let mut document = self.document(&points);
+        let text = |out: &mut dyn std::io::Write, document: &Document<TransferResult>| {
+            out.write_all(inlane_report::text(document).as_bytes())
+        };
+        output.write(&mut document, text, |_| plot(&points).svg())
     }
 
     fn measure(&self, plan: &Plan) -> anyhow::Result<Vec<Point>> {
@@ -245,6 +247,7 @@ impl Bench {
             Some(_) => ("ivshmem window (a BAR under vfio-pci)", "asked for by --ivshmem"),
         };
         let path = Path {
+            name: String::new(),
             hops: vec!["pe 0".into(), hop.into(), "pe 1".into()],
             reason: reason.into(),
             not_taken: vec![NotTaken { path: "a hardware NTB".into(), why: "not supported yet".into() }],

@@ -25,9 +25,6 @@ impl Cell {
 
 /// A row of a result document. Each system implements it for its own type of row.
 pub trait Row: Serialize {
-    /// Whether the document's verification counts packets. Otherwise each row shows the bytes that were verified.
-    const COUNTS_PACKETS: bool;
-
     /// What distinguishes this row from its neighbours: burst, method, size and the like. Shown in the table's first columns,
     /// or once above the context if all rows agree.
     fn parameters(&self) -> Vec<Cell>;

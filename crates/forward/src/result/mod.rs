@@ -1,33 +1,35 @@
-//! Rows of forward's result document.
+//! The rows of forward's result document.
 
+mod parameters;
 mod text;
 
 use inlane_core::port::Counters;
-use inlane_core::result::Ceiling;
+use inlane_core::result::{Baseline, Ceiling, Path, Verification};
 use inlane_core::stats::{Percentiles, Summary};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::BTreeMap;
 
-/// One direction of a packet result.
+pub use parameters::{Parameters, Quantity};
+
+/// The packets that crossed in one direction: received or transmitted.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 pub struct Flow {
-    /// Packets that crossed.
+    /// The number of packets.
     pub packets: u64,
-    /// Bytes of their frames, without FCS.
+    /// The bytes of their frames, without FCS.
     pub bytes: u64,
-    /// Packets a second over the run.
+    /// The mean rate over the run.
     pub packets_per_second: f64,
-    /// Bits of frames a second over the run.
+    /// The mean rate of frame bits over the run.
     pub bits_per_second: f64,
-    /// Lost in the port for want of a buffer or a reader.
+    /// Packets that the port lost because no buffer or no reader was available.
     pub missed: u64,
-    /// Refused, malformed, or lost with the port.
+    /// Packets that were malformed, refused by the device, or lost with the port.
     pub errors: u64,
 }
 
 impl Flow {
-    /// From a port's counters over `seconds`.
+    /// Converts a port's counters over `seconds`. Without time, the rates are zero.
     pub fn over(counters: &Counters, seconds: f64) -> Self {
         let rate = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
         Self {
@@ -40,145 +42,149 @@ impl Flow {
         }
     }
 
-    /// Bits of a frame, on average; `None` where there was none.
+    /// Returns the mean number of bits in a frame. `None` if there was no packet.
     pub fn bits_per_packet(&self) -> Option<f64> {
         (self.packets > 0).then(|| self.bytes as f64 * 8.0 / self.packets as f64)
     }
 }
 
-/// A result of forwarding.
+/// The result of one run.
 #[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct PacketResult {
-    /// What distinguishes this run from its neighbours (burst, method, size, ...).
-    pub parameters: BTreeMap<String, String>,
-    /// What went wrong; the figures are then zero, or those up to there.
+    /// What distinguishes this run from its neighbours: burst, method, size and the like.
+    pub parameters: Parameters,
+    /// Why the run failed. The figures are then zero, or those up to the failure.
     pub error: Option<String>,
-    /// The ports, as named: the one received from, then those sent to.
+    /// The ports as the user named them: the receive port, then the transmit ports.
     pub ports: Vec<String>,
-    /// The chain that packets took, for each direction.
-    pub path: Vec<String>,
-    /// Blocks, threads and streams on a GPU.
+    /// The path that packets took, one hop description per direction.
+    pub path: Path,
+    /// The shape of the kernels on a GPU: blocks, threads and streams.
     pub shape: Option<String>,
-    /// The most that the path's resources allow, where it was calibrated.
+    /// The highest rate that the resources of the path allow.
     pub ceiling: Option<Ceiling>,
+    /// The same run with the work left out.
+    pub baseline: Option<Baseline>,
+    /// The outcome of checking the packets.
+    pub verification: Option<Verification>,
     /// How long packets flowed.
     pub duration_ns: u64,
-    /// What came in.
+    /// The received packets.
     pub rx: Flow,
-    /// What went out.
+    /// The transmitted packets.
     pub tx: Flow,
-    /// Dropped because the pipeline was full (`--overload drop`).
+    /// Packets dropped because the pipeline was full (`--overload drop`).
     pub dropped_overload: u64,
-    /// Dropped by the packet function's verdict.
+    /// Packets dropped by the packet function's verdict.
     pub dropped_verdict: u64,
-    /// Dropped because a verdict or length made no sense.
+    /// Packets dropped because the verdict named no port of the run, or the length exceeded the buffer.
     pub dropped_invalid: u64,
-    /// Dropped because the sending port took no more at the end, or failed.
+    /// Packets dropped because the transmit port failed, or accepted no more packets at the end.
     pub dropped_unsent: u64,
-    /// Buffers that did not come back to their pool: always 0, or it is a defect.
+    /// Buffers that did not return to their pool. Any number above 0 is a defect of inlane.
     pub leaked_buffers: u64,
-    /// Latency against when each packet was due.
+    /// The latency from the time at which a packet was due to its arrival at the checker.
     pub latency: Option<Percentiles>,
-    /// Latency by stage, where it was asked for.
+    /// The latency of each stage, if `--stages` was given.
     pub stages: Option<Stages>,
-    /// Processor time of all pipeline threads.
+    /// The processor time of all threads of the pipelines.
     pub cpu_ns: u64,
-    /// Where the ring's flags lie.
+    /// Where the burst ring's words lie.
     pub flags: Option<String>,
-    /// Where packets lie and what of them crosses PCIe.
+    /// Where packets lie, and which part of them crosses PCIe.
     pub memory: Option<String>,
-    /// What crossed PCIe because of packets; `null` without a GPU.
+    /// The bytes that packets caused on PCIe. `null` without a GPU.
     pub pcie: Option<Pcie>,
-    /// The job that ran beside, where one was asked for.
+    /// The job that competed for the same processor or GPU, if `--compete` was given.
     pub competitor: Option<Competitor>,
-    /// Over repeats, of which the figures above are those of the run with the median rate.
+    /// Median and spread over the repeats. The figures above are those of the run with the median rate.
     pub repeats: Option<Repeats>,
-    /// What limited this run: a word or a few, a colon, and how that was seen. `null` for what was too short to tell.
+    /// What limited this run, a colon, and the evidence. `null` if the run was too short to tell.
     pub limit: Option<String>,
-    /// What the packet function reports of its state.
+    /// What the packet function reports about its state.
     pub function: Option<serde_json::Value>,
 }
 
-/// What crossed PCIe.
+/// The bytes that crossed PCIe.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Pcie {
-    /// Computed, each way summed.
+    /// The computed number of bytes, both directions together.
     pub modelled_bytes: u64,
-    /// How.
+    /// How the number was computed.
     pub model: String,
-    /// As the device counted, where that was asked for and can be read.
+    /// The rate that the device counted, if `--measure-pcie` was given and the counter can be read.
     pub measured: Option<PcieMeasured>,
 }
 
-/// What the device's own counter says of its link.
+/// The rates that a device's own counter reports for its link.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct PcieMeasured {
-    /// Into the device, everything that shares the link included.
+    /// The rate into the device. All traffic of the link counts.
     pub in_bytes_per_second: Summary,
-    /// Out of it.
+    /// The rate out of the device. All traffic of the link counts.
     pub out_bytes_per_second: Summary,
-    /// Which counter.
+    /// Which counter was read, and how.
     pub how: String,
 }
 
 /// A job that ran on the same processor or GPU.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Competitor {
-    /// What it does.
+    /// What the job does.
     pub what: String,
-    /// Its rounds of work a second before packets flowed.
+    /// The job's rounds of work per second before packets flowed.
     pub alone_per_second: f64,
-    /// The same while they did.
+    /// The job's rounds of work per second while packets flowed.
     pub beside_per_second: f64,
-    /// What it kept of its speed: `beside_per_second / alone_per_second`.
+    /// The share of its speed that the job kept: `beside_per_second / alone_per_second`.
     pub kept: f64,
 }
 
-/// Medians and spread over repeats of one run.
+/// Median and spread over the repeats of a run.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub struct Repeats {
-    /// Packets a second sent.
+    /// The transmit rate.
     pub packets_per_second: Summary,
-    /// Latency, median.
+    /// The median latency.
     pub p50_ns: Option<Summary>,
-    /// Latency, 99 % of packets.
+    /// The 99th percentile of the latency.
     pub p99_ns: Option<Summary>,
 }
 
 impl PacketResult {
-    /// Packets sent a second: the median where the run was repeated.
+    /// Returns the transmit rate in packets per second: the median over repeats, or the run's own.
     pub fn rate(&self) -> f64 {
         self.repeats.map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
     }
 
-    /// Half of the packets took at most this: the median where the run was repeated.
+    /// Returns the median latency: the median over repeats, or the run's own.
     pub fn p50_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p50_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p50_ns))
     }
 
-    /// 99 % of the packets took at most this: the median where the run was repeated.
+    /// Returns the 99th percentile of the latency: the median over repeats, or the run's own.
     pub fn p99_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p99_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p99_ns))
     }
 
-    /// Latency against when packets were due, or where that is not known from received to sent, where stages were timed.
+    /// Returns the latency from due to checked. Without it, returns the latency from receive to transmit of `--stages`.
     pub fn total_latency(&self) -> Option<&Percentiles> {
         self.latency.as_ref().or(self.stages.as_ref().and_then(|stages| stages.total.as_ref()))
     }
 }
 
-/// Time that packets spent in each stage.
+/// The time that packets spent in each stage of a pipeline.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Stages {
-    /// From received to queued in the ring.
+    /// From received to submitted to the ring.
     pub queue: Option<Percentiles>,
-    /// From queued to processed.
+    /// From submitted to processed.
     pub process: Option<Percentiles>,
-    /// From processed to handed to the sending port.
+    /// From processed to handed to the transmit port.
     pub send: Option<Percentiles>,
-    /// From received to handed to the sending port.
+    /// From received to handed to the transmit port.
     pub total: Option<Percentiles>,
 }
 
@@ -187,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_of_no_time_are_zero() {
+    fn rates_over_no_time_are_zero() {
         let flow = Flow::over(&Counters { packets: 5, bytes: 320, ..Default::default() }, 0.0);
         assert_eq!((flow.packets, flow.packets_per_second), (5, 0.0));
         assert_eq!(

@@ -1,15 +1,13 @@
 //! What a packet result shows to people.
 
 use super::{Competitor, Flow, PacketResult, Pcie, Repeats};
-use inlane_core::result::{Cell, Row};
+use inlane_core::result::{Baseline, Ceiling, Cell, Row};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::units;
 
 impl Row for PacketResult {
-    const COUNTS_PACKETS: bool = true;
-
     fn parameters(&self) -> Vec<Cell> {
-        self.parameters.iter().map(|(name, value)| Cell::new(name, value)).collect()
+        self.parameters.iter().map(|(name, value)| Cell::new(name, value.to_string())).collect()
     }
 
     fn figures(&self) -> Vec<Cell> {
@@ -39,6 +37,7 @@ impl Row for PacketResult {
                 "other job keeps",
                 self.competitor.as_ref().map(|other| format!("{:.1}%", other.kept * 100.0)),
             ),
+            Cell::optional("verified", self.verification.as_ref().map(|found| found.verdict())),
             // The evidence behind the colon is in the document.
             Cell::optional("limit", self.limit.as_ref().and_then(|limit| limit.split(':').next())),
         ]
@@ -71,6 +70,9 @@ impl Row for PacketResult {
             ("  total", stage(|stages| &stages.total)),
         ];
         lines.extend(latencies.into_iter().filter_map(|(name, p)| Some(Cell::new(name, percentiles(p?)))));
+        lines.extend(
+            self.verification.as_ref().map(|verification| Cell::new("verified", verification.text())),
+        );
         lines.extend(self.repeats.as_ref().map(|of| Cell::new("repeats", repeats(of))));
         lines.extend(self.limit.as_ref().map(|limit| Cell::new("limit", limit)));
         lines.extend(self.competitor.as_ref().map(|other| Cell::new("other job", beside(other))));
@@ -95,15 +97,15 @@ impl Row for PacketResult {
     }
 
     fn context(&self) -> Vec<Cell> {
-        let mut context = Vec::new();
+        // Each direction is a path of its own.
+        let mut context = self.path.cells_with("; ");
         if !self.ports.is_empty() {
             context.push(Cell::new("ports", ports(&self.ports)));
         }
-        // The part behind the semicolon was measured for this row alone.
-        let ceiling = self.ceiling.as_ref().and_then(|ceiling| ceiling.what.split(';').next());
-        context.extend(ceiling.map(|what| Cell::new("ceiling", what)));
         context.extend(self.flags.as_ref().map(|flags| Cell::new("flags", flags)));
         context.extend(self.memory.as_ref().map(|memory| Cell::new("memory", memory)));
+        context.extend(self.ceiling.as_ref().map(Ceiling::cell));
+        context.extend(self.baseline.as_ref().map(Baseline::cell));
         context
     }
 

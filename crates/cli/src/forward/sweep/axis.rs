@@ -5,6 +5,7 @@ use crate::{Cli, Command};
 use clap::{ArgAction, CommandFactory, FromArgMatches};
 use inlane_core::Error;
 use inlane_forward::config::Method;
+use inlane_forward::result::Quantity;
 use std::ffi::OsString;
 use std::str::FromStr;
 
@@ -101,6 +102,16 @@ fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
         return Err(Error::invalid(format!("--sweep {}=all", axis.key), why));
     }
     Ok(listed)
+}
+
+/// A flag's value with its unit, which the placeholder in the flag's help names.
+pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
+    let mut command = Cli::command();
+    command.build();
+    let forward = command.find_subcommand("forward").expect("the command has this subcommand");
+    let argument = forward.get_arguments().find(|argument| argument.get_long() == Some(flag));
+    let names = argument.and_then(|argument| argument.get_value_names());
+    Quantity::of_flag(names.and_then(|names| names.first()).map_or("", |name| name.as_str()), value)
 }
 
 /// The command line with these values in place of those it has.

@@ -1,21 +1,21 @@
 //! Opens the ports of a run, and creates the pools that fill them.
 
-use crate::config::{Config, Executor, Route};
+use crate::config::{Config, Route};
 use crate::error::Result;
 use crate::gpu::Memory;
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool};
 use inlane_cuda::Gpu;
 use inlane_dpdk::MbufPool;
-pub(crate) use inlane_ports::open::{Opened, is_shared, kind, takes_privileges};
+pub use inlane_ports::open::{Opened, is_shared, kind, takes_privileges};
 use inlane_ports::open::{Opening, is_dpdk};
 use std::sync::Arc;
 
 /// Opens every port of a run.
 ///
 /// # Errors
-/// When a port cannot be opened, or its kind does not exist.
-pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened> {
+/// When one of them cannot be opened, or is of no kind that there is.
+pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened> {
     let received = match &config.route {
         Route::OneWay { rx, .. } => Some(rx.as_str()),
         Route::Between(..) => None,
@@ -32,12 +32,11 @@ pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<
     Ok(inlane_ports::open::ports(&opening, clock)?)
 }
 
-/// Creates a pool for each pipeline of each direction. If any port is DPDK's, all pools consist of mbufs, because DPDK sends
-/// nothing else.
+/// A pool for each pipeline of each direction: of mbufs as soon as one port is DPDK's, which can send nothing else.
 ///
 /// # Errors
-/// When memory is short, or the buffers are larger than the pool supports.
-pub(super) fn pools(
+/// When there is no memory for them.
+pub fn pools(
     names: &[String],
     config: &Config,
     room: usize,
@@ -45,25 +44,26 @@ pub(super) fn pools(
     gpu: Option<&Arc<Gpu>>,
 ) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
     let mbufs = names.iter().any(|name| is_dpdk(name));
-    let buffers = config.buffers();
     let one = || -> Result<Arc<dyn Pool>> {
-        if let (Some(gpu), Executor::Gpu { settings, .. }) = (gpu, &config.executor) {
-            let bytes = || {
-                HeapPool::bytes(buffers, room).ok_or_else(|| {
-                    let what = format!("a pool of {buffers} buffers of {room} bytes");
-                    Error::invalid(what, "is too large; ask for fewer with --buffers")
+        let buffers = config.buffers();
+        if let Some(gpu) = gpu {
+            let heap = || {
+                HeapPool::bytes(buffers, room).ok_or_else(|| Error::Invalid {
+                    what: format!("a pool of {buffers} buffers of {room} bytes"),
+                    why: "ask for fewer with --buffers".into(),
                 })
             };
-            match (settings.memory, mbufs) {
+            match (config.gpu.memory, mbufs) {
                 (Memory::Pool, true) => {
                     return Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?);
                 }
-                (Memory::Pool, false) => {
-                    return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
+                (Memory::Pool, false) => return Ok(Arc::new(HeapPool::over(gpu.allocate(heap()?)?, room)?)),
+                // The driver's own pinned memory is in larger pages than what is registered with it.
+                (_, false) => {
+                    let region = gpu.pinned(heap()?)?;
+                    return Ok(Arc::new(HeapPool::over(region, room)?));
                 }
-                // The driver backs its own pinned memory by larger pages than memory registered with it.
-                (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
-                // Mbufs lie in DPDK's memory, which is registered with the driver when the lane is made.
+                // Mbufs and their data are one: DPDK's memory is registered as it is.
                 (_, true) => {}
             }
         }

@@ -1,8 +1,6 @@
 use super::*;
-use crate::config::Executor;
-use crate::gpu;
 use crate::result::Flow;
-use inlane_core::result::{Ceiling, Path};
+use inlane_core::result::Ceiling;
 
 fn config(rx: &str) -> Config {
     Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] })
@@ -10,8 +8,7 @@ fn config(rx: &str) -> Config {
 
 fn on_gpu(method: Method, memory: Memory) -> Config {
     let mut config = config("null:1024");
-    config.executor =
-        Executor::Gpu { index: 0, settings: gpu::Settings { method, memory, ..Default::default() } };
+    (config.on, config.method, config.gpu.memory) = (Device::Gpu(0), method, memory);
     config
 }
 
@@ -26,16 +23,13 @@ fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
     };
     let mut result =
         PacketResult { duration_ns: 1_000_000_000, rx: flow, tx: flow, ..PacketResult::default() };
-    result.cpu_ns = config.executor.threads() as u64 * 1_000_000_000;
+    result.cpu_ns = config.threads() as u64 * 1_000_000_000;
     RunOutcome {
         result,
-        path: Path::default(),
-        verification: None,
         devices: Vec::new(),
         twin: false,
         link_bits_per_second: None,
-        time_shares: busy.iter().map(|&busy| TimeShares { busy, ..TimeShares::default() }).collect(),
-        refused_packets: 0,
+        spent: busy.iter().map(|&busy| TimeShares { busy, ..TimeShares::default() }).collect(),
         notes: Vec::new(),
         errors: Vec::new(),
     }
@@ -70,7 +64,7 @@ fn who_is_always_busy_is_the_limit() {
 #[test]
 fn who_waits_waits_for_somebody() {
     let mut split = config("gen:64");
-    split.executor = split.executor.with_method(Method::Split).unwrap();
+    split.method = Method::Split;
     says(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
     // The port in front had no more, or had, and lost it.
     split.route = config("af_xdp:eth0").route;
@@ -79,7 +73,7 @@ fn who_waits_waits_for_somebody() {
     missed.result.rx.missed = 7;
     says(&split, &missed, &["workers: ", "7 packets were lost"]);
     let mut refused = outcome(&split, &[0.1]);
-    refused.time_shares[0].refused = 0.8;
+    refused.spent[0].refused = 0.8;
     says(&split, &refused, &["sending port: ", "took nothing for 80 %"]);
 }
 
@@ -92,7 +86,7 @@ fn what_was_asked_for_or_a_link_carries_is_no_more() {
     says(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "of 8.30 Gb/s asked for 8.00 Gb/s came"]);
     says(&paced, &outcome(&paced, &[0.95]), &["thread: "]);
     paced.rate = Some(Rate::Packets(2e6));
-    paced.executor = paced.executor.with_method(Method::Split).unwrap();
+    paced.method = Method::Split;
     says(&paced, &outcome(&paced, &[0.5]), &["workers: ", "though of 2.00 Mpps asked for 1.00 Mpps came"]);
     let xdp = config("af_xdp:eth0");
     let mut full = outcome(&xdp, &[0.95]);
@@ -120,7 +114,7 @@ fn on_a_gpu_a_bare_kernel_tells_what_its_memory_gives() {
 fn who_feeds_a_gpu_is_the_limit_or_the_gpu_is() {
     let fed = |config: &Config, shares: &[f64]| {
         let mut outcome = outcome(config, &vec![0.3; shares.len()]);
-        outcome.time_shares.iter_mut().zip(shares).for_each(|(spent, &share)| spent.feeding = share);
+        outcome.spent.iter_mut().zip(shares).for_each(|(spent, &share)| spent.feeding = share);
         outcome
     };
     let mut split = on_gpu(Method::Split, Memory::Pinned);
@@ -154,12 +148,12 @@ fn who_has_no_processor_is_told_so_and_who_hardly_ran_nothing() {
 #[test]
 fn a_run_says_what_limits_it() {
     let mut slow = config("null");
-    slow.executor = slow.executor.with_method(Method::Split).unwrap();
+    slow.method = Method::Split;
     slow.cores = Some(Vec::new());
-    slow.per_pipeline.work = Duration::from_micros(20);
+    slow.drive.work = Duration::from_micros(20);
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
-    assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
+    assert!(outcome.spent[0].busy < 0.5, "{:?}", outcome.spent);
     // The processors may be shared with whatever else runs here.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");

@@ -1,0 +1,113 @@
+//! Why a result is as it is: the path, the ceiling and the baseline.
+
+use super::Cell;
+use crate::units;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The path that packets or bytes took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Path {
+    /// The path's short name, as flags take it (`staged`, `dma`). Empty if the path has none.
+    pub name: String,
+    /// The hops from source to destination. For packets, one description per direction.
+    pub hops: Vec<String>,
+    /// Why this path was chosen.
+    pub reason: String,
+    /// The paths that were not taken.
+    pub not_taken: Vec<NotTaken>,
+}
+
+impl Path {
+    /// True if nothing is known about the path.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns the path as lines of text, with an arrow between hops.
+    pub fn cells(&self) -> Vec<Cell> {
+        self.cells_with(" -> ")
+    }
+
+    /// Returns the path as lines of text, with `separator` between hops.
+    pub fn cells_with(&self, separator: &str) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        if !self.hops.is_empty() {
+            cells.push(Cell::new("path", self.hops.join(separator)));
+        }
+        if !self.reason.is_empty() {
+            cells.push(Cell::new("because", &self.reason));
+        }
+        cells.extend(
+            self.not_taken.iter().map(|it| Cell::new("not taken", format!("{}: {}", it.path, it.why))),
+        );
+        cells
+    }
+}
+
+/// A path that was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct NotTaken {
+    /// The path's short name.
+    pub path: String,
+    /// Why it was not taken.
+    pub why: String,
+}
+
+/// The highest rate that the resources of a path allow, measured or computed on this machine.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Ceiling {
+    /// The limiting resource, and how its capacity was determined.
+    pub what: String,
+    /// The ceiling in bytes per second, if the resource limits bytes.
+    pub bytes_per_second: Option<f64>,
+    /// The ceiling in packets per second, if the resource limits packets.
+    pub packets_per_second: Option<f64>,
+}
+
+impl Ceiling {
+    /// Returns the ceiling as a line of text.
+    pub fn cell(&self) -> Cell {
+        Cell::new("ceiling", rates(self.packets_per_second, self.bytes_per_second, &self.what))
+    }
+}
+
+/// The same run with the work left out. The difference to the run's own rate is the cost of the work.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Baseline {
+    /// What was left out.
+    pub what: String,
+    /// The rate in bytes per second.
+    pub bytes_per_second: Option<f64>,
+    /// The rate in packets per second.
+    pub packets_per_second: Option<f64>,
+}
+
+impl Baseline {
+    /// Returns the baseline as a line of text.
+    pub fn cell(&self) -> Cell {
+        Cell::new("baseline", rates(self.packets_per_second, self.bytes_per_second, &self.what))
+    }
+}
+
+/// Rates of packets are followed by the bits of their frames, as network rates are given. Rates of bytes stay bytes.
+fn rates(packets: Option<f64>, bytes: Option<f64>, what: &str) -> String {
+    let mut parts: Vec<String> = packets.map(units::packets_per_second).into_iter().collect();
+    parts.extend(bytes.map(|bytes| match packets {
+        Some(_) => units::bits_per_second(bytes * 8.0),
+        None => units::bytes_per_second(bytes),
+    }));
+    if parts.is_empty() { what.into() } else { format!("{}: {what}", parts.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_of_packets_are_in_bits_and_rates_of_bytes_in_bytes() {
+        assert_eq!(rates(Some(1e6), Some(64e6), "x"), "1.00 Mpps, 512.00 Mb/s: x");
+        assert_eq!(rates(None, Some(64e6), "x"), "64.00 MB/s: x");
+        assert_eq!(rates(None, None, "x"), "x");
+    }
+}

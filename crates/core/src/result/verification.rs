@@ -1,0 +1,99 @@
+//! What a run checked of the data that it moved.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The outcome of checking packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Verification {
+    /// How packets were checked (`every packet against a reference macswap`).
+    pub method: String,
+    /// The number of packets that were checked.
+    #[serde(rename = "verified_packets")]
+    pub checked: u64,
+    /// Packets that were sent and not received.
+    #[serde(rename = "lost_packets")]
+    pub lost: u64,
+    /// Packets that were received more than once.
+    #[serde(rename = "duplicated_packets")]
+    pub duplicated: u64,
+    /// Packets that were out of order within their flow.
+    #[serde(rename = "reordered_packets")]
+    pub reordered: u64,
+    /// Packets whose bytes differ from what was expected.
+    #[serde(rename = "altered_packets")]
+    pub altered: u64,
+}
+
+impl Verification {
+    /// True if packets were checked and all were right.
+    pub fn passed(&self) -> bool {
+        self.checked > 0 && !self.failed()
+    }
+
+    /// True if a packet was wrong or missing.
+    pub fn failed(&self) -> bool {
+        self.lost + self.duplicated + self.reordered + self.altered > 0
+    }
+
+    /// Returns `ok`, `FAILED`, or that nothing was received.
+    pub fn verdict(&self) -> &'static str {
+        match (self.passed(), self.failed()) {
+            (true, _) => "ok",
+            (_, true) => "FAILED",
+            _ => "nothing was received",
+        }
+    }
+
+    /// Returns the verdict and the counts as text.
+    pub fn text(&self) -> String {
+        let Self { checked, lost, duplicated, reordered, altered, method } = self;
+        format!(
+            "{}: {checked} packets, {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})",
+            self.verdict()
+        )
+    }
+
+    /// Adds the counts of another check by the same method.
+    pub fn add(&mut self, other: &Self) {
+        self.checked += other.checked;
+        self.lost += other.lost;
+        self.duplicated += other.duplicated;
+        self.reordered += other.reordered;
+        self.altered += other.altered;
+    }
+}
+
+/// The outcome of checking transferred bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct ByteVerification {
+    /// How bytes were checked.
+    pub method: String,
+    /// All bytes that were moved, checked or not.
+    pub transferred_bytes: u64,
+    /// The bytes in which the check could have found an error.
+    pub verified_bytes: u64,
+    /// The bytes that differed from what was expected.
+    pub altered_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checking_nothing_is_neither_passed_nor_failed() {
+        assert!(!Verification::default().passed() && !Verification::default().failed());
+        assert!(Verification { checked: 1, ..Default::default() }.passed());
+        assert!(!Verification { checked: 1, lost: 1, ..Default::default() }.passed());
+        assert!(Verification { lost: 1, ..Default::default() }.failed());
+    }
+
+    #[test]
+    fn the_text_begins_with_the_verdict() {
+        let text = |checked, lost| Verification { checked, lost, ..Default::default() }.text();
+        assert!(text(0, 0).starts_with("nothing was received: 0 packets"));
+        assert!(text(1, 0).starts_with("ok: 1 packets"));
+        assert!(text(0, 1).starts_with("FAILED: 0 packets, 1 lost"));
+    }
+}
