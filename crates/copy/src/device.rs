@@ -123,7 +123,12 @@ impl Device {
         }
     }
 
-    /// Its memory is a GPU's.
+    /// Returns true if the CPU reaches its memory by ordinary loads and stores.
+    pub(crate) fn is_cpu_memory(&self) -> bool {
+        matches!(self.kind, Kind::Host(_) | Kind::Twin(_))
+    }
+
+    /// Returns true for a GPU.
     pub(crate) fn is_gpu(&self) -> bool {
         matches!(self.kind, Kind::Gpu(_))
     }

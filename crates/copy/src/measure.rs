@@ -1,35 +1,42 @@
-//! Measuring a route: one-way latency, streaming bandwidth, both directions at once; every byte verified.
+//! Measures a mover: one-way latency, streaming bandwidth, and both directions at once.
 //!
-//! A run fills its sources with a pattern, poisons its destinations, transfers, and then compares every byte that a
-//! transfer wrote. Buffers rotate, so that no run measures a cache unless it is told to use one buffer.
+//! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and checks what
+//! arrived. The check covers all bytes of the newest transfer into each slot, and a sample of the other transfers where the
+//! CPU reaches the destination. [`Measurement::verified_bytes`] counts the compared bytes,
+//! [`Measurement::transferred_bytes`] all of them.
+//!
+//! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 
 mod barrier;
+mod buffers;
 
-use crate::device::Device;
-use crate::stop::{PIECE, check_stop};
+pub use buffers::Buffers;
+
+use crate::stop::check_stop;
 use barrier::{Barrier, Member};
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::mover::{Mover, Ticket};
-use inlane_core::stats::Summary;
-use inlane_core::{CompletionMode, Error, Region, Result};
+use inlane_core::stats::{LatencyHistogram, Percentiles, Summary};
+use inlane_core::{CompletionMode, Error, Result};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// How a run is made.
+/// The settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Repeats of each measurement.
+    /// The number of repeats.
     pub repeats: usize,
-    /// How long a repeat streams at least.
+    /// The least duration of a repeat.
     pub time: Duration,
-    /// Streams this long beforehand, unmeasured.
+    /// The duration of an unmeasured run before the repeats.
     pub warm_up: Duration,
-    /// Transfers in flight when streaming; by size when `None`.
+    /// Transfers in flight when streaming; `None` selects the number by size.
     pub window: Option<usize>,
-    /// How ends are learnt.
+    /// How the end of a transfer is detected.
     pub completion: CompletionMode,
-    /// Set from outside, it ends the run with an error at the next transfer.
+    /// A flag that the caller sets to end the run with an error at the next transfer.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -47,135 +54,30 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Transfers in flight for a size: 64 MiB of them, at least 2 and at most 32.
+    /// Returns the transfers in flight for a size: 64 MiB of them, but at least 2 and at most 32.
     pub fn window_for(&self, size: usize) -> usize {
         self.window.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
     }
 }
 
-/// Memory at both ends, cut into slots that transfers rotate over.
-pub struct Buffers {
-    from: Arc<Device>,
-    to: Arc<Device>,
-    source: Region,
-    destination: Region,
-    seed: u64,
-}
-
-impl Buffers {
-    /// Memory for transfers of up to `largest` bytes: two slots of that size, or `rotate` bytes if that is more, as far as
-    /// the devices have it; one slot at least.
-    ///
-    /// # Errors
-    /// When a device has not even that.
-    pub fn new(from: &Arc<Device>, to: &Arc<Device>, largest: usize, rotate: usize) -> Result<Self> {
-        let wanted = (2 * stride(largest)).max(rotate);
-        // Both directions, and calibration, need room beside this.
-        let spare = from.capacity().min(to.capacity()) / 3;
-        let bytes = wanted.min(spare).max(largest);
-        Ok(Self {
-            source: from.allocate(bytes)?,
-            destination: to.allocate(bytes)?,
-            from: from.clone(),
-            to: to.clone(),
-            seed: 1,
-        })
-    }
-
-    /// A source and a destination that are there, of the same length.
-    pub(crate) fn over(from: &Arc<Device>, to: &Arc<Device>, regions: &[Region; 2]) -> Self {
-        let [source, destination] = regions.clone();
-        Self { source, destination, from: from.clone(), to: to.clone(), seed: 1 }
-    }
-
-    /// Slots of `size` bytes, at most 64.
-    fn slots(&self, size: usize) -> usize {
-        let fit = if size == self.source.len() { 1 } else { self.source.len() / stride(size) };
-        fit.clamp(1, 64)
-    }
-
-    fn slot(&self, index: usize, size: usize) -> Result<(Region, Region)> {
-        let offset = index % self.slots(size) * stride(size);
-        Ok((self.source.slice(offset, size)?, self.destination.slice(offset, size)?))
-    }
-
-    /// Fills sources and poisons destinations.
-    fn prepare(&mut self, size: usize, slots: usize, stop: &AtomicBool) -> Result<()> {
-        self.seed += 1;
-        for index in 0..slots {
-            let (source, destination) = self.slot(index, size)?;
-            let seed = self.seed_of(index);
-            in_pieces(&self.from, &source, stop, |piece, word| self.from.fill(piece, seed + word))?;
-            in_pieces(&self.to, &destination, stop, |piece, _| self.to.poison(piece))?;
-        }
-        Ok(())
-    }
-
-    fn seed_of(&self, index: usize) -> u64 {
-        self.seed << 40 | (index as u64) << 32
-    }
-
-    /// Compares what `used` slots hold now; gives bytes compared.
-    fn verify(&self, size: usize, used: usize, stop: &AtomicBool) -> Result<u64> {
-        if !self.to.is_verifiable() {
-            return Ok(0);
-        }
-        let mut compared = 0;
-        for index in 0..used.min(self.slots(size)) {
-            let (_, destination) = self.slot(index, size)?;
-            let (seed, mut wrong) = (self.seed_of(index), 0);
-            in_pieces(&self.to, &destination, stop, |piece, word| {
-                wrong += self.to.count_wrong(piece, seed + word)?;
-                Ok(())
-            })?;
-            if wrong > 0 {
-                return Err(Error::Altered {
-                    what: format!("{} to {}, transfer {index}", self.from.endpoint(), self.to.endpoint()),
-                    wrong,
-                    bytes: size as u64,
-                });
-            }
-            compared += size as u64;
-        }
-        Ok(compared)
-    }
-}
-
-/// Does something to a region and has the run end between two pieces of it: with each piece, and its first word's number in the
-/// pattern, which goes on from piece to piece. A GPU's kernels take all of it at once.
-fn in_pieces(
-    device: &Device,
-    region: &Region,
-    stop: &AtomicBool,
-    mut act: impl FnMut(&Region, u64) -> Result<()>,
-) -> Result<()> {
-    let most = if device.is_gpu() { region.len() } else { PIECE };
-    for offset in (0..region.len()).step_by(most) {
-        check_stop(stop)?;
-        act(&region.slice(offset, most.min(region.len() - offset))?, offset as u64 / 8)?;
-    }
-    Ok(())
-}
-
-/// Where slots begin: multiples of 4 KiB, for DMA engines like whole pages.
-fn stride(size: usize) -> usize {
-    size.next_multiple_of(4096)
-}
-
-/// What a run found.
+/// The result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// Nanoseconds of each transfer, where they went one at a time.
+    /// Nanoseconds of each transfer, if one was in flight at a time.
     pub latency_ns: Option<Summary>,
-    /// Bytes a second.
+    /// Percentiles of the same times.
+    pub latency_percentiles: Option<Percentiles>,
+    /// Bytes per second of each repeat.
     pub bytes_per_second: Summary,
-    /// Processor seconds of the submitting and waiting thread for each 10^9 bytes.
+    /// CPU seconds of the submitting and waiting thread per 10^9 bytes.
     pub cpu_seconds_per_gigabyte: f64,
-    /// The same as a share of the time it took.
+    /// The same CPU time as a share of the elapsed time.
     pub cpu_share: f64,
-    /// Transfers in flight: one by movers that are done when they were called.
+    /// Transfers in flight; 1 for a synchronous mover.
     pub window: usize,
-    /// Bytes compared.
+    /// Bytes of all transfers, warm-up included.
+    pub transferred_bytes: u64,
+    /// Bytes of them that were compared with what was sent.
     pub verified_bytes: u64,
 }
 
@@ -185,9 +87,12 @@ struct Totals {
     bytes: f64,
     wall_ns: f64,
     cpu_ns: f64,
+    transferred_bytes: u64,
+    verified_bytes: u64,
 }
 
 impl Totals {
+    /// Adds a measured repeat.
     fn add(&mut self, bytes: f64, wall_ns: f64, cpu_ns: f64) {
         self.rates.push(bytes / wall_ns * 1e9);
         self.bytes += bytes;
@@ -195,126 +100,139 @@ impl Totals {
         self.cpu_ns += cpu_ns;
     }
 
-    fn measured(
-        &self,
-        latency_ns: Option<Summary>,
-        window: usize,
-        verified_bytes: u64,
-    ) -> Result<Measurement> {
+    fn measurement(&self, window: usize) -> Result<Measurement> {
         Ok(Measurement {
-            latency_ns,
+            latency_ns: None,
+            latency_percentiles: None,
             bytes_per_second: Summary::of(&self.rates)
-                .ok_or_else(|| Error::invalid("a measurement of no repeats", "ask for one at least"))?,
+                .ok_or_else(|| Error::invalid("a measurement of 0 repeats", "ask for at least one"))?,
             cpu_seconds_per_gigabyte: self.cpu_ns / self.bytes,
             cpu_share: self.cpu_ns / self.wall_ns,
             window,
-            verified_bytes,
+            transferred_bytes: self.transferred_bytes,
+            verified_bytes: self.verified_bytes,
         })
     }
 }
 
-/// One transfer at a time: from the call to the known end.
+/// Measures one transfer at a time, from the call of `submit` until its end is detected.
 ///
 /// # Errors
-/// What the route says; [`Error::Device`] when bytes arrive wrong.
+/// Errors of the mover; [`Error::Altered`] if bytes arrived wrong; [`Error::Device`] if `plan.stop` was set.
 pub fn latency(
-    route: &mut dyn Mover,
+    mover: &mut dyn Mover,
     buffers: &mut Buffers,
     size: usize,
     plan: &Plan,
 ) -> Result<Measurement> {
-    let slots = buffers.slots(size);
+    let rotation = buffers.rotation(size, 1);
     let clock = Clock::new();
     let mut totals = Totals::default();
     let mut times = Vec::new();
-    let mut verified = 0;
+    // Repeat 0 warms up caches, and what adaptive waiting learns.
     for repeat in 0..plan.repeats + 1 {
-        buffers.prepare(size, slots, &plan.stop)?;
-        // The first repeat warms up: caches, and what adaptive waiting learns.
+        buffers.prepare(rotation, &plan.stop)?;
         let budget = if repeat == 0 { plan.warm_up } else { plan.time }.as_nanos() as u64;
         let (began, cpu) = (clock.now_ns(), thread_cpu_ns());
-        let mut count = 0;
+        let (mut count, mut sampled) = (0, 0);
         while count == 0 || (clock.now_ns() - began < budget && count < 100_000) {
             check_stop(&plan.stop)?;
-            let (source, destination) = buffers.slot(count, size)?;
+            let (source, destination) = buffers.regions(rotation, count)?;
             let start = clock.raw();
-            let ticket = route.submit(&source, &destination)?;
-            route.wait(ticket, plan.completion)?;
+            let ticket = mover.submit(&source, &destination)?;
+            mover.wait(ticket, plan.completion)?;
             if repeat > 0 {
                 times.push(clock.between_ns(start, clock.raw()) as f64);
             }
+            sampled += buffers.sample(rotation, count)?;
             count += 1;
         }
         let (wall, cpu) = (clock.now_ns() - began, thread_cpu_ns() - cpu);
         if repeat > 0 {
             totals.add((count * size) as f64, wall as f64, cpu as f64);
         }
-        // Filling and checking are work of the devices too, and must not wait for kernels that stay.
-        route.quiesce()?;
-        verified += buffers.verify(size, count, &plan.stop)?;
+        // Filling and checking run on the devices too, and would wait for resident kernels.
+        mover.quiesce()?;
+        totals.transferred_bytes += (count * size) as u64;
+        totals.verified_bytes += sampled + buffers.verify(rotation, count, &plan.stop)?;
     }
-    totals.measured(Summary::of(&times), 1, verified)
+    let mut histogram = LatencyHistogram::default();
+    times.iter().for_each(|time| histogram.record(*time as u64, 1));
+    Ok(Measurement {
+        latency_ns: Summary::of(&times),
+        latency_percentiles: histogram.percentiles(),
+        ..totals.measurement(1)?
+    })
 }
 
-/// Streams for a time; the bytes moved, the nanoseconds taken, and how many transfers.
+/// What one repeat of a stream did.
+struct Streamed {
+    transfers: usize,
+    wall_ns: f64,
+    sampled_bytes: u64,
+}
+
+/// Streams for `budget`, and for at least two windows of transfers unless they take far longer than that.
 fn stream_once(
-    route: &mut dyn Mover,
+    mover: &mut dyn Mover,
     buffers: &Buffers,
     size: usize,
     budget: Duration,
     plan: &Plan,
-) -> Result<(f64, f64, usize)> {
+) -> Result<Streamed> {
     let (window, completion) = (plan.window_for(size), plan.completion);
+    let rotation = buffers.rotation(size, window);
     let clock = Clock::new();
     let budget = budget.as_nanos() as u64;
-    let mut tickets: std::collections::VecDeque<Ticket> = std::collections::VecDeque::with_capacity(window);
-    let mut count = 0;
+    let mut tickets: VecDeque<Ticket> = VecDeque::with_capacity(window);
+    let (mut count, mut sampled_bytes) = (0, 0);
     while count < 2 * window || clock.now_ns() < budget {
         if tickets.len() == window
             && let Some(oldest) = tickets.pop_front()
         {
-            route.wait(oldest, completion)?;
+            mover.wait(oldest, completion)?;
+            sampled_bytes += buffers.sample(rotation, count - window)?;
             if count >= window && clock.now_ns() > 20 * budget {
-                // So slow that twice the window would take for ever: what is in flight is enough.
+                // At this rate two windows would take too long. The transfers in flight suffice.
                 break;
             }
         }
         check_stop(&plan.stop)?;
-        let (source, destination) = buffers.slot(count, size)?;
-        tickets.push_back(route.submit(&source, &destination)?);
+        let (source, destination) = buffers.regions(rotation, count)?;
+        tickets.push_back(mover.submit(&source, &destination)?);
         count += 1;
     }
     if let Some(last) = tickets.back() {
-        route.wait(*last, completion)?;
+        mover.wait(*last, completion)?;
     }
-    Ok(((count * size) as f64, clock.now_ns() as f64, count))
+    Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64, sampled_bytes })
 }
 
-/// Transfers one behind the other.
+/// Measures transfers that follow each other, with up to [`Plan::window`] of them in flight.
 ///
 /// # Errors
 /// As [`latency`].
-pub fn stream(route: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measurement> {
-    stream_with(route, buffers, size, plan, &Barrier::new(1))
+pub fn stream(mover: &mut dyn Mover, buffers: &mut Buffers, size: usize, plan: &Plan) -> Result<Measurement> {
+    stream_with(mover, buffers, size, plan, &Barrier::new(1))
 }
 
+/// Streams in step with the other members of `barrier`: all repeats start and end together.
 fn stream_with(
-    route: &mut dyn Mover,
+    mover: &mut dyn Mover,
     buffers: &mut Buffers,
     size: usize,
     plan: &Plan,
     barrier: &Barrier,
 ) -> Result<Measurement> {
-    let _part = Member(barrier);
+    let _member = Member(barrier);
     let window = plan.window_for(size);
-    let slots = buffers.slots(size);
+    let rotation = buffers.rotation(size, window);
     let mut totals = Totals::default();
-    let mut verified = 0;
     let mut failed = None;
     for repeat in 0..plan.repeats + 1 {
-        // A side that failed keeps coming to the gates, or the others would wait there for ever.
+        // A thread that failed still joins the barrier, so that the others finish their repeats.
         if failed.is_none() {
-            failed = buffers.prepare(size, slots, &plan.stop).err();
+            failed = buffers.prepare(rotation, &plan.stop).err();
         }
         barrier.wait();
         let streamed = match failed {
@@ -322,40 +240,42 @@ fn stream_with(
             None => {
                 let budget = if repeat == 0 { plan.warm_up } else { plan.time };
                 let cpu = thread_cpu_ns();
-                let streamed = stream_once(route, buffers, size, budget, plan);
+                let streamed = stream_once(mover, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
-                // As in `latency`; also when it failed, for the other side goes on to fill and check.
-                let rested = route.quiesce();
-                Some((streamed.and_then(|moved| rested.map(|()| moved)), cpu))
+                // Even after a failure, because the other direction goes on to fill and check memory of the same GPUs.
+                let quiesced = mover.quiesce();
+                Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))
             }
         };
         barrier.wait();
         match streamed {
             None => {}
             Some((Err(error), _)) => failed = Some(error),
-            Some((Ok((bytes, wall, count)), cpu)) => {
+            Some((Ok(Streamed { transfers, wall_ns, sampled_bytes }), cpu)) => {
+                let bytes = transfers * size;
                 if repeat > 0 {
-                    totals.add(bytes, wall, cpu as f64);
+                    totals.add(bytes as f64, wall_ns, cpu as f64);
                 }
-                match buffers.verify(size, count, &plan.stop) {
-                    Ok(bytes) => verified += bytes,
+                totals.transferred_bytes += bytes as u64;
+                match buffers.verify(rotation, transfers, &plan.stop) {
+                    Ok(verified) => totals.verified_bytes += sampled_bytes + verified,
                     Err(error) => failed = Some(error),
                 }
             }
         }
     }
-    // Known of a route once it has taken its path.
-    let window = if route.is_synchronous() { 1 } else { window };
     match failed {
         Some(error) => Err(error),
-        None => totals.measured(None, window, verified),
+        // Asked after the transfers, because a path selector has taken its path by then.
+        None => totals.measurement(if mover.is_synchronous() { 1 } else { window }),
     }
 }
 
-/// Several streams at once, each by a thread of its own, over the same time: both directions, or all links of a path.
+/// Measures several streams at once, each on a thread of its own: both directions, or all links of a path. Results are in
+/// the order of `runs`.
 ///
 /// # Errors
-/// As [`latency`], of the first that failed in the order given.
+/// As [`latency`]: the error of the first failed stream in the order of `runs`.
 pub fn together(
     runs: Vec<(&mut dyn Mover, &mut Buffers)>,
     size: usize,

@@ -1,0 +1,198 @@
+//! The memory that a measurement transfers between, and the check of what arrived.
+//!
+//! ```text
+//!  source slots         0  1  2  3      each filled with a pattern of its own
+//!  lap 0 goes to        0  1  2  3      destination slots, poisoned before
+//!  lap 1 goes to        3  0  1  2
+//! ```
+//!
+//! In every lap each destination slot receives another source slot's pattern. A transfer that is dropped therefore leaves
+//! the pattern of the lap before, which the check tells from the expected one.
+
+use crate::device::Device;
+use crate::stop::{PIECE, check_stop};
+use inlane_core::{Error, Region, Result};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The most slots that transfers rotate over.
+const MOST_SLOTS: usize = 64;
+/// One transfer in this many is sampled while a run is under way. It shares no factor with a power of two, so that the
+/// samples cover all slots.
+const SAMPLE_INTERVAL: usize = 7;
+/// Slots start at multiples of this many bytes, because DMA engines prefer whole pages.
+const ALIGNMENT: usize = 4096;
+
+/// A source and a destination region, cut into slots that transfers rotate over.
+pub struct Buffers {
+    from: Arc<Device>,
+    to: Arc<Device>,
+    source: Region,
+    destination: Region,
+    /// Incremented for every repeat, so that no repeat finds the patterns of the one before.
+    seed: u64,
+}
+
+/// How the transfers of one repeat rotate over the slots.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rotation {
+    size: usize,
+    slots: usize,
+    /// Each lap sends a destination slot another source slot. Only if no two transfers in flight share a slot.
+    shifted: bool,
+}
+
+impl Rotation {
+    /// Returns the source slot and the destination slot of a transfer, numbered from 0.
+    fn slots_of(&self, transfer: usize) -> (usize, usize) {
+        let (lap, slot) = (transfer / self.slots, transfer % self.slots);
+        (if self.shifted { (slot + lap) % self.slots } else { slot }, slot)
+    }
+}
+
+impl Buffers {
+    /// Allocates memory for transfers of up to `largest` bytes: two slots of that size, or `rotate` bytes if that is more.
+    /// Takes less, but at least one slot, if the devices have less.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] or [`Error::Device`] if a device has no room for one slot.
+    pub fn new(from: &Arc<Device>, to: &Arc<Device>, largest: usize, rotate: usize) -> Result<Self> {
+        let wanted = (2 * stride(largest)).max(rotate);
+        // The other direction and calibration need memory too.
+        let spare = from.capacity().min(to.capacity()) / 3;
+        let bytes = wanted.min(spare).max(largest);
+        Ok(Self::over(from, to, &[from.allocate(bytes)?, to.allocate(bytes)?]))
+    }
+
+    /// Uses a source and a destination of the same length that exist already.
+    pub(crate) fn over(from: &Arc<Device>, to: &Arc<Device>, regions: &[Region; 2]) -> Self {
+        let [source, destination] = regions.clone();
+        Self { source, destination, from: from.clone(), to: to.clone(), seed: 1 }
+    }
+
+    /// Returns how transfers of `size` bytes rotate, of which up to `in_flight` are in flight at once.
+    pub(super) fn rotation(&self, size: usize, in_flight: usize) -> Rotation {
+        let fit = if size == self.source.len() { 1 } else { self.source.len() / stride(size) };
+        let slots = fit.clamp(1, MOST_SLOTS);
+        Rotation { size, slots, shifted: slots >= in_flight }
+    }
+
+    /// Returns the source and the destination of a transfer, numbered from 0.
+    pub(super) fn regions(&self, rotation: Rotation, transfer: usize) -> Result<(Region, Region)> {
+        let (source, destination) = rotation.slots_of(transfer);
+        let stride = stride(rotation.size);
+        Ok((
+            self.source.slice(source * stride, rotation.size)?,
+            self.destination.slice(destination * stride, rotation.size)?,
+        ))
+    }
+
+    /// Fills the source slots and poisons the destination slots.
+    pub(super) fn prepare(&mut self, rotation: Rotation, stop: &AtomicBool) -> Result<()> {
+        self.seed += 1;
+        for slot in 0..rotation.slots {
+            let (source, destination) = self.regions(rotation, slot)?;
+            let seed = self.seed_of(slot);
+            in_pieces(&self.from, &source, stop, |piece, word| self.from.fill(piece, seed + word))?;
+            in_pieces(&self.to, &destination, stop, |piece, _| self.to.poison(piece))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the seed of a source slot's pattern. Patterns of two slots have no word in common at the same offset.
+    fn seed_of(&self, source_slot: usize) -> u64 {
+        self.seed << 40 | (source_slot as u64) << 32
+    }
+
+    /// Compares the last bytes (at most 8) of one transfer in seven, if the CPU reaches the destination as memory. Call it
+    /// when the transfer completed and before its destination slot is used again. Returns the number of compared bytes.
+    ///
+    /// # Errors
+    /// [`Error::Altered`] if a byte differs.
+    #[inline]
+    pub(super) fn sample(&self, rotation: Rotation, transfer: usize) -> Result<u64> {
+        if !transfer.is_multiple_of(SAMPLE_INTERVAL) || !rotation.shifted || !self.to.is_cpu_memory() {
+            return Ok(0);
+        }
+        let (source_slot, slot) = rotation.slots_of(transfer);
+        let last_word = (rotation.size - 1) / 8 * 8;
+        let bytes = rotation.size - last_word;
+        let tail = self.destination.slice(slot * stride(rotation.size) + last_word, bytes)?;
+        let wrong = self.to.count_wrong(&tail, self.seed_of(source_slot) + last_word as u64 / 8)?;
+        if wrong > 0 {
+            return Err(self.altered(transfer, wrong, bytes));
+        }
+        Ok(bytes as u64)
+    }
+
+    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns the number of
+    /// compared bytes, which is 0 if the destination must not be read.
+    ///
+    /// # Errors
+    /// [`Error::Altered`] if a byte differs.
+    pub(super) fn verify(&self, rotation: Rotation, transfers: usize, stop: &AtomicBool) -> Result<u64> {
+        if !self.to.is_verifiable() {
+            return Ok(0);
+        }
+        let mut compared = 0;
+        for transfer in transfers.saturating_sub(rotation.slots)..transfers {
+            let (_, destination) = self.regions(rotation, transfer)?;
+            let (seed, mut wrong) = (self.seed_of(rotation.slots_of(transfer).0), 0);
+            in_pieces(&self.to, &destination, stop, |piece, word| {
+                wrong += self.to.count_wrong(piece, seed + word)?;
+                Ok(())
+            })?;
+            if wrong > 0 {
+                return Err(self.altered(transfer, wrong, rotation.size));
+            }
+            compared += rotation.size as u64;
+        }
+        Ok(compared)
+    }
+
+    fn altered(&self, transfer: usize, wrong: u64, bytes: usize) -> Error {
+        let what = format!("{} to {}, transfer {transfer}", self.from.endpoint(), self.to.endpoint());
+        Error::Altered { what, wrong, bytes: bytes as u64 }
+    }
+}
+
+/// Calls `act` for each piece of a region, with the number of the piece's first word in the region. Ends early if `stop`
+/// is set. A GPU takes the whole region as one piece, because its kernels are fast.
+fn in_pieces(
+    device: &Device,
+    region: &Region,
+    stop: &AtomicBool,
+    mut act: impl FnMut(&Region, u64) -> Result<()>,
+) -> Result<()> {
+    let most = if device.is_gpu() { region.len() } else { PIECE };
+    for offset in (0..region.len()).step_by(most) {
+        check_stop(stop)?;
+        act(&region.slice(offset, most.min(region.len() - offset))?, offset as u64 / 8)?;
+    }
+    Ok(())
+}
+
+/// Returns the distance between two slots for transfers of `size` bytes.
+fn stride(size: usize) -> usize {
+    size.next_multiple_of(ALIGNMENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_lap_sends_a_slot_another_pattern_and_every_slot_is_sampled() {
+        let rotation = Rotation { size: 1, slots: 64, shifted: true };
+        for transfer in 0..1000 {
+            let (source, destination) = rotation.slots_of(transfer);
+            let (next_source, same) = rotation.slots_of(transfer + 64);
+            assert_eq!(destination, same);
+            assert_ne!(source, next_source, "transfer {transfer}");
+        }
+        let mut sampled: Vec<usize> =
+            (0..64 * SAMPLE_INTERVAL).step_by(SAMPLE_INTERVAL).map(|n| rotation.slots_of(n).1).collect();
+        sampled.sort_unstable();
+        assert_eq!(sampled, (0..64).collect::<Vec<_>>());
+    }
+}
