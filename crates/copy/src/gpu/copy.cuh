@@ -1,4 +1,4 @@
-// Copies by the threads of a block. Included by every kernel of this crate.
+// Copies memory by several threads. Every kernel of this crate includes it.
 #pragma once
 #include "system.cuh"
 
@@ -7,8 +7,8 @@ using namespace inlane_system;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// `thread` of `threads` takes every threads-th 16 bytes, four loads in flight. Addresses that are no multiples of 16
-// on both sides are copied byte by byte: right, and slow.
+// Copies the share of thread `thread` of `threads`: every threads-th 16 bytes, with four loads in flight. If one of the
+// addresses is not a multiple of 16, it copies single bytes, which is slow.
 __device__ inline void copy_span(char* to, const char* from, u64 bytes, u64 thread, u64 threads) {
     u64 words = ((u64)to | (u64)from) % 16 == 0 ? bytes / 16 : 0;
     uint4* wide_to = (uint4*)to;

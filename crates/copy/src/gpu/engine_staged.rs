@@ -1,12 +1,13 @@
-//! Staging by copy engines: GPU A's writes chunks into a ring in pinned memory, GPU B's reads them out, ordered by events.
+//! Staging by copy engines: GPU A's engine writes chunks into a ring in pinned memory, and GPU B's reads them out.
 //!
 //! ```text
 //!  A's stream:  wait(emptied 0) copy -> slot 0, record filled 0 | ... slot 1 ... | ... slot 2 ...
 //!  B's stream:        wait(filled 0) slot 0 -> copy, record emptied 0 | ... slot 1 ...
 //! ```
 //!
-//! The CPU queues all of it at once and is not needed until the end. In the steady state the slower link direction is
-//! always busy; the other adds only its first chunk, so a transfer that meets an idle pipeline begins with small ones.
+//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once and is idle until the end. In
+//! the steady state the slower link direction determines the rate. The other adds only the time of its first chunk, so a
+//! transfer on an idle pipeline starts with small chunks.
 
 use crate::tuning::{EngineTuning, engine_chunks};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
@@ -17,13 +18,14 @@ use std::sync::Arc;
 /// A chunk of this size or more needs no second stream to hide the cost of its events.
 const LARGE: usize = 4 << 20;
 
+/// A chunk of the ring, and the events that mark it full and empty.
 struct Slot {
     memory: Region,
     filled: Event,
     emptied: Event,
 }
 
-/// A mover from one GPU's memory to another's, through the host.
+/// A mover from one GPU's memory to another's through pinned host memory, by copy engines.
 pub struct EngineStaged {
     from: u32,
     to: u32,
@@ -36,14 +38,14 @@ pub struct EngineStaged {
 }
 
 impl EngineStaged {
-    /// Allocates the ring and its streams.
+    /// Allocates the ring and the streams.
     ///
     /// # Errors
-    /// When there is not enough memory to pin, or the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if there is too little memory to pin, or the driver refuses.
     pub fn new(from: &Arc<Gpu>, to: &Arc<Gpu>, tuning: EngineTuning) -> Result<Self> {
-        let lanes = tuning.streams.clamp(1, 4);
-        // Two slots a lane at least: one is filled while the other is emptied.
-        let slots = tuning.slots.max(2 * lanes);
+        let streams = tuning.streams.clamp(1, 4);
+        // Each stream needs two slots: one is filled while the other is emptied.
+        let slots = tuning.slots.max(2 * streams);
         let memory = from.pinned(slots * tuning.chunk)?;
         let slot = |index: usize| -> Result<Slot> {
             Ok(Slot {
@@ -55,8 +57,8 @@ impl EngineStaged {
         Ok(Self {
             from: from.index(),
             to: to.index(),
-            out: (0..lanes).map(|_| from.stream()).collect::<Result<_, _>>()?,
-            into: (0..lanes).map(|_| to.stream()).collect::<Result<_, _>>()?,
+            out: (0..streams).map(|_| from.stream()).collect::<Result<_, _>>()?,
+            into: (0..streams).map(|_| to.stream()).collect::<Result<_, _>>()?,
             ring: (0..slots).map(slot).collect::<Result<_>>()?,
             next: 0,
             largest: tuning.chunk,
@@ -64,23 +66,23 @@ impl EngineStaged {
         })
     }
 
-    /// Small chunks alternate, so that one copies while another waits for its event; large ones follow each other in one
-    /// stream, for two at once share a link and end later.
-    fn lane_for(&self, bytes: usize) -> usize {
+    /// Returns the index of the stream for a chunk. Small chunks alternate, so that one copies while another waits for its
+    /// event. Large chunks use one stream, because two at once would share the link and both end later.
+    fn stream_for(&self, bytes: usize) -> usize {
         if bytes >= LARGE { 0 } else { self.next % self.out.len() }
     }
 
-    /// Queues one chunk, and gives its slot's number.
+    /// Queues both copies of one chunk. Returns the index of its slot.
     fn chunk(&mut self, source: &Region, destination: &Region) -> Result<usize> {
         let index = self.next % self.ring.len();
-        let lane = self.lane_for(source.len());
+        let stream = self.stream_for(source.len());
         self.next += 1;
-        let (slot, out, into) = (&self.ring[index], &self.out[lane], &self.into[lane]);
+        let (slot, out, into) = (&self.ring[index], &self.out[stream], &self.into[stream]);
         let staged = slot.memory.slice(0, source.len())?;
-        // An event that was never recorded counts as passed: the first lap waits for nothing.
+        // An event that was never recorded counts as passed, so the first lap does not wait.
         out.wait_for(&slot.emptied)?;
-        // SAFETY: source and destination are kept in `pending`, the ring in `self`, until the streams are drained; the
-        // events keep the two copies of a slot apart.
+        // SAFETY: `pending` keeps source and destination, and `self` the ring, until the streams are drained. The events
+        // order the two copies of a slot.
         unsafe { out.copy(source, &staged)? };
         out.record(&slot.filled)?;
         into.wait_for(&slot.filled)?;
@@ -92,19 +94,19 @@ impl EngineStaged {
 
     fn transfer(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
         let mut offset = 0;
-        let mut last_of_lane = vec![None; self.out.len()];
-        let mut last_lane = 0;
+        let mut last_of_stream = vec![None; self.out.len()];
+        let mut last_stream = 0;
         for length in engine_chunks(source.len(), self.largest, self.pending.is_empty()) {
-            last_lane = self.lane_for(length);
+            last_stream = self.stream_for(length);
             let index = self.chunk(&source.slice(offset, length)?, &destination.slice(offset, length)?)?;
-            last_of_lane[last_lane] = Some(index);
+            last_of_stream[last_stream] = Some(index);
             offset += length;
         }
-        // The end is when every lane has ended, and every transfer before.
-        let end = &self.into[last_lane];
-        for (lane, index) in last_of_lane.iter().enumerate() {
+        // The transfer ends when all streams ended their last chunk, and all earlier transfers ended.
+        let end = &self.into[last_stream];
+        for (stream, index) in last_of_stream.iter().enumerate() {
             if let Some(index) = index
-                && lane != last_lane
+                && stream != last_stream
             {
                 end.wait_for(&self.ring[*index].emptied)?;
             }
@@ -140,7 +142,7 @@ impl Mover for EngineStaged {
         self.pending.done()?;
         let outcome = self.transfer(source, destination);
         if outcome.is_err() {
-            // Part of it may be queued, and its regions are in nobody's keeping.
+            // Some chunks may be queued already, and nothing keeps their regions alive after this call.
             drain(&self.out.iter().chain(&self.into).collect::<Vec<_>>());
         }
         outcome
@@ -153,7 +155,7 @@ impl Mover for EngineStaged {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         let (from, to) = (self.from, self.to);
         let name = || format!("staging from gpu:{from} to gpu:{to}");
-        // The end is one GPU's to tell, and waits for the other's copies.
+        // The last event is on the destination's GPU. An error of the source's GPU shows in `out` only.
         self.pending.wait(&name, ticket, completion, &self.out)
     }
 }

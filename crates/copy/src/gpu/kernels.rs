@@ -1,4 +1,4 @@
-//! The kernels of this crate, compiled for the GPU that is there and loaded before anything runs on it.
+//! The kernels of this crate, compiled for the GPU at hand.
 
 use inlane_core::Result;
 use inlane_cuda::{Gpu, Kernel, Module, Source, compile};
@@ -6,32 +6,32 @@ use std::sync::Arc;
 
 const HEADERS: &[(&str, &str)] = &[inlane_cuda::SYSTEM_HEADER, ("copy.cuh", include_str!("copy.cuh"))];
 
-/// All kernels on one GPU.
+/// All kernels of this crate on one GPU, loaded before anything runs there, because loading waits for running kernels.
 #[derive(Clone)]
 pub struct Kernels {
     /// Fills memory with the pattern of a seed.
     pub fill: Kernel,
-    /// Counts bytes that differ from it.
+    /// Counts the bytes that differ from the pattern.
     pub check: Kernel,
-    /// One copy by the SMs.
+    /// Copies by the SMs.
     pub copy: Kernel,
-    /// The side of staging that writes to the host.
+    /// The side of staging that writes to host memory.
     pub push: Kernel,
-    /// The side that reads from it.
+    /// The side of staging that reads from host memory.
     pub pull: Kernel,
-    /// These two note times.
+    /// `push` and `pull` note timestamps.
     pub traced: bool,
 }
 
 impl Kernels {
-    /// Compiles (or finds in the cache) and loads them.
+    /// Compiles the kernels, or finds them in the cache, and loads them.
     ///
     /// # Errors
-    /// When the run-time compiler is missing, or the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if the run-time compiler is missing or the driver refuses.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = |name, source, options| {
-            let program = Source { name, source, headers: HEADERS, options };
-            Module::load(gpu, &compile(&program, &gpu.info().arch())?)
+            let source = Source { name, source, headers: HEADERS, options };
+            Module::load(gpu, &compile(&source, &gpu.info().arch())?)
         };
         let traced = std::env::var_os("INLANE_COPY_TRACE").is_some_and(|value| value != "0");
         let memory = module("memory.cu", include_str!("memory.cu"), &[])?;
@@ -53,9 +53,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_compile_for_every_recent_architecture() {
+    fn kernels_compile_for_recent_architectures() {
         if let Err(missing) = inlane_cuda::compiler_version() {
-            eprintln!("SKIPPED they_compile_for_every_recent_architecture: {missing}");
+            eprintln!("SKIPPED kernels_compile_for_recent_architectures: {missing}");
             return;
         }
         let staging = include_str!("staging.cu");
@@ -66,8 +66,8 @@ mod tests {
         ];
         for (name, source, options) in sources {
             for arch in ["sm_80", "sm_90", "sm_100"] {
-                let program = Source { name, source, headers: HEADERS, options };
-                if let Err(error) = compile(&program, arch) {
+                let source = Source { name, source, headers: HEADERS, options };
+                if let Err(error) = compile(&source, arch) {
                     panic!("{name} {arch}: {error}");
                 }
             }

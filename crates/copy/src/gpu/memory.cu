@@ -1,12 +1,13 @@
-// Filling, checking and copying GPU memory by kernels.
+// Kernels that fill, check and copy GPU memory.
 #include "copy.cuh"
 
-// Word `index` of the pattern of `seed`: pattern.rs has the same.
+// Returns word `index` of the pattern of `seed`. pattern.rs computes the same.
 __device__ inline u64 pattern(u64 index, u64 seed) {
     u64 word = (index + seed) * 0x9E3779B97F4A7C15ull;
     return word ^ (word >> 29);
 }
 
+// Fills memory with the pattern of `seed`.
 extern "C" __global__ void fill(char* memory, u64 bytes, u64 seed) {
     u64 stride = (u64)gridDim.x * blockDim.x;
     u64 words = (bytes + 7) / 8;
@@ -22,7 +23,7 @@ extern "C" __global__ void fill(char* memory, u64 bytes, u64 seed) {
     }
 }
 
-// Adds the number of bytes that differ from the pattern to *wrong, which lies in this GPU's memory.
+// Counts the bytes that differ from the pattern and adds the count to *wrong, in this GPU's memory.
 extern "C" __global__ void check(const char* memory, u64 bytes, u64 seed, u64* wrong) {
     u64 stride = (u64)gridDim.x * blockDim.x;
     u64 words = (bytes + 7) / 8;
@@ -37,7 +38,7 @@ extern "C" __global__ void check(const char* memory, u64 bytes, u64 seed, u64* w
     if (found) atomicAdd(wrong, found);
 }
 
-// One copy by the SMs: host memory is pushed to or pulled from, or both ends are this GPU's.
+// Copies between this GPU's memory and pinned host memory, in either direction, or within this GPU's memory.
 extern "C" __global__ void __launch_bounds__(1024) copy(char* to, const char* from, u64 bytes) {
     copy_span(to, from, bytes, (u64)blockIdx.x * blockDim.x + threadIdx.x, (u64)gridDim.x * blockDim.x);
 }

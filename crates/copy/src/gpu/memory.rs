@@ -1,24 +1,24 @@
-//! A GPU as an endpoint: its memory, filled and checked by kernels.
+//! A GPU's memory as an endpoint, filled and checked by kernels.
 
 use super::kernels::Kernels;
 use inlane_core::{Region, Result};
 use inlane_cuda::{Arguments, Gpu, Kernel, LaunchConfig, Stream, finish};
 use std::sync::{Arc, Mutex};
 
-/// A GPU with this crate's kernels loaded.
+/// An opened GPU with this crate's kernels loaded.
 pub struct GpuMemory {
     gpu: Arc<Gpu>,
     kernels: Kernels,
     stream: Stream,
-    /// A counter on the GPU, and where it is read back to.
+    /// A counter in GPU memory, and the pinned word to which it is copied.
     wrong: Mutex<(Region, Region)>,
 }
 
 impl GpuMemory {
-    /// Opens `gpu:index`, and loads the kernels.
+    /// Opens `gpu:index` and loads the kernels.
     ///
     /// # Errors
-    /// When there is no such GPU, no run-time compiler, or the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if there is no such GPU or no run-time compiler, or the driver refuses.
     pub fn open(index: u32) -> Result<Self> {
         let gpu = Gpu::open(index)?;
         let kernels = Kernels::load(&gpu)?;
@@ -26,7 +26,7 @@ impl GpuMemory {
         Ok(Self { stream: gpu.stream()?, kernels, wrong, gpu })
     }
 
-    /// The GPU.
+    /// Returns the GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -57,64 +57,61 @@ impl GpuMemory {
         &self.kernels
     }
 
-    /// Nothing is queued on a GPU that was given up: it may hold the caller up.
-    fn must_answer(&self) -> Result<()> {
+    /// Returns an error if the GPU was given up, because a call that queues work there may block.
+    fn check_usable(&self) -> Result<()> {
         if self.gpu.is_abandoned() { finish(&self.stream) } else { Ok(()) }
     }
 
-    fn run(&self, kernel: &Kernel, arguments: [u64; 4], count: usize) -> Result<()> {
-        let shape = LaunchConfig { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
-        // SAFETY: the callers give the kernels' parameters, and wait for the stream before they return.
-        unsafe {
-            match count {
-                3 => kernel.launch(
-                    &self.stream,
-                    shape,
-                    Arguments([arguments[0], arguments[1], arguments[2]]),
-                )?,
-                _ => kernel.launch(&self.stream, shape, Arguments(arguments))?,
-            }
-        }
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// `arguments` are the kernel's parameters, and the regions they name stay alive until the stream is finished.
+    unsafe fn launch<const N: usize>(&self, kernel: &Kernel, arguments: [u64; N]) -> Result<()> {
+        let config = LaunchConfig { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
+        // SAFETY: the caller keeps the same promise.
+        unsafe { kernel.launch(&self.stream, config, Arguments(arguments))? };
         Ok(())
     }
 
     /// Fills a region of this GPU with the pattern of `seed`.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if the driver refuses.
     pub fn fill(&self, region: &Region, seed: u64) -> Result<()> {
-        self.must_answer()?;
-        self.run(&self.kernels.fill, [region.address(), region.len() as u64, seed, 0], 3)?;
+        self.check_usable()?;
+        // SAFETY: the kernel takes address, length and seed, and `finish` waits for it.
+        unsafe { self.launch(&self.kernels.fill, [region.address(), region.len() as u64, seed])? };
         finish(&self.stream)
     }
 
-    /// Fills a region with one byte.
+    /// Fills a region of this GPU with one byte.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if the driver refuses.
     pub fn poison(&self, region: &Region, byte: u8) -> Result<()> {
-        self.must_answer()?;
-        // SAFETY: waited for before this returns, unless the GPU is given up, whose memory is not freed.
+        self.check_usable()?;
+        // SAFETY: `finish` waits for the fill, or gives up the GPU, whose memory is then never freed.
         unsafe { self.stream.fill(region, byte)? };
         finish(&self.stream)
     }
 
-    /// How many bytes of a region differ from the pattern.
+    /// Counts the bytes of a region that differ from the pattern of `seed`.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if the driver refuses.
     pub fn count_wrong(&self, region: &Region, seed: u64) -> Result<u64> {
         let guard = self.wrong.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (counter, answer) = &*guard;
-        self.must_answer()?;
-        // SAFETY: all is waited for below.
-        unsafe { self.stream.fill(counter, 0)? };
+        self.check_usable()?;
         let arguments = [region.address(), region.len() as u64, seed, counter.address()];
-        self.run(&self.kernels.check, arguments, 4)?;
-        // SAFETY: as above.
-        unsafe { self.stream.copy(counter, answer)? };
+        // SAFETY: the kernel takes address, length, seed and counter. `finish` waits for all three operations.
+        unsafe {
+            self.stream.fill(counter, 0)?;
+            self.launch(&self.kernels.check, arguments)?;
+            self.stream.copy(counter, answer)?;
+        }
         finish(&self.stream)?;
-        // SAFETY: 8 aligned bytes of pinned memory, written before the stream was idle.
+        // SAFETY: 8 aligned bytes of pinned memory that no operation writes any more.
         Ok(unsafe { answer.as_ptr().cast::<u64>().read_volatile() })
     }
 }

@@ -1,5 +1,6 @@
 //! GPUs: their memory as an endpoint, and the paths on which copy engines or SMs move the bytes.
 
+mod command_ring;
 pub mod engine_staged;
 pub(crate) mod kernels;
 mod memory;

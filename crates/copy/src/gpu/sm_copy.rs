@@ -1,4 +1,4 @@
-//! A GPU's SMs as a mover: one kernel a copy, between its memory and pinned host memory.
+//! A GPU's SMs as a mover: one kernel launch per copy between the GPU's memory and pinned host memory.
 
 use super::kernels::Kernels;
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
@@ -6,7 +6,10 @@ use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Arguments, Gpu, Kernel, LaunchConfig, Pending, Stream, drain};
 use std::sync::Arc;
 
-/// Pushes to and pulls from pinned memory.
+/// Bytes that one block of 1024 threads copies per turn of its loop.
+const TURN: usize = 64 << 10;
+
+/// A mover that pushes to and pulls from pinned host memory.
 pub struct SmCopy {
     stream: Stream,
     kernel: Kernel,
@@ -15,10 +18,10 @@ pub struct SmCopy {
 }
 
 impl SmCopy {
-    /// A mover on `gpu` that takes at most `blocks` blocks of 1024 threads.
+    /// Creates a mover on `gpu` that uses at most `blocks` blocks of 1024 threads.
     ///
     /// # Errors
-    /// When the driver refuses a stream.
+    /// [`Error::Device`](inlane_core::Error::Device) if the driver refuses a stream.
     pub fn new(gpu: &Arc<Gpu>, kernels: &Kernels, blocks: u32) -> Result<Self> {
         Ok(Self {
             stream: gpu.stream()?,
@@ -35,9 +38,8 @@ impl Mover for SmCopy {
     }
 
     fn reaches(&self, source: &Region, destination: &Region) -> bool {
-        let mine = Location::Gpu(self.stream.gpu().index());
-        let reachable =
-            |region: &Region| *region.location() == mine || *region.location() == Location::Pinned;
+        let own = Location::Gpu(self.stream.gpu().index());
+        let reachable = |region: &Region| *region.location() == own || *region.location() == Location::Pinned;
         reachable(source) && reachable(destination)
     }
 
@@ -46,12 +48,12 @@ impl Mover for SmCopy {
         if !self.reaches(source, destination) {
             return Err(out_of_reach(self, source, destination));
         }
-        // A block moves 64 KiB a turn; more blocks than turns would idle.
-        let blocks = (source.len().div_ceil(64 << 10) as u32).clamp(1, self.blocks);
-        let shape = LaunchConfig { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
+        // With more blocks than turns, some would be idle.
+        let blocks = (source.len().div_ceil(TURN) as u32).clamp(1, self.blocks);
+        let config = LaunchConfig { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
         let arguments = Arguments([destination.address(), source.address(), source.len() as u64]);
-        // SAFETY: the kernel's parameters are destination, source and length; the regions are kept until it has run.
-        unsafe { self.kernel.launch(&self.stream, shape, arguments)? };
+        // SAFETY: the kernel takes destination, source and length. `pending` keeps the regions until the kernel ended.
+        unsafe { self.kernel.launch(&self.stream, config, arguments)? };
         self.pending.push(&self.stream, [source.clone(), destination.clone()])
     }
 

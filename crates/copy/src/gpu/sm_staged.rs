@@ -1,15 +1,13 @@
-//! Staging by SMs: the host's side of `staging.cu`, which says how the two GPUs hand chunks over.
+//! Staging by SMs: a mover whose kernels push chunks into pinned host memory on one GPU and pull them out on the other.
+//! `staging.cu` describes how the kernels hand chunks over; [`command_ring`](super::command_ring) the memory they share.
 //!
-//! ```text
-//!  one span of pinned memory:
-//!  | control 256 | ended: lanes * 8 | commands: DEPTH * 64, once or twice | lanes * 256 |
-//!  | chunks: lanes * slots * chunk bytes | lines: lanes * slots * line bytes |
-//!  on each GPU: DEPTH * 64, where block 0 passes commands on, and 64: that it has left
-//! ```
-//!
-//! Resident, both kernels run until they are told to leave, and hold `lanes` blocks of each GPU meanwhile: allocating,
-//! freeing and loading on these GPUs waits for them. Otherwise the two are launched for each transfer.
+//! Resident kernels run between transfers. They occupy one block per channel on each GPU, and allocating, freeing and
+//! loading code on these GPUs waits for them. [`Mover::quiesce`] ends them, and a timer parks them when no transfer came
+//! for [`PARK_AFTER`]. Otherwise both kernels are launched for each transfer.
 
+use super::command_ring::{
+    self, CHANNEL_BYTES, COMMANDS_BYTES, CommandRing, DEPTH, ENDED, Layout, ParkedWhenIdle, STUCK,
+};
 use super::kernels::Kernels;
 use super::trace::Trace;
 use crate::tuning::SmTuning;
@@ -20,278 +18,224 @@ use inlane_cuda::{
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Commands in flight at most; a power of two.
-const DEPTH: u64 = 64;
-/// Offsets of the words of `Control`.
-const FAILED: usize = 0;
-const LEAVE_NOW: usize = 128;
-/// Where the lanes' words of ended commands begin.
-const ENDED: usize = 256;
-const COMMAND_BYTES: usize = 64;
-const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
-/// A ring of commands, and a word that says that block 0 has left.
+/// Bytes of a relay: a ring of commands, and a line with the word that says that block 0 has left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
-const LANE_BYTES: usize = 256;
-/// A command's length that means: leave.
-const LEAVE: u64 = u64::MAX;
-/// How long a resident kernel waits for a command before it gives up: the host parks it long before.
+/// How long a resident kernel waits for a command before it leaves by itself. Only kernels whose process is stopped
+/// reach this, because the timer parks them earlier.
 const IDLE: Duration = Duration::from_secs(30);
-/// How long after a command the host has resident kernels leave, when the next one comes.
-const PARK_AFTER: Duration = Duration::from_secs(10);
-/// How long a side waits for a chunk of the other before it gives up.
-const STUCK: Duration = Duration::from_secs(5);
+/// How long after the newest transfer the timer parks resident kernels.
+pub const PARK_AFTER: Duration = Duration::from_secs(10);
+/// The number of commands that resident kernels accept: more than will ever come.
+const UNLIMITED: u64 = 1 << 62;
+
+/// One GPU's part: the kernel that pushes or pulls.
+struct Side {
+    kernel: Kernel,
+    stream: Stream,
+    threads: u32,
+    /// GPU memory through which block 0 passes commands on to the other blocks.
+    relay: Region,
+}
+
+impl Side {
+    fn new(gpu: &Arc<Gpu>, kernel: &Kernel, threads: u32) -> Result<Self> {
+        Ok(Self { kernel: kernel.clone(), stream: gpu.stream()?, threads, relay: gpu.allocate(RELAY_BYTES)? })
+    }
+}
 
 /// A mover from one GPU's memory to another's, by the SMs of both.
 pub struct SmStaged {
     from: Arc<Gpu>,
     to: Arc<Gpu>,
-    push: (Kernel, Stream),
-    pull: (Kernel, Stream),
-    /// Where an interrupt is waited for.
+    push: Side,
+    pull: Side,
+    /// The stream that waits for the end of a transfer in completion mode `interrupt`.
     notice: (Stream, Pending),
-    /// One GPU on both sides would read each command twice, and reads of one line queue behind each other.
-    command_rings: usize,
-    /// Where each GPU's block 0 passes commands on: the pusher's, the puller's.
-    relays: [Region; 2],
     memory: Region,
-    tuning: SmTuning,
+    layout: Layout,
+    ring: ParkedWhenIdle,
     resident: bool,
-    running: bool,
+    /// An error occurred. No further transfer is accepted.
     broken: bool,
-    sequence: u64,
-    /// The newest command that every lane of the pusher is known to have read.
-    read_by_all: u64,
-    newest: Instant,
     flight: InFlight,
+    /// Transfers in flight: the number of the command, and the regions, which must stay alive.
     entries: VecDeque<(u64, [Region; 2])>,
     trace: Option<Trace>,
 }
 
 impl SmStaged {
-    /// Allocates the ring and its streams. `resident` keeps the kernels running between transfers.
+    /// Allocates pinned memory and streams, and launches both kernels once so that later launches need no set-up.
+    /// `resident` keeps the kernels running between transfers.
     ///
     /// # Errors
-    /// When there is not enough memory to pin, the blocks do not all fit on a GPU, or the driver refuses.
+    /// [`Error::Device`] if the blocks do not fit on a GPU, there is too little memory to pin, or the driver refuses.
     pub fn new(
         from: (&Arc<Gpu>, &Kernels),
         to: (&Arc<Gpu>, &Kernels),
         tuning: SmTuning,
         resident: bool,
     ) -> Result<Self> {
-        for (gpu, kernel) in [(from.0, &from.1.push), (to.0, &to.1.pull)] {
-            // Both directions, and both sides of one GPU, stay at once: blocks that wait for blocks that do not fit would wait
-            // for ever.
-            let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
-            if tuning.channels == 0
-                || tuning.channels > fit
-                || !tuning.chunk.is_multiple_of(16)
-                || !tuning.threads.is_multiple_of(32)
-                || tuning.slots == 0
-            {
-                return Err(Error::device_usage(
-                    format!("gpu:{}", gpu.index()),
-                    format!(
-                        "{tuning:?}: it holds 1 to {fit} lanes of {} threads, both directions at once; threads are \
-                         multiples of 32, chunks of 16",
-                        tuning.threads
-                    ),
-                ));
-            }
-        }
-        let lanes = tuning.channels as usize;
-        let command_rings = if from.0.index() == to.0.index() { 2 } else { 1 };
-        let a_lane = LANE_BYTES + tuning.slots * (tuning.chunk + tuning.line_bytes());
-        let bytes = commands_at(lanes) + command_rings * COMMANDS_BYTES + lanes * a_lane;
+        check_tuning(from.0, &from.1.push, &tuning)?;
+        check_tuning(to.0, &to.1.pull, &tuning)?;
+        let layout = Layout { tuning, rings: if from.0.index() == to.0.index() { 2 } else { 1 } };
+        let memory = from.0.pinned(layout.bytes())?;
+        let ring = CommandRing::new(memory.clone(), layout, short_name(from.0, to.0));
         let mut staged = Self {
-            push: (from.1.push.clone(), from.0.stream()?),
-            pull: (to.1.pull.clone(), to.0.stream()?),
+            push: Side::new(from.0, &from.1.push, tuning.threads)?,
+            pull: Side::new(to.0, &to.1.pull, tuning.threads)?,
             notice: (to.0.stream()?, Pending::new()),
-            command_rings,
-            relays: [from.0.allocate(RELAY_BYTES)?, to.0.allocate(RELAY_BYTES)?],
-            memory: from.0.pinned(bytes)?,
+            ring: ParkedWhenIdle::new(ring, resident.then_some(PARK_AFTER))?,
+            memory,
+            layout,
             trace: from.1.traced.then(Trace::default),
             from: from.0.clone(),
             to: to.0.clone(),
-            tuning,
             resident,
-            running: false,
             broken: false,
-            sequence: 0,
-            read_by_all: 0,
-            newest: Instant::now(),
             flight: InFlight::new(),
             entries: VecDeque::with_capacity(DEPTH as usize),
         };
-        // For no command at all: what a first launch has to set up on a GPU would wait for kernels that stay.
+        // A launch for 0 commands. What a first launch sets up on a GPU would wait for resident kernels.
         staged.launch(1, 0)?;
-        finish(&staged.push.1)?;
-        finish(&staged.pull.1)?;
-        // So would an event that is made then.
+        finish(&staged.push.stream)?;
+        finish(&staged.pull.stream)?;
+        // The same holds for the creation of an event.
         let (stream, notices) = &mut staged.notice;
         let first = notices.push(stream, [staged.memory.clone(), staged.memory.clone()])?;
         notices.wait(&String::new, first, CompletionMode::Poll, &[])?;
         Ok(staged)
     }
 
-    fn word(&self, offset: usize) -> &AtomicU64 {
-        word(&self.memory, offset)
-    }
-
-    fn commands(&self) -> usize {
-        commands_at(self.tuning.channels as usize)
-    }
-
-    fn lanes(&self) -> usize {
-        self.commands() + self.command_rings * COMMANDS_BYTES
-    }
-
-    fn chunks(&self) -> usize {
-        self.lanes() + self.tuning.channels as usize * LANE_BYTES
-    }
-
-    fn lines(&self) -> usize {
-        self.chunks() + self.tuning.channels as usize * self.tuning.slots * self.tuning.chunk
-    }
-
-    /// The newest ticket that is done.
+    /// Returns the newest ticket that is done.
     fn look(&self) -> Result<Ticket> {
-        look(&self.memory, self.tuning.channels, &self.entries, self.flight.done(), &|| self.short_name())
+        let name = || short_name(&self.from, &self.to);
+        look(&self.memory, self.layout.tuning.channels, &self.entries, self.flight.done(), &name)
     }
 
-    fn short_name(&self) -> String {
-        short_name(&self.from, &self.to)
-    }
-
+    /// Drops the regions of transfers that are done.
     fn retire(&mut self) {
         while self.entries.len() > self.flight.in_flight() {
             self.entries.pop_front();
         }
     }
 
-    /// Launches both kernels, for `count` commands from `first`.
-    fn launch(&mut self, first: u64, count: u64) -> Result<()> {
-        let base = self.memory.address();
-        let at = |offset: usize| base + offset as u64;
-        let shape = LaunchConfig {
-            blocks: self.tuning.channels,
-            threads: self.tuning.threads,
-            shared_bytes: 0,
-            cooperative: false,
-        };
-        let pushers = self.commands() + (self.command_rings - 1) * COMMANDS_BYTES;
-        let [push_relay, pull_relay] = self.relays.each_ref().map(Region::address);
-        let sides = [(&self.pull, self.commands(), pull_relay), (&self.push, pushers, push_relay)];
-        for ((kernel, stream), commands, relay) in sides {
+    /// Launches both kernels for `count` commands from number `first`. If only the first launch succeeds, that kernel waits
+    /// for commands until [`SmStaged::give_up`].
+    fn launch(&self, first: u64, count: u64) -> Result<()> {
+        let tuning = &self.layout.tuning;
+        let at = |offset: usize| self.memory.address() + offset as u64;
+        let pushers_ring = self.layout.commands() + (self.layout.rings - 1) * COMMANDS_BYTES;
+        for (side, commands) in [(&self.pull, self.layout.commands()), (&self.push, pushers_ring)] {
+            let config = LaunchConfig {
+                blocks: tuning.channels,
+                threads: side.threads,
+                shared_bytes: 0,
+                cooperative: false,
+            };
             let arguments = Arguments([
-                base,
+                at(0),
                 at(ENDED),
                 at(commands),
-                relay,
+                side.relay.address(),
                 DEPTH,
-                at(self.lanes()),
-                at(self.chunks()),
-                at(self.lines()),
-                self.tuning.slots as u64,
-                self.tuning.chunk as u64,
-                self.tuning.line_bytes() as u64,
+                at(self.layout.channel_words()),
+                at(self.layout.chunks()),
+                at(self.layout.lines()),
+                tuning.slots as u64,
+                tuning.chunk as u64,
+                tuning.line_bytes() as u64,
                 first,
                 count,
                 IDLE.as_nanos() as u64,
                 STUCK.as_nanos() as u64,
             ]);
-            // SAFETY: these are the kernels' parameters; all memory lives until the streams are drained, in drop.
-            unsafe { kernel.launch(stream, shape, arguments)? };
+            // SAFETY: these are the kernel's parameters in order. The memory lives until `drop` drained the stream.
+            unsafe { side.kernel.launch(&side.stream, config, arguments)? };
         }
         Ok(())
     }
 
-    /// Writes a command's line. Each value goes before its number: a GPU that sees the number sees the value, for it reads
-    /// both at once.
-    fn publish(&mut self, fields: [u64; 4]) -> Result<()> {
-        self.sequence += 1;
-        let sequence = self.sequence;
-        self.make_room(sequence)?;
-        for ring in 0..self.command_rings {
-            let line = ring * DEPTH as usize + (sequence % DEPTH) as usize;
-            let line = self.commands() + line * COMMAND_BYTES;
-            for (index, value) in fields.into_iter().enumerate() {
-                self.word(line + index * 16).store(value, Ordering::Relaxed);
-                self.word(line + index * 16 + 8).store(sequence, Ordering::Release);
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until the line that `sequence` will overwrite was read by every lane of both sides.
-    fn make_room(&mut self, sequence: u64) -> Result<()> {
-        let old = sequence.saturating_sub(DEPTH);
-        let began = Instant::now();
-        // The pusher's words are looked at once in many commands: each look is a line that a GPU wrote.
-        while self.read_by_all < old {
-            let lanes = (0..self.tuning.channels as usize).map(|lane| self.lanes() + lane * LANE_BYTES + 8);
-            let seen = lanes.map(|word| self.word(word).load(Ordering::Acquire)).min();
-            self.read_by_all = seen.unwrap_or(0);
-            if self.read_by_all < old {
-                self.look()?;
-                if began.elapsed() > STUCK {
-                    return Err(self.flight.lost(&self.short_name()));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A command's word that says in which pieces, and how.
-    fn pieces(&self, bytes: usize) -> u64 {
-        self.tuning.chunk_field(bytes, self.flight.in_flight() == 0)
-    }
-
-    /// Has resident kernels leave, once all commands are done.
+    /// Ends resident kernels after all commands, and waits until they ended.
     fn park(&mut self) -> Result<()> {
-        if !std::mem::take(&mut self.running) {
-            return Ok(());
-        }
-        self.publish([0, 0, LEAVE, 0])?;
-        finish(&self.push.1)?;
-        finish(&self.pull.1)
+        self.ring.lock().leave()?;
+        finish(&self.push.stream)?;
+        finish(&self.pull.stream)
     }
 
-    /// The lap in a line has 32 bits: before it comes round, no line may hold an old one.
-    fn renew_laps(&mut self) -> Result<()> {
-        self.quiesce()?;
-        let length = self.tuning.channels as usize * self.tuning.slots * self.tuning.line_bytes();
-        let lines = self.memory.slice(self.lines(), length)?;
-        // SAFETY: inside the pinned span; no kernel runs.
-        unsafe { std::ptr::write_bytes(lines.as_ptr(), 0, length) };
-        self.sequence += 1;
+    /// Makes the path usable again after the kernels left because no command came for [`IDLE`]. The timer parks kernels
+    /// earlier, so this happens only if the process was stopped meanwhile.
+    fn recover(&mut self) -> Result<()> {
+        for side in [&self.push, &self.pull] {
+            finish(&side.stream)?;
+            let left = side.relay.slice(COMMANDS_BYTES, RELAY_BYTES - COMMANDS_BYTES)?;
+            // SAFETY: no kernel runs that accesses the relay, and `finish` waits for the fill.
+            unsafe { side.stream.fill(&left, 0)? };
+            finish(&side.stream)?;
+        }
+        self.ring.lock().reset();
         Ok(())
     }
 
-    /// After an error: nothing more goes this way, and kernels that stayed leave. Gives what a GPU says of itself, where that
-    /// explains more than that nothing came.
+    /// Refuses all further transfers and makes running kernels leave. Returns the GPU's own error if it reports one, else
+    /// `error`.
     fn give_up(&mut self, error: Error) -> Error {
         self.broken = true;
-        self.word(LEAVE_NOW).store(1, Ordering::Release);
-        alive(&self.push.1, &self.pull.1, false).err().unwrap_or(error)
+        self.ring.lock().set_stopped();
+        command_ring::leave_now(&self.memory);
+        check_alive(&self.push.stream, &self.pull.stream, false).err().unwrap_or(error)
     }
 
+    /// Launches the kernels if none wait for commands, and publishes the command of a transfer.
+    fn start(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
+        let idle = self.flight.in_flight() == 0;
+        let chunk = self.layout.tuning.chunk_field(source.len(), idle);
+        let fields = [source.address(), destination.address(), source.len() as u64, chunk];
+        let mut ring = self.ring.lock();
+        if self.resident && idle && ring.has_idled_out() {
+            drop(ring);
+            self.recover()?;
+            ring = self.ring.lock();
+        }
+        if ring.needs_new_laps() {
+            drop(ring);
+            self.quiesce()?;
+            ring = self.ring.lock();
+            ring.renew_laps();
+        }
+        let sequence = ring.sequence() + 1;
+        if !self.resident {
+            self.launch(sequence, 1)?;
+        } else if !ring.is_running() {
+            self.launch(sequence, UNLIMITED)?;
+            self.ring.set_running(&mut ring);
+        }
+        // Kept before the command is visible, because the kernels access the regions from then on.
+        self.entries.push_back((sequence, [source.clone(), destination.clone()]));
+        let ticket = self.flight.submit(source.len());
+        let (sequence, published) = ring.publish(fields)?;
+        if let Some(trace) = &mut self.trace {
+            trace.published(sequence, published);
+        }
+        Ok(ticket)
+    }
+
+    /// Sleeps until the transfer is done. A stream waits for the channels' words, and the driver wakes this thread.
     fn wait_interrupt(&mut self, ticket: Ticket) -> Result<()> {
         let Some(index) = ticket.0.checked_sub(self.flight.done().0 + 1) else { return Ok(()) };
         let sequence = self.entries[index as usize].0;
-        let waits: Vec<_> = (0..u64::from(self.tuning.channels))
-            .map(|lane| MemoryOperation::Wait {
-                address: self.memory.address() + ENDED as u64 + lane * 8,
+        let waits: Vec<_> = (0..u64::from(self.layout.tuning.channels))
+            .map(|channel| MemoryOperation::Wait {
+                address: self.memory.address() + ENDED as u64 + channel * 8,
                 value: sequence as u32,
                 until: WaitUntil::Reached,
             })
             .collect();
-        let name = self.short_name();
+        let name = short_name(&self.from, &self.to);
         let (stream, notices) = &mut self.notice;
-        // SAFETY: the words are pinned memory that lives as long as the stream; the kernels write them when the command ends,
-        // or move them ahead when they give up.
+        // SAFETY: the words are in pinned memory that outlives the stream. The kernels advance them when the command ends
+        // and when they give up.
         unsafe { stream.memory_operations(&waits)? };
         let notice = notices.push(stream, [self.memory.clone(), self.memory.clone()])?;
         notices.wait(&|| name.clone(), notice, CompletionMode::Interrupt, &[])?;
@@ -301,61 +245,51 @@ impl SmStaged {
     }
 }
 
-/// Where the commands begin: after the lanes' words, on a line of their own.
-fn commands_at(lanes: usize) -> usize {
-    (ENDED + lanes * 8).next_multiple_of(128)
-}
-
-/// A word of the pinned span.
-fn word(memory: &Region, offset: usize) -> &AtomicU64 {
-    debug_assert!(offset + 8 <= memory.len());
-    // SAFETY: inside the pinned span, aligned; every access by the CPU is atomic, and the GPUs' are ordered by their
-    // releases and acquires.
-    unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
+/// Checks that a quarter of the GPU holds all blocks. Both directions, and both sides if they share a GPU, must be resident
+/// at once: a block that waits for one that does not fit would never end.
+fn check_tuning(gpu: &Gpu, kernel: &Kernel, tuning: &SmTuning) -> Result<()> {
+    let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
+    let valid = (1..=fit).contains(&tuning.channels)
+        && tuning.chunk.is_multiple_of(16)
+        && tuning.threads.is_multiple_of(32)
+        && tuning.slots > 0;
+    if valid {
+        return Ok(());
+    }
+    let why = format!(
+        "{tuning:?} does not fit: give 1 to {fit} channels of {} threads, threads in multiples of 32, and chunks in multiples \
+         of 16 bytes",
+        tuning.threads
+    );
+    Err(Error::device_usage(format!("gpu:{}", gpu.index()), why))
 }
 
 fn short_name(from: &Gpu, to: &Gpu) -> String {
     format!("staging by SMs from gpu:{} to gpu:{}", from.index(), to.index())
 }
 
-/// The newest ticket that is done, where the oldest entry is that after `first`.
+/// Returns the newest ticket that is done. `entries` starts with the transfer after `first`.
 fn look(
     memory: &Region,
-    lanes: u32,
+    channels: u32,
     entries: &VecDeque<(u64, [Region; 2])>,
     first: Ticket,
     name: &dyn Fn() -> String,
 ) -> Result<Ticket> {
     let Some((oldest, _)) = entries.front() else { return Ok(first) };
-    // Each lane's word grows; the first that is behind the oldest command tells that nothing new has ended.
-    let mut done = u64::MAX;
-    for lane in 0..lanes as usize {
-        done = done.min(word(memory, ENDED + lane * 8).load(Ordering::Acquire));
-        if done < *oldest {
-            break;
-        }
-    }
-    let why = word(memory, FAILED).load(Ordering::Relaxed);
-    if why != 0 {
-        let what = if why == 1 { "no command" } else { "no chunk from the other GPU" };
-        return Err(Error::device_failed(
-            name(),
-            format!(
-                "a kernel gave up: {what} came in time; transfers in flight count as not moved; open it again"
-            ),
-        ));
-    }
-    let ended = entries.iter().take_while(|(sequence, _)| *sequence <= done).count();
-    Ok(Ticket(first.0 + ended as u64))
+    let ended = command_ring::ended(memory, channels, *oldest);
+    command_ring::check_failed(memory, name)?;
+    let count = entries.iter().take_while(|(sequence, _)| *sequence <= ended).count();
+    Ok(Ticket(first.0 + count as u64))
 }
 
-/// That both kernels run, where they are to; else what their GPUs say.
-fn alive(push: &Stream, pull: &Stream, running: bool) -> Result<()> {
+/// Asks both GPUs for errors. With `running`, a kernel that ended is an error too.
+fn check_alive(push: &Stream, pull: &Stream, running: bool) -> Result<()> {
     for stream in [push, pull] {
         if stream.is_idle()? && running {
             return Err(Error::device_failed(
                 format!("gpu:{}", stream.gpu().index()),
-                "its staging kernel has ended by itself; transfers in flight count as not moved; open it again",
+                "its staging kernel ended by itself; transfers in flight count as not moved; open the path again",
             ));
         }
     }
@@ -364,10 +298,10 @@ fn alive(push: &Stream, pull: &Stream, running: bool) -> Result<()> {
 
 impl Mover for SmStaged {
     fn name(&self) -> String {
-        let SmTuning { channels: lanes, threads, chunk, slots, .. } = self.tuning;
+        let SmTuning { channels, threads, chunk, slots, .. } = self.layout.tuning;
         format!(
-            "gpu:{} SMs -> {lanes} rings of {slots} pinned chunks of up to {} -> gpu:{} SMs ({lanes} blocks of {threads} \
-             threads each, {})",
+            "gpu:{} SMs -> {channels} rings of {slots} pinned chunks of up to {} -> gpu:{} SMs ({channels} blocks of \
+             {threads} threads each, {})",
             self.from.index(),
             inlane_core::units::bytes(chunk as u64),
             self.to.index(),
@@ -386,40 +320,17 @@ impl Mover for SmStaged {
             return Err(out_of_reach(self, source, destination));
         }
         if self.broken {
-            return Err(Error::device_failed(self.short_name(), "failed before; open it again"));
-        }
-        if self.resident && self.newest.elapsed() > PARK_AFTER {
-            self.park()?;
+            let why = "failed before; open the path again";
+            return Err(Error::device_failed(short_name(&self.from, &self.to), why));
         }
         if self.flight.in_flight() as u64 >= DEPTH - 2 {
             let oldest = Ticket(self.flight.done().0 + 1);
             self.wait(oldest, CompletionMode::Poll)?;
         }
-        if (self.sequence + 1) as u32 == 0 {
-            self.renew_laps()?;
-        }
         if let Some(trace) = &mut self.trace {
             trace.begin(source.len());
         }
-        let fields =
-            [source.address(), destination.address(), source.len() as u64, self.pieces(source.len())];
-        if !self.resident {
-            self.launch(self.sequence + 1, 1)?;
-        } else if !self.running {
-            self.launch(self.sequence + 1, 1 << 62)?;
-            self.running = true;
-        }
-        // Kept before the command can be seen: the kernels may run from then on.
-        self.entries.push_back((self.sequence + 1, [source.clone(), destination.clone()]));
-        let ticket = self.flight.submit(source.len());
-        if let Err(error) = self.publish(fields) {
-            return Err(self.give_up(error));
-        }
-        self.newest = Instant::now();
-        if let Some(trace) = &mut self.trace {
-            trace.published(self.sequence, self.newest);
-        }
-        Ok(ticket)
+        self.start(source, destination).map_err(|error| self.give_up(error))
     }
 
     fn done(&mut self) -> Result<Ticket> {
@@ -435,22 +346,18 @@ impl Mover for SmStaged {
         let outcome = match completion {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
-                // The entries stay until `retire`, so they are counted from where the flight stands now.
-                let Self { flight, memory, entries, from, to, tuning, push, pull, running, .. } = self;
+                // `retire` removes entries after this wait, so tickets count from `first` all the while.
+                let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;
                 let poll = || {
-                    // A kernel that died writes no word: its GPU is asked now and then.
+                    let done = look(memory, layout.tuning.channels, entries, first, &name)?;
                     looks = looks.wrapping_add(1);
-                    if looks.is_multiple_of(1 << 15) {
-                        let done = look(memory, tuning.channels, entries, first, &name)?;
-                        return if done >= ticket {
-                            Ok(done)
-                        } else {
-                            alive(&push.1, &pull.1, *running).map(|()| done)
-                        };
+                    // A kernel that died writes no word, so the GPUs are asked for errors now and then.
+                    if looks.is_multiple_of(1 << 15) && done < ticket {
+                        check_alive(&push.stream, &pull.stream, ring.lock().is_running())?;
                     }
-                    look(memory, tuning.channels, entries, first, &name)
+                    Ok(done)
                 };
                 match completion {
                     CompletionMode::Adaptive => flight.wait_adaptive(&name, ticket, poll),
@@ -459,18 +366,21 @@ impl Mover for SmStaged {
             }
         };
         if first < ticket && ticket == self.flight.newest() && outcome.is_ok() {
-            let (offset, length) = (self.lanes(), self.tuning.channels as usize * LANE_BYTES);
+            let length = self.layout.tuning.channels as usize * CHANNEL_BYTES;
             if let Some(trace) = &mut self.trace {
-                trace.ended(&self.memory.slice(offset, length)?);
+                trace.ended(&self.memory.slice(self.layout.channel_words(), length)?);
             }
         }
         self.retire();
         outcome.map_err(|error| self.give_up(error))
     }
 
+    /// Waits for all transfers and ends resident kernels. The next transfer launches them again.
     fn quiesce(&mut self) -> Result<()> {
         self.wait(self.flight.newest(), CompletionMode::Poll)?;
-        self.park()?;
+        if self.resident {
+            self.park()?;
+        }
         if let Some(trace) = &mut self.trace {
             trace.report();
         }
@@ -483,15 +393,79 @@ impl Drop for SmStaged {
         if self.from.is_abandoned() || self.to.is_abandoned() {
             return;
         }
-        if let Err(error) = self.park() {
-            tracing::warn!("resident kernels are told to leave what they wait for: {error}");
-            self.word(LEAVE_NOW).store(1, Ordering::Release);
+        if let Err(error) = self.ring.lock().leave() {
+            tracing::warn!("resident kernels are told to leave at once: {error}");
+            command_ring::leave_now(&self.memory);
         }
-        // The kernels' waits are bounded, so this ends; a wait for an interrupt is let go.
-        drain(&[&self.push.1, &self.pull.1]);
-        for lane in 0..self.tuning.channels as usize {
-            self.word(ENDED + lane * 8).store(self.sequence + (1 << 30), Ordering::Release);
-        }
+        // This ends, because every wait of a kernel has a limit.
+        drain(&[&self.push.stream, &self.pull.stream]);
+        self.ring.lock().release_waits();
         drain(&[&self.notice.0]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, Kind, open};
+    use std::time::Instant;
+
+    fn staged(test: &str, resident: bool) -> Option<(Arc<Device>, SmStaged)> {
+        if let Err(error) = inlane_cuda::device_count() {
+            eprintln!("SKIPPED {test}: {error}");
+            return None;
+        }
+        let device = open(&["gpu:0".parse().unwrap()], &Default::default()).unwrap().remove(0);
+        let Kind::Gpu(memory) = device.kind() else { unreachable!("gpu:0 is a GPU") };
+        let side = (memory.gpu(), memory.kernels());
+        let staged = SmStaged::new(side, side, SmTuning::default(), resident).unwrap();
+        Some((device.clone(), staged))
+    }
+
+    #[test]
+    fn a_kernel_whose_peer_cannot_be_launched_ends_soon() {
+        let test = "a_kernel_whose_peer_cannot_be_launched_ends_soon";
+        for resident in [true, false] {
+            let Some((device, mut staged)) = staged(test, resident) else { return };
+            let (source, destination) =
+                (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
+            // More threads than a block can have: the driver refuses the second launch.
+            staged.push.threads = 1 << 20;
+            staged.submit(&source, &destination).unwrap_err();
+            let failed = Instant::now();
+            finish(&staged.pull.stream).unwrap();
+            assert!(failed.elapsed() < STUCK, "the other kernel waited {:?}", failed.elapsed());
+            let error = staged.submit(&source, &destination).unwrap_err().to_string();
+            assert!(error.contains("open the path again"), "{error}");
+        }
+    }
+
+    #[test]
+    fn transfers_go_on_after_kernels_idled_out() {
+        let Some((device, mut staged)) = staged("transfers_go_on_after_kernels_idled_out", true) else {
+            return;
+        };
+        let (source, destination) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
+        device.fill(&source, 3).unwrap();
+        for size in [4096, 1 << 20] {
+            let [from, to] = [&source, &destination].map(|region| region.slice(0, size).unwrap());
+            let ticket = staged.submit(&from, &to).unwrap();
+            staged.wait(ticket, CompletionMode::Poll).unwrap();
+            // Kernels leave as if their idle time were over, and note why.
+            command_ring::leave_now(&staged.memory);
+            finish(&staged.push.stream).unwrap();
+            finish(&staged.pull.stream).unwrap();
+            assert!(staged.ring.lock().has_idled_out());
+            staged.memory.slice(128, 8).map(|word| clear(&word)).unwrap();
+        }
+        let ticket = staged.submit(&source, &destination).unwrap();
+        staged.wait(ticket, CompletionMode::Poll).unwrap();
+        staged.quiesce().unwrap();
+        assert_eq!(device.count_wrong(&destination, 3).unwrap(), 0);
+    }
+
+    /// Takes back [`command_ring::leave_now`].
+    fn clear(word: &Region) {
+        command_ring::word(word, 0).store(0, std::sync::atomic::Ordering::Release);
     }
 }

@@ -1,47 +1,52 @@
-// Staging by SMs: GPU A pushes chunks into rings in pinned host memory, GPU B pulls them out; no CPU in between.
+// Staging by SMs: GPU A pushes chunks into rings in pinned host memory, and GPU B pulls them out, without the CPU.
 //
-// A block is a lane. Lane n of the pusher and lane n of the puller share two rings of `slots` places each, one for chunks
-// and one for lines, and these words:
+// Each block is a channel. Channel n of the pusher and channel n of the puller share two rings of `slots` slots, one for
+// chunks and one for lines, and these words. Each word has one writer:
 //
-//   ready: chunks that the pusher has published      (written by the pusher alone)
-//   seen:  commands that the pusher has read         (written by the pusher alone)
-//   taken: chunks that the puller has copied out     (written by the puller alone)
-//   chunk k lies in place k % slots; it may be written while k - taken < slots.
+//   ready   written by the pusher: the number of chunks that it published
+//   seen    written by the pusher: the newest command that it read
+//   taken   written by the puller: the number of chunks that it copied out
 //
-// A chunk is handed over in one of two ways, which the command names:
+// Chunk k lies in slot k % slots. The pusher may write it while k - taken < slots.
 //
-//   plain: its bytes, then a fence at system scope (which waits for writes to cross PCIe, 1 us and more), then ready > k.
-//          The puller reads `ready`, and then the bytes: two round trips. All of the link's bandwidth.
-//   lines: 16 bytes at a time, 12 of data and 4 of lap, written and read as one. The puller reads lines until their lap is
-//          that of the command: no fence, no second round trip, three quarters of the bandwidth. For transfers whose
-//          latency counts. Lines have a ring of their own, so that nothing but a lap is ever where a lap is looked for.
+// A command selects one of two ways to hand chunks over:
 //
-// Commands come from the CPU through a ring of 64-byte lines in pinned memory. Block 0 reads it and passes each on through a
-// ring in its GPU's memory, where the others look: reads of one line of host memory by many blocks queue behind each other,
-// a PCIe round trip each; and a block that reads host memory once others push waits behind all that they wrote, for a read
-// does not pass writes. Behind that ring is a word that says that block 0 has left, for the same reason. Each 16 bytes of a line are a value and the command's number, so that one read a thread tells
-// whether the line is whole:
+//   plain   The pusher stores the bytes, executes a fence at system scope, and stores ready = k + 1. The fence waits until
+//           the stores crossed PCIe, at least 1 us. The puller loads `ready`, then the bytes: two round trips. This way
+//           reaches the link's full bandwidth.
+//   lines   The pusher stores 16 bytes at a time, 12 of data and 4 of lap. The puller loads lines until their lap is the
+//           command's number. This way needs no fence and one round trip, and reaches three quarters of the bandwidth.
+//           Lines have a ring of their own, so that the bytes at a lap's place are always a lap.
 //
-//   | source, seq | destination, seq | bytes, seq | chunk and how, seq |
+// The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU reads them and relays them
+// through a ring in its GPU's memory, which the other blocks read. There are two reasons. Loads of one host line by many
+// blocks queue behind each other, at one PCIe round trip each. And loads of host memory do not pass the stores that the
+// same GPU pushed before. The word behind the relay says that block 0 has left.
 //
-// Chunk c of a transfer goes through lane c % lanes. Each lane of the puller writes the number of the command it has done
-// to its word of `ended`; a command is complete when all have. A side that gives up says so in `failed`, and moves its
-// word of `ended` far ahead, so that nothing waits for it for ever.
+// Each 16 bytes of a command are a value and the command's number. One 16-byte load per thread shows whether the line is
+// complete:
+//
+//   | source, seq | destination, seq | bytes, seq | chunk and way, seq |
+//
+// Chunk c of a transfer goes through channel c % channels. Each channel of the puller stores the number of each command
+// that it ended to its word of `ended`. A command is complete when all channels ended it. A side that gives up notes why
+// in `failed` and advances its `ended` word by 2^30, so that no one waits for it.
 #include "copy.cuh"
 
 struct Control {
-    u64 failed;  // written once by whichever side gave up waiting: 1 for a command, 2 for a chunk
+    u64 failed;  // written by a side that gave up: 1 if it waited for a command, 2 if for a chunk
     u64 pad0[15];
-    u64 leave;   // written by the CPU when the kernels shall end whatever they wait for
+    u64 leave;   // set to 1 by the CPU to make both kernels leave, whatever they wait for
     u64 pad1[15];
 };
 
+// Timestamps that each side notes in a channel if compiled with TRACE.
 constexpr u32 MARKS = 6;
 
-struct Lane {
+struct Channel {
     u64 ready;
-    u64 seen;    // the newest command that this lane of the pusher has read: its line may be written again
-    u64 pushed[MARKS]; // times, where the kernels were compiled with TRACE
+    u64 seen;    // the newest command that this channel of the pusher read, whose line may be overwritten
+    u64 pushed[MARKS];
     u64 pad0[8];
     u64 taken;
     u64 pad1;
@@ -49,16 +54,18 @@ struct Lane {
     u64 pad2[8];
 };
 
-// What a command's `bytes` says to end the kernel.
+// The value of a command's `bytes` that ends the kernel.
 constexpr u64 LEAVE = ~0ull;
-// The bit of a command's `chunk` that says lines.
+// The bit of a command's `chunk` that selects lines.
 constexpr u64 LINES = 1ull << 63;
+// Bytes of data in a line.
 constexpr u32 LINE_DATA = 12;
-// Lines that a thread has in flight.
+// Lines that a thread loads before it uses the first.
 constexpr u32 AHEAD = 4;
+// The lanes of a full warp.
 constexpr u32 ALL = ~0u;
 
-// Times of a command, for those who ask where its microseconds go: a mark costs a read of the timer.
+// Notes the time of a step. Each mark costs a read of the timer.
 #ifdef TRACE
 #define MARK(place, index) \
     if (threadIdx.x == 0) place[index] = now_ns()
@@ -71,7 +78,7 @@ struct Pair {
     u64 seq;
 };
 
-// 16 bytes at once: a single access in PTX's memory model, so a number never comes with another one's value.
+// Loads a value and its number by one 16-byte access. PTX treats it as a single access, so the two belong together.
 __device__ inline Pair load_pair(const char* from, bool host) {
     Pair pair;
     if (host) {
@@ -88,7 +95,7 @@ __device__ inline Pair load_pair(const char* from, bool host) {
     return pair;
 }
 
-// For the other blocks of this GPU.
+// Stores a value and its number for the other blocks of this GPU.
 __device__ inline void pass_on(char* to, Pair pair) {
     asm volatile("{ .reg .b128 both; mov.b128 both, {%1, %2}; st.release.gpu.global.b128 [%0], both; }"
                  :
@@ -114,12 +121,12 @@ __device__ inline void store_line(uint4* to, uint4 line) {
                  : "memory");
 }
 
-// Everything that this block has read and written, before whatever this thread writes next, for whoever reads that.
+// Orders all earlier accesses of this block before the later stores of this thread, for observers in the whole system.
 __device__ inline void fence_system() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
 
-// The same for whoever reads this GPU's memory.
+// Orders them for observers of this GPU's memory only, which is faster because it does not wait for PCIe.
 __device__ inline void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" : : : "memory");
 }
@@ -128,12 +135,12 @@ __device__ inline void store_relaxed(u64* word, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
 }
 
-// Told to end, or past the time to wait.
+// Returns true if the CPU told the kernel to leave, or the time to wait is over.
 __device__ inline bool is_over(const Control* control, u64 give_up) {
     return now_ns() > give_up || load_acquire(&control->leave) != 0;
 }
 
-// Block 0 of this GPU has left.
+// Returns true if block 0 of this GPU has left.
 __device__ inline bool has_left(const u64* gone) {
     u64 value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(gone) : "memory");
@@ -146,7 +153,7 @@ __device__ inline void give_up_on(Control* control, u64* gone, u64* ended, u64 s
     store_release(ended + blockIdx.x, seq + (1ull << 30));
 }
 
-// Up to 4 bytes, of `left` that there are; whole words where the address allows.
+// Loads up to 4 of the `left` remaining bytes. `whole` says that the address is aligned to 4 bytes.
 __device__ inline u32 gather(const char* from, u64 left, bool whole) {
     u32 word = 0;
     if (whole && left >= 4) {
@@ -171,7 +178,7 @@ __device__ inline u64 after(u64 left, u64 bytes) {
     return left > bytes ? left - bytes : 0;
 }
 
-// Thread t of a block takes every blockDim-th line, so that a warp writes 512 bytes on end.
+// Stores a chunk as lines. Thread t takes every blockDim-th line, so a warp writes 512 contiguous bytes.
 __device__ inline void push_lines(uint4* place, const char* source, u64 bytes, u32 lap) {
     bool whole = (u64)source % 4 == 0;
     u64 lines = (bytes + LINE_DATA - 1) / LINE_DATA;
@@ -194,7 +201,8 @@ __device__ inline void push_lines(uint4* place, const char* source, u64 bytes, u
     }
 }
 
-// False when the lines did not come in time. A warp stays together: its lines of one turn come or are asked for again as one.
+// Copies a chunk out of its lines. Returns false if they did not arrive in time. The warp stays converged: it reloads a
+// row of 32 lines until all of them carry the lap.
 __device__ inline bool pull_lines(
     char* destination,
     const uint4* place,
@@ -241,7 +249,7 @@ __device__ inline bool pull_lines(
 }
 
 struct Rings {
-    Lane* lanes;
+    Channel* channels;
     char* chunks;
     char* lines;
     u64 slots;
@@ -263,15 +271,15 @@ __device__ void serve(
     u64 stuck_ns
 ) {
     __shared__ u64 field[4];
-    __shared__ u64 other; // thread 0's last look at the other side's word
+    __shared__ u64 other; // the other side's counter, as thread 0 loaded it last
     __shared__ u64 resume;
     __shared__ u32 leave;
-    Lane* lane = rings.lanes + blockIdx.x;
+    Channel* channel = rings.channels + blockIdx.x;
     char* my_chunks = rings.chunks + (u64)blockIdx.x * rings.slots * rings.chunk_bytes;
     char* my_lines = rings.lines + (u64)blockIdx.x * rings.slots * rings.line_bytes;
     if (threadIdx.x == 0) {
-        resume = PUSH ? load_acquire(&lane->ready) : load_acquire(&lane->taken);
-        other = PUSH ? load_acquire(&lane->taken) : 0;
+        resume = PUSH ? load_acquire(&channel->ready) : load_acquire(&channel->taken);
+        other = PUSH ? load_acquire(&channel->taken) : 0;
         leave = 0;
     }
     __syncthreads();
@@ -299,7 +307,7 @@ __device__ void serve(
             field[threadIdx.x] = pair.value;
         }
         __syncthreads();
-        MARK((PUSH ? lane->pushed : lane->pulled), 1);
+        MARK((PUSH ? channel->pushed : channel->pulled), 1);
         const char* source = (const char*)field[0];
         char* destination = (char*)field[1];
         u64 bytes = field[2];
@@ -309,14 +317,14 @@ __device__ void serve(
             if (threadIdx.x == 0) give_up_on(control, gone, ended, seq, 1);
             return;
         }
-        if (PUSH && threadIdx.x == 0) store_relaxed(&lane->seen, seq);
+        if (PUSH && threadIdx.x == 0) store_relaxed(&channel->seen, seq);
         if (bytes == LEAVE) return;
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
             u64 give_up = now_ns() + stuck_ns;
             if (threadIdx.x == 0 && (PUSH || !lines)) {
-                // `ready` does not tell of lines, so it may be behind.
+                // `ready` does not count lines, so the puller does not wait for it there.
                 for (u32 turns = 1; PUSH ? chunks_done - other >= rings.slots : other <= chunks_done; ++turns) {
-                    other = load_acquire(PUSH ? &lane->taken : &lane->ready);
+                    other = load_acquire(PUSH ? &channel->taken : &channel->ready);
                     if (turns % 64 == 0 && is_over(control, give_up)) {
                         leave = 1;
                         break;
@@ -345,46 +353,46 @@ __device__ void serve(
                 if (threadIdx.x == 0) give_up_on(control, gone, ended, seq, 2);
                 return;
             }
-            MARK((PUSH ? lane->pushed : lane->pulled), 2);
+            MARK((PUSH ? channel->pushed : channel->pulled), 2);
             chunks_done += 1;
             bool last = offset + gridDim.x * chunk >= bytes;
             if (threadIdx.x == 0) {
                 if (PUSH) {
-                    // Where lines are pushed, this says only where the next launch goes on.
+                    // For lines, `ready` only tells the next launch where to continue.
                     if (!lines) fence_system();
-                    store_relaxed(&lane->ready, chunks_done);
+                    store_relaxed(&channel->ready, chunks_done);
                 } else {
-                    // All that was read from the place was looked at, or written on, before the barrier: only who waits
-                    // for the transfer needs its bytes to be there. They are in this GPU's memory, and whoever reads that
-                    // does so through this GPU's L2: being there is enough, which a fence at system scope would take 2 us
-                    // longer to say, for it also waits for PCIe.
+                    // The puller loaded everything before the barrier. Only those who wait for the end of the transfer
+                    // need its stores to be visible. Those are in this GPU's memory, and every reader goes through this
+                    // GPU's L2 cache, so a fence at GPU scope is enough. One at system scope would take 2 us longer,
+                    // because it also waits for PCIe.
                     if (last) {
                         fence_gpu();
-                        MARK(lane->pulled, 3);
+                        MARK(channel->pulled, 3);
                         store_relaxed(ended + blockIdx.x, seq);
                     }
-                    store_relaxed(&lane->taken, chunks_done);
+                    store_relaxed(&channel->taken, chunks_done);
                 }
             }
         }
-        // Between two commands there is time to look how far the puller is; at the start of the next there would be none.
-        if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&lane->taken);
-        // A lane that has no part in a command ends it too.
+        // The pusher loads the puller's counter here, between commands, where it delays no transfer.
+        if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
+        // A channel without a chunk of this command ends it too.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
-        __syncthreads(); // `field` is read by all before its writers fill it again
-        MARK((PUSH ? lane->pushed : lane->pulled), 4);
+        __syncthreads(); // all threads read `field` before thread 0 to 3 overwrite it
+        MARK((PUSH ? channel->pushed : channel->pulled), 4);
 #ifdef TRACE
-        if (threadIdx.x == 0) (PUSH ? lane->pushed : lane->pulled)[0] = seq;
+        if (threadIdx.x == 0) (PUSH ? channel->pushed : channel->pulled)[0] = seq;
 #endif
     }
 }
 
 #define SERVE(name, push)                                                                                            \
     extern "C" __global__ void __launch_bounds__(1024) name(                                                         \
-        Control* control, u64* ended, const char* commands, char* relay, u64 depth, Lane* lanes, char* chunks,       \
+        Control* control, u64* ended, const char* commands, char* relay, u64 depth, Channel* channels, char* chunks,       \
         char* lines, u64 slots, u64 chunk_bytes, u64 line_bytes, u64 first, u64 count, u64 idle_ns, u64 stuck_ns     \
     ) {                                                                                                              \
-        Rings rings = {lanes, chunks, lines, slots, chunk_bytes, line_bytes};                                        \
+        Rings rings = {channels, chunks, lines, slots, chunk_bytes, line_bytes};                                        \
         serve<push>(control, ended, commands, relay, depth, rings, first, count, idle_ns, stuck_ns);                 \
     }
 

@@ -1,20 +1,20 @@
-//! Where the microseconds of a transfer by SMs go: what the kernels noted of the time, where they were compiled to.
+//! Where the microseconds of a staged transfer by SMs go, from timestamps that the kernels note.
 //!
-//! Set `INLANE_COPY_TRACE=1`, and measure one transfer at a time: a line of JSON goes to standard error for each repeat, with
-//! medians in microseconds. Clocks of two GPUs and the CPU are not compared: each GPU's times count from its first lane that
-//! saw the command, the CPU's from the call.
+//! Set `INLANE_COPY_TRACE=1` and measure one transfer at a time. Each repeat writes one line of JSON to standard error,
+//! with medians in microseconds. The clocks of two GPUs and the CPU are not comparable: a GPU's times count from its first
+//! channel that saw the command, the CPU's from the call of `submit`.
 
+use super::command_ring::CHANNEL_BYTES;
 use inlane_core::Region;
 use inlane_core::stats::Summary;
 use std::time::Instant;
 
-/// Words of a lane, as `staging.cu` has them: two sides, six words each.
+/// The offsets of the two sides' timestamps in a channel's words, as in `staging.cu`.
 const SIDES: [(&str, usize); 2] = [("push", 16), ("pull", 144)];
-const LANE_BYTES: usize = 256;
-/// Which word tells what.
-const NOTED: [(&str, usize); 4] = [("all_lanes_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];
+/// The steps and the index of each one's timestamp. Index 0 holds the number of the command.
+const STEPS: [(&str, usize); 4] = [("all_channels_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];
 
-/// Times of transfers since the last report.
+/// Times of the transfers since the last report.
 pub struct Trace {
     bytes: usize,
     began: Instant,
@@ -29,38 +29,39 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// A transfer begins.
+    /// Notes the start of a transfer.
     pub fn begin(&mut self, bytes: usize) {
         self.bytes = bytes;
         self.began = Instant::now();
     }
 
-    /// Its command was written for every lane.
+    /// Notes that the transfer's command was written at `at`.
     pub fn published(&mut self, sequence: u64, at: Instant) {
         self.sequence = sequence;
         let took = at.duration_since(self.began);
         self.note("cpu_published".into(), took.as_nanos() as f64);
     }
 
-    /// Its end was seen; `lanes` are the words of all lanes.
-    pub fn ended(&mut self, lanes: &Region) {
+    /// Notes that the end of the transfer was detected. `channels` are the words of all channels.
+    pub fn ended(&mut self, channels: &Region) {
         self.note("cpu_ended".into(), self.began.elapsed().as_nanos() as f64);
-        // What the kernels note after the end comes a little later.
+        // The kernels note their last timestamps after they signal the end.
         std::thread::sleep(std::time::Duration::from_micros(20));
         for (side, at) in SIDES {
-            let word = |lane: usize, index: usize| -> u64 {
-                // SAFETY: inside the lanes' words, aligned; the GPUs write whole words.
-                unsafe {
-                    lanes.as_ptr().add(lane * LANE_BYTES + at + index * 8).cast::<u64>().read_volatile()
-                }
+            let word = |channel: usize, index: usize| -> u64 {
+                let offset = channel * CHANNEL_BYTES + at + index * 8;
+                assert!(offset + 8 <= channels.len());
+                // SAFETY: aligned and inside the region; the GPUs store whole words.
+                unsafe { channels.as_ptr().add(offset).cast::<u64>().read_volatile() }
             };
-            let noted: Vec<usize> =
-                (0..lanes.len() / LANE_BYTES).filter(|lane| word(*lane, 0) == self.sequence).collect();
-            let Some(first) = noted.iter().map(|lane| word(*lane, 1)).min() else { continue };
-            for (what, index) in NOTED {
-                let last = noted.iter().map(|lane| word(*lane, index)).max().unwrap_or(0);
+            let noted: Vec<usize> = (0..channels.len() / CHANNEL_BYTES)
+                .filter(|channel| word(*channel, 0) == self.sequence)
+                .collect();
+            let Some(first) = noted.iter().map(|channel| word(*channel, 1)).min() else { continue };
+            for (step, index) in STEPS {
+                let last = noted.iter().map(|channel| word(*channel, index)).max().unwrap_or(0);
                 if last >= first {
-                    self.note(format!("{side}_{what}"), (last - first) as f64);
+                    self.note(format!("{side}_{step}"), (last - first) as f64);
                 }
             }
         }
@@ -73,7 +74,7 @@ impl Trace {
         }
     }
 
-    /// Writes medians, and begins anew.
+    /// Writes the medians to standard error and forgets all times.
     pub fn report(&mut self) {
         let fields: Vec<String> = std::mem::take(&mut self.times)
             .iter()

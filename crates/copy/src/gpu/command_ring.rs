@@ -1,0 +1,464 @@
+//! The host's side of the ring by which staging kernels receive commands, and the timer that parks idle kernels.
+//!
+//! ```text
+//!  one span of pinned memory:
+//!  | control 256 | ended: channels * 8 | commands: DEPTH * 64, once or twice | channel words: channels * 256 |
+//!  | chunks: channels * slots * chunk bytes | lines: channels * slots * line bytes |
+//! ```
+//!
+//! `staging.cu` has the same layout. Everything here works on host memory alone, so its tests need no GPU.
+
+use crate::tuning::SmTuning;
+use inlane_core::{Error, Region, Result};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The most commands in flight; a power of two.
+pub(super) const DEPTH: u64 = 64;
+pub(super) const COMMAND_BYTES: usize = 64;
+pub(super) const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
+/// Bytes of the words of one channel.
+pub(super) const CHANNEL_BYTES: usize = 256;
+/// The offset of the words in which each channel of the puller stores the newest command that it ended.
+pub(super) const ENDED: usize = 256;
+/// Offsets of the words of `Control`.
+const FAILED: usize = 0;
+const LEAVE_NOW: usize = 128;
+/// The value of `Control::failed` after a kernel waited too long for a command.
+const NO_COMMAND: u64 = 1;
+/// The length field of a command that tells the kernels to leave.
+const LEAVE: u64 = u64::MAX;
+/// Added to a channel's ended word by a kernel that gives up, so that no one waits for it.
+const GAVE_UP: u64 = 1 << 30;
+/// How long a kernel waits for the other GPU, and the host for kernels to read commands, before giving up.
+pub(super) const STUCK: Duration = Duration::from_secs(5);
+
+/// Where the parts of the pinned span start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub tuning: SmTuning,
+    /// Rings of commands: one, or two if both sides are the same GPU. That GPU would otherwise read each command twice, and
+    /// reads of one cache line queue behind each other.
+    pub rings: usize,
+}
+
+impl Layout {
+    fn channels(&self) -> usize {
+        self.tuning.channels as usize
+    }
+
+    /// Returns the offset of the first ring of commands, on a cache line of its own.
+    pub fn commands(&self) -> usize {
+        (ENDED + self.channels() * 8).next_multiple_of(128)
+    }
+
+    pub fn channel_words(&self) -> usize {
+        self.commands() + self.rings * COMMANDS_BYTES
+    }
+
+    pub fn chunks(&self) -> usize {
+        self.channel_words() + self.channels() * CHANNEL_BYTES
+    }
+
+    pub fn lines(&self) -> usize {
+        self.chunks() + self.channels() * self.tuning.slots * self.tuning.chunk
+    }
+
+    fn lines_bytes(&self) -> usize {
+        self.channels() * self.tuning.slots * self.tuning.line_bytes()
+    }
+
+    /// Returns the length of the whole span in bytes.
+    pub fn bytes(&self) -> usize {
+        self.lines() + self.lines_bytes()
+    }
+}
+
+/// Returns a word of the pinned span.
+pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
+    assert!(offset + 8 <= memory.len() && offset.is_multiple_of(8));
+    // SAFETY: the word is aligned and inside the span, which the region keeps alive. The CPU accesses it atomically only,
+    // and the GPUs by single 8-byte loads and stores.
+    unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
+}
+
+/// Returns the newest command that all channels ended, or an older one if that is older than `oldest` anyway.
+pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
+    let mut ended = u64::MAX;
+    for channel in 0..channels as usize {
+        ended = ended.min(word(memory, ENDED + channel * 8).load(Ordering::Acquire));
+        if ended < oldest {
+            break;
+        }
+    }
+    ended
+}
+
+/// Checks whether a kernel gave up.
+///
+/// # Errors
+/// [`Error::Device`] that names the transfer's GPUs as `name` and says what the kernel waited for.
+pub(super) fn check_failed(memory: &Region, name: &dyn Fn() -> String) -> Result<()> {
+    let waited_for = match word(memory, FAILED).load(Ordering::Relaxed) {
+        0 => return Ok(()),
+        NO_COMMAND => "a command",
+        _ => "a chunk from the other GPU",
+    };
+    let why = format!(
+        "a kernel gave up waiting for {waited_for}; transfers in flight count as not moved; open the path again"
+    );
+    Err(Error::device_failed(name(), why))
+}
+
+/// Tells all kernels to leave, whatever they wait for.
+pub(super) fn leave_now(memory: &Region) {
+    word(memory, LEAVE_NOW).store(1, Ordering::Release);
+}
+
+/// The commands to a pair of staging kernels.
+pub(super) struct CommandRing {
+    memory: Region,
+    layout: Layout,
+    name: String,
+    /// The number of the newest command.
+    sequence: u64,
+    /// The newest command that every channel of the pusher is known to have read.
+    read_by_all: u64,
+    /// The upper half of the command numbers for which the lines hold no older lap.
+    epoch: u64,
+    /// Resident kernels run and wait for commands.
+    running: bool,
+    /// When the newest command was written.
+    newest: Instant,
+    closing: bool,
+}
+
+impl CommandRing {
+    pub fn new(memory: Region, layout: Layout, name: String) -> Self {
+        Self {
+            memory,
+            layout,
+            name,
+            sequence: 0,
+            read_by_all: 0,
+            epoch: 0,
+            running: false,
+            newest: Instant::now(),
+            closing: false,
+        }
+    }
+
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// Notes that no resident kernels wait for commands any more.
+    pub fn set_stopped(&mut self) {
+        self.running = false;
+    }
+
+    /// Writes the next command and returns its number and when it was written.
+    ///
+    /// Each value is stored before its number. A GPU loads both at once, so it never sees a number with an older value.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the kernels do not read their commands.
+    pub fn publish(&mut self, fields: [u64; 4]) -> Result<(u64, Instant)> {
+        let sequence = self.sequence + 1;
+        self.make_room(sequence)?;
+        self.sequence = sequence;
+        for ring in 0..self.layout.rings {
+            let line = ring * DEPTH as usize + (sequence % DEPTH) as usize;
+            let line = self.layout.commands() + line * COMMAND_BYTES;
+            for (index, value) in fields.into_iter().enumerate() {
+                word(&self.memory, line + index * 16).store(value, Ordering::Relaxed);
+                word(&self.memory, line + index * 16 + 8).store(sequence, Ordering::Release);
+            }
+        }
+        self.newest = Instant::now();
+        Ok((sequence, self.newest))
+    }
+
+    /// Blocks until every channel of the pusher has read the command whose line `sequence` will overwrite.
+    fn make_room(&mut self, sequence: u64) -> Result<()> {
+        let old = sequence.saturating_sub(DEPTH);
+        let began = Instant::now();
+        // Each load of a channel's word moves a line that a GPU wrote, so the result is kept for many commands.
+        while self.read_by_all < old {
+            let seen = (0..self.layout.channels()).map(|channel| {
+                let at = self.layout.channel_words() + channel * CHANNEL_BYTES + 8;
+                word(&self.memory, at).load(Ordering::Acquire)
+            });
+            self.read_by_all = seen.min().unwrap_or(0);
+            if self.read_by_all < old {
+                check_failed(&self.memory, &|| self.name.clone())?;
+                if began.elapsed() > STUCK {
+                    let why = format!(
+                        "its kernels have read no command for {STUCK:?}; the GPU is lost or stuck; transfers in flight count \
+                         as not moved"
+                    );
+                    return Err(Error::device_failed(&self.name, why));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells resident kernels to leave after the commands before. They end soon after; this does not wait for them.
+    ///
+    /// # Errors
+    /// As [`CommandRing::publish`].
+    pub fn leave(&mut self) -> Result<()> {
+        if self.running {
+            self.publish([0, 0, LEAVE, 0])?;
+            self.running = false;
+        }
+        Ok(())
+    }
+
+    /// Returns true if all commands ended.
+    fn is_drained(&self) -> bool {
+        ended(&self.memory, self.layout.tuning.channels, self.sequence) >= self.sequence
+    }
+
+    /// Returns true if the kernels left because no command came for long. That loses nothing while no transfer is in flight.
+    pub fn has_idled_out(&self) -> bool {
+        word(&self.memory, FAILED).load(Ordering::Relaxed) == NO_COMMAND
+    }
+
+    /// Makes the ring usable again after the kernels idled out. The kernels must have ended.
+    pub fn reset(&mut self) {
+        for channel in 0..self.layout.channels() {
+            word(&self.memory, ENDED + channel * 8).store(self.sequence, Ordering::Relaxed);
+        }
+        word(&self.memory, FAILED).store(0, Ordering::Release);
+        self.running = false;
+    }
+
+    /// Makes all waits for ended commands return, including those in a GPU's stream.
+    pub fn release_waits(&self) {
+        for channel in 0..self.layout.channels() {
+            word(&self.memory, ENDED + channel * 8).store(self.sequence + GAVE_UP, Ordering::Release);
+        }
+    }
+
+    /// Returns true if lines may hold an old lap with the number of the next command. A lap has 32 bits, so this happens
+    /// once in 2^32 commands.
+    pub fn needs_new_laps(&self) -> bool {
+        (self.sequence + 1) >> 32 != self.epoch
+    }
+
+    /// Clears all lines. No kernel may run.
+    pub fn renew_laps(&mut self) {
+        let lines =
+            self.memory.slice(self.layout.lines(), self.layout.lines_bytes()).expect("inside the span");
+        // SAFETY: inside the pinned span, and no kernel runs that would access it.
+        unsafe { std::ptr::write_bytes(lines.as_ptr(), 0, lines.len()) };
+        self.epoch = (self.sequence + 1) >> 32;
+        if (self.sequence + 1) as u32 == 0 {
+            // Lap 0 is what cleared lines hold.
+            self.sequence += 1;
+        }
+    }
+
+    /// Parks the kernels if they have been idle for `limit` at `now`. Returns how long to wait before the next call; `None`
+    /// if no kernels run.
+    fn park_if_idle(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
+        if !self.running {
+            return None;
+        }
+        let idle = now.saturating_duration_since(self.newest);
+        if idle < limit {
+            return Some(limit - idle);
+        }
+        if !self.is_drained() {
+            return Some(limit);
+        }
+        match self.leave() {
+            Ok(()) => None,
+            Err(error) => {
+                tracing::warn!("idle kernels are not parked: {error}");
+                Some(limit)
+            }
+        }
+    }
+}
+
+struct Shared {
+    ring: Mutex<CommandRing>,
+    started: Condvar,
+}
+
+/// A command ring whose kernels a thread parks when no command came for a while. Parked kernels no longer occupy SMs or
+/// block allocations, and the next transfer launches them again.
+pub(super) struct ParkedWhenIdle {
+    shared: Arc<Shared>,
+    timer: Option<JoinHandle<()>>,
+}
+
+impl ParkedWhenIdle {
+    /// Takes over the ring. Starts the timer's thread unless `limit` is `None`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the system refuses a thread.
+    pub fn new(ring: CommandRing, limit: Option<Duration>) -> Result<Self> {
+        let shared = Arc::new(Shared { ring: Mutex::new(ring), started: Condvar::new() });
+        let start = |limit| {
+            let shared = shared.clone();
+            std::thread::Builder::new()
+                .name("park-staging".into())
+                .spawn(move || run_timer(&shared, limit))
+                .map_err(|source| Error::Os { what: "starting the timer of resident kernels".into(), source })
+        };
+        Ok(Self { timer: limit.map(start).transpose()?, shared })
+    }
+
+    /// Locks the ring. The timer holds this lock only once every few seconds.
+    pub fn lock(&self) -> MutexGuard<'_, CommandRing> {
+        self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that resident kernels run, and starts their idle time.
+    pub fn set_running(&self, ring: &mut CommandRing) {
+        ring.running = true;
+        ring.newest = Instant::now();
+        self.shared.started.notify_one();
+    }
+}
+
+impl Drop for ParkedWhenIdle {
+    fn drop(&mut self) {
+        self.lock().closing = true;
+        self.shared.started.notify_one();
+        if let Some(timer) = self.timer.take() {
+            let _ = timer.join();
+        }
+    }
+}
+
+fn run_timer(shared: &Shared, limit: Duration) {
+    let mut ring = shared.ring.lock().unwrap_or_else(PoisonError::into_inner);
+    while !ring.closing {
+        ring = match ring.park_if_idle(Instant::now(), limit) {
+            None => shared.started.wait(ring).unwrap_or_else(PoisonError::into_inner),
+            Some(wait) => shared.started.wait_timeout(ring, wait).unwrap_or_else(PoisonError::into_inner).0,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TUNING: SmTuning =
+        SmTuning { channels: 2, threads: 32, chunk: 1024, slots: 2, turns: 1, lines: 1024 };
+
+    fn ring() -> CommandRing {
+        let layout = Layout { tuning: TUNING, rings: 1 };
+        CommandRing::new(Region::host(layout.bytes()).unwrap(), layout, "test".into())
+    }
+
+    /// Does what kernels do when they end all commands.
+    fn end_all(ring: &CommandRing) {
+        for channel in 0..2 {
+            let seen = ring.layout.channel_words() + channel * CHANNEL_BYTES + 8;
+            word(&ring.memory, seen).store(ring.sequence, Ordering::Release);
+            word(&ring.memory, ENDED + channel * 8).store(ring.sequence, Ordering::Release);
+        }
+    }
+
+    fn newest_length_field(ring: &CommandRing) -> u64 {
+        let line = ring.layout.commands() + (ring.sequence % DEPTH) as usize * COMMAND_BYTES;
+        word(&ring.memory, line + 32).load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn idle_kernels_are_parked_and_busy_ones_are_not() {
+        let limit = Duration::from_secs(10);
+        let mut ring = ring();
+        assert_eq!(ring.park_if_idle(Instant::now(), limit), None, "no kernels run");
+        ring.running = true;
+        let (_, published) = ring.publish([1, 2, 3, 4]).unwrap();
+        assert_eq!(
+            ring.park_if_idle(published + Duration::from_secs(4), limit),
+            Some(Duration::from_secs(6))
+        );
+        assert_eq!(ring.park_if_idle(published + limit, limit), Some(limit), "a transfer is in flight");
+        assert!(ring.is_running());
+        end_all(&ring);
+        assert_eq!(ring.park_if_idle(published + limit, limit), None);
+        assert!(!ring.is_running());
+        assert_eq!(newest_length_field(&ring), LEAVE);
+    }
+
+    #[test]
+    fn the_timer_parks_idle_kernels_without_a_call_of_the_user() {
+        let parked = ParkedWhenIdle::new(ring(), Some(Duration::from_millis(1))).unwrap();
+        for _ in 0..3 {
+            let mut ring = parked.lock();
+            ring.publish([1, 2, 3, 4]).unwrap();
+            end_all(&ring);
+            parked.set_running(&mut ring);
+            drop(ring);
+            while parked.lock().is_running() {
+                std::thread::yield_now();
+            }
+            assert_eq!(newest_length_field(&parked.lock()), LEAVE);
+            // The kernels read the command, and leave.
+            end_all(&parked.lock());
+        }
+    }
+
+    #[test]
+    fn a_ring_works_again_after_its_kernels_idled_out() {
+        let mut ring = ring();
+        ring.running = true;
+        ring.publish([1, 2, 3, 4]).unwrap();
+        end_all(&ring);
+        // What kernels write that give up.
+        word(&ring.memory, FAILED).store(NO_COMMAND, Ordering::Release);
+        ring.release_waits();
+        assert!(ring.has_idled_out() && check_failed(&ring.memory, &String::new).is_err());
+        ring.reset();
+        assert!(!ring.has_idled_out() && !ring.is_running());
+        check_failed(&ring.memory, &String::new).unwrap();
+        ring.publish([5, 6, 7, 8]).unwrap();
+        assert!(!ring.is_drained(), "the new command has not ended");
+    }
+
+    #[test]
+    fn laps_are_renewed_once_in_two_to_the_32_commands() {
+        let mut ring = ring();
+        // A command to leave may take the number whose lap would be 0.
+        ring.sequence = (1 << 32) - 2;
+        ring.read_by_all = ring.sequence;
+        assert!(!ring.needs_new_laps());
+        ring.sequence += 1;
+        assert!(ring.needs_new_laps());
+        let first_line = word(&ring.memory, ring.layout.lines());
+        first_line.store(7, Ordering::Relaxed);
+        ring.renew_laps();
+        assert_eq!(word(&ring.memory, ring.layout.lines()).load(Ordering::Relaxed), 0);
+        assert_eq!(ring.sequence, 1 << 32, "lap 0 is skipped");
+        assert!(!ring.needs_new_laps());
+        ring.sequence = (2 << 32) + 5;
+        assert!(ring.needs_new_laps(), "also if the boundary was crossed by a command to leave");
+    }
+
+    #[test]
+    fn a_full_ring_whose_kernels_gave_up_is_an_error() {
+        let mut ring = ring();
+        for _ in 0..DEPTH {
+            ring.publish([0; 4]).unwrap();
+        }
+        word(&ring.memory, FAILED).store(2, Ordering::Release);
+        let error = ring.publish([0; 4]).unwrap_err().to_string();
+        assert!(error.contains("a chunk from the other GPU"), "{error}");
+    }
+}
