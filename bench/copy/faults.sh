@@ -30,7 +30,7 @@ for path in staged-sm "staged-sm --sm-launch" staged dma sm; do
     case $path in dma | sm) ends="--from host --to gpu:0 --no-ceiling --rotate 32M" ;; esac
     for signal in INT TERM KILL; do
         rm -f "$result"
-        status=1 text="nothing of it is reported"
+        status=1 text="is not reported"
         [ $signal = KILL ] && status=137 text=""
         try "SIG$signal in mid-copy, $path" $status "$text" timeout --foreground -s $signal --preserve-status 2.5 \
             "$inlane" copy $ends --require $path --sizes 1M --measure stream --repeats 1 --time 60s --json "$result"
