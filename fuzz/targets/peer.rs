@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
     let row: [u32; ROW] =
         std::array::from_fn(|n| data.get(n * 4).map_or(0, |byte| u32::from(*byte) << (n * 3)));
     let mut side = Handshake::new(1, 512, 512, true);
-    let _ = (Row::decode(&row), side.look(&row));
+    let _ = (Row::decode(&row), side.read(&row));
 
     // Words of the inbox.
     let (from, to) = (pair.layout.notifications(1), pair.layout.landing());

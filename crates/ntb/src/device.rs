@@ -1,5 +1,5 @@
-//! The non-transparent bridge as Linux's NTB API describes it: ports, memory windows with translation, doorbells with mask
-//! and vectors, scratchpads, link events, capabilities.
+//! A non-transparent bridge (NTB) as Linux's NTB API describes it: ports, memory windows with translation,
+//! doorbells with mask and vectors, scratchpads, link events and capabilities.
 //!
 //! ```text
 //!   port 0                                                          port 1
@@ -8,144 +8,145 @@
 //!   peer_doorbell_set(1, bits)  ---------------------------->  doorbell, mask, vectors -> event()
 //!   peer_scratchpad_write(1, i, v)  ------------------------>  scratchpad_read(i)
 //! ```
-//!
-//! The back-ends are the twin ([`crate::twin`]: two processes of one machine) and ivshmem (two virtual machines). Hardware
-//! bridges (Intel, AMD, Switchtec, IDT) are not supported yet; they would implement [`Ntb`] over the kernel's ntb_hw
-//! drivers or over VFIO.
+//! Two back-ends implement [`Ntb`]: the twin ([`crate::twin`], processes of one machine) and ivshmem
+//! ([`crate::ivshmem`], virtual machines). Hardware bridges (Intel, AMD, Switchtec, IDT) are not supported yet.
+//! They could implement it over the kernel's ntb_hw drivers or over VFIO.
 
 use crate::error::Result;
 use crate::window::Window;
 use inlane_core::region::Region;
 use std::os::fd::BorrowedFd;
 
-/// How stores through a window become visible to the peer.
+/// When a store through a window becomes visible to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Ordering {
-    /// The window is memory coherent with the peer's: a store that has left the store buffer is delivered.
+    /// The window is memory that is coherent with the peer's. A store is delivered once it has left the store
+    /// buffer.
     Coherent,
-    /// Posted, write-combining stores: any order between fences; delivered only after a read-back.
+    /// Stores are posted and write-combining. They arrive in any order between fences, and are known to be
+    /// delivered only after a read-back.
     Posted,
 }
 
-/// What a window can be.
+/// The alignment and size that a window needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct WindowLimits {
-    /// Alignment that a translation address needs, in bytes.
+    /// Alignment of a translation's address, in bytes.
     pub address_align: u64,
-    /// Granule of a window's size, in bytes.
+    /// Granularity of a window's size, in bytes.
     pub size_align: u64,
-    /// Largest size, in bytes.
+    /// Largest size of a window, in bytes.
     pub size_max_bytes: u64,
 }
 
-/// What a bridge offers.
+/// The capabilities of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Capabilities {
-    /// The back-end's name in results.
+    /// Name of the back-end, as results show it.
     pub name: &'static str,
-    /// A software stand-in: its figures are a model's.
+    /// True for a software stand-in. All its figures are those of a model.
     pub is_twin: bool,
-    /// Memory windows per peer.
+    /// Number of memory windows onto each peer.
     pub windows: u32,
-    /// What each of them can be.
+    /// Alignment and size that each window needs.
     pub window: WindowLimits,
-    /// Doorbell bits that exist.
+    /// Mask of the doorbell bits that exist.
     pub doorbells: u64,
-    /// Interrupt vectors that the doorbell bits are spread over.
+    /// Number of interrupt vectors that the doorbell bits are spread over.
     pub vectors: u32,
-    /// 32-bit scratchpads of each port.
+    /// Number of 32-bit scratchpads of each port.
     pub scratchpads: u32,
-    /// 32-bit message registers towards each peer, which some bridges (IDT's) have instead of scratchpads. No back-end has
-    /// any yet; the handshake then says that it needs scratchpads.
-    pub message_registers: u32,
-    /// Doorbell registers of the peer should not be touched (an erratum, or shared registers).
-    pub doorbells_unsafe: bool,
-    /// Scratchpads may be overwritten by others (an erratum, or emulated in ordinary memory).
-    pub scratchpads_unsafe: bool,
-    /// What stores through its windows promise.
+    /// True if ordinary host memory lies behind the windows. Bandwidths are then those of a model, even where
+    /// the BAR and its interrupts are real.
+    pub is_memory_modelled: bool,
+    /// When a store through a window becomes visible.
     pub ordering: Ordering,
 }
 
 /// The state of the link to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Both sides have enabled it.
+    /// True when both sides have enabled the link.
     pub up: bool,
-    /// Changes whenever the link goes down or comes up, so that a flap between two looks is seen.
+    /// A number that changes whenever the link goes down or comes up. Compare two readings to notice a link
+    /// that went down and came up in between.
     pub generation: u64,
 }
 
-/// What a thread can sleep on.
+/// An event that a thread can sleep on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A doorbell of this vector rang while unmasked.
+    /// A doorbell of this vector was rung while it was unmasked.
     Doorbell(u32),
-    /// Some link changed its state.
+    /// The state of some link changed.
     Link,
 }
 
-/// One port of a bridge. Ports are numbered 0, 1, ... [`Ntb::ports`]; all but the own one are peers.
+/// One port of a bridge. The ports are numbered from 0 to [`Ntb::ports`] - 1. Every port except this side's own
+/// is a peer.
 ///
-/// All methods may be called from any thread.
+/// Any thread may call any method.
 pub trait Ntb: Send + Sync {
-    /// What this bridge offers.
+    /// Returns what this bridge can do.
     fn capabilities(&self) -> &Capabilities;
-    /// The own port's number.
+    /// Returns this side's port number.
     fn port(&self) -> u32;
-    /// Number of ports, the own one included.
+    /// Returns the number of ports, this side's included.
     fn ports(&self) -> u32;
 
-    /// Brings this side of the links up or takes it down.
+    /// Enables (`up`) or disables this side of the links to all peers.
     fn link_enable(&self, up: bool);
-    /// The link to `peer`; down for a port that does not exist.
+    /// Returns the state of the link to `peer`. The link to a port that does not exist is down.
     fn link(&self, peer: u32) -> Link;
 
-    /// The memory of this side that translations may lead to.
+    /// Returns the memory of this side that translations may lead to.
     fn inbound(&self) -> &Region;
-    /// Lets `peer`'s window `window` lead to `memory`, a part of [`Ntb::inbound`].
+    /// Makes `peer`'s window `window` lead to `memory`, which is a part of [`Ntb::inbound`].
     ///
     /// # Errors
-    /// [`crate::error::Error::Window`] for memory elsewhere, misaligned or larger than the window.
+    /// [`crate::error::Error::Window`] if the memory lies elsewhere, is misaligned or is larger than the
+    /// window.
     fn set_translation(&self, peer: u32, window: u32, memory: &Region) -> Result<()>;
-    /// `peer`'s window `window` leads nowhere any more.
+    /// Removes the translation of `peer`'s window `window`. The peer cannot map the window any more.
     fn clear_translation(&self, peer: u32, window: u32);
-    /// Maps window `window` onto `peer`.
+    /// Maps window `window` onto `peer`'s memory.
     ///
     /// # Errors
-    /// [`crate::error::Error::Window`] while the peer has set no translation, or one that cannot be.
+    /// [`crate::error::Error::Window`] if the peer has set no translation yet, or an invalid one.
     fn peer_window(&self, peer: u32, window: u32) -> Result<Window>;
 
-    /// Doorbell bits that rang and were not cleared, masked or not.
+    /// Returns the doorbell bits that were rung and not cleared, whether masked or not.
     fn doorbell_read(&self) -> u64;
-    /// Clears bits. Clear before scanning for what they announce, or an arrival in between is lost.
+    /// Clears doorbell bits. Clear them before scanning for what they announce. A ring during the scan then
+    /// sets the bit again.
     fn doorbell_clear(&self, bits: u64);
-    /// The bits that cause no event.
+    /// Returns the doorbell bits that raise no event.
     fn doorbell_mask(&self) -> u64;
-    /// Masks bits.
+    /// Masks doorbell bits: they raise no event.
     fn doorbell_mask_set(&self, bits: u64);
-    /// Unmasks bits. Those that rang while masked cause no event: scan again after unmasking.
+    /// Unmasks doorbell bits. A bit that was rung while masked raises no event, so scan again after unmasking.
     fn doorbell_mask_clear(&self, bits: u64);
-    /// The bits that vector `vector` stands for.
+    /// Returns the doorbell bits that raise the event of vector `vector`.
     fn vector_bits(&self, vector: u32) -> u64;
-    /// Rings at `peer`. What was stored before a [`Window::fence`] is there when it is seen.
+    /// Rings doorbell bits at `peer`. The peer that sees them also sees every store before a [`Window::fence`].
     ///
     /// # Errors
-    /// For a peer or bits that do not exist.
+    /// [`crate::error::Error::Invalid`] for a peer that does not exist.
     fn peer_doorbell_set(&self, peer: u32, bits: u64) -> Result<()>;
-    /// A descriptor that becomes readable (eventfd: read 8 bytes to reset) when the event happens.
+    /// Returns an eventfd that becomes readable when the event happens. Read its 8 bytes to reset it.
     ///
     /// # Errors
-    /// For a vector that does not exist.
+    /// [`crate::error::Error::Invalid`] for a vector that does not exist.
     fn event(&self, event: Event) -> Result<BorrowedFd<'_>>;
 
-    /// Reads scratchpad `index` of this port; 0 for one that does not exist.
+    /// Reads scratchpad `index` of this port. Returns 0 for an index that does not exist.
     fn scratchpad_read(&self, index: u32) -> u32;
-    /// Writes scratchpad `index` of this port.
+    /// Writes scratchpad `index` of this port. Does nothing for an index that does not exist.
     fn scratchpad_write(&self, index: u32, value: u32);
     /// Writes scratchpad `index` of `peer`.
     ///
     /// # Errors
-    /// For a peer or an index that does not exist.
+    /// [`crate::error::Error::Invalid`] for a peer or an index that does not exist.
     fn peer_scratchpad_write(&self, peer: u32, index: u32, value: u32) -> Result<()>;
 }

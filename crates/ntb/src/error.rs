@@ -1,65 +1,65 @@
-//! The errors of this crate.
+//! The errors of the NTB devices.
 
 use inlane_core::error::Class;
 
-/// What went wrong between two ports. Each names the object that failed, what was seen and what to do.
+/// An error of a port, a window or a handshake. Its message names the object, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An error of the foundation: a region, a mover, a quantity.
+    /// An error from inlane-core: a region, a mover or a quantity.
     #[error(transparent)]
     Core(#[from] inlane_core::error::Error),
     /// An error of the operating system.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried, on which object.
+        /// The operation that failed, and its object.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A setting or an argument that makes no sense.
+    /// An invalid setting or argument.
     #[error("{what}: {why}")]
     Invalid {
         /// The setting or argument.
         what: String,
-        /// What is wrong with it, and what to give instead.
+        /// Why it is invalid, and what to give instead.
         why: String,
     },
-    /// A memory window cannot be what was asked of it.
+    /// An error of a memory window: a bad translation, size or offset.
     #[error("memory window towards port {peer}: {why}")]
     Window {
-        /// The port on its other side.
+        /// The port on the other side of the window.
         peer: u32,
-        /// What was asked, what it can do, what to change.
+        /// What was asked for, what the window allows, and what to change.
         why: String,
     },
-    /// The peer speaks another version of the protocol.
+    /// The peer uses another version of the protocol.
     #[error(
-        "port {peer} speaks version {theirs} of the window protocol, this side version {ours}: run the same release of inlane on both"
+        "port {peer} uses version {theirs} of the window protocol, this side version {ours}: run the same release of inlane on both sides"
     )]
     Version {
         /// The peer's port.
         peer: u32,
-        /// Our version.
+        /// This side's version.
         ours: u16,
         /// The peer's version.
         theirs: u16,
     },
-    /// The peer did not complete the handshake.
+    /// The handshake did not complete.
     #[error("handshake with port {peer}: {why}")]
     Handshake {
         /// The peer's port.
         peer: u32,
-        /// What was seen instead.
+        /// What was found in the peer's scratchpads, and what to do.
         why: String,
     },
 }
 
-/// This crate's result.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// What a caller can do about it; decides the exit status.
+    /// Returns what a caller can do about the error. The command derives its exit status from it.
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),

@@ -1,12 +1,12 @@
-//! A bridge's registers, for back-ends whose ports share memory that can play them.
+//! The registers of a bridge, for back-ends that keep them in memory shared by all ports.
 //!
 //! ```text
-//! 0      port 0   doorbell | mask | link | life | beat | translations[64] | scratchpads[512]
+//! 0      port 0   doorbell | mask | link | attachments | heartbeat | translations[64] | scratchpads[512]
 //! 4096   port 1   ...
 //! ```
 //!
-//! Every port maps all of them writable, and a mad one can write anything there: values are loaded once, and bounded before
-//! they are used.
+//! Every port maps all registers writable, so a hostile port can write any value. Each value is loaded once and
+//! bounded before use.
 
 use crate::device::WindowLimits;
 use crate::error::{Error, Result};
@@ -14,61 +14,64 @@ use inlane_core::region::Region;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Windows lead to whole pages.
+/// Translations are whole pages.
 const PAGE: u64 = 4096;
 
-/// Most ports of a fabric.
+/// The largest number of ports.
 pub const MAX_PORTS: u32 = 64;
-/// Scratchpads of a port: a row of 8 for each port that may write there.
+/// Number of scratchpads of a port: 8 for each port that may write to it.
 pub const SCRATCHPADS: u32 = 8 * MAX_PORTS;
-/// Doorbell vectors; vector v stands for bits 32 v to 32 v + 31.
+/// Number of doorbell vectors. Vector v covers the doorbell bits 32 v to 32 v + 31.
 pub const VECTORS: u32 = 2;
 
-/// A cache line (and its prefetched neighbour) for words with different writers.
+/// A value with a 128-byte line of its own: a cache line and its prefetched neighbour. Values with different
+/// writers do not share lines.
 #[repr(C, align(128))]
 #[derive(Default)]
-pub(crate) struct Line<T>(pub T);
+pub(crate) struct PaddedWord<T>(pub T);
 
-/// Where a peer's window leads: a span of the owner's inbound memory. No bytes: nowhere.
+/// The part of the owner's inbound memory that a peer's window leads to. A length of 0 means that no
+/// translation is set.
 #[repr(C)]
 pub(crate) struct Translation {
     pub offset: AtomicU64,
     pub bytes: AtomicU64,
 }
 
-/// One port's registers.
+/// The registers of one port.
 #[repr(C, align(4096))]
 pub(crate) struct PortRegisters {
-    /// Bits that rang and were not cleared.
-    pub doorbell: Line<AtomicU64>,
-    /// Bits that cause no event.
-    pub mask: Line<AtomicU64>,
-    /// Odd: this side has enabled its links; grows with every change.
-    pub link: Line<AtomicU32>,
-    /// Counts the processes that were attached here, so that the end of an old one is not taken for that of a new one.
-    pub life: Line<AtomicU32>,
-    /// Grows while the port is alive, where nobody else watches over that.
-    pub beat: Line<AtomicU32>,
-    /// Where each peer's window onto this port leads.
+    /// Doorbell bits that were rung and not cleared.
+    pub doorbell: PaddedWord<AtomicU64>,
+    /// Doorbell bits that raise no event.
+    pub mask: PaddedWord<AtomicU64>,
+    /// Odd while this port has enabled its links. Each change adds one.
+    pub link: PaddedWord<AtomicU32>,
+    /// Number of processes that have attached to this port. It tells the end of an old process from that of a
+    /// new one.
+    pub attachments: PaddedWord<AtomicU32>,
+    /// A counter that grows while the port's process lives, for back-ends without a hub that notices its end.
+    pub heartbeat: PaddedWord<AtomicU32>,
+    /// The translation of each peer's window onto this port.
     pub translations: [Translation; MAX_PORTS as usize],
-    /// Scratchpads.
+    /// The scratchpads.
     pub scratchpads: [AtomicU32; SCRATCHPADS as usize],
 }
 
 const _: () = assert!(size_of::<PortRegisters>() == 4096);
 
-/// The doorbell bits of a vector.
+/// Returns the doorbell bits of a vector.
 pub(crate) fn vector_bits(vector: u32) -> u64 {
     if vector < VECTORS { 0xFFFF_FFFFu64 << (32 * vector) } else { 0 }
 }
 
-/// What windows over these registers can be.
+/// Returns the limits of windows of `window_bytes`.
 pub(crate) fn limits(window_bytes: u64) -> WindowLimits {
     WindowLimits { address_align: PAGE, size_align: PAGE, size_max_bytes: window_bytes }
 }
 
 impl PortRegisters {
-    /// Makes the link word odd (up) or even (down); false when it was so already.
+    /// Makes the link word odd (up) or even (down). Returns false if it was so already.
     pub(crate) fn set_link(&self, up: bool) -> bool {
         use Ordering::{AcqRel, Acquire};
         self.link
@@ -77,14 +80,15 @@ impl PortRegisters {
             .is_ok()
     }
 
-    /// Rings; gives the vectors to interrupt. Only an edge from 0 to 1 that is not masked interrupts: doorbells coalesce.
+    /// Sets doorbell bits and returns the vectors to interrupt. Only bits that were clear and are unmasked
+    /// interrupt, so doorbells coalesce.
     pub(crate) fn ring(&self, bits: u64) -> impl Iterator<Item = u32> {
         let before = self.doorbell.0.fetch_or(bits, Ordering::SeqCst);
         let rings = bits & !before & !self.mask.0.load(Ordering::SeqCst);
         (0..VECTORS).filter(move |&vector| rings & vector_bits(vector) != 0)
     }
 
-    /// Lets `peer`'s window lead to `memory`, a part of this port's `inbound` memory.
+    /// Makes `peer`'s window lead to `memory`, a part of this port's `inbound` memory.
     pub(crate) fn set_translation(&self, peer: u32, inbound: &Region, memory: &Region) -> Result<()> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let inside = memory.address() >= inbound.address()
@@ -95,7 +99,7 @@ impl PortRegisters {
         let offset = memory.address() - inbound.address();
         if !offset.is_multiple_of(PAGE) || !(memory.len() as u64).is_multiple_of(PAGE) {
             return refuse(format!(
-                "translation to offset {offset:#x}, {:#x} bytes: both must be multiples of {PAGE:#x}",
+                "offset {offset:#x} and length {:#x} of the translation must be multiples of {PAGE:#x}",
                 memory.len()
             ));
         }
@@ -105,15 +109,16 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Where `me`'s window onto this port, `peer`, leads in its memory of `window_bytes`.
-    pub(crate) fn translation(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
+    /// Returns the part of this port's memory that the window of port `me` leads to. This port is `peer`, and
+    /// its memory has `window_bytes`.
+    pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];
-        // Loaded once: what is checked is what is mapped.
+        // Loaded once, so the checked values are the mapped values.
         let bytes = translation.bytes.load(Ordering::Acquire);
         let offset = translation.offset.load(Ordering::Acquire);
         if bytes == 0 {
-            return refuse("the peer has set no translation yet".into());
+            return refuse("the peer has set no translation yet; connect after its handshake".into());
         }
         match offset.checked_add(bytes) {
             Some(end) if end <= window_bytes && (offset | bytes).is_multiple_of(PAGE) => Ok(offset..end),

@@ -1,7 +1,7 @@
-//! A mapped memory window: where stores leave for a peer.
+//! A mapped memory window: the path of stores to a peer.
 //!
-//! Every access is checked against the window's length, so nothing that a peer says can lead outside. Stores are *issued*
-//! when [`Window::store`] returns and *delivered* when a later [`Window::flush`] has returned.
+//! Every access is checked against the window's length, so no value from the peer leads outside. A store is
+//! *issued* when [`Window::store`] returns, and *delivered* when a later [`Window::flush`] has returned.
 
 use crate::device::Ordering;
 use crate::error::{Error, Result};
@@ -21,14 +21,15 @@ pub struct Window {
     wire: Option<Arc<Wire>>,
 }
 
-// SAFETY: the memory is shared with another process anyway; all accesses are bounds-checked raw copies or atomics, and
-// what they mean between threads is the business of the protocol above.
+// SAFETY: another process shares the memory anyway. All accesses are bounds-checked raw copies or atomics. The
+// protocol above orders them between threads.
 unsafe impl Send for Window {}
-// SAFETY: as above.
+// SAFETY: as for Send.
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// A window over `region`, which is mapped memory; `wire` is where injected faults happen.
+    /// Makes a window over `region`, which is mapped memory. With a `wire`, stores go through it and suffer its
+    /// faults.
     pub fn new(peer: u32, region: Region, ordering: Ordering, wire: Option<Arc<Wire>>) -> Self {
         if let Some(wire) = &wire {
             wire.keep(region.clone());
@@ -37,32 +38,32 @@ impl Window {
         Self { peer, region, base, length, ordering, wire }
     }
 
-    /// The port on the other side.
+    /// Returns the port on the other side.
     pub fn peer(&self) -> u32 {
         self.peer
     }
 
-    /// The mapped memory, for movers.
+    /// Returns the mapped memory, for movers.
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// True for a window of no bytes.
+    /// Returns true for a window of no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// What stores through it promise.
+    /// Returns when stores through the window become visible.
     pub fn ordering(&self) -> Ordering {
         self.ordering
     }
 
-    /// Where offset 0 is mapped when the CPU may use it as plain coherent memory, else `None`.
+    /// Returns the mapping's address if the CPU may use the window as ordinary coherent memory.
     pub fn coherent_base(&self) -> Option<*mut u8> {
         (self.ordering == Ordering::Coherent && self.wire.is_none()).then_some(self.base)
     }
@@ -71,39 +72,39 @@ impl Window {
     fn outside(&self, offset: usize, length: usize) -> Error {
         Error::Window {
             peer: self.peer,
-            why: format!("{length} bytes at offset {offset:#x} end outside its {:#x} bytes", self.length),
+            why: format!("{length} bytes at offset {offset:#x} end beyond its {:#x} bytes", self.length),
         }
     }
 
     #[inline(always)]
     fn at(&self, offset: usize, length: usize) -> Result<*mut u8> {
         match offset.checked_add(length) {
-            // SAFETY: offset is at most the length of the mapping.
+            // SAFETY: the offset is at most the length of the mapping.
             Some(end) if end <= self.length => Ok(unsafe { self.base.add(offset) }),
             _ => Err(self.outside(offset, length)),
         }
     }
 
-    /// Stores bytes at `offset`; they are issued when it returns and the source may be reused.
+    /// Stores `bytes` at `offset`. The stores are issued when it returns, and the source may be reused.
     ///
     /// # Errors
-    /// [`Error::Window`] when that is not inside.
+    /// [`Error::Window`] if the bytes would end outside the window.
     pub fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         // SAFETY: a slice is readable for its length.
         unsafe { self.store_from(offset, bytes.as_ptr(), bytes.len()) }
     }
 
-    /// As [`Window::store`], from memory that others may be writing meanwhile.
+    /// Stores `length` bytes from a source that other threads may write meanwhile; see [`Window::store`].
     ///
     /// # Errors
-    /// [`Error::Window`] when that is not inside.
+    /// [`Error::Window`] if the bytes would end outside the window.
     ///
     /// # Safety
-    /// `source` is readable for `length` bytes and does not overlap the window's mapping of the destination.
+    /// `source` is readable for `length` bytes and does not overlap the destination in the window's mapping.
     #[inline(always)]
     pub unsafe fn store_from(&self, offset: usize, source: *const u8, length: usize) -> Result<()> {
         let to = self.at(offset, length)?;
-        // SAFETY: `at` checked the destination, the caller promises the source.
+        // SAFETY: `at` checked the destination, and the caller guarantees the source.
         unsafe {
             match (&self.wire, self.ordering) {
                 (None, Ordering::Coherent) => store::copy(to, source, length),
@@ -114,10 +115,10 @@ impl Window {
         Ok(())
     }
 
-    /// Stores one aligned word, which does not tear.
+    /// Stores one aligned word of 8 bytes, which does not tear.
     ///
     /// # Errors
-    /// [`Error::Window`] when it is not inside or not aligned.
+    /// [`Error::Window`] if the word is misaligned or outside the window.
     #[inline(always)]
     pub fn store_word(&self, offset: usize, value: u64) -> Result<()> {
         let to = self.at(offset, 8)?;
@@ -125,7 +126,8 @@ impl Window {
             return Err(self.outside(offset, 8));
         }
         match &self.wire {
-            // SAFETY: inside the mapping and aligned (checked above); others access it as an atomic too.
+            // SAFETY: inside the mapping and aligned, as checked above; others access the word as an atomic
+            // too.
             None => unsafe { AtomicU64::from_ptr(to.cast()).store(value, Memory::Release) },
             // SAFETY: as above; the source is a local.
             Some(wire) => unsafe { wire.store(to, value.to_ne_bytes().as_ptr(), 8) },
@@ -133,20 +135,20 @@ impl Window {
         Ok(())
     }
 
-    /// Reads through the window: a round trip to the peer's memory on real hardware.
+    /// Copies from the peer's memory. On real hardware each load is a round trip.
     ///
     /// # Errors
-    /// [`Error::Window`] when that is not inside.
+    /// [`Error::Window`] if the bytes would end outside the window.
     ///
     /// # Safety
-    /// `destination` is writable for `length` bytes and does not overlap the window's mapping of the source.
+    /// `destination` is writable for `length` bytes and does not overlap the source in the window's mapping.
     pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
         let from = self.at(offset, length)?;
         if let Some(wire) = &self.wire {
             // A read does not pass the posted writes before it.
             wire.drain();
         }
-        // SAFETY: `at` checked the source, the caller promises the destination.
+        // SAFETY: `at` checked the source, and the caller guarantees the destination.
         unsafe {
             match self.ordering {
                 Ordering::Coherent => store::copy(destination, from, length),
@@ -156,17 +158,18 @@ impl Window {
         Ok(())
     }
 
-    /// Orders the stores before it, through this and all other windows, before those after it.
+    /// Orders all stores before it, through this and all other windows, before those after it.
     #[inline(always)]
     pub fn fence(&self) {
         match (&self.wire, self.ordering) {
-            // Large copies may have used non-temporal stores: only the instruction orders those.
+            // Only the instruction orders non-temporal stores, which large copies may have used.
             (None, _) => store::store_fence(),
             (Some(wire), _) => wire.fence(),
         }
     }
 
-    /// Orders earlier *word* stores before later ones: free where the memory itself keeps them in order.
+    /// Orders earlier word stores before later ones. Costs no instruction where the memory itself keeps their
+    /// order.
     #[inline(always)]
     pub fn fence_words(&self) {
         match (&self.wire, self.ordering) {
@@ -175,7 +178,7 @@ impl Window {
         }
     }
 
-    /// Waits until the stores before it are in the peer's memory: a read-back through the window where they are posted.
+    /// Blocks until all stores before it are in the peer's memory. Posted windows need a read-back for that.
     pub fn flush(&self) {
         fence(Memory::SeqCst);
         store::store_fence();
@@ -184,7 +187,7 @@ impl Window {
             wire.drain();
         }
         if self.ordering == Ordering::Posted && self.length >= 4 {
-            // SAFETY: the first 4 bytes are inside, and mappings are aligned to a page.
+            // SAFETY: the first 4 bytes are inside, and mappings start at a page.
             unsafe { self.base.cast::<u32>().read_volatile() };
         }
         fence(Memory::SeqCst);

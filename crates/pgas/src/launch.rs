@@ -17,7 +17,7 @@ use crate::transport::windows::Settings;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
 use inlane_ntb::fault::Faults;
-use inlane_ntb::twin::{Hub, Seen, Twin};
+use inlane_ntb::twin::{Hub, PortEvent, Twin};
 use inlane_twin::{DmaCosts, DmaEngine};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::ffi::OsString;
@@ -183,7 +183,7 @@ impl Default for Job {
 }
 
 enum News {
-    Hub(u32, Seen),
+    Hub(u32, PortEvent),
     Ended(u32, ExitStatus),
 }
 
@@ -225,7 +225,7 @@ impl Job {
         let window = self.heap_bytes.saturating_add(STATICS);
         let hub = Hub::new(self.pes, window)?;
         let (sender, news) = channel();
-        if let Some(seen) = hub.watch() {
+        if let Some(seen) = hub.events() {
             let sender = sender.clone();
             std::thread::spawn(move || {
                 seen.iter().for_each(|(pe, seen)| drop(sender.send(News::Hub(pe, seen))));
@@ -326,11 +326,11 @@ pub fn processors() -> Vec<usize> {
 fn note(running: &mut [Running], news: News) -> Option<i32> {
     match news {
         News::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
-        News::Hub(pe, Seen::Attached) => running[pe as usize].attached = true,
-        News::Hub(pe, Seen::Finished) => running[pe as usize].finished = true,
-        News::Hub(pe, Seen::Gone) => running[pe as usize].gone = true,
-        News::Hub(pe, Seen::Lost(peer)) => running[pe as usize].lost = Some(peer),
-        News::Hub(_, Seen::ExitAll(status)) => return Some(status),
+        News::Hub(pe, PortEvent::Attached) => running[pe as usize].attached = true,
+        News::Hub(pe, PortEvent::Finished) => running[pe as usize].finished = true,
+        News::Hub(pe, PortEvent::Gone) => running[pe as usize].gone = true,
+        News::Hub(pe, PortEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
+        News::Hub(_, PortEvent::ExitAll(status)) => return Some(status),
     }
     None
 }

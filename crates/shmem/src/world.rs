@@ -54,8 +54,8 @@ pub fn fail(error: &Error) -> ! {
             eprintln!("inlane shmem: PE {}: {error}", process.world.me());
             match error {
                 // Another PE ended first: the launcher knows how, and must not take this one for the cause.
-                Error::LinkLost { peer, .. } => process.twin.lost(*peer),
-                _ => process.twin.exit_all(1),
+                Error::LinkLost { peer, .. } => process.twin.report_lost(*peer),
+                _ => process.twin.request_exit_all(1),
             }
         }
         None => eprintln!("inlane shmem: {error}"),
@@ -119,14 +119,14 @@ pub fn finish() {
     let Some(process) = PROCESS.get() else { return };
     if !FINISHED.swap(true, Ordering::AcqRel) {
         check(process.world.leave());
-        process.twin.finished();
+        process.twin.report_finished();
     }
 }
 
 /// Ends all processes of the job.
 pub fn exit_all(status: c_int) {
     if let Some(process) = PROCESS.get() {
-        process.twin.exit_all(status);
+        process.twin.request_exit_all(status);
     }
     FINISHED.store(true, Ordering::Release);
     std::process::exit(status)

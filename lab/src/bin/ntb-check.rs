@@ -10,7 +10,7 @@
 use anyhow::{Context, bail, ensure};
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::device::{Event, Ntb};
-use inlane_ntb::ivshmem::{Ivshmem, SILENCE};
+use inlane_ntb::ivshmem::{HEARTBEAT_TIMEOUT, Ivshmem};
 use inlane_pgas::error::Error;
 use inlane_pgas::transport::windows::{Settings, Windows};
 use inlane_pgas::transport::{Operation, Transport};
@@ -156,7 +156,7 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     ensure!(matches!(lost, Err(Error::LinkLost { .. })), "waiting for a dead peer ended with {lost:?}");
     let took = start.elapsed();
     println!("lost: {} after {took:?}", lost.unwrap_err());
-    ensure!(took < SILENCE + Duration::from_secs(10), "noticed after {took:?} only");
+    ensure!(took < HEARTBEAT_TIMEOUT + Duration::from_secs(10), "noticed after {took:?} only");
     let transport = world.transport();
     let lost = transport.reconnect(peer, LIMIT).context("reconnecting")?;
     println!("again: {lost}");

@@ -60,7 +60,7 @@ impl Check {
             writeln!(out, "ntb check: {name}, pe {me} of {pes}, {} rounds in {seconds:.2} s, ok", self.rounds)
         })?;
         if let Some((port, _hub)) = &twin {
-            port.finished();
+            port.report_finished();
         }
         // The others may still be leaving the barrier.
         std::thread::sleep(Duration::from_millis(if twin.is_some() { 20 } else { 1000 }));

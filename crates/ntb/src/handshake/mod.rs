@@ -1,7 +1,8 @@
-//! The handshake with one peer: sizes and epochs through scratchpads, announced by a doorbell, until both sides agree.
+//! The handshake with one peer: both sides exchange sizes and epochs through scratchpads until they agree.
 //!
-//! [`protocol`] says what is exchanged; this module carries it over a bridge, with time: rows are written and rung again
-//! until the peer answers, so that a scratchpad lost before the peer was up, or a doorbell lost at any time, costs time only.
+//! [`protocol`] defines the exchanged values. This module writes them over a bridge and repeats them until the
+//! peer answers. A scratchpad that was lost before the peer was up costs time only, and so does a lost
+//! doorbell.
 
 pub mod protocol;
 #[cfg(test)]
@@ -14,23 +15,23 @@ use inlane_core::region::Region;
 use protocol::{Connection, Handshake, Progress, ROW, VERSION};
 use std::time::{Duration, Instant};
 
-/// The doorbell that says that a row was written.
+/// The doorbell bit that announces a written row.
 pub const DOORBELL: u64 = 1 << 33;
 const PAGE: u64 = 4096;
-/// After this long without an answer, the row is written again.
-const AGAIN: Duration = Duration::from_millis(20);
+/// A row is written again after this long without an answer.
+const REWRITE_AFTER: Duration = Duration::from_millis(20);
 
-/// How one side goes into the handshake.
+/// What one side brings to the handshake.
 pub struct Offer<'a> {
-    /// The memory to give the peer a window on.
+    /// The memory onto which the peer gets a window.
     pub inbound: &'a Region,
-    /// This side's epoch; another one for each attempt.
+    /// This side's epoch. Use another one for each attempt.
     pub epoch: u32,
-    /// How long to try.
+    /// How long to try before the handshake fails.
     pub timeout: Duration,
 }
 
-/// An epoch that no other life of this port has, in all likelihood.
+/// Returns a random epoch, so that an earlier process or connection of this port almost certainly used another.
 pub fn fresh_epoch() -> u32 {
     let mut bytes = [0u8; 4];
     // SAFETY: writes at most 4 bytes to a local.
@@ -45,14 +46,15 @@ fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
     std::array::from_fn(|index| ntb.scratchpad_read(peer * ROW as u32 + index as u32))
 }
 
-/// The epoch that stands in `peer`'s row: another one than was connected means that it starts anew.
+/// Returns the epoch in `peer`'s row. If it differs from the connection's, the peer has restarted or is
+/// reconnecting.
 pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
     ntb.scratchpad_read(peer * ROW as u32 + 1)
 }
 
 fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
     let row = ntb.port() * ROW as u32;
-    // The check goes first to a value that is wrong, so that a row half written is never taken for a whole one.
+    // The check is invalidated first, so a half-written row is never taken for a whole one.
     ntb.peer_scratchpad_write(peer, row + ROW as u32 - 1, !words[ROW - 1])?;
     for (index, word) in words.iter().enumerate() {
         ntb.peer_scratchpad_write(peer, row + index as u32, *word)?;
@@ -60,18 +62,20 @@ fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
     ntb.peer_doorbell_set(peer, DOORBELL)
 }
 
-/// Shakes hands with `peer`; ends connected, or with an error when the time is up.
+/// Connects to `peer`: exchanges rows until both sides agree or the timeout expires.
 ///
 /// # Errors
-/// [`Error::Window`] when a memory does not fit the other side's window, [`Error::Version`], [`Error::Handshake`] when the
-/// peer does not answer in time or answers with garbage, errors of the bridge.
+/// * [`Error::Window`] if one side's memory does not fit the other side's window.
+/// * [`Error::Version`] if the peer uses another protocol version.
+/// * [`Error::Handshake`] if the peer does not answer in time, or only with garbage.
+/// * Errors of the bridge.
 pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> Result<Connection> {
     let capabilities = ntb.capabilities();
     if capabilities.scratchpads < ntb.ports() * ROW as u32 {
         return Err(Error::Handshake {
             peer,
             why: format!(
-                "{} scratchpads for {} ports; 8 a port are needed, and message registers are not supported yet",
+                "the bridge has {} scratchpads for {} ports, 8 a port are needed; bridges with message registers are not supported yet",
                 capabilities.scratchpads,
                 ntb.ports()
             ),
@@ -90,7 +94,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
     let mut pause = Duration::from_micros(2);
     loop {
         ntb.doorbell_clear(DOORBELL);
-        let progress = side.look(&read_row(ntb, peer));
+        let progress = side.read(&read_row(ntb, peer));
         if let Some(row) = side.peer().filter(|row| row.version == VERSION && row.seen == offer.epoch) {
             check_sizes(peer, &side.row(), &row)?;
             if !side.row().ready {
@@ -102,7 +106,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         }
         match progress {
             Progress::Connected(connection) => {
-                // The peer needs this row to be connected too.
+                // The peer connects only after it has read this row.
                 write_row(ntb, peer, &side.row().encode())?;
                 faults.step("connected");
                 return Ok(connection);
@@ -114,14 +118,14 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
             Progress::Write => written = None,
             Progress::Wait => {}
         }
-        if written.is_none_or(|at| at.elapsed() > AGAIN) {
+        if written.is_none_or(|at| at.elapsed() > REWRITE_AFTER) {
             write_row(ntb, peer, &side.row().encode())?;
             written = Some(Instant::now());
         }
         if start.elapsed() > offer.timeout {
-            return Err(Error::Handshake { peer, why: silence(ntb, peer, &side, offer) });
+            return Err(Error::Handshake { peer, why: no_answer(ntb, peer, &side, offer) });
         }
-        // Set-up is no fast path: sleeping a little beats burning the core that the peer may need.
+        // Sleep, because the peer may need this core.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_micros(500));
     }
@@ -131,31 +135,33 @@ fn check_sizes(peer: u32, own: &protocol::Row, row: &protocol::Row) -> Result<()
     let refuse = |why: String| Err(Error::Window { peer, why });
     if own.inbound_pages > row.limit_pages {
         return refuse(format!(
-            "too small: the peer's window takes {} pages of 4 KiB, this side's memory has {}; give a smaller --heap",
+            "the peer's window takes {} pages of 4 KiB, this side's memory has {}; give a smaller --heap",
             row.limit_pages, own.inbound_pages
         ));
     }
     if row.inbound_pages > own.limit_pages {
         return refuse(format!(
-            "too small: this side's window takes {} pages of 4 KiB, the peer's memory has {}; give it a smaller --heap",
+            "this side's window takes {} pages of 4 KiB, the peer's memory has {}; give the peer a smaller --heap",
             own.limit_pages, row.inbound_pages
         ));
     }
     Ok(())
 }
 
-fn silence(ntb: &dyn Ntb, peer: u32, side: &Handshake, offer: &Offer<'_>) -> String {
+fn no_answer(ntb: &dyn Ntb, peer: u32, side: &Handshake, offer: &Offer<'_>) -> String {
     let seconds = offer.timeout.as_secs_f64();
     let link = if ntb.link(peer).up { "the link is up" } else { "the link is down" };
     match side.peer() {
         None if read_row(ntb, peer).iter().all(|word| *word == 0) => {
-            format!("no answer in {seconds} s, {link}; is the peer's program running?")
+            format!("no answer in {seconds} s, {link}; check that the peer's program runs")
         }
-        None => format!("only garbage in its scratchpads for {seconds} s, {link}; is the peer inlane?"),
+        None => format!(
+            "only garbage in its scratchpads for {seconds} s, {link}; check that the peer runs inlane"
+        ),
         Some(row) if row.seen != offer.epoch => format!(
-            "it speaks to another epoch ({:#x}, not {:#x}) since {seconds} s, {link}; it may be stale: restart the peer",
+            "its scratchpads answer another epoch ({:#x}, not {:#x}) for {seconds} s, {link}; they may be stale: restart the peer",
             row.seen, offer.epoch
         ),
-        Some(_) => format!("it did not set its translation in {seconds} s, {link}"),
+        Some(_) => format!("it did not set its translation in {seconds} s, {link}; restart the peer"),
     }
 }

@@ -1,50 +1,50 @@
-//! The handshake as a state machine, apart from registers and time, so that a model checker can run it.
+//! The handshake as a state machine without registers and time, so that a model checker can run it.
 //!
-//! Each side keeps a row of 8 scratchpads at the peer and writes there what it knows. Nothing is a command that must be
-//! taken once: a row may be read twice, late, or while half of it is written, and may be left from a process that is long
-//! gone. The last word written is a check over the others, so a torn row is no row.
+//! Each side writes what it knows into a row of 8 scratchpads at the peer. A row is a state, not a command. It
+//! may be read twice, late or half-written, and it may be left from an earlier process. The last word is a
+//! check over the others, so a torn row does not decode.
 //!
 //! ```text
 //! 0  magic << 16 | version         4  limit: pages of the largest window this side has onto the peer
-//! 1  epoch of the writer           5  inbound: pages of memory the writer gives a window on
-//! 2  epoch of the peer, as seen    6  flags: bit 0 = the translation is set
+//! 1  epoch of the writer           5  inbound: pages of memory the writer offers
+//! 2  epoch of the peer, as read    6  flags: bit 0 = the translation is set
 //! 3  reserved, 0                   7  check over 0..6, written last; then the doorbell
 //! ```
 //!
-//! A side is connected when it reads a row that names its own epoch, says that the translation is set, and comes from the
-//! epoch that it answered itself. Both sides then agree on both epochs; their mix tags everything written afterwards, so
-//! stores of an older connection are never taken for this one's.
+//! A side is connected when it reads a row that names its own epoch and says that the translation is set. Both
+//! sides then know both epochs. A tag computed from them marks every word written later, so stores of an older
+//! connection are ignored.
 
-/// Version of everything that peers exchange: this row, the layout of inbound memory, requests.
+/// Version of everything that peers exchange: this row, the layout of inbound memory, and requests.
 pub const VERSION: u16 = 1;
-/// Registers in a row.
+/// Number of scratchpads in a row.
 pub const ROW: usize = 8;
 const MAGIC: u32 = 0x4e54;
 
-/// The meaning of a row.
+/// The values of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// The writer's version.
+    /// Protocol version of the writer.
     pub version: u16,
-    /// The writer's epoch: not 0, another one for each life and each reconnection.
+    /// Epoch of the writer: not 0, and another one for each process and each reconnection.
     pub epoch: u32,
-    /// The epoch of the peer that the writer has seen; 0 for none.
+    /// Epoch of the peer that the writer has read, or 0 for none.
     pub seen: u32,
-    /// The largest window that the writer has onto the peer, in pages of 4 KiB.
+    /// Size of the largest window that the writer has onto the peer, in pages of 4 KiB.
     pub limit_pages: u32,
-    /// The memory that the writer gives a window on, in pages.
+    /// Size of the memory that the writer offers, in pages of 4 KiB.
     pub inbound_pages: u32,
-    /// The writer's translation is set.
+    /// True once the writer has set its translation.
     pub ready: bool,
 }
 
 fn check(words: &[u32]) -> u32 {
-    // FNV-1a: rows are torn or stale, not forged.
+    // FNV-1a suffices, because it guards against torn and stale rows, not against forged ones.
     words.iter().fold(0x811C_9DC5, |hash, word| (hash ^ word).wrapping_mul(0x0100_0193))
 }
 
 impl Row {
-    /// The registers' values, to be written in ascending order.
+    /// Returns the scratchpad values, to be written in ascending order.
     pub fn encode(&self) -> [u32; ROW] {
         let mut words = [
             MAGIC << 16 | self.version as u32,
@@ -60,7 +60,7 @@ impl Row {
         words
     }
 
-    /// What registers say, or `None` for a row that is torn, empty, or no row at all.
+    /// Decodes scratchpad values. Returns `None` if the row is torn, empty or not a row.
     pub fn decode(words: &[u32; ROW]) -> Option<Self> {
         let good = words[0] >> 16 == MAGIC && words[7] == check(&words[..7]) && words[1] != 0;
         good.then(|| Self {
@@ -74,33 +74,34 @@ impl Row {
     }
 }
 
-/// Both sides' epochs: the identity of a connection.
+/// The epochs of both sides, which identify a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Our epoch.
+    /// This side's epoch.
     pub ours: u32,
     /// The peer's epoch.
     pub theirs: u32,
 }
 
 impl Connection {
-    /// What tags words written over this connection: the same on both sides, never 0.
+    /// Returns the tag for words written over this connection. Both sides compute the same tag, which is never
+    /// 0.
     pub fn tag(&self) -> u32 {
         let (low, high) = (self.ours.min(self.theirs), self.ours.max(self.theirs));
         check(&[low, high]) | 1
     }
 }
 
-/// What a look at the peer's row led to.
+/// What the caller must do after [`Handshake::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing new.
+    /// Wait: nothing has changed.
     Wait,
-    /// The own row changed: write it and ring.
+    /// Write the own row, which has changed, and ring.
     Write,
-    /// Connected; the own row may have changed too: write it and ring.
+    /// The connection is established. Write the own row, which may have changed, and ring.
     Connected(Connection),
-    /// The peer answers this side, in another version.
+    /// The peer answers this side, but uses another protocol version.
     OtherVersion(u16),
 }
 
@@ -112,35 +113,36 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// A side in a new epoch (not 0) with its sizes; `ready` when its translation is already set.
+    /// Starts a handshake in a new `epoch` (not 0) with this side's sizes. `ready` says that the translation is
+    /// already set.
     pub fn new(epoch: u32, limit_pages: u32, inbound_pages: u32, ready: bool) -> Self {
         let own = Row { version: VERSION, epoch: epoch.max(1), seen: 0, limit_pages, inbound_pages, ready };
         Self { own, peer: None }
     }
 
-    /// The row to write to the peer.
+    /// Returns the row to write to the peer.
     pub fn row(&self) -> Row {
         self.own
     }
 
-    /// The peer's row as last seen.
+    /// Returns the peer's row as last read.
     pub fn peer(&self) -> Option<Row> {
         self.peer
     }
 
-    /// The own translation is set: say so.
+    /// Records that this side's translation is set.
     pub fn set_ready(&mut self) {
         self.own.ready = true;
     }
 
-    /// Takes a look at the peer's registers.
-    pub fn look(&mut self, words: &[u32; ROW]) -> Progress {
+    /// Takes the peer's row, as read from the scratchpads, and returns what to do next.
+    pub fn read(&mut self, words: &[u32; ROW]) -> Progress {
         let Some(row) = Row::decode(words) else { return Progress::Wait };
         let fresh = self.own.seen != row.epoch;
         self.own.seen = row.epoch;
         self.peer = Some(row);
         if row.version != VERSION {
-            // A stale row may be of any version; one that names our epoch was written for us.
+            // A stale row may have any version. Only a row that names our epoch was written for us.
             let ours = row.seen == self.own.epoch;
             return if ours { Progress::OtherVersion(row.version) } else { self.changed(fresh) };
         }

@@ -1,17 +1,17 @@
-//! The handshake under arbitrary rows, arbitrary interleavings, and loom.
+//! Tests of the handshake under arbitrary rows and arbitrary interleavings, and with loom.
 
 use super::protocol::*;
 use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn rows_survive(version: u16, epoch in 1u32.., seen: u32, limit_pages: u32, inbound_pages: u32, ready: bool) {
+    fn rows_decode_to_what_was_encoded(version: u16, epoch in 1u32.., seen: u32, limit_pages: u32, inbound_pages: u32, ready: bool) {
         let row = Row { version, epoch, seen, limit_pages, inbound_pages, ready };
         prop_assert_eq!(Row::decode(&row.encode()), Some(row));
     }
 
     #[test]
-    fn torn_rows_are_no_rows(a in 1u32.., b in 1u32.., seen: u32, cut in 1usize..7) {
+    fn torn_rows_do_not_decode(a in 1u32.., b in 1u32.., seen: u32, cut in 1usize..7) {
         prop_assume!(a != b);
         let row = |epoch| Row { version: VERSION, epoch, seen, limit_pages: 4, inbound_pages: 4, ready: true };
         let (old, new) = (row(a).encode(), row(b).encode());
@@ -25,13 +25,14 @@ proptest! {
     fn garbage_never_connects(rows in prop::collection::vec(any::<[u32; ROW]>(), 0..50)) {
         let mut side = Handshake::new(7, 1, 1, true);
         for words in rows {
-            prop_assert!(!matches!(side.look(&words), Progress::Connected(_)));
+            prop_assert!(!matches!(side.read(&words), Progress::Connected(_)));
         }
     }
 
-    // Two sides, rows that travel late, lives that end: when both are connected to a living epoch, they agree.
+    // Two sides with late rows and restarts: if both are connected to each other's current epoch, their tags
+    // agree.
     #[test]
-    fn sides_agree(steps in prop::collection::vec(0u8..6, 0..60)) {
+    fn connected_sides_agree(steps in prop::collection::vec(0u8..6, 0..60)) {
         let mut epochs = 1u32;
         let mut fresh = || { epochs += 1; Handshake::new(epochs, 16, 16, true) };
         let mut sides = [fresh(), fresh()];
@@ -41,7 +42,7 @@ proptest! {
             let me = (step & 1) as usize;
             match step >> 1 {
                 0 => rows[1 - me] = sides[me].row().encode(),
-                1 => if let Progress::Connected(connection) = sides[me].look(&rows[me]) {
+                1 => if let Progress::Connected(connection) = sides[me].read(&rows[me]) {
                     connected[me] = Some(connection);
                 },
                 _ => { sides[me] = fresh(); connected[me] = None; }
@@ -56,11 +57,11 @@ proptest! {
                 }
             }
         }
-        // Left alone, they connect.
+        // Without further disturbance they connect.
         for _ in 0..3 {
             for me in 0..2 {
                 rows[1 - me] = sides[me].row().encode();
-                if let Progress::Connected(connection) = sides[1 - me].look(&rows[1 - me]) {
+                if let Progress::Connected(connection) = sides[1 - me].read(&rows[1 - me]) {
                     connected[1 - me] = Some(connection);
                 }
             }
@@ -71,21 +72,21 @@ proptest! {
 }
 
 #[test]
-fn another_version_is_told_only_by_a_living_peer() {
+fn another_version_is_reported_only_for_a_current_row() {
     let mut side = Handshake::new(9, 1, 1, true);
     let stale = Row { version: 2, epoch: 5, seen: 3, ..Row::default() };
-    assert_eq!(side.look(&stale.encode()), Progress::Write, "left by another life");
-    let living = Row { seen: 9, ..stale };
-    assert_eq!(side.look(&living.encode()), Progress::OtherVersion(2));
+    assert_eq!(side.read(&stale.encode()), Progress::Write, "left by an earlier process");
+    let current = Row { seen: 9, ..stale };
+    assert_eq!(side.read(&current.encode()), Progress::OtherVersion(2));
 }
 
-/// Rows as atomics: every interleaving of two sides that write and look, one of which starts again half-way.
+/// Rows as atomics: all interleavings of two sides that write and read, one of which has restarted.
 #[test]
 fn loom_agreement() {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, Ordering};
 
-    // The registers that matter here; the check is computed over them all.
+    // The scratchpads that differ between rows here; the check covers all of them.
     struct Registers([[AtomicU32; 3]; 2]);
 
     fn write(registers: &Registers, to: usize, row: &Row) {
@@ -107,7 +108,7 @@ fn loom_agreement() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let registers = Arc::new(Registers(Default::default()));
-        // An old life of the other side left its row.
+        // An old process of the other side left its row.
         write(&registers, 0, &Handshake::new(30, 1, 1, true).row());
         let theirs = registers.clone();
         let other = loom::thread::spawn(move || {
@@ -115,7 +116,7 @@ fn loom_agreement() {
             write(&theirs, 0, &side.row());
             let mut connected = None;
             for _ in 0..2 {
-                match side.look(&read(
+                match side.read(&read(
                     &theirs,
                     1,
                     &Row {
@@ -137,7 +138,7 @@ fn loom_agreement() {
         write(&registers, 1, &side.row());
         let mut connected = None;
         for _ in 0..2 {
-            match side.look(&read(
+            match side.read(&read(
                 &registers,
                 0,
                 &Row { version: VERSION, limit_pages: 1, inbound_pages: 1, ready: true, ..Row::default() },
@@ -150,7 +151,7 @@ fn loom_agreement() {
         let other = other.join().unwrap();
         if let Some(connection) = connected {
             assert_eq!(connection.ours, 10);
-            assert_eq!(connection.theirs, 40, "the old life never answered");
+            assert_eq!(connection.theirs, 40, "the old process never answered");
         }
         if let (Some(a), Some(b)) = (connected, other) {
             assert_eq!((a.ours, a.theirs, a.tag()), (b.theirs, b.ours, b.tag()));

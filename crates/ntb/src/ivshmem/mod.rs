@@ -1,82 +1,82 @@
-//! Two (or more) virtual machines joined by nothing but a PCI device: QEMU's ivshmem with doorbells, under vfio-pci.
+//! Two or more virtual machines joined by a PCI device: QEMU's ivshmem with doorbells, under vfio-pci.
 //!
 //! ```text
 //! BAR 0   0x08  number of this machine      0x0c  doorbell: peer << 16 | vector  ---- MSI-X ---->  the peer's eventfd
-//! BAR 2   0           the device's own page: who divides it how
+//! BAR 2   0           marks the number of ports that share the memory
 //!         4096        registers of port 0, of port 1, ...             (see crate::registers)
 //!         ...         inbound memory of port 0, of port 1, ...        equal shares of the rest
 //! ```
 //!
-//! Real here: the BARs, the instructions that reach them, the MSI-X interrupts, the IOMMU that VFIO puts around the device.
-//! Not real: the memory behind BAR 2 is the host's and coherent, so stores are neither posted nor reordered, nothing
-//! translates addresses (a port cannot offer memory of its own, only its share of the BAR), and reads are no slower than
-//! stores. Windows say [`Promise::Posted`] all the same, so that what runs over them does what hardware would need.
+//! The BARs, the instructions that access them, the MSI-X interrupts and the IOMMU are real. The memory behind
+//! BAR 2 is the host's and coherent. Stores are therefore not posted or reordered, and reads are as fast as
+//! stores. No address is translated: a port can offer only its share of the BAR. Windows still declare
+//! [`Promise::Posted`], so that the code above does what hardware would need.
 //!
-//! Nobody tells a machine that another is gone: each port's beat grows while its process lives, and a beat that stands still
-//! for [`SILENCE`] takes the link down.
+//! No event says that a machine has ended. Each port therefore advances a heartbeat counter. A counter that
+//! stops for [`HEARTBEAT_TIMEOUT`] takes the link down.
 
-mod divide;
+mod partition;
 
 use crate::device::{Capabilities, Event, Link, Ntb, Ordering as Promise};
 use crate::error::{Error, Result};
 use crate::registers::{self, PortRegisters, SCRATCHPADS, VECTORS};
 use crate::window::Window;
-use divide::Division;
 use inlane_core::region::Region;
 use inlane_pci::vfio::{Device, InterruptKind, Interrupts};
 use inlane_pci::{Address, Bar, BarSpec, Permission, Sysfs};
+use partition::Partition;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Registers of BAR 0 (QEMU, "Device Specification for Inter-VM shared memory device", *Registers*).
+/// Registers of BAR 0 (QEMU, "Device Specification for Inter-VM shared memory device", section Registers).
 const IV_POSITION: usize = 0x08;
 const DOORBELL: usize = 0x0c;
-/// The interrupt vector that says that some link changed; those below are the doorbell's.
+/// The interrupt vector of link events. Lower vectors are the doorbell's.
 const LINK_VECTOR: u32 = VECTORS;
-/// How often a port's beat grows.
-const BEAT: Duration = Duration::from_millis(50);
-/// A port whose beat stands still for this long is gone. A machine that is emulated may well be stopped for a second.
-pub const SILENCE: Duration = Duration::from_secs(3);
+/// Interval between two heartbeats.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
+/// A port whose heartbeat stops for this long is considered lost. An emulated machine may stop for a second.
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// This machine's port. Its number is the one that the ivshmem server gave the machine.
+/// This machine's port. The ivshmem server assigned its number.
 pub struct Ivshmem {
     inner: Arc<Inner>,
-    heart: Option<JoinHandle<()>>,
+    heartbeat: Option<JoinHandle<()>>,
 }
 
-/// What this side knows of a peer's life.
+/// What this side knows of a peer's heartbeat.
 #[derive(Default)]
-struct Life {
-    /// The beat seen last.
-    beat: AtomicU32,
-    gone: AtomicBool,
-    /// How often it was found gone, or back.
+struct PeerHeartbeat {
+    /// The heartbeat counter as last read.
+    counter: AtomicU32,
+    lost: AtomicBool,
+    /// How often the peer was lost or came back.
     changes: AtomicU32,
 }
 
-impl Life {
-    /// True when that is news.
-    fn set_gone(&self, gone: bool) -> bool {
-        let news = self.gone.swap(gone, Ordering::AcqRel) != gone;
-        if news {
+impl PeerHeartbeat {
+    /// Records whether the peer is lost. Returns true if that has changed.
+    fn set_lost(&self, lost: bool) -> bool {
+        let changed = self.lost.swap(lost, Ordering::AcqRel) != lost;
+        if changed {
             self.changes.fetch_add(1, Ordering::AcqRel);
         }
-        news
+        changed
     }
 }
 
 struct Inner {
     port: u32,
     capabilities: Capabilities,
-    division: Division,
+    partition: Partition,
     control: Bar,
     shared: Region,
     inbound: Region,
     interrupts: Interrupts,
-    lives: Vec<Life>,
+    peer_heartbeats: Vec<PeerHeartbeat>,
     stop: AtomicBool,
 }
 
@@ -84,8 +84,11 @@ impl Ivshmem {
     /// Opens the device at `address` as one of `ports` ports. The link stays down until [`Ntb::link_enable`].
     ///
     /// # Errors
-    /// What VFIO lacks; [`Error::Invalid`] for a device that is no ivshmem with doorbells, has too few vectors or too little
-    /// memory, for a number of ports that is not what the other side has, and in a machine that is one too many.
+    /// * Errors of VFIO.
+    /// * [`Error::Invalid`] if the device is not an ivshmem device with doorbells, or has too few vectors or
+    ///   too little memory.
+    /// * [`Error::Invalid`] if another machine gave another number of ports, or this machine's number exceeds
+    ///   it.
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("pci:{address}"), why);
         let sysfs = Sysfs::system();
@@ -93,14 +96,14 @@ impl Ivshmem {
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != (0x1af4, 0x1110) {
             return Err(invalid(
-                "is no ivshmem device (1af4:1110); 'inlane topo --all' lists what there is".into(),
+                "it is no ivshmem device (1af4:1110); 'inlane topo --all' lists the devices".into(),
             ));
         }
         let vectors = device.interrupt_vectors(InterruptKind::MsiX).map_err(pci)?;
         if vectors <= LINK_VECTOR {
             let wanted = LINK_VECTOR + 1;
             return Err(invalid(format!(
-                "has {vectors} interrupt vectors, {wanted} are needed: give the device and the server vectors={wanted}"
+                "it has {vectors} interrupt vectors, {wanted} are needed; give the device and the server vectors={wanted}"
             )));
         }
         let all = Permission::default().read().write();
@@ -111,30 +114,40 @@ impl Ivshmem {
         let port = control.read_u32(IV_POSITION).map_err(pci)?;
         if port >= ports {
             return Err(invalid(format!(
-                "gives this machine number {port}, and there are {ports} ports: is another machine still running?"
+                "its server gave this machine number {port} of {ports} ports; stop machines that still run, or raise --machines"
             )));
         }
         let bytes = device.bar(2).map_err(pci)?.size_bytes;
-        let division = Division::new(ports, bytes).map_err(&invalid)?;
+        let partition = Partition::new(ports, bytes).map_err(&invalid)?;
         let shared = bar(2, bytes)?.region();
-        divide::claim(&shared, ports).map_err(&invalid)?;
+        partition::claim(&shared, ports).map_err(&invalid)?;
         let interrupts = device.interrupts(InterruptKind::MsiX, LINK_VECTOR + 1).map_err(pci)?;
-        let inbound = shared.slice(division.memory(port) as usize, division.window_bytes as usize)?;
-        let lives = (0..ports).map(|_| Life::default()).collect();
-        let capabilities = capabilities(division.window_bytes);
+        let inbound = shared.slice(partition.memory(port) as usize, partition.window_bytes as usize)?;
+        let peer_heartbeats = (0..ports).map(|_| PeerHeartbeat::default()).collect();
+        let capabilities = capabilities(partition.window_bytes);
         let stop = AtomicBool::new(false);
-        let inner = Inner { port, capabilities, division, control, shared, inbound, interrupts, lives, stop };
+        let inner = Inner {
+            port,
+            capabilities,
+            partition,
+            control,
+            shared,
+            inbound,
+            interrupts,
+            peer_heartbeats,
+            stop,
+        };
         let inner = Arc::new(inner);
         let own = inner.registers(port);
         own.set_link(false);
         own.mask.0.store(0, Ordering::Release);
-        own.life.0.fetch_add(1, Ordering::AcqRel);
+        own.attachments.0.fetch_add(1, Ordering::AcqRel);
         let theirs = inner.clone();
-        let heart = std::thread::Builder::new()
-            .name("ntb-heart".into())
-            .spawn(move || theirs.beat())
-            .map_err(|error| Error::os("the heart's thread", error))?;
-        Ok(Self { inner, heart: Some(heart) })
+        let heartbeat = std::thread::Builder::new()
+            .name("ntb-heartbeat".into())
+            .spawn(move || theirs.run_heartbeat())
+            .map_err(|error| Error::os("starting the heartbeat thread", error))?;
+        Ok(Self { inner, heartbeat: Some(heartbeat) })
     }
 }
 
@@ -151,46 +164,45 @@ fn capabilities(window_bytes: u64) -> Capabilities {
         doorbells: u64::MAX,
         vectors: VECTORS,
         scratchpads: SCRATCHPADS,
-        message_registers: 0,
-        doorbells_unsafe: false,
-        scratchpads_unsafe: true,
+        is_memory_modelled: true,
         ordering: Promise::Posted,
     }
 }
 
 impl Inner {
     fn ports(&self) -> u32 {
-        self.lives.len() as u32
+        self.peer_heartbeats.len() as u32
     }
 
     /// # Panics
-    /// For a port that does not exist.
+    /// Panics for a port that does not exist.
     fn registers(&self, port: u32) -> &PortRegisters {
         assert!(port < self.ports(), "port checked by the caller");
-        let at = self.division.registers(port) as usize;
-        // SAFETY: the division lies inside the mapping, at a multiple of the page; everything in it is atomic, and the
-        // memory behind the BAR is memory, where the processor's atomics work.
+        let at = self.partition.registers(port) as usize;
+        // SAFETY: the registers lie inside the mapping, at a multiple of a page, and are all atomics. RAM lies
+        // behind the BAR, so the processor's atomics work.
         unsafe { &*self.shared.as_ptr().add(at).cast::<PortRegisters>() }
     }
 
     fn interrupt(&self, peer: u32, vector: u32) {
         if peer == self.port {
-            // The device does not ring its own machine reliably; the eventfd is ours at any rate. A full counter means that
-            // there is plenty to wake up for already.
+            // The device does not reliably interrupt its own machine, so write the eventfd directly. A full
+            // counter needs no further wake-up.
             let _ = rustix::io::write(self.interrupts.event(vector as usize), &1u64.to_ne_bytes());
         } else {
-            // Inside the BAR and permitted, so it cannot fail; a machine that is not there hears nothing.
+            // The offset is inside the BAR and permitted, so this cannot fail. A machine that is not running
+            // ignores it.
             let _ = self.control.write_u32(DOORBELL, peer << 16 | vector);
         }
     }
 
-    fn tell_all(&self) {
+    fn notify_all_links(&self) {
         (0..self.ports()).for_each(|port| self.interrupt(port, LINK_VECTOR));
     }
 
     fn set_link(&self, up: bool) {
         if self.registers(self.port).set_link(up) {
-            self.tell_all();
+            self.notify_all_links();
         }
     }
 
@@ -214,25 +226,25 @@ impl Inner {
         }
     }
 
-    /// The heart's thread: shows that this port lives, and watches the others'.
-    fn beat(&self) {
-        let mut since = vec![Instant::now(); self.lives.len()];
+    /// The heartbeat thread: advances this port's counter and checks the peers' counters.
+    fn run_heartbeat(&self) {
+        let mut since = vec![Instant::now(); self.peer_heartbeats.len()];
         while !self.stop.load(Ordering::Acquire) {
-            self.registers(self.port).beat.0.fetch_add(1, Ordering::Release);
+            self.registers(self.port).heartbeat.0.fetch_add(1, Ordering::Release);
             for (peer, since) in (0..self.ports()).zip(&mut since).filter(|(peer, _)| *peer != self.port) {
-                let now = self.registers(peer).beat.0.load(Ordering::Acquire);
-                let life = &self.lives[peer as usize];
-                let news = if life.beat.swap(now, Ordering::AcqRel) != now {
+                let now = self.registers(peer).heartbeat.0.load(Ordering::Acquire);
+                let heartbeat = &self.peer_heartbeats[peer as usize];
+                let changed = if heartbeat.counter.swap(now, Ordering::AcqRel) != now {
                     *since = Instant::now();
-                    life.set_gone(false)
+                    heartbeat.set_lost(false)
                 } else {
-                    since.elapsed() > SILENCE && life.set_gone(true)
+                    since.elapsed() > HEARTBEAT_TIMEOUT && heartbeat.set_lost(true)
                 };
-                if news {
+                if changed {
                     self.interrupt(self.port, LINK_VECTOR);
                 }
             }
-            std::thread::park_timeout(BEAT);
+            std::thread::park_timeout(HEARTBEAT_INTERVAL);
         }
     }
 }
@@ -260,17 +272,18 @@ impl Ntb for Ivshmem {
         }
         let ours = self.inner.registers(self.inner.port).link.0.load(Ordering::Acquire);
         let theirs = self.inner.registers(peer).link.0.load(Ordering::Acquire);
-        let life = &self.inner.lives[peer as usize];
-        // A peer that is back may have shaken hands before the heart's next look at it.
-        if life.gone.load(Ordering::Acquire)
-            && self.inner.registers(peer).beat.0.load(Ordering::Acquire) != life.beat.load(Ordering::Acquire)
+        let heartbeat = &self.inner.peer_heartbeats[peer as usize];
+        // The peer may have come back and completed a handshake before the heartbeat thread's next check.
+        if heartbeat.lost.load(Ordering::Acquire)
+            && self.inner.registers(peer).heartbeat.0.load(Ordering::Acquire)
+                != heartbeat.counter.load(Ordering::Acquire)
         {
-            life.set_gone(false);
+            heartbeat.set_lost(false);
         }
-        let changes = u64::from(life.changes.load(Ordering::Acquire));
+        let changes = u64::from(heartbeat.changes.load(Ordering::Acquire));
         Link {
-            up: ours & theirs & 1 == 1 && !life.gone.load(Ordering::Acquire),
-            // The own word's upper bits would need a million flaps to matter.
+            up: ours & theirs & 1 == 1 && !heartbeat.lost.load(Ordering::Acquire),
+            // The upper bits of our word would matter only after a million link changes.
             generation: u64::from(theirs) | u64::from(ours & 0xf_ffff) << 32 | changes << 52,
         }
     }
@@ -293,9 +306,9 @@ impl Ntb for Ivshmem {
 
     fn peer_window(&self, peer: u32, window: u32) -> Result<Window> {
         self.inner.check_window(peer, window)?;
-        let division = &self.inner.division;
-        let leads = self.inner.registers(peer).translation(self.inner.port, peer, division.window_bytes)?;
-        let start = division.memory(peer) + leads.start;
+        let partition = &self.inner.partition;
+        let leads = self.inner.registers(peer).window_span(self.inner.port, peer, partition.window_bytes)?;
+        let start = partition.memory(peer) + leads.start;
         let region = self.inner.shared.slice(start as usize, (leads.end - leads.start) as usize)?;
         Ok(Window::new(peer, region, Promise::Posted, None))
     }
@@ -369,9 +382,9 @@ impl Drop for Ivshmem {
     fn drop(&mut self) {
         self.inner.set_link(false);
         self.inner.stop.store(true, Ordering::Release);
-        if let Some(heart) = self.heart.take() {
-            heart.thread().unpark();
-            let _ = heart.join();
+        if let Some(heartbeat) = self.heartbeat.take() {
+            heartbeat.thread().unpark();
+            let _ = heartbeat.join();
         }
     }
 }

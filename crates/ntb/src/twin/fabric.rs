@@ -1,10 +1,9 @@
-//! The fabric of a twin: the memories and registers of all ports, and the hub that hands them to the ports' processes and
-//! notices when one of them is gone.
+//! The fabric of a twin: the memories and registers of all ports, and the hub that owns them.
 //!
-//! The hub plays the part of the bridge's hardware: it outlives the processes, so registers (stale scratchpads among them)
-//! and memory survive a restart, and the end of a process takes its links down.
+//! The hub plays the bridge's hardware. It outlives the ports' processes, so memory and registers survive a
+//! restart, stale scratchpads included. When a process ends, the hub takes its links down.
 
-use super::pass;
+use super::descriptors;
 use crate::error::{Error, Result};
 use crate::registers::{MAX_PORTS, PortRegisters, VECTORS};
 use inlane_core::region::{Location, Region};
@@ -15,79 +14,80 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// What a port's process is told when it attaches: magic, port, ports, bytes of each inbound memory.
+/// Length of the message to a process that attaches: magic, port, number of ports, size of each inbound memory.
 pub(super) const HELLO_BYTES: usize = 24;
 pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
-/// Doorbell vectors and the link event.
+/// Number of eventfds of a port: its doorbell vectors and the link event.
 pub(super) const EVENTS: usize = VECTORS as usize + 1;
 
 /// The memories, registers and events of all ports.
-pub(super) struct Parts {
+pub(super) struct Fabric {
     pub ports: u32,
     pub window_bytes: u64,
     pub registers: Region,
     pub registers_fd: OwnedFd,
     pub memories: Vec<OwnedFd>,
-    /// [`EVENTS`] for each port: its vectors, then its link event.
-    pub events: Vec<OwnedFd>,
+    /// [`EVENTS`] eventfds for each port: its doorbell vectors, then its link event.
+    pub eventfds: Vec<OwnedFd>,
 }
 
-impl Parts {
+impl Fabric {
     pub(super) fn port(&self, port: u32) -> &PortRegisters {
         assert!(port < self.ports, "port checked by the caller");
-        // SAFETY: the mapping holds `ports` of them, is aligned to a page, and everything in it is atomic.
+        // SAFETY: the mapping holds `ports` register blocks and is page-aligned; everything in it is atomic.
         unsafe { &*self.registers.as_ptr().cast::<PortRegisters>().add(port as usize) }
     }
 
     pub(super) fn signal(&self, port: u32, event: usize) {
-        // A full counter means that the other side has plenty to wake up for already.
-        let _ = rustix::io::write(&self.events[port as usize * EVENTS + event], &1u64.to_ne_bytes());
+        // A full counter needs no further wake-up.
+        let _ = rustix::io::write(&self.eventfds[port as usize * EVENTS + event], &1u64.to_ne_bytes());
     }
 
-    /// Tells every port that some link changed.
+    /// Raises the link event of every port.
     pub(super) fn signal_links(&self) {
         (0..self.ports).for_each(|port| self.signal(port, VECTORS as usize));
     }
 }
 
-/// What a port's process did, as the hub sees it.
+/// What a port's process did, as its hub reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
-    /// It mapped the fabric.
+pub enum PortEvent {
+    /// The process mapped the fabric.
     Attached,
-    /// It has finished with the fabric in good order.
+    /// The process has finished and will not use the fabric any more.
     Finished,
-    /// It gives up because the link to that port went down: what follows is not its own failure.
+    /// The process ends because the link to this port went down. The failure is not its own.
     Lost(u32),
-    /// It asks for all processes to end with this status.
+    /// The process asks for the end of all processes with this status.
     ExitAll(i32),
-    /// Its socket closed: it exited or was killed.
+    /// The process's socket closed, because it exited or was killed.
     Gone,
 }
 
-pub(super) const SAYS_ATTACHED: u32 = 1;
-pub(super) const SAYS_FINISHED: u32 = 2;
-pub(super) const SAYS_EXIT: u32 = 3;
-pub(super) const SAYS_LOST: u32 = 4;
-/// It is there, and wants the fabric.
-pub(super) const SAYS_HELLO: u32 = 5;
+pub(super) const MESSAGE_ATTACHED: u32 = 1;
+pub(super) const MESSAGE_FINISHED: u32 = 2;
+pub(super) const MESSAGE_EXIT: u32 = 3;
+pub(super) const MESSAGE_LOST: u32 = 4;
+/// The process has started and asks for the fabric.
+pub(super) const MESSAGE_HELLO: u32 = 5;
 
-/// Owner of a fabric; see the module.
+/// The owner of a fabric; see the module's documentation.
 pub struct Hub {
-    parts: Arc<Parts>,
-    seen: Sender<(u32, Seen)>,
-    receiver: Mutex<Option<Receiver<(u32, Seen)>>>,
+    fabric: Arc<Fabric>,
+    events: Sender<(u32, PortEvent)>,
+    receiver: Mutex<Option<Receiver<(u32, PortEvent)>>>,
 }
 
 impl Hub {
-    /// A fabric of `ports` ports with `window_bytes` of inbound memory each (rounded up to whole pages; only what is
-    /// touched takes memory).
+    /// Makes a fabric of `ports` ports with `window_bytes` of inbound memory each, rounded up to whole pages.
+    /// Untouched pages take no memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for fewer than 1 or more than 64 ports or no memory, [`Error::Os`].
+    /// [`Error::Invalid`] unless there are 1 to 64 ports with 1 byte to 1 TiB each; [`Error::Os`] if the system
+    /// refuses memory or descriptors.
     pub fn new(ports: u32, window_bytes: u64) -> Result<Self> {
         if !(1..=MAX_PORTS).contains(&ports) {
-            return Err(Error::invalid(format!("a fabric of {ports} ports"), "give 1 to 64"));
+            return Err(Error::invalid(format!("a fabric of {ports} ports"), "give 1 to 64 ports"));
         }
         if !(1..=1 << 40).contains(&window_bytes) {
             return Err(Error::invalid(
@@ -97,70 +97,74 @@ impl Hub {
         }
         let window_bytes = window_bytes.next_multiple_of(4096);
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        let registers_fd = pass::sealed_memory("inlane-ntb-registers", register_bytes as u64)?;
-        let registers = pass::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
+        let registers_fd = descriptors::sealed_memory("inlane-ntb-registers", register_bytes as u64)?;
+        let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
         let memories = (0..ports)
-            .map(|_| pass::sealed_memory("inlane-ntb-memory", window_bytes))
+            .map(|_| descriptors::sealed_memory("inlane-ntb-memory", window_bytes))
             .collect::<Result<_>>()?;
-        let events = (0..ports as usize * EVENTS)
+        let eventfds = (0..ports as usize * EVENTS)
             .map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK))
             .collect::<Result<_, _>>()
-            .map_err(|error| Error::os("eventfd", error))?;
-        let (seen, receiver) = channel();
-        let parts = Parts { ports, window_bytes, registers, registers_fd, memories, events };
-        Ok(Self { parts: Arc::new(parts), seen, receiver: Mutex::new(Some(receiver)) })
+            .map_err(|error| Error::os("making an eventfd", error))?;
+        let (events, receiver) = channel();
+        let fabric = Fabric { ports, window_bytes, registers, registers_fd, memories, eventfds };
+        Ok(Self { fabric: Arc::new(fabric), events, receiver: Mutex::new(Some(receiver)) })
     }
 
-    /// What the ports' processes do, from now on. To be taken once.
-    pub fn watch(&self) -> Option<Receiver<(u32, Seen)>> {
+    /// Returns the receiver of the ports' events. Only the first call gets it.
+    pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
         self.receiver.lock().unwrap_or_else(|poison| poison.into_inner()).take()
     }
 
-    /// Admits a process to `port`: the socket returned is for [`super::Twin::attach`] there, inherited or passed on. When
-    /// it closes, the port's link goes down. A port may be admitted again after its process is gone.
+    /// Admits a process to `port`. Pass the returned socket to that process, which gives it to
+    /// [`super::Twin::attach`].
+    ///
+    /// When the socket closes, the port's link goes down. A port may be admitted again after its process has
+    /// ended.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a port that does not exist, [`Error::Os`].
+    /// [`Error::Invalid`] for a port that does not exist, [`Error::Os`] if the system refuses a socket or
+    /// thread.
     pub fn admit(&self, port: u32) -> Result<OwnedFd> {
-        if port >= self.parts.ports {
+        if port >= self.fabric.ports {
             return Err(Error::invalid(
                 format!("port {port}"),
-                format!("the fabric has ports 0 to {}", self.parts.ports - 1),
+                format!("the fabric has ports 0 to {}", self.fabric.ports - 1),
             ));
         }
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(|error| Error::os("socket towards a port's process", error))?;
-        let (parts, seen) = (self.parts.clone(), self.seen.clone());
+                .map_err(|error| Error::os("the socket to a port's process", error))?;
+        let (fabric, events) = (self.fabric.clone(), self.events.clone());
         std::thread::Builder::new()
             .name(format!("ntb-hub-{port}"))
-            .spawn(move || serve(&parts, port, &ours, &seen))
-            .map_err(|error| Error::os("hub thread", error))?;
+            .spawn(move || serve(&fabric, port, &ours, &events))
+            .map_err(|error| Error::os("starting the hub's thread", error))?;
         Ok(theirs)
     }
 }
 
-/// Tells a port's process what there is, and gives it the descriptors.
-fn hand_over(parts: &Parts, port: u32, socket: &OwnedFd) -> Result<()> {
+/// Sends a process the fabric's sizes and descriptors.
+fn send_fabric(fabric: &Fabric, port: u32, socket: &OwnedFd) -> Result<()> {
     let mut hello = [0u8; HELLO_BYTES];
     hello[..8].copy_from_slice(&MAGIC.to_ne_bytes());
     hello[8..12].copy_from_slice(&port.to_ne_bytes());
-    hello[12..16].copy_from_slice(&parts.ports.to_ne_bytes());
-    hello[16..].copy_from_slice(&parts.window_bytes.to_ne_bytes());
-    let fds: Vec<_> = std::iter::once(&parts.registers_fd)
-        .chain(&parts.memories)
-        .chain(&parts.events)
+    hello[12..16].copy_from_slice(&fabric.ports.to_ne_bytes());
+    hello[16..].copy_from_slice(&fabric.window_bytes.to_ne_bytes());
+    let fds: Vec<_> = std::iter::once(&fabric.registers_fd)
+        .chain(&fabric.memories)
+        .chain(&fabric.eventfds)
         .map(AsFd::as_fd)
         .collect();
     rustix::net::send(socket, &hello, SendFlags::NOSIGNAL)
-        .map_err(|error| Error::os("socket towards a port's process", error))?;
-    pass::send_descriptors(socket.as_fd(), &fds)
+        .map_err(|error| Error::os("the socket to a port's process", error))?;
+    descriptors::send_descriptors(socket.as_fd(), &fds)
 }
 
-/// Hands the fabric over when asked, and listens until the process is gone. Not before: the system limits what a user has under
-/// way to processes that do not receive yet.
-fn serve(parts: &Parts, port: u32, socket: &OwnedFd, seen: &Sender<(u32, Seen)>) {
-    let mut life = None;
+/// Serves one port's process until its socket closes. The descriptors are sent when the process asks, because
+/// the system limits how many a user may have in flight to processes that do not receive yet.
+fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, PortEvent)>) {
+    let mut attachment = None;
     loop {
         let mut message = [0u8; 8];
         match rustix::io::read(socket, &mut message) {
@@ -171,26 +175,27 @@ fn serve(parts: &Parts, port: u32, socket: &OwnedFd, seen: &Sender<(u32, Seen)>)
         let word =
             |at: usize| u32::from_ne_bytes([message[at], message[at + 1], message[at + 2], message[at + 3]]);
         let what = match word(0) {
-            SAYS_HELLO => match hand_over(parts, port, socket) {
+            MESSAGE_HELLO => match send_fabric(fabric, port, socket) {
                 Ok(()) => continue,
                 Err(_) => break,
             },
-            SAYS_ATTACHED => {
-                life = Some(word(4));
-                Seen::Attached
+            MESSAGE_ATTACHED => {
+                attachment = Some(word(4));
+                PortEvent::Attached
             }
-            SAYS_FINISHED => Seen::Finished,
-            SAYS_EXIT => Seen::ExitAll(word(4) as i32),
-            SAYS_LOST => Seen::Lost(word(4)),
+            MESSAGE_FINISHED => PortEvent::Finished,
+            MESSAGE_EXIT => PortEvent::ExitAll(word(4) as i32),
+            MESSAGE_LOST => PortEvent::Lost(word(4)),
             _ => continue,
         };
-        let _ = seen.send((port, what));
+        let _ = events.send((port, what));
     }
-    let registers = parts.port(port);
-    // A process that attached here since has its own socket; this end is not its end.
-    if life.is_some_and(|life| registers.life.0.load(Ordering::Acquire) == life) && registers.set_link(false)
+    let registers = fabric.port(port);
+    // A process that attached here later has its own socket. The end of an earlier process does not affect it.
+    if attachment.is_some_and(|attachment| registers.attachments.0.load(Ordering::Acquire) == attachment)
+        && registers.set_link(false)
     {
-        parts.signal_links();
+        fabric.signal_links();
     }
-    let _ = seen.send((port, Seen::Gone));
+    let _ = events.send((port, PortEvent::Gone));
 }

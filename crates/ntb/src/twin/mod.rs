@@ -1,24 +1,25 @@
 //! The twin: ports in processes of one machine, joined by shared memory and eventfds.
 //!
-//! Windows are mappings of the peer's memory, translations are offsets in it, doorbells are bits in shared registers with an
-//! eventfd for each vector. Coherent and ordered by itself; [`crate::fault`] takes that away. What it does not have: a
-//! translation that is cleared still leads there for windows mapped before.
+//! A window is a mapping of the peer's memory, a translation an offset in it, a doorbell a bit in a shared
+//! register with an eventfd for each vector. The memory is coherent and ordered; [`crate::fault`] takes that
+//! away. One difference to hardware remains: a window that is mapped keeps working after its translation was
+//! cleared.
 
+mod descriptors;
 mod fabric;
-mod pass;
 #[cfg(test)]
 mod tests;
 
 pub use crate::registers::MAX_PORTS;
-pub use fabric::{Hub, Seen};
+pub use fabric::{Hub, PortEvent};
 
 use crate::device::{Capabilities, Event, Link, Ntb, Ordering as Promise};
 use crate::error::{Error, Result};
 use crate::fault::{Faults, Random, Wire};
 use crate::registers::{PortRegisters, SCRATCHPADS, VECTORS, limits, vector_bits};
 use crate::window::Window;
-use fabric::{EVENTS, HELLO_BYTES, MAGIC, Parts};
-use fabric::{SAYS_ATTACHED, SAYS_EXIT, SAYS_FINISHED, SAYS_HELLO, SAYS_LOST};
+use fabric::{EVENTS, Fabric, HELLO_BYTES, MAGIC};
+use fabric::{MESSAGE_ATTACHED, MESSAGE_EXIT, MESSAGE_FINISHED, MESSAGE_HELLO, MESSAGE_LOST};
 use inlane_core::region::{Location, Region};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -28,40 +29,40 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// One port of a twin fabric.
+/// One port of a twin's fabric.
 pub struct Twin {
     inner: Arc<Inner>,
 }
 
-/// A hub answers at once; one that speaks otherwise, never.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How long to wait for the hub's answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Inner {
     port: u32,
     capabilities: Capabilities,
-    parts: Arc<Parts>,
+    fabric: Arc<Fabric>,
     inbound: Region,
     wires: Vec<Option<Arc<Wire>>>,
     socket: OwnedFd,
 }
 
 impl Twin {
-    /// Attaches to the fabric at the other end of `socket` (from [`Hub::admit`]). The link stays down until
-    /// [`Ntb::link_enable`].
+    /// Attaches to the fabric at the other end of `socket`, which [`Hub::admit`] made. The link stays down
+    /// until [`Ntb::link_enable`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] when something else than a hub is there, [`Error::Os`].
+    /// [`Error::Invalid`] if no hub of this version answers, [`Error::Os`] if the system refuses a mapping.
     pub fn attach(socket: OwnedFd, faults: &Faults) -> Result<Self> {
         faults.step("attach");
         let foreign = || {
             Error::invalid(
                 "the fabric's socket",
-                "no hub of this version answers there; start the program by `inlane ntb run` of the release that it was linked with",
+                "no hub of this release answers; start the program with `inlane ntb run` of the release it was linked with",
             )
         };
         let os = |error| Error::os("the fabric's socket", error);
-        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER)).map_err(os)?;
-        say(&socket, SAYS_HELLO, 0);
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT)).map_err(os)?;
+        send_message(&socket, MESSAGE_HELLO, 0);
         let mut hello = [0u8; HELLO_BYTES];
         let (_, length) = match rustix::net::recv(&socket, &mut hello, RecvFlags::empty()) {
             Err(Errno::AGAIN) => return Err(foreign()),
@@ -79,51 +80,68 @@ impl Twin {
             return Err(foreign());
         }
         let count = 1 + ports as usize * (1 + EVENTS);
-        let mut fds = pass::receive_descriptors(socket.as_fd(), count)?.into_iter();
-        let registers_fd =
-            fds.next().ok_or_else(|| Error::invalid("the fabric's socket", "no registers came"))?;
+        let mut fds = descriptors::receive_descriptors(socket.as_fd(), count)?.into_iter();
+        let registers_fd = fds.next().ok_or_else(|| {
+            Error::invalid(
+                "the fabric's socket",
+                "the hub sent no registers; start the program with `inlane ntb run`",
+            )
+        })?;
         let memories: Vec<_> = fds.by_ref().take(ports as usize).collect();
         let register_bytes = ports as usize * size_of::<PortRegisters>();
-        pass::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
+        descriptors::check_sealed(registers_fd.as_fd(), register_bytes as u64)?;
         for memory in &memories {
-            pass::check_sealed(memory.as_fd(), window_bytes)?;
+            descriptors::check_sealed(memory.as_fd(), window_bytes)?;
         }
-        let registers = pass::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
-        let inbound = pass::map(memories[port as usize].as_fd(), 0, window_bytes as usize, Location::Host)?;
-        let parts =
-            Arc::new(Parts { ports, window_bytes, registers, registers_fd, memories, events: fds.collect() });
+        let registers = descriptors::map(registers_fd.as_fd(), 0, register_bytes, Location::Host)?;
+        let inbound =
+            descriptors::map(memories[port as usize].as_fd(), 0, window_bytes as usize, Location::Host)?;
+        let fabric = Arc::new(Fabric {
+            ports,
+            window_bytes,
+            registers,
+            registers_fd,
+            memories,
+            eventfds: fds.collect(),
+        });
         let wires = (0..ports)
             .map(|peer| {
                 (peer != port && !faults.wire_is_clean())
                     .then(|| Arc::new(Wire::new(faults.clone(), (port * MAX_PORTS + peer) as u64)))
             })
             .collect();
-        let inner =
-            Arc::new(Inner { port, capabilities: capabilities(window_bytes), parts, inbound, wires, socket });
+        let inner = Arc::new(Inner {
+            port,
+            capabilities: capabilities(window_bytes),
+            fabric,
+            inbound,
+            wires,
+            socket,
+        });
         inner.registers().set_link(false);
         inner.registers().mask.0.store(0, Ordering::Release);
-        let life = inner.registers().life.0.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
-        inner.say(SAYS_ATTACHED, life);
+        let attachment = inner.registers().attachments.0.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        inner.send_message(MESSAGE_ATTACHED, attachment);
         if !faults.flap.is_zero() {
             flap(Arc::downgrade(&inner), faults.clone());
         }
         Ok(Self { inner })
     }
 
-    /// Tells the hub that this port is done in good order.
-    pub fn finished(&self) {
-        self.inner.say(SAYS_FINISHED, 0);
+    /// Reports to the hub that this process has finished in good order.
+    pub fn report_finished(&self) {
+        self.inner.send_message(MESSAGE_FINISHED, 0);
     }
 
-    /// Tells the launcher that this process gives up because the link to `peer` went down: the launcher then looks for the
+    /// Reports that this process ends because the link to `peer` went down. The launcher then looks for the
     /// cause there.
-    pub fn lost(&self, peer: u32) {
-        self.inner.say(SAYS_LOST, peer);
+    pub fn report_lost(&self, peer: u32) {
+        self.inner.send_message(MESSAGE_LOST, peer);
     }
 
-    /// Asks the hub to end all processes of the fabric with `status`.
-    pub fn exit_all(&self, status: i32) {
-        self.inner.say(SAYS_EXIT, status as u32);
+    /// Asks the launcher to end all processes of the fabric with `status`.
+    pub fn request_exit_all(&self, status: i32) {
+        self.inner.send_message(MESSAGE_EXIT, status as u32);
     }
 }
 
@@ -136,20 +154,18 @@ fn capabilities(window_bytes: u64) -> Capabilities {
         doorbells: u64::MAX,
         vectors: VECTORS,
         scratchpads: SCRATCHPADS,
-        message_registers: 0,
-        doorbells_unsafe: false,
-        scratchpads_unsafe: false,
+        is_memory_modelled: true,
         ordering: Promise::Coherent,
     }
 }
 
-/// Takes the link down and up again, every now and then, until the port is gone.
+/// Takes the link down and up again, at random intervals around `faults.flap`, until the port is dropped.
 fn flap(port: Weak<Inner>, faults: Faults) {
     let mut random = Random::new(faults.seed ^ 0xF1A9);
     std::thread::spawn(move || {
         loop {
             let pause = faults.flap.as_nanos() as u64;
-            std::thread::sleep(Duration::from_nanos(pause / 2 + random.next() % pause));
+            std::thread::sleep(Duration::from_nanos(pause / 2 + random.next_u64() % pause));
             let Some(inner) = port.upgrade() else { return };
             if inner.registers().link.0.load(Ordering::Acquire) & 1 == 1 {
                 inner.set_link(false);
@@ -160,22 +176,22 @@ fn flap(port: Weak<Inner>, faults: Faults) {
     });
 }
 
-/// Tells the hub at the other end of `socket`.
-fn say(socket: &OwnedFd, what: u32, value: u32) {
+/// Sends a message to the hub at the other end of `socket`.
+fn send_message(socket: &OwnedFd, what: u32, value: u32) {
     let mut message = [0u8; 8];
     message[..4].copy_from_slice(&what.to_ne_bytes());
     message[4..].copy_from_slice(&value.to_ne_bytes());
-    // A hub that is gone has nobody left to tell.
+    // If the hub has ended, nobody needs the message.
     let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL);
 }
 
 impl Inner {
     fn registers(&self) -> &PortRegisters {
-        self.parts.port(self.port)
+        self.fabric.port(self.port)
     }
 
-    fn say(&self, what: u32, value: u32) {
-        say(&self.socket, what, value);
+    fn send_message(&self, what: u32, value: u32) {
+        send_message(&self.socket, what, value);
     }
 
     fn set_link(&self, up: bool) {
@@ -183,16 +199,16 @@ impl Inner {
             if !up {
                 self.wires.iter().flatten().for_each(|wire| wire.lose_all());
             }
-            self.parts.signal_links();
+            self.fabric.signal_links();
         }
     }
 
     fn check(&self, peer: u32) -> Result<()> {
-        match peer < self.parts.ports {
+        match peer < self.fabric.ports {
             true => Ok(()),
             false => Err(Error::invalid(
                 format!("port {peer}"),
-                format!("the fabric has ports 0 to {}", self.parts.ports - 1),
+                format!("the fabric has ports 0 to {}", self.fabric.ports - 1),
             )),
         }
     }
@@ -205,8 +221,8 @@ fn no_window(peer: u32, window: u32) -> Error {
     }
 }
 
-fn ring(parts: &Parts, peer: u32, bits: u64) {
-    parts.port(peer).ring(bits).for_each(|vector| parts.signal(peer, vector as usize));
+fn ring(fabric: &Fabric, peer: u32, bits: u64) {
+    fabric.port(peer).ring(bits).for_each(|vector| fabric.signal(peer, vector as usize));
 }
 
 impl Ntb for Twin {
@@ -219,7 +235,7 @@ impl Ntb for Twin {
     }
 
     fn ports(&self) -> u32 {
-        self.inner.parts.ports
+        self.inner.fabric.ports
     }
 
     fn link_enable(&self, up: bool) {
@@ -228,11 +244,11 @@ impl Ntb for Twin {
 
     #[inline]
     fn link(&self, peer: u32) -> Link {
-        if peer >= self.inner.parts.ports {
+        if peer >= self.inner.fabric.ports {
             return Link { up: false, generation: 0 };
         }
         let ours = self.inner.registers().link.0.load(Ordering::Acquire);
-        let theirs = self.inner.parts.port(peer).link.0.load(Ordering::Acquire);
+        let theirs = self.inner.fabric.port(peer).link.0.load(Ordering::Acquire);
         Link { up: ours & theirs & 1 == 1, generation: (ours as u64) << 32 | theirs as u64 }
     }
 
@@ -241,27 +257,30 @@ impl Ntb for Twin {
     }
 
     fn set_translation(&self, peer: u32, window: u32, memory: &Region) -> Result<()> {
-        if window != 0 || peer >= self.inner.parts.ports {
+        if window != 0 || peer >= self.inner.fabric.ports {
             return Err(no_window(peer, window));
         }
         self.inner.registers().set_translation(peer, &self.inner.inbound, memory)
     }
 
     fn clear_translation(&self, peer: u32, _window: u32) {
-        if peer < self.inner.parts.ports {
+        if peer < self.inner.fabric.ports {
             self.inner.registers().translations[peer as usize].bytes.store(0, Ordering::Release);
         }
     }
 
     fn peer_window(&self, peer: u32, window: u32) -> Result<Window> {
-        if window != 0 || peer >= self.inner.parts.ports {
+        if window != 0 || peer >= self.inner.fabric.ports {
             return Err(no_window(peer, window));
         }
-        let leads =
-            self.inner.parts.port(peer).translation(self.inner.port, peer, self.inner.parts.window_bytes)?;
+        let leads = self.inner.fabric.port(peer).window_span(
+            self.inner.port,
+            peer,
+            self.inner.fabric.window_bytes,
+        )?;
         let length = (leads.end - leads.start) as usize;
-        let memory = &self.inner.parts.memories[peer as usize];
-        let region = pass::map(memory.as_fd(), leads.start, length, Location::Window { peer })?;
+        let memory = &self.inner.fabric.memories[peer as usize];
+        let region = descriptors::map(memory.as_fd(), leads.start, length, Location::Window { peer })?;
         Ok(Window::new(peer, region, Promise::Coherent, self.inner.wires[peer as usize].clone()))
     }
 
@@ -292,10 +311,10 @@ impl Ntb for Twin {
     fn peer_doorbell_set(&self, peer: u32, bits: u64) -> Result<()> {
         self.inner.check(peer)?;
         match &self.inner.wires[peer as usize] {
-            None => ring(&self.inner.parts, peer, bits),
+            None => ring(&self.inner.fabric, peer, bits),
             Some(wire) => {
-                let parts = self.inner.parts.clone();
-                wire.doorbell(move || ring(&parts, peer, bits));
+                let fabric = self.inner.fabric.clone();
+                wire.doorbell(move || ring(&fabric, peer, bits));
             }
         }
         Ok(())
@@ -312,7 +331,7 @@ impl Ntb for Twin {
                 ));
             }
         };
-        Ok(self.inner.parts.events[self.inner.port as usize * EVENTS + index].as_fd())
+        Ok(self.inner.fabric.eventfds[self.inner.port as usize * EVENTS + index].as_fd())
     }
 
     fn scratchpad_read(&self, index: u32) -> u32 {
@@ -330,14 +349,14 @@ impl Ntb for Twin {
         if index >= SCRATCHPADS {
             return Err(Error::invalid(format!("scratchpad {index}"), format!("there are {SCRATCHPADS}")));
         }
-        let write = move |parts: &Parts| {
-            parts.port(peer).scratchpads[index as usize].store(value, Ordering::Release);
+        let write = move |fabric: &Fabric| {
+            fabric.port(peer).scratchpads[index as usize].store(value, Ordering::Release);
         };
         match &self.inner.wires[peer as usize] {
-            None => write(&self.inner.parts),
+            None => write(&self.inner.fabric),
             Some(wire) => {
-                let parts = self.inner.parts.clone();
-                wire.register(move || write(&parts));
+                let fabric = self.inner.fabric.clone();
+                wire.register(move || write(&fabric));
             }
         }
         Ok(())

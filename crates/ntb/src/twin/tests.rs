@@ -1,4 +1,4 @@
-//! The twin's objects one by one, between two ports of one process.
+//! Tests of windows, doorbells, links and scratchpads between two twin ports of one process.
 
 use super::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,7 +17,7 @@ fn readable(fd: BorrowedFd<'_>) -> bool {
 }
 
 #[test]
-fn windows_lead_where_the_peer_says_and_nowhere_else() {
+fn a_window_leads_to_its_translation_and_nowhere_else() {
     let (_hub, a, b) = pair(1 << 20);
     assert!(a.peer_window(1, 0).is_err(), "no translation yet");
     let whole = b.inbound().clone();
@@ -44,7 +44,7 @@ fn windows_lead_where_the_peer_says_and_nowhere_else() {
 }
 
 #[test]
-fn mad_translations_are_refused() {
+fn hostile_translations_are_refused() {
     let (_hub, a, b) = pair(1 << 20);
     let translation = &b.inner.registers().translations[0];
     for (offset, bytes) in [(0, u64::MAX), (u64::MAX - 4095, 8192), (1 << 20, 4096), (1, 4096), (0, 4097)] {
@@ -102,14 +102,15 @@ fn links_go_up_and_down_with_both_sides() {
     let up = a.link(1);
     assert!(up.up && b.link(0).up);
     assert!(readable(a.event(Event::Link).unwrap()));
-    let events = hub.watch().unwrap();
+    let events = hub.events().unwrap();
     drop(b);
     assert!(!a.link(1).up);
     assert_ne!(a.link(1).generation, up.generation);
-    let seen: Vec<_> =
-        std::iter::from_fn(|| events.recv_timeout(Duration::from_secs(5)).ok().filter(|e| e.1 != Seen::Gone))
-            .collect();
-    assert!(seen.contains(&(1, Seen::Attached)));
+    let seen: Vec<_> = std::iter::from_fn(|| {
+        events.recv_timeout(Duration::from_secs(5)).ok().filter(|e| e.1 != PortEvent::Gone)
+    })
+    .collect();
+    assert!(seen.contains(&(1, PortEvent::Attached)));
     let again = Twin::attach(hub.admit(1).unwrap(), &Faults::default()).unwrap();
     again.link_enable(true);
     assert!(a.link(1).up);
@@ -128,24 +129,21 @@ fn scratchpads_survive_their_writer() {
 }
 
 #[test]
-fn nothing_is_under_way_to_a_process_that_has_not_asked() {
+fn no_descriptor_is_in_flight_before_a_process_asks() {
     let hub = Hub::new(1, 4096).unwrap();
     let socket = hub.admit(0).unwrap();
     std::thread::sleep(Duration::from_millis(30));
-    assert!(
-        !readable(socket.as_fd()),
-        "an ordinary user may have a thousand descriptors under way, all jobs together"
-    );
+    assert!(!readable(socket.as_fd()), "the system limits a user to about a thousand descriptors in flight");
     Twin::attach(socket, &Faults::default()).unwrap();
 }
 
 #[test]
-fn something_else_than_a_hub_is_refused() {
+fn a_socket_without_a_hub_is_refused() {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    for says in [&b""[..], b"hello", &[0xFF; 24], &[0xFF; 64]] {
+    for message in [&b""[..], b"hello", &[0xFF; 24], &[0xFF; 64]] {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        rustix::net::send(&ours, says, SendFlags::empty()).unwrap();
+        rustix::net::send(&ours, message, SendFlags::empty()).unwrap();
         drop(ours);
         assert!(Twin::attach(theirs, &Faults::default()).is_err());
     }
@@ -153,10 +151,10 @@ fn something_else_than_a_hub_is_refused() {
 }
 
 #[test]
-fn a_hub_that_does_not_answer_is_not_waited_for_without_end() {
+fn a_hub_that_does_not_answer_is_an_error() {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     let (port, _silent) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     let error = Twin::attach(port, &Faults::default()).err().unwrap();
-    assert!(error.to_string().contains("no hub of this version"), "{error}");
+    assert!(error.to_string().contains("no hub of this release"), "{error}");
 }

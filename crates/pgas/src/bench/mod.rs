@@ -200,7 +200,7 @@ pub fn pe(
     let points = bench.run(mover)?;
     bench.world.leave()?;
     if let Some(twin) = &twin {
-        twin.finished();
+        twin.report_finished();
     }
     // The other side may still be leaving the barrier.
     std::thread::sleep(Duration::from_millis(if twin.is_some() { 20 } else { 1000 }));

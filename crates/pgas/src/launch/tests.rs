@@ -23,9 +23,9 @@ fn the_cause_is_reported_whatever_the_order_of_the_news() {
     let news = || {
         vec![
             News::Ended(1, exited(5)),
-            News::Hub(1, Seen::Gone),
-            News::Hub(0, Seen::Lost(1)),
-            News::Hub(0, Seen::Gone),
+            News::Hub(1, PortEvent::Gone),
+            News::Hub(0, PortEvent::Lost(1)),
+            News::Hub(0, PortEvent::Gone),
             News::Ended(0, exited(1)),
         ]
     };
@@ -49,20 +49,22 @@ fn the_cause_is_reported_whatever_the_order_of_the_news() {
 fn the_cause_is_found_behind_those_who_lost_who_lost_it() {
     let mut running = running(3);
     for (pe, lost) in [(1, 2), (0, 1)] {
-        for news in [News::Hub(pe, Seen::Lost(lost)), News::Hub(pe, Seen::Gone), News::Ended(pe, exited(1))] {
+        for news in
+            [News::Hub(pe, PortEvent::Lost(lost)), News::Hub(pe, PortEvent::Gone), News::Ended(pe, exited(1))]
+        {
             note(&mut running, news);
             assert_eq!(verdict(&running), None, "PE 2 may have ended");
         }
     }
     note(&mut running, News::Ended(2, exited(5)));
-    note(&mut running, News::Hub(2, Seen::Gone));
+    note(&mut running, News::Hub(2, PortEvent::Gone));
     assert_eq!(verdict(&running).unwrap().0, 5);
 }
 
 #[test]
 fn a_link_lost_to_a_living_process_is_a_failure_in_the_end() {
     let mut running = running(2);
-    for news in [News::Hub(0, Seen::Lost(1)), News::Hub(0, Seen::Gone), News::Ended(0, exited(1))] {
+    for news in [News::Hub(0, PortEvent::Lost(1)), News::Hub(0, PortEvent::Gone), News::Ended(0, exited(1))] {
         note(&mut running, news);
     }
     assert_eq!(verdict(&running), None, "PE 1 may be about to end");
@@ -77,8 +79,11 @@ fn a_link_lost_to_a_living_process_is_a_failure_in_the_end() {
 fn two_that_lost_each_other_end_the_job() {
     let mut running = running(2);
     for pe in 0..2 {
-        for news in [News::Hub(pe, Seen::Lost(1 - pe)), News::Hub(pe, Seen::Gone), News::Ended(pe, exited(1))]
-        {
+        for news in [
+            News::Hub(pe, PortEvent::Lost(1 - pe)),
+            News::Hub(pe, PortEvent::Gone),
+            News::Ended(pe, exited(1)),
+        ] {
             note(&mut running, news);
         }
     }

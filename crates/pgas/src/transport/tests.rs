@@ -53,7 +53,7 @@ fn garbage_in_the_handshake_connects_nobody() {
     for _ in 0..5 {
         let (_hub, a, mad) = pair(BYTES as u64);
         mad.link_enable(true);
-        write_row(&mad, &std::array::from_fn(|_| random.next() as u32));
+        write_row(&mad, &std::array::from_fn(|_| random.next_u64() as u32));
         let error = refused(Windows::connect(Arc::new(a), BYTES, settings(60)));
         assert!(
             matches!(&error, Error::Ntb(Bridge::Handshake { why, .. }) if why.contains("garbage")),
@@ -157,12 +157,12 @@ fn mad_requests_are_refused_and_touch_nothing() {
         let edges = [0, 1, 3, 8, length as u64 - 8, length as u64, 1 << 20, u64::MAX - 7, u64::MAX];
         for number in 1..=20 * SLOTS {
             let mut contents: [u64; CONTENTS] =
-                std::array::from_fn(|_| edges[random.next() as usize % edges.len()]);
+                std::array::from_fn(|_| edges[random.next_u64() as usize % edges.len()]);
             // Half of them with a known operation, so that offsets and lengths are what is wrong.
             contents[0] = if number % 2 == 0 {
                 (number / 2 % 3) | ((number % 9) << 8) | (8 << 16)
             } else {
-                random.next()
+                random.next_u64()
             };
             // Never a valid one: those may well change memory.
             contents[1] |= 1;
@@ -193,9 +193,9 @@ fn every_word_of_the_inbox_may_be_garbage() {
         let (from, to) = (layout.notifications(1), layout.landing());
         for round in 0..200 {
             for offset in (from..to).step_by(8) {
-                window.store_word(offset, random.next() >> (random.next() % 64)).unwrap();
+                window.store_word(offset, random.next_u64() >> (random.next_u64() % 64)).unwrap();
             }
-            mad.peer_doorbell_set(0, random.next()).unwrap();
+            mad.peer_doorbell_set(0, random.next_u64()).unwrap();
             let word = [round as u8; 8];
             // SAFETY: the source is 8 bytes.
             unsafe { honest.put(1, 0, word.as_ptr(), 8) }.unwrap();

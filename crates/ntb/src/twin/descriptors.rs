@@ -1,4 +1,4 @@
-//! Descriptors over a unix socket (SCM_RIGHTS), and the shared memory they stand for.
+//! Passing descriptors over a unix socket (SCM_RIGHTS), and the shared memory behind them.
 
 use crate::error::{Error, Result};
 use inlane_core::region::{Location, Region};
@@ -15,15 +15,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Descriptors in one message; the kernel takes at most 253.
+/// Descriptors in one message. The kernel accepts at most 253.
 const BATCH: usize = 64;
-/// How long others may take to receive theirs.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for a process to receive its descriptors.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Shared memory of `bytes` that nobody can shrink or grow any more, so that no peer can make an access fault.
+/// Makes shared memory of `bytes` that cannot be resized, so no peer can make an access fault by shrinking it.
 ///
 /// # Errors
-/// [`Error::Os`].
+/// [`Error::Os`] if the system refuses.
 pub(crate) fn sealed_memory(name: &str, bytes: u64) -> Result<OwnedFd> {
     let os = |error| Error::os(format!("shared memory '{name}' of {bytes} bytes"), error);
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(os)?;
@@ -32,19 +32,19 @@ pub(crate) fn sealed_memory(name: &str, bytes: u64) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Refuses shared memory that another process could shrink under us, or that is shorter than it should be.
+/// Checks that shared memory cannot be shrunk and has at least `bytes`.
 ///
 /// # Errors
-/// [`Error::Invalid`].
+/// [`Error::Invalid`] otherwise.
 pub(crate) fn check_sealed(fd: BorrowedFd<'_>, bytes: u64) -> Result<()> {
     let refuse = |why: &str| Err(Error::invalid("shared memory received from the fabric", why));
     match rustix::fs::fcntl_get_seals(fd) {
         Ok(seals) if seals.contains(SealFlags::SHRINK | SealFlags::SEAL) => {}
-        _ => return refuse("it is not sealed against shrinking; is the other side inlane?"),
+        _ => return refuse("it is not sealed against shrinking; check that the other side is inlane"),
     }
     match rustix::fs::fstat(fd) {
         Ok(stat) if stat.st_size as u64 >= bytes => Ok(()),
-        _ => refuse("it is shorter than announced"),
+        _ => refuse("it is shorter than announced; check that the other side is inlane"),
     }
 }
 
@@ -55,7 +55,7 @@ struct Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, unmapped once; regions that lead here hold this value.
+        // SAFETY: `map` made the mapping, and it is unmapped once. Regions that use it hold this value.
         let _ = unsafe { rustix::mm::munmap(self.address as *mut _, self.bytes) };
     }
 }
@@ -63,7 +63,7 @@ impl Drop for Mapping {
 /// Maps `bytes` of `fd` from `offset`, a multiple of the page size.
 ///
 /// # Errors
-/// [`Error::Os`].
+/// [`Error::Os`] if the system refuses.
 pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Location) -> Result<Region> {
     // SAFETY: a fresh mapping at an address of the kernel's choice.
     let address = unsafe {
@@ -77,18 +77,19 @@ pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Locat
         )
     }
     .map_err(|error| Error::os(format!("mapping {bytes} bytes of {location}"), error))?;
-    // Fewer page-table misses where the system allows large pages for shared memory; no harm where it does not.
+    // Large pages cause fewer page-table misses where the system allows them for shared memory.
     // SAFETY: advice on the mapping just made.
     let _ = unsafe { rustix::mm::madvise(address, bytes, rustix::mm::Advice::LinuxHugepage) };
     let address = address as usize;
-    // SAFETY: the mapping lives in the keeper.
+    // SAFETY: the region keeps the mapping alive.
     Ok(unsafe { Region::from_raw(address as u64, bytes, location, Arc::new(Mapping { address, bytes })) })
 }
 
-/// Sends `fds`, in batches that each carry one byte. While the user has too many under way to receivers, it waits for those.
+/// Sends `fds` in batches, each with one byte that holds its size. Waits while too many of the user's
+/// descriptors are in flight.
 ///
 /// # Errors
-/// [`Error::Os`].
+/// [`Error::Os`] if the socket fails or no process receives in time.
 pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> Result<()> {
     let begun = Instant::now();
     let mut batches = fds.chunks(BATCH).peekable();
@@ -99,19 +100,19 @@ pub(crate) fn send_descriptors(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -
         let count = [batch.len() as u8];
         match rustix::net::sendmsg(socket, &[IoSlice::new(&count)], &mut control, SendFlags::NOSIGNAL) {
             Ok(_) => drop(batches.next()),
-            Err(Errno::TOOMANYREFS) if begun.elapsed() < PATIENCE => {
+            Err(Errno::TOOMANYREFS) if begun.elapsed() < RECEIVE_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            Err(error) => return Err(Error::os("handing descriptors to a port's process", error)),
+            Err(error) => return Err(Error::os("sending descriptors to a port's process", error)),
         }
     }
     Ok(())
 }
 
-/// Receives `count` descriptors as [`send_descriptors`] sent them.
+/// Receives `count` descriptors that [`send_descriptors`] sent.
 ///
 /// # Errors
-/// [`Error::Os`]; [`Error::Invalid`] when fewer come than were announced.
+/// [`Error::Os`] if the socket fails, [`Error::Invalid`] if the batches are not as announced.
 pub(crate) fn receive_descriptors(socket: BorrowedFd<'_>, count: usize) -> Result<Vec<OwnedFd>> {
     let mut all = Vec::with_capacity(count);
     while all.len() < count {
@@ -134,12 +135,15 @@ pub(crate) fn receive_descriptors(socket: BorrowedFd<'_>, count: usize) -> Resul
         if got.bytes == 0 || all.len() == before || all.len() - before != byte[0] as usize {
             return Err(Error::invalid(
                 "the fabric's socket",
-                "it closed, or sent something else than the descriptors announced; start the program by `inlane ntb run`",
+                "it closed or sent other data than descriptors; start the program with `inlane ntb run`",
             ));
         }
     }
     if all.len() > count {
-        return Err(Error::invalid("the fabric's socket", "more descriptors came than were announced"));
+        return Err(Error::invalid(
+            "the fabric's socket",
+            "it sent more descriptors than announced; start the program with `inlane ntb run`",
+        ));
     }
     Ok(all)
 }
