@@ -37,14 +37,14 @@ pub enum Error {
         lost: Lost,
     },
     /// A peer did not answer in time, though its link is up.
-    #[error("port {peer} did not answer {what} within {seconds} s, {lost}: is its process stopped?")]
+    #[error("port {peer} did not answer {what} within {:.1} s; {lost}; check that its process is not stopped", waited.as_secs_f64())]
     Timeout {
         /// The peer's port.
         peer: u32,
         /// What it was asked.
         what: &'static str,
-        /// How long was waited.
-        seconds: u64,
+        /// How long the wait lasted.
+        waited: std::time::Duration,
         /// What is known of the bytes sent to it.
         lost: Lost,
     },

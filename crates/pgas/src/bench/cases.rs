@@ -125,7 +125,7 @@ impl Bench {
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: inside the array of 128 words, aligned; shared with the peer as an atomic.
+        // SAFETY: inside the array of 128 words, aligned; context with the peer as an atomic.
         unsafe { AtomicU64::from_ptr(self.words.as_ptr().add(index)) }
     }
 
@@ -272,7 +272,12 @@ fn await_bell(ntb: &dyn Ntb, vector: u32, completion: CompletionMode) -> Result<
             }
         }
         if looks.is_multiple_of(1 << 20) && start.elapsed() > Duration::from_secs(20) {
-            return Err(Error::Timeout { peer: 1, what: "a doorbell", seconds: 20, lost: Lost::default() });
+            return Err(Error::Timeout {
+                peer: 1,
+                what: "a doorbell",
+                waited: start.elapsed(),
+                lost: Lost::default(),
+            });
         }
     }
 }

@@ -5,8 +5,8 @@
 use super::series::Series;
 use super::{ANSWER, Bench, DONE, Operation, Point, SIGNAL};
 use crate::error::Result;
-use crate::transport::wait::{Manner, Watch};
-use crate::transport::wakeup::Wanted;
+use crate::transport::wait::{FailureScope, WaitOptions};
+use crate::transport::wakeup::Interest;
 use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::Mover;
@@ -33,16 +33,16 @@ impl Bench {
     ) -> Result<()> {
         let word = self.word(index);
         let offset = self.world.offset_of(word.as_ptr() as usize, 8)?;
-        let manner = Manner {
-            completion,
+        let options = WaitOptions {
+            mode: completion,
             bytes: size as u64,
-            wanted: Wanted::Word(offset),
+            interest: Interest::Word(offset),
             timeout: Some(Duration::from_secs(30)),
             what: "a put",
         };
         self.world
             .transport()
-            .wait_in(manner, Watch::Peer(self.other), || word.load(Ordering::Acquire) >= value)
+            .wait_with(options, FailureScope::Peer(self.other), || word.load(Ordering::Acquire) >= value)
     }
 
     /// Puts `size` bytes and, behind them, `value` into a word of the peer.

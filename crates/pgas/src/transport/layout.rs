@@ -15,6 +15,8 @@
 
 use crate::error::{Error, Result};
 
+/// Words of the header: magic, PEs, symmetric bytes, and 1 if the owner is registered for barriers.
+pub const HEADER_WORDS: usize = 4;
 /// The header's first word.
 pub const MAGIC: u64 = 0x696e_6c61_6e65_6e74;
 /// Requests that may be under way to one peer.
@@ -24,7 +26,7 @@ pub const LANDING: usize = 1 << 20;
 
 const HEADER: usize = 4096;
 const INBOX: usize = 8192;
-const NAP: usize = 128;
+const ANNOUNCEMENT: usize = 128;
 const REPLIES: usize = 512;
 const REQUESTS: usize = 4096;
 /// Bytes of a reply: status, value, unused, sequence.
@@ -85,8 +87,8 @@ impl Layout {
     }
 
     /// Where `from` announces that it sleeps.
-    pub fn nap(&self, from: u32) -> usize {
-        self.inbox(from) + NAP
+    pub fn announcement(&self, from: u32) -> usize {
+        self.inbox(from) + ANNOUNCEMENT
     }
 
     /// Where `from` answers request `number`.
@@ -96,7 +98,7 @@ impl Layout {
 
     /// Where `from` writes its request `number`.
     pub fn request(&self, from: u32, number: u64) -> usize {
-        self.inbox(from) + REQUESTS + (number % SLOTS) as usize * crate::transport::record::BYTES
+        self.inbox(from) + REQUESTS + (number % SLOTS) as usize * super::record::BYTES
     }
 
     /// Where pushed gets land.
@@ -116,7 +118,7 @@ mod tests {
             vec![(0, HEADER), (layout.landing(), LANDING), (layout.symmetric(), layout.symmetric_bytes())];
         for pe in 0..3 {
             spans.push((layout.notifications(pe), 8));
-            spans.push((layout.nap(pe), 8));
+            spans.push((layout.announcement(pe), 8));
             for number in 0..SLOTS {
                 spans.push((layout.reply(pe, number), REPLY));
                 spans.push((layout.request(pe, number), crate::transport::record::BYTES));

@@ -9,7 +9,7 @@
 //! head        contents    tail        64 bytes, one cache line, one write-combining buffer
 //! ```
 
-use crate::transport::wakeup::Word;
+use super::wakeup::Word;
 
 /// Words of contents.
 pub const CONTENTS: usize = 6;
@@ -35,7 +35,7 @@ pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
 }
 
 /// Where a record is written: stores that leave in any order until `fence`.
-pub trait Sink {
+pub trait WordSink {
     /// Stores word `index` of 8.
     fn store(&mut self, index: usize, value: u64);
     /// Orders what was stored before what will be.
@@ -44,7 +44,7 @@ pub trait Sink {
 
 /// Writes a record of sequence `sequence`.
 #[inline]
-pub fn write(sink: &mut impl Sink, sequence: u64, contents: &[u64; CONTENTS]) {
+pub fn write(sink: &mut impl WordSink, sequence: u64, contents: &[u64; CONTENTS]) {
     for (index, word) in contents.iter().enumerate() {
         sink.store(index + 1, *word);
     }
@@ -84,7 +84,7 @@ mod tests {
     #[derive(Default)]
     struct Posted(Vec<Vec<(usize, u64)>>);
 
-    impl Sink for Posted {
+    impl WordSink for Posted {
         fn store(&mut self, index: usize, value: u64) {
             if self.0.is_empty() {
                 self.fence();
@@ -149,7 +149,7 @@ mod tests {
 
     struct Direct<'a>(&'a Shared);
 
-    impl Sink for Direct<'_> {
+    impl WordSink for Direct<'_> {
         fn store(&mut self, index: usize, value: u64) {
             // Weaker than x86: only the fence orders.
             self.0.0[index].0.store(value, Ordering::Relaxed);

@@ -1,35 +1,49 @@
-//! Requests to an owner: posting them, and awaiting their replies.
+//! Requests to an owner: posting them, and waiting for their replies.
 //!
-//! Request n of a connection goes to slot n % 64; its sequence is `tag << 32 | n`. A slot is used again once the reply to
-//! its last request was seen, so neither side ever overwrites what the other has not read.
+//! Request n of a connection uses slot n % 64; its sequence is `tag << 32 | n`. A slot is reused only after the reply to its
+//! last request was seen. Neither side therefore overwrites anything that the other has not read.
 
 use super::layout::SLOTS;
-use super::wait::{Manner, Watch};
-use super::windows::{Peer, REQUEST, Shared};
+use super::record::{CONTENTS, WordSink, write};
+use super::wait::{FailureScope, WaitOptions};
+use super::windows::{PeContext, Peer, REQUEST};
 use crate::error::{Error, Result};
-use crate::transport::record::{CONTENTS, Sink, write};
 use inlane_core::completion::CompletionMode;
 use inlane_ntb::window::Window;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A reply's status.
+/// Status of a reply: the request was carried out.
 pub(super) const DONE: u64 = 1;
+/// Status of a reply: the owner refused the request.
 pub(super) const REFUSED: u64 = 2;
 
-/// Unanswered for this long, a request is rung for, and again after each [`RING_AGAIN`].
+/// The owner is rung when a request is unanswered for this long, and again after each [`RING_AGAIN`].
 const RING_AFTER: Duration = Duration::from_micros(3);
 const RING_AGAIN: Duration = Duration::from_millis(1);
 
-/// Who waits for a slot's reply.
-const NOBODY: u64 = 0;
-const SOMEBODY: u64 = 1;
+/// State of a slot whose reply no thread waits for. The next [`PeContext::collect`] or post frees it.
+const UNAWAITED: u64 = 0;
+/// State of a slot whose reply a thread waits for. Only that thread frees it.
+const AWAITED: u64 = 1;
+/// State of a slot whose thread gave up. A late reply frees it; nobody waits for it.
+const ABANDONED: u64 = 2;
 
+/// Packs a request's number and a slot's state into the slot's word. 0 is a free slot.
+fn slot_word(number: u64, state: u64) -> u64 {
+    number << 2 | state
+}
+
+fn slot_state(word: u64) -> u64 {
+    word & 3
+}
+
+/// The requests of this PE to one owner.
 pub(super) struct Requests {
-    /// Number of the next request; the lock is held while one is posted.
+    /// Number of the next request. The lock is held while one is posted.
     pub next: std::sync::Mutex<u64>,
-    /// For each slot: request number << 1 | whether a thread waits for it; 0 when free.
+    /// For each slot: its request's number and state, or 0 for a free one.
     pub slots: [AtomicU64; SLOTS as usize],
 }
 
@@ -45,7 +59,7 @@ struct Slot<'a> {
     failed: Option<Error>,
 }
 
-impl Sink for Slot<'_> {
+impl WordSink for Slot<'_> {
     fn store(&mut self, index: usize, value: u64) {
         if let Err(error) = self.window.store_word(self.offset + index * 8, value) {
             self.failed = Some(error.into());
@@ -61,26 +75,26 @@ pub(super) fn sequence(tag: u32, number: u64) -> u64 {
     (tag as u64) << 32 | (number & 0xFFFF_FFFF)
 }
 
-impl Shared {
+impl PeContext {
     fn reply_word(&self, pe: u32, number: u64, index: usize) -> &AtomicU64 {
         self.word(self.layout.reply(pe, number) + index * 8)
     }
 
-    fn answered(&self, pe: u32, number: u64, tag: u32) -> bool {
+    fn is_answered(&self, pe: u32, number: u64, tag: u32) -> bool {
         self.reply_word(pe, number, 3).load(Ordering::Acquire) == sequence(tag, number)
     }
 
-    /// Posts a request and does not wait.
-    fn post(&self, pe: u32, contents: &[u64; CONTENTS], waits: u64) -> Result<u64> {
+    /// Posts a request without waiting for its reply. Blocks while its slot is in use.
+    fn post(&self, pe: u32, contents: &[u64; CONTENTS], state: u64) -> Result<u64> {
         let peer = &self.peers[pe as usize];
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check(Watch::Peer(pe))?;
+        self.check(FailureScope::Peer(pe))?;
         let (number, tag) = (*next, peer.tag.load(Ordering::Acquire));
         let slot = &peer.requests.slots[(number % SLOTS) as usize];
-        self.wait_ringing(pe, self.manner("a request"), || self.reap(pe, slot, tag))?;
+        self.wait_ringing(pe, self.wait_options("a request"), || self.reap(pe, slot, tag))?;
         let mut sink =
             Slot { window: &peer.window, offset: self.layout.request(self.me, number), failed: None };
-        slot.store(number << 1 | waits, Ordering::Release);
+        slot.store(slot_word(number, state), Ordering::Release);
         peer.unanswered.fetch_add(1, Ordering::Relaxed);
         write(&mut sink, sequence(tag, number), contents);
         *next += 1;
@@ -88,32 +102,35 @@ impl Shared {
         sink.failed.map_or(Ok(number), Err)
     }
 
-    /// True when the slot is free; frees it when its request was answered and nobody waits for that.
+    /// Frees the slot if its request was answered and no thread waits for it. Returns true if the slot is free.
     fn reap(&self, pe: u32, slot: &AtomicU64, tag: u32) -> bool {
-        let held = slot.load(Ordering::Acquire);
-        if held == 0 {
+        let word = slot.load(Ordering::Acquire);
+        if word == 0 {
             return true;
         }
-        if held & 1 == SOMEBODY || !self.answered(pe, held >> 1, tag) {
+        let number = word >> 2;
+        if slot_state(word) == AWAITED || !self.is_answered(pe, number, tag) {
             return false;
         }
         let peer = &self.peers[pe as usize];
-        if slot.compare_exchange(held, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        if slot.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-            if self.reply_word(pe, held >> 1, 0).load(Ordering::Relaxed) == REFUSED {
+            // The caller of an abandoned request has got its error already.
+            let refused = self.reply_word(pe, number, 0).load(Ordering::Relaxed) == REFUSED;
+            if refused && slot_state(word) == UNAWAITED {
                 peer.refused.store(true, Ordering::Relaxed);
             }
         }
         slot.load(Ordering::Acquire) == 0
     }
 
-    /// Waits for something that the owner does, ringing when it does not do it by itself.
-    fn wait_ringing(&self, pe: u32, manner: Manner, mut done: impl FnMut() -> bool) -> Result<()> {
+    /// Waits for the owner to do something, and rings it if it does not do so by itself.
+    fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
-        // Who sleeps at once looks too seldom to ring later.
-        let after = if manner.completion == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
+        // A wait by interrupt looks too seldom to ring later.
+        let after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
-        self.wait_for(manner, Watch::Peer(pe), || {
+        self.wait_for(options, FailureScope::Peer(pe), || {
             if done() {
                 return true;
             }
@@ -121,7 +138,7 @@ impl Shared {
             if looks.is_multiple_of(32) {
                 let since = started(&mut start).elapsed();
                 if since > if rung { RING_AGAIN } else { after } {
-                    // The peer exists; a doorbell that is lost is rung again.
+                    // The peer exists, so this cannot fail; a lost doorbell is rung again.
                     let _ = self.ntb.peer_doorbell_set(pe, REQUEST);
                     (rung, start) = (true, Some(Instant::now()));
                 }
@@ -130,36 +147,43 @@ impl Shared {
         })
     }
 
-    /// Has `pe` carry out a request and gives its answer.
-    pub(super) fn request(&self, pe: u32, contents: &[u64; CONTENTS], manner: Manner) -> Result<u64> {
-        let number = self.post(pe, contents, SOMEBODY)?;
+    /// Posts a request to `pe` and waits for its answer.
+    pub(super) fn request(&self, pe: u32, contents: &[u64; CONTENTS], options: WaitOptions) -> Result<u64> {
+        let number = self.post(pe, contents, AWAITED)?;
         let peer = &self.peers[pe as usize];
+        let slot = &peer.requests.slots[(number % SLOTS) as usize];
         let tag = peer.tag.load(Ordering::Acquire);
-        self.wait_ringing(pe, manner, || self.answered(pe, number, tag))?;
+        if let Err(error) = self.wait_ringing(pe, options, || self.is_answered(pe, number, tag)) {
+            // The owner may still answer. Until then it may read the slot, which therefore stays in use.
+            let word = slot_word(number, AWAITED);
+            let abandoned = slot_word(number, ABANDONED);
+            let _ = slot.compare_exchange(word, abandoned, Ordering::AcqRel, Ordering::Relaxed);
+            return Err(error);
+        }
         let status = self.reply_word(pe, number, 0).load(Ordering::Relaxed);
         let value = self.reply_word(pe, number, 1).load(Ordering::Relaxed);
-        peer.requests.slots[(number % SLOTS) as usize].store(0, Ordering::Release);
+        slot.store(0, Ordering::Release);
         peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-        if status == DONE { Ok(value) } else { Err(Error::Refused { peer: pe, what: manner.what }) }
+        if status == DONE { Ok(value) } else { Err(Error::Refused { peer: pe, what: options.what }) }
     }
 
-    /// Has `pe` carry out a request some time before the next [`Shared::collect`].
+    /// Posts a request that `pe` carries out before the next [`PeContext::collect`] returns.
     pub(super) fn request_later(&self, pe: u32, contents: &[u64; CONTENTS]) -> Result<()> {
-        self.post(pe, contents, NOBODY)?;
-        // Nobody waits here, so nobody would notice that the owner does not look: ring at once. Doorbells coalesce.
+        self.post(pe, contents, UNAWAITED)?;
+        // No thread waits here and rings later, so ring at once. Doorbells coalesce.
         Ok(self.ntb.peer_doorbell_set(pe, REQUEST)?)
     }
 
-    /// Waits until all requests to `pe` that nobody waits for are answered.
+    /// Waits for the answers to all requests to `pe` that no thread waits for.
     pub(super) fn collect(&self, pe: u32, peer: &Peer) -> Result<()> {
         if peer.unanswered.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
         let tag = peer.tag.load(Ordering::Acquire);
         for slot in &peer.requests.slots {
-            // Slots with a waiting thread are that thread's business.
-            self.wait_ringing(pe, self.manner("an atomic"), || {
-                slot.load(Ordering::Acquire) & 1 == SOMEBODY || self.reap(pe, slot, tag)
+            // Awaited slots belong to their threads; nobody waits for abandoned ones.
+            self.wait_ringing(pe, self.wait_options("an atomic"), || {
+                self.reap(pe, slot, tag) || slot_state(slot.load(Ordering::Acquire)) != UNAWAITED
             })?;
         }
         match peer.refused.swap(false, Ordering::Relaxed) {

@@ -4,11 +4,11 @@
 //! Requests are a peer's words: each is loaded once, and its offsets and lengths are checked before anything is touched.
 
 use super::layout::{LANDING, REPLY};
+use super::record::{self, CONTENTS};
 use super::requests::{DONE, REFUSED, sequence};
-use super::windows::{REQUEST, REQUEST_VECTOR, Shared};
+use super::wakeup::{Stored, Word, concerns};
+use super::windows::{PeContext, REQUEST};
 use super::{Atomic, Operation};
-use crate::transport::record::{self, CONTENTS};
-use crate::transport::wakeup::{Stored, Word, concerns};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -57,7 +57,7 @@ fn decode_atomic(contents: &[u64; CONTENTS]) -> Option<Atomic> {
     Some(Atomic { operation, offset, width, operand: contents[2], comparand: contents[3] })
 }
 
-struct RecordAt<'a>(&'a Shared, usize);
+struct RecordAt<'a>(&'a PeContext, usize);
 
 impl record::Words for RecordAt<'_> {
     type Word = AtomicU64;
@@ -68,16 +68,16 @@ impl record::Words for RecordAt<'_> {
 }
 
 /// Which request of each peer comes next.
-pub(super) type Expected = Vec<u64>;
+pub(super) type NextRequests = Vec<u64>;
 
-impl Shared {
+impl PeContext {
     /// Carries out what peers ask. Without `insist`, leaves it to the thread that is at it already.
     pub(super) fn serve(&self, insist: bool) {
-        let mut expected: MutexGuard<'_, Expected> = match self.expected.try_lock() {
+        let mut expected: MutexGuard<'_, NextRequests> = match self.next_requests.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
             Err(TryLockError::WouldBlock) if insist => {
-                self.expected.lock().unwrap_or_else(PoisonError::into_inner)
+                self.next_requests.lock().unwrap_or_else(PoisonError::into_inner)
             }
             Err(TryLockError::WouldBlock) => return,
         };
@@ -169,7 +169,7 @@ impl Shared {
     /// The service thread's loop: asleep until a request rings.
     pub(super) fn service(&self) {
         let (Ok(doorbell), Ok(link)) =
-            (self.ntb.event(Event::Doorbell(REQUEST_VECTOR)), self.ntb.event(Event::Link))
+            (self.ntb.event(Event::Doorbell(self.request_vector)), self.ntb.event(Event::Link))
         else {
             return;
         };
@@ -207,10 +207,13 @@ impl Shared {
         if pe == self.me {
             return self.changed_own_memory();
         }
-        let nap = self.word(self.layout.nap(pe));
-        let now = Word::load(nap);
-        if now != peer.rung.load(Ordering::Relaxed) && concerns(now, what) {
-            self.ring(pe, peer, nap, what);
+        if peer.needs_barrier {
+            std::sync::atomic::fence(Ordering::SeqCst);
+        }
+        let announcement = self.word(self.layout.announcement(pe));
+        let now = Word::load(announcement);
+        if now != peer.answered.load(Ordering::Relaxed) && concerns(now, what) {
+            self.wake(pe, peer, announcement, what);
         }
     }
 }

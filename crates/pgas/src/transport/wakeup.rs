@@ -1,39 +1,45 @@
-//! When a doorbell must ring, and what a sleeper must do not to miss it; generic over its words for the model checker.
+//! When a store must ring a doorbell, and how a waiter sleeps without missing one. The model checker runs this protocol.
 //!
-//! A sender would rather store than ring: a doorbell costs it an uncached write (in the twin: a system call), and the
-//! receiver an interrupt. So the receiver says when it is about to sleep: it writes a growing number, its *nap*, into a word at
-//! the sender, looks once more, and only then sleeps. The sender looks at that word (local to it) after each store, and
-//! rings once for each nap. With the number goes what the receiver waits for: puts that cannot end its wait do not ring, or a
-//! peer that sleeps in a barrier would be rung for, and woken by, every few microseconds of bulk that arrives meanwhile.
+//! A doorbell is expensive: the notifier makes an uncached write (with the twin a system call), and the waiter's side takes
+//! an interrupt. So a waiter announces that it is about to sleep. It writes an *announcement* into a word at each peer, looks
+//! once more, and only then sleeps. A peer that stores looks at that word, which is local to it, and rings once for each
+//! announcement. The announcement also holds the waiter's [`Interest`], because stores that cannot end the wait must not
+//! ring. A peer asleep in a barrier would otherwise be woken every few microseconds by bulk data that arrives meanwhile.
 //!
 //! ```text
-//! receiver: nap += 1, wanted -> sender     look again     sleep until the doorbell or the backstop     look
-//! sender:   data -> receiver               nap new, and this was wanted? ring
+//! waiter:    announcement -> peers     barrier     look again     sleep until the doorbell or the backstop
+//! notifier:  data -> waiter            barrier     new announcement with this interest? ring
 //! ```
 //!
-//! With a full fence on both sides between the write and the look, no wake-up is ever lost (model-checked below). The sender
-//! leaves its fence out: on a posted window no instruction of its own could order the peer's memory against its own. What
-//! may be missed then is a nap that begins while the store is under way; the receiver therefore looks again for about as long
-//! as a store can be under way ([`GRACE`]), and its sleep has a backstop that grows from 1 ms to 64 ms.
+//! Between its store and its look, each side needs a full barrier. Without it both may read the old value, and the wake-up
+//! is lost; the loom tests below show both cases. A barrier after every put would cost more than the put. Therefore:
+//!
+//! * On coherent windows the waiter executes the barrier for both sides by membarrier(2), which acts on every running
+//!   thread of the registered processes. Putting costs nothing then. A notifier whose process or whose peer is not
+//!   registered executes its own barrier.
+//! * On posted windows the notifier executes a barrier and the waiter reads back through the window. The read's completion
+//!   arrives after all posted stores before it (PCI Express Base Specification, "Transaction Ordering").
+//!
+//! Doorbells themselves can be lost. Each sleep therefore ends after a backstop of 1 ms, which doubles up to 64 ms.
 
 use std::time::Duration;
 
-/// How long a receiver looks on after it announced its nap.
-pub const GRACE: Duration = Duration::from_micros(2);
+/// How long a waiter polls after its announcement before it sleeps. A store that is in flight usually arrives by then.
+pub const LAST_LOOK: Duration = Duration::from_micros(2);
 /// The first and the longest backstop of a sleep.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A word with one writer.
 pub use inlane_core::ring::protocol::Word;
 
-/// What a sleeper waits for.
+/// The stores that can end a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Notifications and replies, which no put to symmetric memory is.
+pub enum Interest {
+    /// Notifications and replies only. Puts to symmetric memory are neither.
     Control,
-    /// A store to the 8 bytes at this symmetric offset, a multiple of 8; or control.
+    /// Puts to the 8 bytes at this symmetric offset, a multiple of 8; also notifications and replies.
     Word(usize),
-    /// Any store.
+    /// All stores.
     Any,
 }
 
@@ -42,41 +48,41 @@ pub enum Wanted {
 pub enum Stored {
     /// A notification or a reply.
     Control,
-    /// So many bytes at a symmetric offset.
+    /// A put: symmetric offset and length in bytes.
     Put(usize, usize),
 }
 
-/// Bits of a nap word for what is wanted; the number is above them, and may wrap.
-const WANTED_BITS: u32 = 40;
-const ANY: u64 = (1 << WANTED_BITS) - 1;
+/// Bits of an announcement that hold the interest. The bits above hold a counter, which may wrap.
+const INTEREST_BITS: u32 = 40;
+const ANY: u64 = (1 << INTEREST_BITS) - 1;
 
-impl Wanted {
-    /// The word at a symmetric offset, where it is inside one that is aligned to 8.
+impl Interest {
+    /// Returns the interest in `width` bytes at a symmetric offset: their aligned word if they lie in one, else any store.
     pub fn word(offset: usize, width: usize) -> Self {
         if offset % 8 + width <= 8 { Self::Word(offset & !7) } else { Self::Any }
     }
 
     fn encode(self) -> u64 {
         match self {
-            Wanted::Control => 0,
-            Wanted::Word(offset) => (offset as u64 / 8 + 1).min(ANY),
-            Wanted::Any => ANY,
+            Interest::Control => 0,
+            Interest::Word(offset) => (offset as u64 / 8 + 1).min(ANY),
+            Interest::Any => ANY,
         }
     }
 
     fn with(self, other: Self) -> Self {
         match (self, other) {
-            (Wanted::Control, one) | (one, Wanted::Control) => one,
+            (Interest::Control, one) | (one, Interest::Control) => one,
             (one, two) if one == two => one,
-            _ => Wanted::Any,
+            _ => Interest::Any,
         }
     }
 }
 
-/// True when a nap that says `nap` may end by what was stored. The peer's word: anything may stand there.
+/// Returns true if a waiter with this announcement may wait for what was stored. A hostile peer may announce any value.
 #[inline]
-pub fn concerns(nap: u64, stored: Stored) -> bool {
-    match (nap & ANY, stored) {
+pub fn concerns(announcement: u64, stored: Stored) -> bool {
+    match (announcement & ANY, stored) {
         (_, Stored::Control) | (ANY, _) => true,
         (0, Stored::Put(..)) => false,
         (unit, Stored::Put(offset, length)) => {
@@ -86,53 +92,72 @@ pub fn concerns(nap: u64, stored: Stored) -> bool {
     }
 }
 
-/// The sender's half: which nap it rang for last.
+/// The notifier's side of one peer: the announcement that it answered last.
 #[derive(Debug, Default)]
-pub struct Ringer {
-    rung: u64,
+pub struct Notifier {
+    answered: u64,
 }
 
-impl Ringer {
-    /// The nap to ring for, when the receiver naps, was not rung for it yet, and waits for what was stored. To be asked after
-    /// the store. What is read is the receiver's to choose: a mad one gets at most one ring a store.
+impl Notifier {
+    /// Returns the announcement to ring for, if it is new and its interest covers what was stored. Call it after the store
+    /// and the barrier. A hostile peer that keeps announcing gets at most one ring a store.
     #[inline]
-    pub fn must_ring<W: Word>(&mut self, nap: &W, stored: Stored) -> Option<u64> {
-        let now = nap.load();
-        if now == self.rung || !concerns(now, stored) {
+    pub fn must_ring<W: Word>(&mut self, announcement: &W, stored: Stored) -> Option<u64> {
+        let now = announcement.load();
+        if now == self.answered || !concerns(now, stored) {
             return None;
         }
-        self.rung = now;
+        self.answered = now;
         Some(now)
     }
 }
 
-/// The receiver's half: how many naps there were, and what those who sleep now wait for.
+/// The waiter's side: the counter of announcements, and the interests of the threads that sleep.
 #[derive(Debug, Default)]
-pub struct Napper {
-    nap: u64,
-    sleepers: Vec<Wanted>,
+pub struct Waiter {
+    counter: u64,
+    sleepers: Vec<Interest>,
 }
 
-impl Napper {
-    /// A thread goes to sleep: the word that announces it, to be written at every peer that may have to wake this side.
-    pub fn announce(&mut self, wanted: Wanted) -> u64 {
-        self.nap += 1;
-        self.sleepers.push(wanted);
-        let wanted = self.sleepers.iter().fold(Wanted::Control, |all, one| all.with(*one));
-        self.nap << WANTED_BITS | wanted.encode()
+impl Waiter {
+    /// Adds a sleeping thread. Returns the announcement to write at every peer that can end its wait.
+    pub fn announce(&mut self, interest: Interest) -> u64 {
+        self.counter += 1;
+        self.sleepers.push(interest);
+        let all = self.sleepers.iter().fold(Interest::Control, |all, one| all.with(*one));
+        self.counter << INTEREST_BITS | all.encode()
     }
 
-    /// It is awake again.
-    pub fn woke(&mut self, wanted: Wanted) {
-        if let Some(index) = self.sleepers.iter().position(|one| *one == wanted) {
+    /// Removes a thread that is awake again.
+    pub fn awake(&mut self, interest: Interest) {
+        if let Some(index) = self.sleepers.iter().position(|one| *one == interest) {
             self.sleepers.swap_remove(index);
         }
     }
 
-    /// Somebody sleeps who may wait for the words of own symmetric memory.
+    /// Returns true if a thread sleeps until a word of this PE's own memory changes.
     pub fn sleeps_on_memory(&self) -> bool {
-        self.sleepers.iter().any(|one| *one != Wanted::Control)
+        self.sleepers.iter().any(|one| *one != Interest::Control)
     }
+}
+
+/// Commands of membarrier(2), from linux/membarrier.h.
+const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
+const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
+
+/// Registers this process for barriers by other processes. Returns false if the kernel does not offer them.
+pub fn register_for_barriers() -> bool {
+    membarrier(REGISTER_GLOBAL_EXPEDITED)
+}
+
+/// Executes a full barrier on every running thread of the registered processes. Returns false if the kernel refuses.
+pub fn barrier_everywhere() -> bool {
+    membarrier(GLOBAL_EXPEDITED)
+}
+
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: the system call takes numbers only.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
 #[cfg(test)]
@@ -141,9 +166,9 @@ mod tests {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU64, Ordering, fence};
 
-    struct Acquire<'a>(&'a AtomicU64);
+    struct LoomWord<'a>(&'a AtomicU64);
 
-    impl Word for Acquire<'_> {
+    impl Word for LoomWord<'_> {
         fn load(&self) -> u64 {
             self.0.load(Ordering::Acquire)
         }
@@ -153,99 +178,102 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Shared {
+    struct Model {
         data: AtomicU64,
-        nap: AtomicU64,
+        announcement: AtomicU64,
         doorbell: AtomicU64,
     }
 
-    /// Two stores against two naps: the receiver never sleeps on data that is there without a doorbell coming.
+    /// Two stores against two sleeps. A membarrier by the waiter orders as a full barrier on each side does
+    /// (membarrier(2), "NOTES"), so fences on both sides model it.
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(move || {
-            let shared = Arc::new(Shared::default());
+            let shared = Arc::new(Model::default());
             let theirs = shared.clone();
             let sender = loom::thread::spawn(move || {
-                let mut ringer = Ringer::default();
+                let mut notifier = Notifier::default();
                 let mut rings = 0;
                 for value in 1..=2 {
                     theirs.data.store(value, Ordering::Release);
                     if fenced {
                         fence(Ordering::SeqCst);
                     }
-                    if ringer.must_ring(&Acquire(&theirs.nap), Stored::Put(8, 8)).is_some() {
+                    if notifier.must_ring(&LoomWord(&theirs.announcement), Stored::Put(8, 8)).is_some() {
                         theirs.doorbell.fetch_or(1, Ordering::SeqCst);
                         rings += 1;
                     }
                 }
                 rings
             });
-            let mut napper = Napper::default();
+            let mut waiter = Waiter::default();
             let mut seen = 0;
             let mut slept_on = None;
             for _ in 0..2 {
-                Acquire(&shared.nap).store(napper.announce(Wanted::Word(8)));
+                LoomWord(&shared.announcement).store(waiter.announce(Interest::Word(8)));
                 fence(Ordering::SeqCst);
                 let now = shared.data.load(Ordering::Acquire);
                 if now == seen {
-                    // It sleeps here. Bounded: instead of blocking, note what it would sleep on.
+                    // It would sleep here. The model does not block; it records the value that the thread sleeps on.
                     if shared.doorbell.fetch_and(0, Ordering::SeqCst) == 0 {
                         slept_on = Some(seen);
                         break;
                     }
                 }
-                napper.woke(Wanted::Word(8));
+                waiter.awake(Interest::Word(8));
                 seen = shared.data.load(Ordering::Acquire);
             }
             let rings = sender.join().unwrap();
-            assert!(rings <= 2, "at most one ring a nap");
-            if let (Some(seen), true) = (slept_on, fenced) {
-                // The sender is done: if there is anything new, the doorbell must be pending.
-                let newer = shared.data.load(Ordering::Acquire) != seen;
-                assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "slept through {seen}");
-            }
+            assert!(rings <= 2, "at most one ring for each announcement");
             if let Some(seen) = slept_on {
-                // The backstop: looking once more finds what the sender stored, rung for or not.
-                assert!(shared.data.load(Ordering::Acquire) == 2 || seen == 2);
+                // The sender has finished: a new value needs a pending doorbell.
+                let newer = shared.data.load(Ordering::Acquire) != seen;
+                assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "lost wake-up at {seen}");
             }
         });
     }
 
     #[test]
-    fn only_what_is_wanted_rings() {
-        let rings = |wanted: Wanted, stored| {
-            let mut napper = Napper::default();
-            let nap = AtomicWord(napper.announce(wanted).into());
-            Ringer::default().must_ring(&nap, stored).is_some()
+    fn only_stores_of_interest_ring() {
+        let rings = |interest: Interest, stored| {
+            let mut waiter = Waiter::default();
+            let announcement = AtomicWord(waiter.announce(interest).into());
+            Notifier::default().must_ring(&announcement, stored).is_some()
         };
-        let (put, word) = (Stored::Put(64, 100), |at| Wanted::word(at, 4));
-        assert!(rings(Wanted::Any, put) && rings(Wanted::Any, Stored::Control));
-        assert!(!rings(Wanted::Control, put) && rings(Wanted::Control, Stored::Control));
+        let (put, word) = (Stored::Put(64, 100), |at| Interest::word(at, 4));
+        assert!(rings(Interest::Any, put) && rings(Interest::Any, Stored::Control));
+        assert!(!rings(Interest::Control, put) && rings(Interest::Control, Stored::Control));
         for (at, hit) in
             [(56, false), (60, false), (64, true), (160, true), (164, true), (168, false), (0, false)]
         {
             assert_eq!(rings(word(at), put), hit, "{at}");
         }
-        assert!(rings(word(62), Stored::Put(0, 1)), "a word across two is waited for by any store");
-        assert!(rings(Wanted::Word(usize::MAX - 7), Stored::Put(0, 1)), "one too far away too");
+        assert!(
+            rings(word(62), Stored::Put(0, 1)),
+            "a word that crosses a boundary is interested in any store"
+        );
+        assert!(
+            rings(Interest::Word(usize::MAX - 7), Stored::Put(0, 1)),
+            "and so is one beyond the encoding"
+        );
         assert!(!rings(word(64), Stored::Put(usize::MAX, usize::MAX)));
     }
 
     #[test]
-    fn sleepers_are_told_of_together() {
-        let mut napper = Napper::default();
-        let means = |nap, at| concerns(nap, Stored::Put(at, 8));
-        let one = napper.announce(Wanted::Word(8));
-        assert!(means(one, 8) && !means(one, 16));
-        let also = napper.announce(Wanted::Control);
-        assert!(also != one && means(also, 8) && !means(also, 16), "the first still sleeps");
-        assert!(means(napper.announce(Wanted::Word(16)), 24), "two words: any");
-        napper.woke(Wanted::Word(8));
-        let rest = napper.announce(Wanted::Control);
-        assert!(means(rest, 16) && !means(rest, 8) && napper.sleeps_on_memory());
-        napper.woke(Wanted::Word(16));
-        assert!(!napper.sleeps_on_memory());
+    fn an_announcement_covers_all_sleeping_threads() {
+        let mut waiter = Waiter::default();
+        let covers = |announcement, at| concerns(announcement, Stored::Put(at, 8));
+        let one = waiter.announce(Interest::Word(8));
+        assert!(covers(one, 8) && !covers(one, 16));
+        let also = waiter.announce(Interest::Control);
+        assert!(also != one && covers(also, 8) && !covers(also, 16), "the first still sleeps");
+        assert!(covers(waiter.announce(Interest::Word(16)), 24), "two words become any store");
+        waiter.awake(Interest::Word(8));
+        let left = waiter.announce(Interest::Control);
+        assert!(covers(left, 16) && !covers(left, 8) && waiter.sleeps_on_memory());
+        waiter.awake(Interest::Word(16));
+        assert!(!waiter.sleeps_on_memory());
     }
 
     struct AtomicWord(std::sync::atomic::AtomicU64);
@@ -260,20 +288,21 @@ mod tests {
     }
 
     #[test]
-    fn loom_no_wakeup_is_lost_with_fences() {
+    fn loom_with_barriers_no_wakeup_is_lost() {
         model(true);
     }
 
     #[test]
-    fn loom_the_backstop_finds_the_rest() {
+    #[should_panic(expected = "lost wake-up")]
+    fn loom_without_the_notifiers_barrier_a_wakeup_is_lost() {
         model(false);
     }
 
-    /// Clearing before scanning: a doorbell that rings while the receiver scans is still pending afterwards.
+    /// The doorbell is cleared before the scan, so a ring during the scan stays pending.
     #[test]
     fn loom_clear_before_scan() {
         loom::model(|| {
-            let shared = Arc::new(Shared::default());
+            let shared = Arc::new(Model::default());
             let theirs = shared.clone();
             let sender = loom::thread::spawn(move || {
                 for value in 1..=2 {

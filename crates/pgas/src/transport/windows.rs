@@ -3,13 +3,13 @@
 mod connection;
 mod operations;
 
-use super::layout::{LANDING, Layout, MAGIC};
+use super::layout::{HEADER_WORDS, LANDING, Layout, MAGIC};
 use super::requests::Requests;
-use super::service::{Expected, encode_push};
+use super::service::{NextRequests, encode_push};
 use super::threshold::calibrate;
-use super::wait::{Manner, Waits, Watch};
+use super::wait::{FailureScope, WaitOptions, Waits};
+use super::wakeup::{BACKSTOP, Interest, Notifier, Stored, register_for_barriers};
 use crate::error::{Error, Lost, Result};
-use crate::transport::wakeup::{Ringer, Stored, Wanted};
 use connection::connect_peer;
 use inlane_core::completion::CompletionMode;
 use inlane_core::mover::{Mover, Ticket};
@@ -24,10 +24,8 @@ use std::time::Duration;
 
 /// The doorbell bit for requests, and its vector.
 pub(super) const REQUEST: u64 = 1;
-pub(super) const REQUEST_VECTOR: u32 = 0;
 /// The doorbell bit for sleepers, and its vector.
 pub(super) const WAKE: u64 = 1 << 32;
-pub(super) const WAKE_VECTOR: u32 = 1;
 
 /// How the transport behaves.
 pub struct Settings {
@@ -45,6 +43,8 @@ pub struct Settings {
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
     /// Where the process is to die, for tests.
     pub faults: Faults,
+    /// The first and the longest sleep without a doorbell, after which a waiter looks again. Doorbells can be lost.
+    pub backstop: (Duration, Duration),
 }
 
 impl Default for Settings {
@@ -57,6 +57,7 @@ impl Default for Settings {
             push_from: None,
             mover: None,
             faults: Faults::default(),
+            backstop: BACKSTOP,
         }
     }
 }
@@ -67,22 +68,24 @@ pub(super) struct Peer {
     /// The peer's epoch in this connection.
     theirs: AtomicU32,
     generation: AtomicU64,
-    ringer: Mutex<Ringer>,
-    /// The nap rung for last, for a look without the lock.
-    pub rung: AtomicU64,
+    notifier: Mutex<Notifier>,
+    /// True if the notifier must order its store and its look by a barrier of its own.
+    pub needs_barrier: bool,
+    /// The announcement answered last, for a look without the lock.
+    pub answered: AtomicU64,
     issued: AtomicU64,
     delivered: AtomicU64,
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
     /// The mover has copies for it that nobody awaited, so it was not rung for them.
-    unrung: AtomicBool,
+    unwoken: AtomicBool,
     notified: AtomicU32,
     taken: AtomicU32,
 }
 
 /// What the threads of one PE share.
-pub(super) struct Shared {
+pub(super) struct PeContext {
     pub ntb: Arc<dyn Ntb>,
     pub me: u32,
     pub pes: u32,
@@ -90,15 +93,19 @@ pub(super) struct Shared {
     pub base: *mut u8,
     pub peers: Vec<Peer>,
     pub waits: Waits,
-    pub expected: Mutex<Expected>,
+    pub next_requests: Mutex<NextRequests>,
     pub yields: bool,
     pub faults: Faults,
+    pub backstop: (Duration, Duration),
     pub stop: AtomicBool,
     completion: CompletionMode,
     request_timeout: Duration,
     push_from: usize,
     /// No wire, no posted window: what has left the store buffer is delivered.
-    coherent: bool,
+    pub coherent: bool,
+    /// Vectors of the doorbell bits REQUEST and WAKE.
+    pub request_vector: u32,
+    pub wake_vector: u32,
     mover: Option<Mutex<Box<dyn Mover>>>,
     mover_from: usize,
     /// Copies that were submitted and not awaited.
@@ -109,13 +116,45 @@ pub(super) struct Shared {
 
 // SAFETY: `base` leads to the inbound memory, which `_inbound` keeps and every process shares; words in it are accessed as
 // atomics, bulk by raw copies whose order is the users' business, as for any one-sided access.
-unsafe impl Send for Shared {}
+unsafe impl Send for PeContext {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for PeContext {}
+
+/// The thresholds of a connected transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Gets of at least this many bytes ask the owner to push; `None` if all gets load.
+    pub push_from_bytes: Option<u64>,
+    /// Puts of at least this many bytes go by the mover; `None` if all puts store.
+    pub mover_from_bytes: Option<u64>,
+    /// True if waiters execute the barriers of all notifiers, by membarrier(2).
+    pub wakes_by_membarrier: bool,
+}
+
+/// Returns the vectors of the doorbell bits for requests and for sleepers, after checking what the bridge can do.
+fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
+    let capabilities = ntb.capabilities();
+    let refuse = |why: String| Err(Error::invalid(format!("bridge {}", capabilities.name), why));
+    if capabilities.windows == 0 {
+        return refuse("it has no memory window; choose another bridge".into());
+    }
+    let needed = REQUEST | WAKE | handshake::DOORBELL;
+    if capabilities.doorbells & needed != needed {
+        return refuse(format!(
+            "it lacks doorbell bits {:#x}; choose another bridge",
+            needed & !capabilities.doorbells
+        ));
+    }
+    let vector = |bit| (0..capabilities.vectors).find(|vector| ntb.vector_bits(*vector) & bit != 0);
+    match (vector(REQUEST), vector(WAKE)) {
+        (Some(request), Some(wake)) if request != wake => Ok((request, wake)),
+        _ => refuse("requests and wake-ups need two interrupt vectors; choose another bridge".into()),
+    }
+}
 
 /// See the module.
 pub struct Windows {
-    shared: Arc<Shared>,
+    context: Arc<PeContext>,
     service: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -129,14 +168,18 @@ impl Windows {
         let layout = Layout::new(pes, bytes)?;
         let inbound = ntb.inbound().slice(0, bytes)?;
         let base = inbound.as_ptr();
-        for (index, word) in [MAGIC, pes as u64, layout.symmetric_bytes() as u64].iter().enumerate() {
+        let (request_vector, wake_vector) = vectors(&*ntb)?;
+        let registered = register_for_barriers();
+        let header: [u64; HEADER_WORDS] =
+            [MAGIC, pes as u64, layout.symmetric_bytes() as u64, registered as u64];
+        for (index, word) in header.iter().enumerate() {
             // SAFETY: the header's words, inside the memory; nobody reads them before the handshake.
             unsafe { base.cast::<u64>().add(index).write_volatile(*word) };
         }
         ntb.link_enable(true);
         let epoch = handshake::fresh_epoch();
         let peers = (0..pes)
-            .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings))
+            .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
         // On coherent windows a load is as cheap as the owner's; on posted ones it is a round trip for each 8 bytes.
@@ -155,16 +198,19 @@ impl Windows {
             }
             None => (None, usize::MAX),
         };
-        let shared = Arc::new(Shared {
+        let context = Arc::new(PeContext {
             me,
             pes,
             layout,
             base,
             peers,
             waits: Waits::default(),
-            expected: Mutex::new(vec![1; pes as usize]),
+            next_requests: Mutex::new(vec![1; pes as usize]),
+            request_vector,
+            wake_vector,
             yields: settings.yields,
             faults: settings.faults,
+            backstop: settings.backstop,
             stop: AtomicBool::new(false),
             completion: settings.completion,
             request_timeout: settings.request_timeout,
@@ -177,17 +223,17 @@ impl Windows {
             _inbound: inbound,
             ntb,
         });
-        let theirs = shared.clone();
+        let theirs = context.clone();
         let service = std::thread::Builder::new()
             .name("ntb-service".into())
             .spawn(move || theirs.service())
             .map_err(|error| Error::os("the service thread", error))?;
-        Ok(Self { shared, service: Some(service) })
+        Ok(Self { context, service: Some(service) })
     }
 
     /// The bridge below.
     pub fn ntb(&self) -> &Arc<dyn Ntb> {
-        &self.shared.ntb
+        &self.context.ntb
     }
 
     /// The window onto `pe`; symmetric memory begins at [`Layout::symmetric`].
@@ -195,12 +241,12 @@ impl Windows {
     /// # Errors
     /// For a PE that does not exist.
     pub fn window(&self, pe: u32) -> Result<&Window> {
-        Ok(&self.shared.peer(pe)?.window)
+        Ok(&self.context.peer(pe)?.window)
     }
 
     /// How inbound memory is laid out.
     pub fn layout(&self) -> &Layout {
-        &self.shared.layout
+        &self.context.layout
     }
 
     /// A get that asks the owner to push, whatever the size; its waits end as the settings say unless told otherwise.
@@ -218,28 +264,47 @@ impl Windows {
         length: usize,
         completion: Option<CompletionMode>,
     ) -> Result<()> {
-        let shared = &*self.shared;
-        let completion = completion.unwrap_or(shared.completion);
-        let _landing = shared.landing.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = shared.layout.landing();
+        let context = &*self.context;
+        let completion = completion.unwrap_or(context.completion);
+        let _landing = context.landing.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = context.layout.landing();
         let mut done = 0;
         while done < length {
             let piece = (length - done).min(LANDING);
             let contents = encode_push(offset.saturating_add(done), piece, at);
-            shared.request(pe, &contents, Manner { completion, ..shared.manner("a get") })?;
+            context.request(
+                pe,
+                &contents,
+                WaitOptions { mode: completion, ..context.wait_options("a get") },
+            )?;
             // SAFETY: the landing holds `piece` bytes, written by the owner before its reply; `done + piece <= length`.
-            unsafe { std::ptr::copy_nonoverlapping(shared.base.add(at), destination.add(done), piece) };
+            unsafe { std::ptr::copy_nonoverlapping(context.base.add(at), destination.add(done), piece) };
             done += piece;
         }
         Ok(())
     }
 
-    /// Waits until `done` in a manner of the caller's choice; ends when `watch` is lost.
+    /// Waits until `done` in a options of the caller's choice; ends when `watch` is lost.
     ///
     /// # Errors
     /// [`Error::LinkLost`], [`Error::Timeout`].
-    pub fn wait_in(&self, manner: Manner, watch: Watch, done: impl FnMut() -> bool) -> Result<()> {
-        self.shared.wait_for(manner, watch, done)
+    pub fn wait_with(
+        &self,
+        options: WaitOptions,
+        scope: FailureScope,
+        done: impl FnMut() -> bool,
+    ) -> Result<()> {
+        self.context.wait_for(options, scope, done)
+    }
+
+    /// Returns the thresholds that this transport has chosen.
+    pub fn thresholds(&self) -> Thresholds {
+        let from = |bytes: usize| (bytes < usize::MAX).then_some(bytes as u64);
+        Thresholds {
+            push_from_bytes: from(self.context.push_from),
+            mover_from_bytes: self.context.mover.as_ref().and_then(|_| from(self.context.mover_from)),
+            wakes_by_membarrier: self.context.peers.iter().all(|peer| !peer.needs_barrier),
+        }
     }
 }
 
@@ -253,7 +318,7 @@ impl Peer {
     }
 }
 
-impl Shared {
+impl PeContext {
     #[inline(always)]
     pub(super) fn peer(&self, pe: u32) -> Result<&Peer> {
         match self.peers.get(pe as usize) {
@@ -263,10 +328,10 @@ impl Shared {
     }
 
     /// Fails when the link to whom `watch` names is not the one that was connected.
-    pub(super) fn check(&self, watch: Watch) -> Result<()> {
-        let peers = match watch {
-            Watch::Peer(pe) => pe..pe + 1,
-            Watch::Any => 0..self.pes,
+    pub(super) fn check(&self, scope: FailureScope) -> Result<()> {
+        let peers = match scope {
+            FailureScope::Peer(pe) => pe..pe + 1,
+            FailureScope::AnyPeer => 0..self.pes,
         };
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
@@ -280,21 +345,21 @@ impl Shared {
         Ok(())
     }
 
-    pub(super) fn manner(&self, what: &'static str) -> Manner {
-        Manner {
-            completion: self.completion,
+    pub(super) fn wait_options(&self, what: &'static str) -> WaitOptions {
+        WaitOptions {
+            mode: self.completion,
             bytes: 0,
-            wanted: Wanted::Control,
+            interest: Interest::Control,
             timeout: Some(self.request_timeout),
             what,
         }
     }
 
     #[cold]
-    pub(super) fn ring(&self, pe: u32, peer: &Peer, nap: &AtomicU64, what: Stored) {
-        let mut ringer = peer.ringer.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(rung) = ringer.must_ring(nap, what) {
-            peer.rung.store(rung, Ordering::Relaxed);
+    pub(super) fn wake(&self, pe: u32, peer: &Peer, announcement: &AtomicU64, what: Stored) {
+        let mut notifier = peer.notifier.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(answered) = notifier.must_ring(announcement, what) {
+            peer.answered.store(answered, Ordering::Relaxed);
             peer.window.fence();
             // The peer exists; a doorbell that is lost costs the sleeper its backstop.
             let _ = self.ntb.peer_doorbell_set(pe, WAKE);
@@ -329,7 +394,7 @@ impl Shared {
         let ticket = mover.submit(&source, &destination)?;
         self.pending.store(ticket.0, Ordering::Release);
         if later {
-            peer.unrung.store(true, Ordering::Relaxed);
+            peer.unwoken.store(true, Ordering::Relaxed);
         }
         Ok(ticket)
     }
@@ -340,7 +405,7 @@ impl Shared {
         if self.pending.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        // What is submitted and unrung changes under this lock only.
+        // What is submitted and unwoken changes under this lock only.
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = self.pending.load(Ordering::Relaxed);
         if pending > 0 {
@@ -348,7 +413,7 @@ impl Shared {
             self.pending.store(0, Ordering::Release);
         }
         for (pe, peer) in self.peers.iter().enumerate() {
-            if peer.unrung.swap(false, Ordering::Relaxed) {
+            if peer.unwoken.swap(false, Ordering::Relaxed) {
                 self.stored(pe as u32, peer, Stored::Put(0, usize::MAX));
             }
         }
@@ -363,11 +428,11 @@ fn no_such_pe(pe: u32, pes: u32) -> Error {
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
+        self.context.stop.store(true, Ordering::Release);
         // Rings at this side, so that the service thread looks.
-        let _ = self.shared.ntb.peer_doorbell_set(self.shared.me, REQUEST);
-        self.shared.ntb.doorbell_clear(REQUEST);
-        let _ = self.shared.ntb.peer_doorbell_set(self.shared.me, REQUEST);
+        let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
+        self.context.ntb.doorbell_clear(REQUEST);
+        let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
         if let Some(service) = self.service.take() {
             let _ = service.join();
         }

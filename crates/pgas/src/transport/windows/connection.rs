@@ -2,7 +2,7 @@
 
 use super::{Peer, Settings, Windows};
 use crate::error::{Lost, Result};
-use crate::transport::layout::{Layout, MAGIC};
+use crate::transport::layout::{HEADER_WORDS, Layout, MAGIC};
 use crate::transport::requests::Requests;
 use inlane_core::region::Region;
 use inlane_ntb::device::{Ntb, Ordering as Promise};
@@ -19,17 +19,17 @@ impl Windows {
     /// # Errors
     /// Those of the handshake; then the connection stays lost.
     pub fn reconnect(&self, pe: u32, timeout: Duration) -> Result<Lost> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
+        let context = &*self.context;
+        let peer = context.peer(pe)?;
         let lost = peer.lost();
         // Nobody posts or serves meanwhile.
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut expected = shared.expected.lock().unwrap_or_else(PoisonError::into_inner);
-        let inbound = shared.ntb.inbound().slice(0, shared.layout.bytes())?;
+        let mut expected = context.next_requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
         let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
-        let connection = handshake::connect(&*shared.ntb, pe, &offer, &shared.faults)?;
+        let connection = handshake::connect(&*context.ntb, pe, &offer, &context.faults)?;
         // The link may have come up during the handshake; from here on, every change counts.
-        let generation = shared.ntb.link(pe).generation;
+        let generation = context.ntb.link(pe).generation;
         *next = 1;
         expected[pe as usize] = 1;
         peer.requests.slots.iter().for_each(|slot| slot.store(0, Ordering::Relaxed));
@@ -54,41 +54,44 @@ pub(super) fn connect_peer(
     inbound: &Region,
     layout: &Layout,
     settings: &Settings,
+    registered: bool,
 ) -> Result<Peer> {
     let generation = ntb.link(pe).generation;
-    let (window, tag, theirs, generation) = if pe == ntb.port() {
-        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation)
+    let (window, tag, theirs, generation, needs_barrier) = if pe == ntb.port() {
+        (Window::new(pe, inbound.clone(), Promise::Coherent, None), 1, 0, generation, false)
     } else {
         let offer = Offer { inbound, epoch, timeout: settings.connect_timeout };
         let connection = handshake::connect(ntb, pe, &offer, &settings.faults)?;
         let window = ntb.peer_window(pe, 0)?;
-        check_window(pe, &window, layout)?;
+        let peer_registered = check_window(pe, &window, layout)?;
+        let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
         // The link may have come up during the handshake; from here on, every change counts.
-        (window, connection.tag(), connection.theirs, ntb.link(pe).generation)
+        (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier)
     };
     Ok(Peer {
         window,
         tag: AtomicU32::new(tag),
         theirs: AtomicU32::new(theirs),
         generation: AtomicU64::new(generation),
-        ringer: Mutex::default(),
-        rung: AtomicU64::new(0),
+        notifier: Mutex::default(),
+        needs_barrier,
+        answered: AtomicU64::new(0),
         issued: AtomicU64::new(0),
         delivered: AtomicU64::new(0),
         unanswered: AtomicU64::new(0),
         refused: AtomicBool::new(false),
         requests: Requests::default(),
-        unrung: AtomicBool::new(false),
+        unwoken: AtomicBool::new(false),
         notified: AtomicU32::new(0),
         taken: AtomicU32::new(0),
     })
 }
 
 /// The peer's header must describe the same layout as ours, or offsets would not mean the same.
-fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<()> {
-    let mut header = [0u64; 3];
-    // SAFETY: a local of 24 bytes.
-    unsafe { window.load_into(header.as_mut_ptr().cast(), 0, 24)? };
+fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<bool> {
+    let mut header = [0u64; HEADER_WORDS];
+    // SAFETY: a local of that many bytes.
+    unsafe { window.load_into(header.as_mut_ptr().cast(), 0, size_of_val(&header))? };
     if window.len() != layout.bytes() || header[0] != MAGIC || header[2] != layout.symmetric_bytes() as u64 {
         return Err(inlane_ntb::error::Error::Window {
             peer: pe,
@@ -102,5 +105,5 @@ fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<()> {
         }
         .into());
     }
-    Ok(())
+    Ok(header[3] == 1)
 }

@@ -3,8 +3,8 @@
 use super::{Peer, Windows};
 use crate::error::{Error, Result};
 use crate::transport::service::encode_atomic;
-use crate::transport::wait::{Manner, Watch};
-use crate::transport::wakeup::{Stored, Wanted};
+use crate::transport::wait::{FailureScope, WaitOptions};
+use crate::transport::wakeup::{Interest, Stored};
 use crate::transport::{Atomic, Transport};
 use inlane_ntb::store::store_fence;
 use std::sync::PoisonError;
@@ -12,49 +12,49 @@ use std::sync::atomic::{Ordering, fence};
 
 impl Transport for Windows {
     fn me(&self) -> u32 {
-        self.shared.me
+        self.context.me
     }
 
     fn pes(&self) -> u32 {
-        self.shared.pes
+        self.context.pes
     }
 
     fn symmetric(&self) -> (*mut u8, usize) {
-        let layout = &self.shared.layout;
-        (self.shared.base.wrapping_add(layout.symmetric()), layout.symmetric_bytes())
+        let layout = &self.context.layout;
+        (self.context.base.wrapping_add(layout.symmetric()), layout.symmetric_bytes())
     }
 
     fn direct(&self, pe: u32) -> Option<*mut u8> {
-        let base = self.shared.peers.get(pe as usize)?.window.coherent_base()?;
-        Some(base.wrapping_add(self.shared.layout.symmetric()))
+        let base = self.context.peers.get(pe as usize)?.window.coherent_base()?;
+        Some(base.wrapping_add(self.context.layout.symmetric()))
     }
 
     #[inline]
     unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
-        let at = shared.symmetric_offset(offset);
-        match &shared.mover {
-            Some(mover) if length >= shared.mover_from => {
-                let ticket = shared.submit(mover, peer, at, (source, length), false)?;
+        let context = &*self.context;
+        let peer = context.peer(pe)?;
+        let at = context.symmetric_offset(offset);
+        match &context.mover {
+            Some(mover) if length >= context.mover_from => {
+                let ticket = context.submit(mover, peer, at, (source, length), false)?;
                 let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
-                mover.wait(ticket, shared.completion)?;
+                mover.wait(ticket, context.completion)?;
             }
             // SAFETY: the caller's promise; the window checks the destination.
             _ => unsafe { peer.window.store_from(at, source, length)? },
         }
-        shared.count(peer, length);
-        shared.stored(pe, peer, Stored::Put(offset, length));
+        context.count(peer, length);
+        context.stored(pe, peer, Stored::Put(offset, length));
         Ok(())
     }
 
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()> {
-        let shared = &*self.shared;
-        match &shared.mover {
-            Some(mover) if length >= shared.mover_from => {
-                let peer = shared.peer(pe)?;
-                shared.submit(mover, peer, shared.symmetric_offset(offset), (source, length), true)?;
-                shared.count(peer, length);
+        let context = &*self.context;
+        match &context.mover {
+            Some(mover) if length >= context.mover_from => {
+                let peer = context.peer(pe)?;
+                context.submit(mover, peer, context.symmetric_offset(offset), (source, length), true)?;
+                context.count(peer, length);
                 Ok(())
             }
             // SAFETY: the caller's promise.
@@ -63,12 +63,12 @@ impl Transport for Windows {
     }
 
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
-        if length < shared.push_from || pe == shared.me {
-            shared.check(Watch::Peer(pe))?;
+        let context = &*self.context;
+        let peer = context.peer(pe)?;
+        if length < context.push_from || pe == context.me {
+            context.check(FailureScope::Peer(pe))?;
             // SAFETY: the caller's promise; the window checks the source.
-            unsafe { peer.window.load_into(destination, shared.symmetric_offset(offset), length)? };
+            unsafe { peer.window.load_into(destination, context.symmetric_offset(offset), length)? };
             return Ok(());
         }
         // SAFETY: the caller's promise.
@@ -76,59 +76,59 @@ impl Transport for Windows {
     }
 
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64> {
-        let shared = &*self.shared;
-        shared.peer(pe)?;
-        if pe == shared.me {
-            let before = shared.apply(&atomic).ok_or(Error::Refused { peer: pe, what: "an atomic" })?;
-            shared.changed_own_memory();
+        let context = &*self.context;
+        context.peer(pe)?;
+        if pe == context.me {
+            let before = context.apply(&atomic).ok_or(Error::Refused { peer: pe, what: "an atomic" })?;
+            context.changed_own_memory();
             return Ok(before);
         }
-        shared.request(pe, &encode_atomic(&atomic), shared.manner("an atomic"))
+        context.request(pe, &encode_atomic(&atomic), context.wait_options("an atomic"))
     }
 
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()> {
-        let shared = &*self.shared;
-        shared.peer(pe)?;
-        if pe == shared.me {
+        let context = &*self.context;
+        context.peer(pe)?;
+        if pe == context.me {
             return self.atomic(pe, atomic).map(|_| ());
         }
-        shared.request_later(pe, &encode_atomic(&atomic))
+        context.request_later(pe, &encode_atomic(&atomic))
     }
 
     fn order(&self) -> Result<()> {
-        self.shared.finish()?;
-        if self.shared.coherent {
+        self.context.finish()?;
+        if self.context.coherent {
             store_fence();
         } else {
             // A fence orders stores alone; what a mover will copy must find them delivered.
-            let mixed = self.shared.mover.is_some();
+            let mixed = self.context.mover.is_some();
             let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
-            self.shared.peers.iter().for_each(order);
+            self.context.peers.iter().for_each(order);
         }
         Ok(())
     }
 
     fn fence(&self) -> Result<()> {
-        let shared = &*self.shared;
+        let context = &*self.context;
         // An owner carries them out whenever it comes to it: nothing else orders puts behind them.
-        shared.peers.iter().zip(0..).try_for_each(|(peer, pe)| shared.collect(pe, peer))?;
+        context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
         self.order()
     }
 
     fn quiet(&self) -> Result<()> {
-        let shared = &*self.shared;
-        shared.finish()?;
+        let context = &*self.context;
+        context.finish()?;
         fence(Ordering::SeqCst);
         store_fence();
-        shared.faults.step("quiet");
-        for (pe, peer) in shared.peers.iter().enumerate() {
+        context.faults.step("quiet");
+        for (pe, peer) in context.peers.iter().enumerate() {
             let issued = peer.issued.load(Ordering::Relaxed);
             let open = issued != peer.delivered.load(Ordering::Relaxed);
-            shared.collect(pe as u32, peer)?;
-            if open || !shared.coherent {
+            context.collect(pe as u32, peer)?;
+            if open || !context.coherent {
                 peer.window.flush();
                 if open {
-                    shared.check(Watch::Peer(pe as u32))?;
+                    context.check(FailureScope::Peer(pe as u32))?;
                     peer.delivered.store(issued, Ordering::Relaxed);
                 }
             }
@@ -137,37 +137,37 @@ impl Transport for Windows {
     }
 
     fn notify(&self, pe: u32) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
-        shared.faults.step("notify");
+        let context = &*self.context;
+        let peer = context.peer(pe)?;
+        context.faults.step("notify");
         let count = peer.notified.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let tag = peer.tag.load(Ordering::Acquire) as u64;
         peer.window.fence();
-        peer.window.store_word(shared.layout.notifications(shared.me), tag << 32 | count as u64)?;
-        shared.stored(pe, peer, Stored::Control);
+        peer.window.store_word(context.layout.notifications(context.me), tag << 32 | count as u64)?;
+        context.stored(pe, peer, Stored::Control);
         Ok(())
     }
 
     fn take_notification(&self, pe: u32) -> Result<()> {
-        let shared = &*self.shared;
-        let peer = shared.peer(pe)?;
+        let context = &*self.context;
+        let peer = context.peer(pe)?;
         let expected = peer.taken.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let tag = peer.tag.load(Ordering::Acquire);
-        let word = shared.word(shared.layout.notifications(pe));
-        let manner = Manner { timeout: None, ..shared.manner("a notification") };
-        shared.wait_for(manner, Watch::Peer(pe), || {
+        let word = context.word(context.layout.notifications(pe));
+        let options = WaitOptions { timeout: None, ..context.wait_options("a notification") };
+        context.wait_for(options, FailureScope::Peer(pe), || {
             let value = word.load(Ordering::Acquire);
             (value >> 32) as u32 == tag && (value as u32).wrapping_sub(expected) as i32 >= 0
         })
     }
 
     fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()> {
-        let wanted = word.map_or(Wanted::Any, |(offset, width)| Wanted::word(offset, width));
-        let manner = Manner { timeout: None, wanted, ..self.shared.manner("a condition") };
-        self.shared.wait_for(manner, Watch::Any, done)
+        let interest = word.map_or(Interest::Any, |(offset, width)| Interest::word(offset, width));
+        let options = WaitOptions { timeout: None, interest, ..self.context.wait_options("a condition") };
+        self.context.wait_for(options, FailureScope::AnyPeer, done)
     }
 
     fn progress(&self) {
-        self.shared.serve(false);
+        self.context.serve(false);
     }
 }
