@@ -10,10 +10,9 @@ use anyhow::Context;
 use clap::Args;
 use inlane_core::result::{Document, Verification};
 use inlane_core::units;
-use inlane_forward::choose::{self, Goal};
-use inlane_forward::config::{self, Config, Device, Method, Route};
+use inlane_forward::config::{self, Config, Device, Executor, Method, Route};
 use inlane_forward::control::{Control, ProgressSnapshot};
-use inlane_forward::measure::{self, Ceilings};
+use inlane_forward::experiment::{self, Ceilings, Goal};
 use inlane_forward::pipeline::{Overload, PipelineSettings};
 use inlane_forward::result::{PacketResult, Quantity};
 use inlane_forward::{run, verify};
@@ -201,11 +200,6 @@ impl Forward {
         };
         let mut config = Config::new(route);
         config.function = self.function.clone();
-        config.on = self.on;
-        config.method = match self.method {
-            Choice::Method(method) => method,
-            Choice::Auto => Method::Single,
-        };
         if matches!(self.method, Choice::Method(_)) && (self.goal.is_some() || self.max_latency.is_some()) {
             return Err(inlane_forward::Error::config(
                 "--goal and --max-latency",
@@ -213,8 +207,13 @@ impl Forward {
             )
             .into());
         }
-        config.gpu = self.gpu.settings(config.method)?;
-        config.workers = self.workers;
+        let method = match self.method {
+            Choice::Method(method) => method,
+            // The executor that --method auto varies: workers belong to split.
+            Choice::Auto if self.workers > 0 => Method::Split,
+            Choice::Auto => Method::Single,
+        };
+        config.executor = Executor::new(self.on, method, self.workers, self.gpu.settings()?)?;
         config.pipelines = self.pipelines;
         config.rate = self.rate;
         let pace = match self.pace {
@@ -237,8 +236,7 @@ impl Forward {
             Compete::Compute => config::Compete::Compute,
             Compete::Large => config::Compete::Large,
         };
-        config.measure_pcie = self.gpu.measure_pcie;
-        config.drive = PipelineSettings {
+        config.per_pipeline = PipelineSettings {
             burst: self.burst,
             flush: self.flush,
             slots: self.slots,
@@ -255,7 +253,7 @@ impl Forward {
         match self.packets.as_deref() {
             Some("all") => everything = true,
             Some(text) => {
-                config.drive.packets =
+                config.per_pipeline.packets =
                     text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
                         inlane_core::Error::Quantity {
                             text: text.into(),
@@ -277,7 +275,7 @@ impl Forward {
             matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.repeat);
         config.duration = match self.duration {
             Some(duration) => Some(duration),
-            None if endless && !everything && config.drive.packets == u64::MAX => {
+            None if endless && !everything && config.per_pipeline.packets == u64::MAX => {
                 Some(Duration::from_secs(5))
             }
             None => None,
@@ -364,7 +362,7 @@ impl Forward {
         let config = self.config()?;
         if self.zero_loss || self.load.is_some() {
             let loads = self.load.as_deref().unwrap_or(&[]);
-            return Ok(measure::against_load(&config, loads, control, ceilings, watch)?);
+            return Ok(experiment::against_load(&config, loads, control, ceilings, watch)?);
         }
         self.once(&config, control, ceilings, watch)
     }
@@ -379,11 +377,11 @@ impl Forward {
         let (mut chosen, mut reason) = (config.clone(), None);
         if matches!(self.method, Choice::Auto) {
             let goal = self.max_latency.map_or(Goal::Throughput, Goal::Latency);
-            let (taken, why) = choose::choose(config, goal, control)?;
+            let (taken, why) = experiment::choose(config, goal, control)?;
             (chosen, reason) = (taken, Some(why));
         }
         let config = &chosen;
-        let baseline = if self.no_baseline { None } else { measure::baseline(config, control) };
+        let baseline = if self.no_baseline { None } else { experiment::baseline(config, control) };
         let mut outcome = run::run(config, control, watch)?;
         if let Some(why) = reason {
             outcome.result.path.reason = why;
@@ -392,7 +390,7 @@ impl Forward {
             }
         }
         outcome.result.ceiling = ceilings.of(config, outcome.link_bits_per_second, &outcome.result);
-        outcome.result.limit = inlane_forward::limit(config, &outcome);
+        outcome.result.limit = experiment::limit(config, &outcome);
         let mut document = Document::new("forward", inlane_core::result::Path::default());
         document.devices = outcome.devices;
         document.twin = outcome.twin;

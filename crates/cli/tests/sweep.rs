@@ -142,8 +142,8 @@ fn what_cannot_be_swept_is_said_before_anything_runs() {
         (&["--sweep", "overload=wait,dropp"], "shrink"),
         (&["--sweep", "method=all", "--svg", "/dev/null"], "--svg"),
         (&["--rx", "ring:x", "--sweep", "size=64"], "--size"),
-        (&["--sweep", "memory=all"], "memory=gpu: --memory gpu: is of a GPU"),
-        (&["--sweep", "blocks=0,8"], "blocks=8: --blocks: is of a GPU"),
+        (&["--sweep", "memory=all"], "memory=gpu: --memory gpu: applies to GPUs only"),
+        (&["--sweep", "blocks=0,8"], "blocks=8: --blocks: applies to GPUs only"),
         (&["--on", "gpu:0", "--sweep", "memory=all", "--split", "64"], "leave one of them out"),
     ];
     for (flags, said) in cases {

@@ -1,71 +1,63 @@
-//! What a user can ask of a run.
+//! The settings of a run.
+
+mod executor;
 
 use crate::error::{Error, Result};
-use crate::gpu::{self, Memory};
 use crate::pipeline::PipelineSettings;
+use crate::run::takes_privileges;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
 use inlane_core::units::Rate;
 use inlane_ports::pcap::Playback;
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
+
+pub use executor::{CpuMethod, Device, Executor, Method};
+
+/// The largest data room: a frame of 64 KiB of IP with its Ethernet header and two VLAN tags fits.
+const MAX_ROOM: usize = 128 << 10;
 
 /// Where packets come from and go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// From one port to one or several others.
     OneWay {
-        /// The port received from.
+        /// The port to receive from.
         rx: String,
-        /// The ports sent to; a verdict that names port n means the nth.
+        /// The ports to send to. A verdict that names port n selects the nth; all other packets go to the first.
         tx: Vec<String>,
     },
     /// Between two ports, both ways.
     Between(String, String),
 }
 
-/// How control flows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Method {
-    /// One thread receives, processes and sends.
-    #[default]
-    Single,
-    /// One thread receives and sends, others process. On a GPU: the other launches a kernel a burst.
-    Split,
-    /// On a GPU: a kernel that runs for good takes items from the ring.
-    Persistent,
-    /// On a GPU: pre-posted wait-value and kernel in streams; one kernel for all items that came before they could be waited for.
-    Stream,
-    /// On a GPU: graphs of the same, a stretch of items each.
-    Graph,
-}
-
-impl Method {
-    /// All of them, as a GPU has them.
-    pub const ALL: [Method; 5] =
-        [Method::Single, Method::Split, Method::Persistent, Method::Stream, Method::Graph];
-
-    /// The CPU has it, too.
-    pub fn is_cpu(&self) -> bool {
-        matches!(self, Method::Single | Method::Split)
+impl Route {
+    /// The ports' names as given, first the one that is received from.
+    pub(crate) fn ports(&self) -> Vec<&String> {
+        match self {
+            Route::OneWay { rx, tx } => std::iter::once(rx).chain(tx).collect(),
+            Route::Between(a, b) => vec![a, b],
+        }
     }
 
-    /// On a GPU a thread of its own gives it its work, beside the one that moves packets.
-    pub(crate) fn has_feeder(&self) -> bool {
-        matches!(self, Method::Split | Method::Stream | Method::Graph)
+    /// How many ways packets flow. Each way has pipelines of its own.
+    pub(crate) fn directions(&self) -> usize {
+        match self {
+            Route::OneWay { .. } => 1,
+            Route::Between(..) => 2,
+        }
     }
 }
 
-/// A job beside the pipelines.
+/// Which job runs beside the pipelines and competes with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compete {
-    /// There is none.
+    /// No job.
     #[default]
     None,
-    /// Arithmetic on every multiprocessor, or on the pipelines' cores.
+    /// Arithmetic on every multiprocessor of the GPU, or on the cores of the pipelines.
     Compute,
-    /// Arithmetic in blocks that take a multiprocessor each, as matrix products do.
+    /// GPU only: arithmetic in blocks that each occupy a whole multiprocessor, as matrix products do.
     Large,
 }
 
@@ -79,121 +71,51 @@ impl fmt::Display for Compete {
     }
 }
 
-/// Which executor runs the packet function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Device {
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// GPU n.
-    Gpu(u32),
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Device::Cpu => f.write_str("cpu"),
-            Device::Gpu(n) => write!(f, "gpu:{n}"),
-        }
-    }
-}
-
-impl FromStr for Device {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let gpu = text.strip_prefix("gpu:").and_then(|n| n.parse().ok());
-        match text {
-            "cpu" => Ok(Device::Cpu),
-            "gpu" => Ok(Device::Gpu(0)),
-            _ => gpu.map(Device::Gpu).ok_or_else(|| {
-                Error::config(format!("--on {text}"), "write cpu, or gpu:0 for the first GPU")
-            }),
-        }
-    }
-}
-
-impl fmt::Display for Method {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Method::Single => "single",
-            Method::Split => "split",
-            Method::Persistent => "persistent",
-            Method::Stream => "stream",
-            Method::Graph => "graph",
-        })
-    }
-}
-
-impl FromStr for Method {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|method| method.to_string() == text).ok_or_else(|| {
-            Error::config(
-                format!("--method {text}"),
-                "choose single or split, or on a GPU also persistent, stream or graph",
-            )
-        })
-    }
-}
-
-/// A run.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// From where to where.
+    /// Where packets come from and go to.
     pub route: Route,
-    /// The packet function, as on the command line.
+    /// The packet function, written as on the command line.
     pub function: String,
-    /// What runs the function.
-    pub on: Device,
-    /// How control flows.
-    pub method: Method,
-    /// How a GPU is used; its method is the one above.
-    pub gpu: gpu::Settings,
-    /// Threads that process beside the one that receives and sends (`split` on the CPU only); 0 for one.
-    pub workers: usize,
-    /// How many pipelines a direction has, each with its queue and threads.
+    /// What runs the packet function.
+    pub executor: Executor,
+    /// Pipelines of each direction, 1 to 64. Each has a receive queue and threads of its own.
     pub pipelines: u16,
-    /// How each is driven.
-    pub drive: PipelineSettings,
-    /// Offer no more than this. A generator that is asked late sends late, with the due times that packets had; what another
-    /// port misses meanwhile, it counts itself.
+    /// The settings of each pipeline.
+    pub per_pipeline: PipelineSettings,
+    /// The rate at which packets are offered; `None` for as fast as possible. A generator that falls behind sends late, with
+    /// the original due times. Other sources miss what they cannot deliver in time.
     pub rate: Option<Rate>,
-    /// Make this process an ordinary user once ports that took privileges are open.
+    /// Drop privileges once the ports are open, if a port needed privileges to open.
     pub drop_privileges: bool,
     /// How a capture is played.
     pub playback: Playback,
-    /// End after this long.
+    /// Ends the run after this time.
     pub duration: Option<Duration>,
-    /// Cores to bind threads to; `None` to choose among those allowed, empty to bind none.
+    /// Cores that threads are bound to: `None` chooses among the allowed ones, an empty list binds none.
     pub cores: Option<Vec<usize>>,
-    /// Buffers of each pipeline's pool; 0 for as many as its ring can hold and some in hand.
+    /// Buffers of each pipeline's pool; 0 chooses enough for the burst ring and the port.
     pub buffers: usize,
-    /// Bytes that a buffer holds.
+    /// Data room: bytes that a packet buffer can hold, 64 to 128 KiB.
     pub room: usize,
-    /// Write what is sent to this capture too.
+    /// A capture file that receives a copy of what is sent.
     pub capture: Option<PathBuf>,
-    /// Disturb what is received: see [`inlane_ports::wrap::fault`].
+    /// Faults to inject into received packets: see [`inlane_ports::wrap::fault`].
     pub faults: Option<String>,
-    /// A job that runs beside, and wants the same GPU, or the pipelines' cores.
+    /// A job that runs beside the pipelines.
     pub compete: Compete,
-    /// Read the GPU's own counter of what crosses its link, too.
-    pub measure_pcie: bool,
 }
 
 impl Config {
-    /// A run with every default.
+    /// Creates the default settings for `route`: packet function `io`, one CPU thread, buffers of 2 KiB.
     pub fn new(route: Route) -> Self {
         Self {
             route,
             function: "io".into(),
-            on: Device::Cpu,
-            method: Method::Single,
-            gpu: gpu::Settings::default(),
-            workers: 0,
+            executor: Executor::default(),
             pipelines: 1,
-            drive: PipelineSettings::default(),
+            per_pipeline: PipelineSettings::default(),
             rate: None,
             drop_privileges: false,
             playback: Playback::default(),
@@ -204,30 +126,26 @@ impl Config {
             capture: None,
             faults: None,
             compete: Compete::None,
-            measure_pcie: false,
         }
     }
 
-    /// Buffers of each pipeline's pool. When the ring, and not the pool, is what runs full, who receives waits by
-    /// reading a word and leaves the pool's lists alone.
+    /// Returns the number of buffers of each pipeline's pool.
+    ///
+    /// The default exceeds what the burst ring can hold. So the ring fills before the pool is empty, and the receiving thread
+    /// notices by reading one word instead of searching the pool's lists.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
             return self.buffers;
         }
-        let slots = match (self.on, self.method) {
-            (Device::Cpu, Method::Single) => 0,
-            (Device::Cpu, _) => self.drive.slots,
-            (Device::Gpu(_), method) => {
-                gpu::Settings { method, ..self.gpu.clone() }.slots_for(self.drive.slots, self.drive.burst)
-            }
-        };
-        (slots * self.drive.burst + 4 * self.drive.burst + 64).clamp(4096, 1 << 17)
+        let burst = self.per_pipeline.burst;
+        let slots = self.executor.slots(self.per_pipeline.slots, burst);
+        (slots * burst + 4 * burst + 64).clamp(4096, 1 << 17)
     }
 
-    /// The same with packets of `size` bytes from the port that makes them.
+    /// Returns the same settings with packets of `size` bytes from the port that makes them.
     ///
     /// # Errors
-    /// When it makes no packets of a chosen size.
+    /// [`Error::Config`] if the source does not make packets of a chosen size.
     pub fn with_size(mut self, size: u64) -> Result<Self> {
         let sized = |rx: &str| {
             let (port, options) = rx.split_at(rx.find(',').unwrap_or(rx.len()));
@@ -238,150 +156,87 @@ impl Config {
         match &mut self.route {
             Route::OneWay { rx, .. } if sized(rx).is_some() => *rx = sized(rx).unwrap_or_default(),
             _ => {
-                let why = "only --rx null, net_null and gen:SIZE make packets of a size that is asked for";
+                let why = "only --rx null, net_null and gen:SIZE make packets of a chosen size";
                 return Err(Error::config(format!("--size {size}"), why));
             }
         }
         Ok(self)
     }
 
-    /// Its ports take privileges, and the run would give them up once they are open.
-    pub fn gives_privileges_up(&self) -> bool {
-        let names: Vec<&String> = match &self.route {
-            Route::OneWay { rx, tx } => std::iter::once(rx).chain(tx).collect(),
-            Route::Between(a, b) => vec![a, b],
-        };
-        self.drop_privileges && names.into_iter().any(|name| crate::open::takes_privileges(name))
+    /// Returns true if a port needs privileges and the run drops them once the ports are open. Such a run cannot be repeated
+    /// in the same process.
+    pub fn drops_needed_privileges(&self) -> bool {
+        self.drop_privileges && self.route.ports().into_iter().any(|name| takes_privileges(name))
     }
 
-    /// Threads of one pipeline.
-    pub fn threads(&self) -> usize {
-        match (self.on, self.method) {
-            (Device::Cpu, Method::Split) => 1 + self.workers.max(1),
-            (Device::Cpu, _) => 1,
-            (Device::Gpu(_), method) => 1 + method.has_feeder() as usize,
-        }
-    }
-
-    /// Ways that packets flow, each with pipelines of its own.
-    pub(crate) fn directions(&self) -> usize {
-        if matches!(self.route, Route::Between(..)) { 2 } else { 1 }
-    }
-
-    /// Finds what does not go together.
+    /// Checks each setting and their combinations. Opens nothing.
     ///
     /// # Errors
     /// [`Error::Config`] with the flag and the remedy.
     pub fn check(&self) -> Result<()> {
-        let directions = self.directions();
-        if self.pipelines == 0 || self.pipelines > 64 {
-            return Err(Error::config(format!("--pipelines {}", self.pipelines), "give 1 to 64"));
+        let range =
+            |flag: &str, value: usize, why: String| Err(Error::config(format!("{flag} {value}"), why));
+        let PipelineSettings { burst, slots, .. } = self.per_pipeline;
+        if !(1..=64).contains(&self.pipelines) {
+            return range("--pipelines", self.pipelines.into(), "give 1 to 64".into());
         }
-        if self.on == Device::Cpu && !self.method.is_cpu() {
-            return Err(Error::config(
-                format!("--method {}", self.method),
-                "the CPU has single and split; add --on gpu:0 for the others",
-            ));
-        }
-        if self.on == Device::Cpu && self.compete == Compete::Large {
-            let why = "is of a GPU's multiprocessors; on the CPU there is --compete=compute";
+        if self.executor.device() == Device::Cpu && self.compete == Compete::Large {
+            let why = "applies to GPUs only; use --compete=compute on the CPU";
             return Err(Error::config("--compete=large", why));
         }
-        if let (Device::Cpu, Some(flag)) = (self.on, self.of_a_gpu()) {
-            return Err(Error::config(
-                flag,
-                "is of a GPU, and this run is on the CPU; add --on gpu:0 or leave it out",
-            ));
+        if !(1..=MAX_BURST).contains(&burst) {
+            return range("--burst", burst, format!("give 1 to {MAX_BURST}"));
         }
-        if self.workers > 0 && (self.method != Method::Split || self.on != Device::Cpu) {
-            return Err(Error::config(
-                "--workers",
-                "only --method split on the CPU has workers; add it or leave them out",
-            ));
+        if !slots.is_power_of_two() || !(2..=MAX_SLOTS).contains(&slots) {
+            return range("--slots", slots, format!("give a power of two from 2 to {MAX_SLOTS}"));
         }
-        if self.workers > 64 {
-            return Err(Error::config(format!("--workers {}", self.workers), "give 0 to 64"));
+        if !(64..=MAX_ROOM).contains(&self.room) {
+            return range("--room", self.room, "give 64 to 128K".into());
         }
-        if !(1..=MAX_BURST).contains(&self.drive.burst) {
-            return Err(Error::config(
-                format!("--burst {}", self.drive.burst),
-                format!("give 1 to {MAX_BURST}"),
-            ));
-        }
-        if !self.drive.slots.is_power_of_two() || !(2..=MAX_SLOTS).contains(&self.drive.slots) {
-            let why = format!("give a power of two from 2 to {MAX_SLOTS}");
-            return Err(Error::config(format!("--slots {}", self.drive.slots), why));
-        }
-        if !(64..=65536).contains(&self.room) {
-            return Err(Error::config(format!("--room {}", self.room), "give 64 to 64K"));
-        }
-        // Each pipeline needs buffers for the bursts in hand and in the ring, and the device for its queues.
-        let least = self.drive.burst * 4;
+        // The pipeline, the ring and the device's queues each hold at least one burst.
+        let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
-            return Err(Error::config(
-                format!("--buffers {}", self.buffers),
-                format!("give {least} (four bursts) to 4M"),
-            ));
+            return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));
         }
-        if let Route::Between(a, b) = &self.route
-            && a == b
-        {
-            let why = "is named twice; name two ports, or one behind --rx and --tx to send back what comes";
-            return Err(Error::config(format!("--between {a}"), why));
-        }
-        if let Route::OneWay { tx, .. } = &self.route {
-            if tx.is_empty() {
-                return Err(Error::config("--tx", "name at least one port to send to"));
-            }
-            if tx.len() > 64 {
-                return Err(Error::config("--tx", "64 ports at most"));
-            }
-        }
-        if let Some(cores) = &self.cores
-            && !cores.is_empty()
-        {
-            let threads = self.threads() * self.pipelines as usize * directions;
-            if cores.len() < threads {
-                return Err(Error::config(
-                    "--cores",
-                    format!("this run has {threads} threads; name as many cores, or 'none' to bind none"),
-                ));
-            }
-            let allowed = allowed_cores();
-            if let Some(core) = cores.iter().find(|core| !allowed.contains(core)) {
-                return Err(Error::config(
-                    "--cores",
-                    format!("core {core} is not one that this process may use ({allowed:?})"),
-                ));
-            }
-        }
-        Ok(())
+        self.check_route()?;
+        self.check_cores()
     }
 
-    /// The first flag set to something that only a GPU has.
-    fn of_a_gpu(&self) -> Option<String> {
-        let (set, usual) = (&self.gpu, gpu::Settings::default());
-        let memory = match set.memory {
-            Memory::Split(bytes) => format!("--split {bytes}"),
-            memory => format!("--memory {memory}"),
-        };
-        let flags = [
-            (memory.as_str(), set.memory != usual.memory),
-            ("--blocks", set.blocks != usual.blocks),
-            ("--threads", set.threads != usual.threads),
-            ("--streams", set.streams != usual.streams),
-            ("--graph-items", set.graph_items != usual.graph_items),
-            ("--graph-branches", set.graph_branches != usual.graph_branches),
-            ("--pause", set.pause != usual.pause),
-            ("--watchdog", set.watchdog != usual.watchdog),
-            ("--priority", set.urgent != usual.urgent),
-            ("--measure-pcie", self.measure_pcie),
-        ];
-        flags.into_iter().find(|(_, is_set)| *is_set).map(|(flag, _)| flag.to_string())
+    fn check_route(&self) -> Result<()> {
+        match &self.route {
+            Route::Between(a, b) if a == b => Err(Error::config(
+                format!("--between {a}"),
+                "is named twice; name two ports, or reflect packets with --rx and --tx",
+            )),
+            Route::OneWay { tx, .. } if tx.is_empty() => {
+                Err(Error::config("--tx", "name at least one port to send to"))
+            }
+            Route::OneWay { tx, .. } if tx.len() > 64 => {
+                Err(Error::config("--tx", format!("{} ports are named; 64 is the most", tx.len())))
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// The cores for `threads` threads: those asked for, else the allowed ones from the highest down, so that the first, where
-    /// the system's own work runs, is taken last; none when there are fewer cores than threads.
+    fn check_cores(&self) -> Result<()> {
+        let Some(cores) = self.cores.as_ref().filter(|cores| !cores.is_empty()) else { return Ok(()) };
+        let threads = self.executor.threads() * self.pipelines as usize * self.route.directions();
+        if cores.len() < threads {
+            let why = format!("{} cores for {threads} threads; name {threads}, or 'none'", cores.len());
+            return Err(Error::config("--cores", why));
+        }
+        let allowed = allowed_cores();
+        match cores.iter().find(|core| !allowed.contains(core)) {
+            Some(core) => {
+                let why = format!("core {core} is not allowed for this process; choose from {allowed:?}");
+                Err(Error::config("--cores", why))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the cores for `threads` threads: those asked for, or the allowed ones from the highest down. The lowest core, which
+    /// usually serves interrupts, is used last. Empty if there are fewer cores than threads: then threads are not bound.
     pub fn cores_for(&self, threads: usize) -> Vec<usize> {
         match &self.cores {
             Some(cores) => cores.clone(),
@@ -395,16 +250,16 @@ impl Config {
     }
 }
 
-/// The cores that this process may run on.
+/// Returns the cores that this process may run on; empty if the kernel does not say.
 pub fn allowed_cores() -> Vec<usize> {
-    // SAFETY: an all-zero cpu_set_t is an empty set.
+    // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: writes at most the size given; 0 is this process.
+    // SAFETY: writes at most the size given, which is that of `set`; 0 is this process.
     let outcome = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
     if outcome != 0 {
         return Vec::new();
     }
-    // SAFETY: the index is below the set's size.
+    // SAFETY: every index is below CPU_SETSIZE.
     (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
 }
 

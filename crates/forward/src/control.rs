@@ -18,14 +18,14 @@ pub struct Control {
 
 impl Control {
     /// Of one run of several: it ends by itself, or when `above` ends them all.
-    pub fn under(above: &Arc<Control>) -> Self {
+    pub fn child_of(above: &Arc<Control>) -> Self {
         Self { above: Some(above.clone()), ..Self::default() }
     }
 
     /// Does what the one above says. For who waits for the end, a few times a second; threads of a run read their own flags.
-    pub fn heed(&self) {
+    pub fn follow_parent(&self) {
         let Some(above) = &self.above else { return };
-        above.heed();
+        above.follow_parent();
         if above.aborting() {
             self.abort();
         } else if above.stopping() {
@@ -143,7 +143,7 @@ impl Progress {
     }
 
     /// How the threads spent their time, of `nanoseconds` that the run took.
-    pub fn spent(&self, clock: &Clock, nanoseconds: u64) -> TimeShares {
+    pub fn time_shares(&self, clock: &Clock, nanoseconds: u64) -> TimeShares {
         let share = |ticks: &AtomicU64| {
             let spent = clock.between_ns(0, ticks.load(Relaxed)) as f64;
             (spent / nanoseconds.max(1) as f64).min(1.0)

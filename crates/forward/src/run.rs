@@ -1,258 +1,285 @@
-//! A run: opens the ports, joins them by pipelines, waits for the end, and says what became of every packet.
+//! A run: opens ports, connects them by pipelines, starts them, waits for the end, and reports what became of every packet.
+//!
+//! ```text
+//! Run::open -> connect -> start -> join -> stop
+//! ports,       queues,    threads'  packets  figures
+//! buffers      pipelines  devices   flow
+//! ```
+//!
+//! Each step consumes the state before it, so no step is repeated or left out. [`run`] does all of them.
 
-use crate::compete;
-use crate::config::{Config, Device, Method, Route};
+mod open;
+mod outcome;
+mod wiring;
+mod wrappers;
+
+use crate::config::{Config, CpuMethod, Executor};
 use crate::control::{Control, Progress, ProgressSnapshot};
 use crate::error::{Error, Result};
+use crate::experiment::CompetingJob;
 use crate::gpu;
-use crate::open;
-use crate::outcome::{Ended, measured, outcome};
 use crate::pipeline::{self, Pipeline, PipelineContext, Tally};
-use crate::wrappers::{Wrappers, faults_note};
+use crate::result::Competitor;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Port};
-use inlane_cuda::LinkMeter;
+use inlane_cuda::{Gpu, LinkMeter, LinkSamples};
 use inlane_function::PacketFunction;
 use inlane_ports::wrap::fault;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use wiring::Direction;
+use wrappers::Wrappers;
 
-pub use crate::outcome::RunOutcome;
+pub(crate) use open::{kind, ports, takes_privileges};
+pub use outcome::RunOutcome;
 
-/// One direction of a run: from which port to which, by their index.
-pub(crate) struct Direction {
-    pub(crate) rx: usize,
-    pub(crate) tx: Vec<usize>,
-}
+/// How often `watch` of [`run`] is called.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// The longest time until a signal or the end of a pipeline is noticed.
+const NOTICE_WITHIN: Duration = Duration::from_millis(100);
 
-/// Runs until the source is exhausted, the packets or the time asked for are over, or `control` says so. `watch` is called
-/// about each second with the time since the start and what was counted so far.
+/// Runs until the source is exhausted, the packets or the time asked for are over, or `control` ends it.
+///
+/// Calls `watch` about once a second with the time since the start and the packets counted so far.
 ///
 /// # Errors
-/// When it could not start: settings, ports, memory. What goes wrong later is in [`RunOutcome::errors`].
+/// When the run cannot start: settings, ports, memory. Later errors are in [`RunOutcome::errors`].
 pub fn run(
     config: &Config,
     control: &Control,
     watch: &mut dyn FnMut(Duration, ProgressSnapshot),
 ) -> Result<RunOutcome> {
-    config.check()?;
-    let function = PacketFunction::parse(&config.function)?;
-    let (names, directions) = directions(&config.route)?;
-    let clock = Clock::new();
-    let open::Opened { mut ports, room } = open::ports(&names, config, &clock)?;
-    let touched = ports.iter().any(|port| port.info().touches_payload);
-    let gpu = match config.on {
-        Device::Cpu => None,
-        Device::Gpu(index) => {
-            let gpu = inlane_cuda::Gpu::open(index)?;
-            // The compiler is loaded while its folder can be read: it compiles once privileges are dropped.
-            inlane_cuda::compiler_version()?;
-            Some(gpu)
+    Ok(Run::open(config)?.connect()?.start()?.join(control, watch).stop())
+}
+
+/// A run whose ports are open.
+pub struct Run<'a> {
+    // Fields are dropped in this order: buffers before the GPU that they lie on, and both before the ports.
+    pools: Vec<Vec<Arc<dyn Pool>>>,
+    gpu: Option<Arc<Gpu>>,
+    ports: Vec<Box<dyn Port>>,
+    config: &'a Config,
+    function: PacketFunction,
+    names: Vec<String>,
+    directions: Vec<Direction>,
+    clock: Clock,
+}
+
+/// A run whose ports are connected by pipelines.
+pub struct Connected<'a> {
+    pipelines: Vec<Pipeline>,
+    faults: Vec<Arc<fault::Done>>,
+    run: Run<'a>,
+}
+
+/// A run whose ports receive and whose executors are ready.
+pub struct Started<'a> {
+    pipelines: Vec<ReadyPipeline>,
+    competing: Option<CompetingJob>,
+    cores: Vec<usize>,
+    faults: Vec<Arc<fault::Done>>,
+    run: Run<'a>,
+}
+
+/// A run whose pipelines have ended.
+pub struct Joined<'a> {
+    /// What each pipeline counted, with its lane's report if it ran on a GPU.
+    tallies: Vec<(Tally, Option<gpu::LaneReport>)>,
+    /// How long packets flowed.
+    elapsed: Duration,
+    progress: Vec<Progress>,
+    competitor: Option<Result<Competitor>>,
+    link: Option<Result<LinkSamples>>,
+    faults: Vec<Arc<fault::Done>>,
+    run: Run<'a>,
+}
+
+impl<'a> Run<'a> {
+    /// Opens the ports and the GPU, and allocates packet buffers.
+    ///
+    /// # Errors
+    /// For settings that do not fit together, and when a port, the GPU or memory is not available.
+    pub fn open(config: &'a Config) -> Result<Self> {
+        config.check()?;
+        let function = PacketFunction::parse(&config.function)?;
+        let (names, directions) = wiring::directions(&config.route)?;
+        let clock = Clock::new();
+        let open::Opened { ports, room } = open::ports(&names, config, &clock)?;
+        let gpu = match config.executor {
+            Executor::Cpu(_) => None,
+            Executor::Gpu { index, .. } => {
+                let gpu = Gpu::open(index)?;
+                // Loads the compiler while its folder is readable: it is used after privileges are dropped.
+                inlane_cuda::compiler_version()?;
+                Some(gpu)
+            }
+        };
+        let pools = open::pools(&names, config, room, directions.len(), gpu.as_ref())?;
+        let location = pools.iter().flatten().map(|pool| pool.region().location());
+        if let Some(location) = location.into_iter().find(|location| !location.is_cpu_memory())
+            && let Some(port) = ports.iter().find(|port| port.info().touches_payload)
+        {
+            let why =
+                format!("port {} reads packets on the CPU, which cannot reach {location}", port.info().name);
+            return Err(Error::config("--memory", why));
         }
-    };
-    let pools = open::pools(&names, config, room, directions.len(), gpu.as_ref())?;
-    if let Some(pool) = pools.iter().flatten().find(|pool| !pool.region().location().is_cpu_memory())
-        && touched
-    {
-        let location = pool.region().location();
-        return Err(Error::config(
-            "--memory",
-            format!("packets in {location} cannot be reached by the CPU, and this run reads them there"),
-        ));
+        Ok(Self { pools, gpu, ports, config, function, names, directions, clock })
     }
-    let wrappers = Wrappers::new(config, &names, &clock)?;
-    let (pipelines, faults) = join(config, &mut ports, &pools, &directions, &wrappers)?;
-    let cores = config.cores_for(config.threads() * pipelines.len());
-    // It is measured alone first: before ports start, which nobody would read meanwhile.
-    let rival = compete::rival(config, gpu.as_ref(), pipelines.len(), &cores)?;
-    let start = |ports: &mut [Box<dyn Port>]| ports.iter_mut().try_for_each(|port| port.start());
-    let executors = if config.drop_privileges && names.iter().any(|name| open::takes_privileges(name)) {
-        // A user's own function is compiled and loaded without the privileges that ports needed.
-        start(&mut ports)?;
-        inlane_dpdk::privileges::drop_privileges(names.iter().map(String::as_str))?;
-        executors(config, &function, pipelines, gpu.as_ref())?
-    } else {
-        let executors = executors(config, &function, pipelines, gpu.as_ref())?;
-        start(&mut ports)?;
-        executors
-    };
-    let progress: Vec<_> = executors.iter().map(|_| Progress::default()).collect();
-    let meter = gpu.as_ref().filter(|_| config.measure_pcie).map(|gpu| LinkMeter::start(gpu));
-    let flow = || {
+
+    /// Splits the ports into queues and connects them by pipelines.
+    ///
+    /// # Errors
+    /// When a port lacks queues, a fault specification is wrong, or a capture file cannot be created.
+    pub fn connect(mut self) -> Result<Connected<'a>> {
+        let wrappers = Wrappers::new(self.config, &self.names, &self.clock)?;
+        let (pipelines, faults) =
+            wiring::connect(self.config, &mut self.ports, &self.pools, &self.directions, &wrappers)?;
+        Ok(Connected { pipelines, faults, run: self })
+    }
+
+    fn start_ports(&mut self) -> Result<()> {
+        Ok(self.ports.iter_mut().try_for_each(|port| port.start())?)
+    }
+}
+
+impl<'a> Connected<'a> {
+    /// Starts the ports and prepares the executors. Drops privileges in between, if asked for, so that the user's own packet
+    /// function is compiled and loaded without them.
+    ///
+    /// # Errors
+    /// When a port does not start, the packet function does not load, or the GPU lacks room for it.
+    pub fn start(self) -> Result<Started<'a>> {
+        let Connected { pipelines, faults, mut run } = self;
+        let config = run.config;
+        let cores = config.cores_for(config.executor.threads() * pipelines.len());
+        // The competing job is first measured alone. The ports start later, because their queues would overflow meanwhile.
+        let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
+        let pipelines = if config.drops_needed_privileges() {
+            run.start_ports()?;
+            inlane_dpdk::privileges::drop_privileges(run.names.iter().map(String::as_str))?;
+            ready(config, &run.function, pipelines, run.gpu.as_ref())?
+        } else {
+            let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
+            run.start_ports()?;
+            pipelines
+        };
+        Ok(Started { pipelines, competing, cores, faults, run })
+    }
+}
+
+impl<'a> Started<'a> {
+    /// Runs the pipelines on threads of their own and waits until all have ended. Stops the run when its time is over.
+    pub fn join(self, control: &Control, watch: &mut dyn FnMut(Duration, ProgressSnapshot)) -> Joined<'a> {
+        let Started { pipelines, competing, cores, faults, run } = self;
+        let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
+        let meter = match (&run.gpu, &run.config.executor) {
+            (Some(gpu), Executor::Gpu { settings, .. }) if settings.measure_pcie => {
+                Some(LinkMeter::start(gpu))
+            }
+            _ => None,
+        };
         let started = Instant::now();
-        let tallies = drive(config, control, executors, &clock, &progress, &cores, watch, started);
+        let flow = || run_threads(&run, control, pipelines, &progress, &cores, watch, started);
+        let (tallies, competitor) = match &competing {
+            Some(job) => {
+                let (tallies, competitor) = job.run_beside(flow);
+                (tallies, Some(competitor))
+            }
+            None => (flow(), None),
+        };
+        let link = meter.map(|meter| meter.map(LinkMeter::stop).map_err(Error::from));
         let flowed: Option<Vec<_>> = tallies.iter().map(|(tally, _)| tally.flowed).collect();
         let flowed = flowed.unwrap_or_default();
         let begun = flowed.iter().map(|(begun, _)| *begun).min().unwrap_or(started);
         let ended = flowed.iter().map(|(_, ended)| *ended).max().unwrap_or_else(Instant::now);
-        (tallies, ended - begun)
-    };
-    let ((tallies, elapsed), competitor) = match &rival {
-        Some(rival) => {
-            let (flowed, competitor) = rival.beside(flow);
-            (flowed, Some(competitor))
-        }
-        None => (flow(), None),
-    };
-    let link = meter.map(|meter| meter.map(LinkMeter::stop));
-    let mut device = Counters::default();
-    for port in &mut ports {
-        device += port.device_counters();
-        port.stop();
+        Joined { tallies, elapsed: ended - begun, progress, competitor, link, faults, run }
     }
-    let nanoseconds = elapsed.as_nanos() as u64;
-    let ended = Ended {
-        tallies,
-        function: &function,
-        ports: &ports,
-        directions: &directions,
-        elapsed,
-        spent: progress.iter().map(|each| each.spent(&clock, nanoseconds)).collect(),
-        device,
-        leaked_buffers: pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum(),
-    };
-    let mut outcome = outcome(config, ended);
-    outcome.result.ports = names;
-    match competitor {
-        Some(Ok(competitor)) => outcome.result.competitor = Some(competitor),
-        Some(Err(error)) => outcome.errors.push(error),
-        None => {}
-    }
-    match (link, &mut outcome.result.pcie) {
-        (Some(Ok(samples)), Some(pcie)) => pcie.measured = measured(&samples),
-        (Some(Err(error)), _) => outcome.notes.push(format!("what crosses PCIe was not measured: {error}")),
-        _ => {}
-    }
-    outcome.notes.extend(faults_note(&faults));
-    outcome.devices.extend(gpu.map(|gpu| gpu.to_string()));
-    Ok(outcome)
 }
 
-/// What runs a pipeline.
-enum Executor {
-    Cpu(Pipeline),
+impl Joined<'_> {
+    /// Stops the ports and adds up the figures.
+    pub fn stop(mut self) -> RunOutcome {
+        let mut device = Counters::default();
+        for port in &mut self.run.ports {
+            device += port.device_counters();
+            port.stop();
+        }
+        RunOutcome::new(self, device)
+    }
+}
+
+/// A pipeline with what runs its packet function.
+enum ReadyPipeline {
+    Cpu(CpuMethod, Pipeline),
     Gpu(Pipeline, Box<gpu::Lane>),
 }
 
-/// Gives each pipeline its executor; on a GPU, everything is allocated and loaded here, before a kernel runs.
-fn executors(
+/// Gives each pipeline its executor. Allocates and loads everything on a GPU, which blocks while kernels run.
+fn ready(
     config: &Config,
     function: &PacketFunction,
     pipelines: Vec<Pipeline>,
-    gpu: Option<&Arc<inlane_cuda::Gpu>>,
-) -> Result<Vec<Executor>> {
-    let Some(gpu) = gpu else {
-        let mut executors = Vec::new();
-        for mut pipeline in pipelines {
-            for _ in 0..config.workers.max(1) {
-                let mut instance = function.instance()?;
-                instance.set_room(pipeline.pool.room() as u32);
-                pipeline.instances.push(instance);
+    gpu: Option<&Arc<Gpu>>,
+) -> Result<Vec<ReadyPipeline>> {
+    let mut ready = Vec::new();
+    match (&config.executor, gpu) {
+        (Executor::Gpu { settings, .. }, Some(gpu)) => {
+            let program = gpu::LoadedFunction::new(gpu, function, settings.memory)?;
+            let lanes = pipelines.len() as u32;
+            for pipeline in pipelines {
+                let lane = gpu::Lane::new(&program, settings, &config.per_pipeline, &*pipeline.pool, lanes)?;
+                ready.push(ReadyPipeline::Gpu(pipeline, Box::new(lane)));
             }
-            executors.push(Executor::Cpu(pipeline));
+            gpu::Lane::check_residence(ready.iter().filter_map(|pipeline| match pipeline {
+                ReadyPipeline::Gpu(_, lane) => Some(&**lane),
+                ReadyPipeline::Cpu(..) => None,
+            }))?;
         }
-        return Ok(executors);
-    };
-    let program = gpu::LoadedFunction::new(gpu, function, config.gpu.memory)?;
-    let settings = gpu::Settings { method: config.method, ..config.gpu.clone() };
-    let mut executors = Vec::new();
-    let lanes = pipelines.len() as u32;
-    for pipeline in pipelines {
-        let lane = gpu::Lane::new(&program, &settings, &config.drive, &*pipeline.pool, lanes)?;
-        executors.push(Executor::Gpu(pipeline, Box::new(lane)));
+        (Executor::Gpu { .. }, None) => unreachable!("a run on a GPU has opened it"),
+        (Executor::Cpu(method), _) => {
+            for mut pipeline in pipelines {
+                for _ in 0..config.executor.workers() {
+                    let mut instance = function.instance()?;
+                    instance.set_room(pipeline.pool.room() as u32);
+                    pipeline.instances.push(instance);
+                }
+                ready.push(ReadyPipeline::Cpu(*method, pipeline));
+            }
+        }
     }
-    gpu::Lane::check_residence(executors.iter().filter_map(|executor| match executor {
-        Executor::Gpu(_, lane) => Some(&**lane),
-        Executor::Cpu(_) => None,
-    }))?;
-    Ok(executors)
+    Ok(ready)
 }
 
-/// The ports' names, each once where ports can be shared, and who sends to whom.
-fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
-    let mut names: Vec<String> = Vec::new();
-    // What is sent to a ring comes back from it: its name says which one, and options need only be said once.
-    let is_ring = |name: &str| open::kind(name) == "ring";
-    let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
-    let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));
-    let mut index = |name: &String| {
-        if open::is_shared(name)
-            && let Some(found) = names.iter().position(|known| same(known, name))
-        {
-            if names[found] == bare(name) {
-                names[found] = name.clone();
+impl ReadyPipeline {
+    /// Runs the pipeline on threads of its own until it ends.
+    fn run(self, config: &Config, context: &PipelineContext<'_>) -> (Tally, Option<gpu::LaneReport>) {
+        let settings = &config.per_pipeline;
+        match self {
+            ReadyPipeline::Gpu(pipeline, lane) => gpu::run(pipeline, *lane, settings, context),
+            ReadyPipeline::Cpu(CpuMethod::Single, pipeline) => {
+                (pipeline::run_single(pipeline, settings, context), None)
             }
-            return found;
-        }
-        names.push(name.clone());
-        names.len() - 1
-    };
-    let directions = match route {
-        Route::OneWay { rx, tx } => {
-            vec![Direction { rx: index(rx), tx: tx.iter().map(&mut index).collect() }]
-        }
-        Route::Between(a, b) => {
-            let (a, b) = (index(a), index(b));
-            vec![Direction { rx: a, tx: vec![b] }, Direction { rx: b, tx: vec![a] }]
-        }
-    };
-    let written = match route {
-        Route::OneWay { rx, tx } => std::iter::once(rx).chain(tx).collect(),
-        Route::Between(a, b) => vec![a, b],
-    };
-    for name in written.into_iter().filter(|name| is_ring(name) && name.contains(',')) {
-        if let Some(other) = names.iter().find(|known| known != &name && bare(known) == bare(name)) {
-            let why = format!("and {other} are one ring with different options; give options once");
-            return Err(Error::config(format!("port {name}"), why));
+            ReadyPipeline::Cpu(CpuMethod::Split { .. }, pipeline) => {
+                let tally = pipeline::run_split(pipeline, settings, context);
+                (tally.unwrap_or_else(|error| Tally { errors: vec![error], ..Tally::default() }), None)
+            }
         }
     }
-    Ok((names, directions))
+
+    /// When packets began to flow, for lanes of a GPU. They prepare for some time, which is not part of the run.
+    fn flow_started(&self) -> Option<impl Fn() -> Option<Instant> + use<>> {
+        match self {
+            ReadyPipeline::Gpu(_, lane) => {
+                let program = lane.program().clone();
+                Some(move || program.began())
+            }
+            ReadyPipeline::Cpu(..) => None,
+        }
+    }
 }
 
-/// Configures every port with the queues that its directions need, and makes the pipelines: those of the first direction, then
-/// those of the second.
-fn join(
-    config: &Config,
-    ports: &mut [Box<dyn Port>],
-    pools: &[Vec<Arc<dyn Pool>>],
-    directions: &[Direction],
-    wrappers: &Wrappers,
-) -> Result<(Vec<Pipeline>, Vec<Arc<fault::Done>>)> {
-    let queues = config.pipelines;
-    for (index, port) in ports.iter_mut().enumerate() {
-        let receives = directions.iter().position(|direction| direction.rx == index);
-        let sends: usize = directions.iter().map(|d| d.tx.iter().filter(|&&tx| tx == index).count()).sum();
-        if queues > port.info().max_queues {
-            return Err(Error::config(
-                format!("--pipelines {queues}"),
-                format!("port {} has {} queues at most", port.info().name, port.info().max_queues),
-            ));
-        }
-        if queues > 1 && receives.is_some() && !port.info().spreads_flows {
-            tracing::warn!("port {} does not spread flows over queues", port.info().name);
-        }
-        let pools: &[_] = receives.map_or(&[], |direction| &pools[direction]);
-        port.configure(pools, queues * sends as u16)?;
-    }
-    let (mut pipelines, mut faults) = (Vec::new(), Vec::new());
-    let mut next_tx = vec![0u16; ports.len()];
-    for (direction, pools) in directions.iter().zip(pools) {
-        for (queue, pool) in pools.iter().enumerate() {
-            let rx = ports[direction.rx].take_rx(queue as u16)?;
-            let rx = wrappers.rx(rx, pool, 1.0 / queues as f64, &mut faults)?;
-            let mut txs = Vec::new();
-            for &tx in &direction.tx {
-                txs.push(wrappers.tx(ports[tx].take_tx(next_tx[tx], pool.clone())?, pool)?);
-                next_tx[tx] += 1;
-            }
-            pipelines.push(Pipeline { rx, txs, pool: pool.clone(), instances: Vec::new() });
-        }
-    }
-    Ok((pipelines, faults))
-}
-
-/// Ends the run when a thread of it panics: who waits for all of them would wait for what the others still receive.
+/// Stops the run when a thread of it panics. Otherwise the joining thread would wait for pipelines that still receive.
 struct StopOnPanic<'a>(&'a Control);
 
 impl Drop for StopOnPanic<'_> {
@@ -263,84 +290,65 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "called once, from `run`, whose parts these are")]
-fn drive(
-    config: &Config,
+/// Runs the pipelines until all have ended, and ends them when the time is over or one has failed.
+fn run_threads(
+    run: &Run<'_>,
     control: &Control,
-    executors: Vec<Executor>,
-    clock: &Clock,
+    pipelines: Vec<ReadyPipeline>,
     progress: &[Progress],
     cores: &[usize],
     watch: &mut dyn FnMut(Duration, ProgressSnapshot),
     started: Instant,
 ) -> Vec<(Tally, Option<gpu::LaneReport>)> {
+    let Run { config, clock, .. } = run;
+    let threads = config.executor.threads();
+    let flow_started = pipelines.first().and_then(ReadyPipeline::flow_started);
+    let flowing = || match &flow_started {
+        Some(flow_started) => flow_started().map_or(Duration::ZERO, |began| began.elapsed()),
+        None => started.elapsed(),
+    };
+    let mut tallies: Vec<Option<_>> = pipelines.iter().map(|_| None).collect();
     std::thread::scope(|scope| {
         let (finished, finishes) = mpsc::channel();
-        let count = executors.len();
-        // Lanes of a GPU get ready for some time, which is none of the run's.
-        let program = executors.iter().find_map(|executor| match executor {
-            Executor::Gpu(_, lane) => Some(lane.program().clone()),
-            Executor::Cpu(_) => None,
-        });
-        let flowing = || match &program {
-            Some(program) => program.began().map_or(Duration::ZERO, |began| began.elapsed()),
-            None => started.elapsed(),
-        };
-        for (index, executor) in executors.into_iter().enumerate() {
+        for (index, pipeline) in pipelines.into_iter().enumerate() {
             let finished = finished.clone();
-            let threads = config.threads();
             let cores = cores.chunks(threads).nth(index).unwrap_or(&[]);
-            let shared = PipelineContext { control, progress: &progress[index], clock, index, cores };
+            let context = PipelineContext { control, progress: &progress[index], clock, index, cores };
             scope.spawn(move || {
                 let _stop = StopOnPanic(control);
-                let ended = match executor {
-                    Executor::Gpu(pipeline, lane) => gpu::run(pipeline, *lane, &config.drive, &shared),
-                    Executor::Cpu(pipeline) if config.method == Method::Single => {
-                        (pipeline::run_single(pipeline, &config.drive, &shared), None)
-                    }
-                    Executor::Cpu(pipeline) => {
-                        let tally = pipeline::run_split(pipeline, &config.drive, &shared)
-                            .unwrap_or_else(|error| Tally { errors: vec![error], ..Tally::default() });
-                        (tally, None)
-                    }
-                };
-                // One that broke ends the others, in order.
+                let ended = pipeline.run(config, &context);
+                // A failed pipeline ends the others; they drain first.
                 if !ended.0.errors.is_empty() {
-                    shared.control.stop();
+                    control.stop();
                 }
                 let _ = finished.send((index, ended));
             });
         }
-        // Where a thread panics, its end is the channel's.
+        // The channel closes when every thread has ended, also by a panic.
         drop(finished);
-        let mut tallies: Vec<Option<(Tally, Option<gpu::LaneReport>)>> = (0..count).map(|_| None).collect();
-        let mut next_watch = Duration::from_secs(1);
+        let mut next_watch = WATCH_EVERY;
         while tallies.iter().any(Option::is_none) {
-            let elapsed = started.elapsed();
             let flowed = flowing();
             if config.duration.is_some_and(|duration| flowed >= duration) {
                 control.stop();
             }
-            control.heed();
-            let mut wait = next_watch.saturating_sub(elapsed);
+            control.follow_parent();
+            let mut wait = next_watch.saturating_sub(started.elapsed());
             if let Some(duration) = config.duration.filter(|_| !control.stopping()) {
                 wait = wait.min(duration.saturating_sub(flowed));
             }
-            // Short enough to notice a signal soon.
-            match finishes.recv_timeout(wait.clamp(Duration::from_micros(100), Duration::from_millis(100))) {
+            match finishes.recv_timeout(wait.clamp(Duration::from_micros(100), NOTICE_WITHIN)) {
                 Ok((index, ended)) => tallies[index] = Some(ended),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
             }
             if started.elapsed() >= next_watch {
                 let mut sum = ProgressSnapshot::default();
-                for each in progress {
-                    sum += each.read();
-                }
+                progress.iter().for_each(|each| sum += each.read());
                 watch(started.elapsed(), sum);
-                next_watch += Duration::from_secs(1);
+                next_watch += WATCH_EVERY;
             }
         }
-        tallies.into_iter().flatten().collect()
-    })
+    });
+    tallies.into_iter().flatten().collect()
 }

@@ -1,14 +1,16 @@
-//! Verification after the run: the capture that was written against the one that was read and a reference of the function.
+//! Verification after a run from one capture to another.
 
 use crate::config::{Config, Route};
 use crate::error::Result;
-use crate::open::kind;
+use crate::run::kind;
 use inlane_core::result::Verification;
 use inlane_ports::check::{captures, reference};
 use std::path::PathBuf;
 
-/// Compares every packet of the capture that was written, with its timestamp, with what the function had to make of the
-/// capture that was read. `None` where the run was not from one file to one other, ended early, or the function has no
+/// Compares the written capture with what the packet function has to make of the capture that was read: every packet and its
+/// timestamp.
+///
+/// Returns `None` if the run was not from one file to one other, did not cover the whole capture, or if the function has no
 /// reference.
 ///
 /// # Errors
@@ -16,7 +18,8 @@ use std::path::PathBuf;
 pub fn captures(config: &Config) -> Result<Option<Verification>> {
     let Route::OneWay { rx, tx } = &config.route else { return Ok(None) };
     let [tx] = tx.as_slice() else { return Ok(None) };
-    let whole = config.drive.packets == u64::MAX && config.duration.is_none() && !config.playback.repeat;
+    let whole =
+        config.per_pipeline.packets == u64::MAX && config.duration.is_none() && !config.playback.repeat;
     if kind(rx) != "pcap" || kind(tx) != "pcap" || !whole || config.pipelines > 1 || config.faults.is_some() {
         return Ok(None);
     }

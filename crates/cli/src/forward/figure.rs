@@ -2,7 +2,7 @@
 //! combination of the others.
 
 use inlane_core::result::Document;
-use inlane_forward::measure::OFFERED;
+use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Quantity};
 use inlane_report::{Line, Plot, Scale};
 

@@ -93,7 +93,7 @@ impl OnGpu {
     ///
     /// # Errors
     /// Where one would make nothing of another.
-    pub(super) fn settings(&self, method: Method) -> Result<gpu::Settings, inlane_forward::Error> {
+    pub(super) fn settings(&self) -> Result<gpu::Settings, inlane_forward::Error> {
         let memory = match (self.memory, self.split) {
             (None, None) => Memory::default(),
             (Some(memory), None) => memory,
@@ -106,7 +106,6 @@ impl OnGpu {
             }
         };
         Ok(gpu::Settings {
-            method,
             memory,
             blocks: self.blocks,
             threads: self.threads,
@@ -116,6 +115,8 @@ impl OnGpu {
             pause: self.pause,
             watchdog: self.watchdog,
             urgent: self.priority == Priority::High,
+            measure_pcie: self.measure_pcie,
+            ..gpu::Settings::default()
         })
     }
 }

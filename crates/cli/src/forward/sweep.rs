@@ -6,14 +6,15 @@
 mod axis;
 
 use super::Forward;
+use super::options::{Choice, Compete};
 use anyhow::Context;
 use axis::{combinations, name, parse};
 use inlane_core::result::{Document, Path};
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
-use inlane_forward::config::{Compete, Device};
+use inlane_forward::config::Device;
 use inlane_forward::control::Control;
-use inlane_forward::measure::{Ceilings, OFFERED};
+use inlane_forward::experiment::{Ceilings, OFFERED};
 use inlane_forward::result::{PacketResult, Repeats};
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -63,15 +64,16 @@ impl Series {
         let all = |key: &str| forward.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
         for values in combinations(&forward.sweep)? {
             let point = Point { forward: parse(arguments, &values)?, values };
-            let config = point.forward.config().with_context(|| point.name())?;
-            // `all` means those that there are.
-            let only_gpu = (all("method") && !config.method.is_cpu())
-                || (all("compete") && config.compete == Compete::Large);
-            if only_gpu && config.on == Device::Cpu {
+            // `all` stands for the values that the device supports.
+            let forward = &point.forward;
+            let only_gpu = (all("method") && matches!(forward.method, Choice::Method(m) if !m.is_cpu()))
+                || (all("compete") && forward.compete == Compete::Large);
+            if only_gpu && forward.on == Device::Cpu {
                 continue;
             }
+            let config = forward.config().with_context(|| point.name())?;
             config.check().with_context(|| point.name())?;
-            if config.gives_privileges_up() {
+            if config.drops_needed_privileges() {
                 let why = "runs again and again on ports that take privileges, which the first run gives up; add \
                            --keep-privileges";
                 return Err(Error::invalid("a sweep", why).into());
@@ -126,7 +128,7 @@ impl Series {
                 {
                     held.extend(inlane_cuda::Gpu::open(gpu));
                 }
-                let own = Arc::new(Control::under(control));
+                let own = Arc::new(Control::child_of(control));
                 let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());
                 if control.stopping() {
                     // It was cut short.

@@ -1,17 +1,18 @@
 use super::*;
+use crate::gpu::{Memory, Settings};
 
 fn config() -> Config {
     Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] })
 }
 
 #[test]
-fn defaults_are_right() {
+fn defaults_are_accepted() {
     config().check().unwrap();
     assert!(!allowed_cores().is_empty());
 }
 
 #[test]
-fn a_size_goes_into_the_port_that_makes_packets() {
+fn with_size_replaces_the_size_of_ports_that_make_packets() {
     for (rx, expected) in [
         ("null", Some("null:200")),
         ("null:64", Some("null:200")),
@@ -30,35 +31,69 @@ fn a_size_goes_into_the_port_that_makes_packets() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_the_flag_named() {
+fn wrong_settings_are_refused_with_the_flag() {
     type Break = fn(&mut Config);
-    let cases: [(&str, Break); 17] = [
-        ("--pipelines", |c| c.pipelines = 0),
-        ("--workers", |c| c.workers = 1),
-        ("--buffers", |c| c.buffers = 1),
-        ("--room", |c| c.room = 1 << 20),
+    let cases: [(&str, Break); 9] = [
+        ("--pipelines 0", |c| c.pipelines = 0),
+        ("--burst 0", |c| c.per_pipeline.burst = 0),
+        ("--slots 3", |c| c.per_pipeline.slots = 3),
+        ("--buffers 1", |c| c.buffers = 1),
+        ("--room 1048576", |c| c.room = 1 << 20),
         ("--tx", |c| c.route = Route::OneWay { rx: "null".into(), tx: vec![] }),
+        ("--between a", |c| c.route = Route::Between("a".into(), "a".into())),
         ("--cores", |c| c.cores = Some(vec![100_000])),
-        ("--memory gpu-pool: is of a GPU", |c| c.gpu.memory = Memory::Pool),
-        ("--split 64: is of a GPU", |c| c.gpu.memory = Memory::Split(64)),
-        ("--blocks: is of a GPU", |c| c.gpu.blocks = 8),
-        ("--threads: is of a GPU", |c| c.gpu.threads = 64),
-        ("--streams: is of a GPU", |c| c.gpu.streams = 2),
-        ("--graph-items: is of a GPU", |c| c.gpu.graph_items = 8),
-        ("--graph-branches: is of a GPU", |c| c.gpu.graph_branches = 2),
-        ("--pause: is of a GPU", |c| c.gpu.pause = Duration::from_micros(1)),
-        ("--watchdog: is of a GPU", |c| c.gpu.watchdog = Duration::from_secs(1)),
-        ("--priority: is of a GPU", |c| c.gpu.urgent = false),
-        ("--measure-pcie: is of a GPU", |c| c.measure_pcie = true),
+        ("--compete=large", |c| c.compete = Compete::Large),
     ];
     for (flag, break_it) in cases {
         let mut config = config();
         break_it(&mut config);
         let error = config.check().unwrap_err().to_string();
         assert!(error.contains(flag), "{error}");
-        if error.contains("is of a GPU") {
-            config.on = Device::Gpu(0);
-            config.check().unwrap();
-        }
     }
+}
+
+#[test]
+fn settings_of_the_other_device_are_refused() {
+    type Set = fn(&mut Settings);
+    let cases: [(&str, Set); 10] = [
+        ("--memory gpu-pool", |s| s.memory = Memory::Pool),
+        ("--split 64", |s| s.memory = Memory::Split(64)),
+        ("--blocks", |s| s.blocks = 8),
+        ("--threads", |s| s.threads = 64),
+        ("--streams", |s| s.streams = 2),
+        ("--graph-items", |s| s.graph_items = 8),
+        ("--graph-branches", |s| s.graph_branches = 2),
+        ("--pause", |s| s.pause = Duration::from_micros(1)),
+        ("--watchdog", |s| s.watchdog = Duration::from_secs(1)),
+        ("--measure-pcie", |s| s.measure_pcie = true),
+    ];
+    for (flag, set) in cases {
+        let mut settings = Settings::default();
+        set(&mut settings);
+        let refused =
+            Executor::new(Device::Cpu, Method::Single, 0, settings.clone()).unwrap_err().to_string();
+        assert!(refused.contains(&format!("{flag}: applies to GPUs only")), "{refused}");
+        Executor::new(Device::Gpu(0), Method::Graph, 0, settings).unwrap();
+    }
+    for (device, method, workers) in [
+        (Device::Cpu, Method::Single, 1),
+        (Device::Gpu(0), Method::Split, 1),
+        (Device::Cpu, Method::Split, 65),
+        (Device::Cpu, Method::Graph, 0),
+    ] {
+        assert!(Executor::new(device, method, workers, Settings::default()).is_err(), "{device} {method}");
+    }
+}
+
+#[test]
+fn an_executor_keeps_its_settings_when_the_method_changes() {
+    let gpu = Settings { blocks: 7, ..Settings::default() };
+    let gpu = Executor::new(Device::Gpu(3), Method::Single, 0, gpu).unwrap();
+    let graph = gpu.with_method(Method::Graph).unwrap();
+    let Executor::Gpu { index: 3, settings } = &graph else { panic!("{graph:?}") };
+    assert_eq!((settings.blocks, graph.method(), graph.threads()), (7, Method::Graph, 2));
+    let split = Executor::new(Device::Cpu, Method::Split, 3, Settings::default()).unwrap();
+    assert_eq!((split.workers(), split.threads()), (3, 4));
+    assert_eq!(split.with_method(Method::Split).unwrap().workers(), 3);
+    assert!(split.with_method(Method::Stream).is_none());
 }

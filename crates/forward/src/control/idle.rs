@@ -234,7 +234,7 @@ mod tests {
         };
         std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
         let took = begun.elapsed();
-        let spent = progress.spent(&clock, took.as_nanos() as u64);
+        let spent = progress.time_shares(&clock, took.as_nanos() as u64);
         let (busy, refused) = (took.mul_f64(spent.busy), took.mul_f64(spent.refused));
         assert!(busy >= Duration::from_millis(79), "{busy:?} of {took:?}");
         assert!((spent.feeding - spent.busy).abs() < 0.1, "{spent:?}");
@@ -267,7 +267,7 @@ mod tests {
         };
         std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
         let took = begun.elapsed();
-        let idle = took.mul_f64(1.0 - progress.spent(&clock, took.as_nanos() as u64).busy);
+        let idle = took.mul_f64(1.0 - progress.time_shares(&clock, took.as_nanos() as u64).busy);
         // Ten pauses between eleven rounds, a thousand times.
         let expected = Duration::from_millis(40)..Duration::from_millis(80);
         assert!(expected.contains(&idle), "{idle:?} of {took:?}");
@@ -277,6 +277,6 @@ mod tests {
     fn a_thread_without_a_loop_did_nothing() {
         let (progress, clock) = (Progress::default(), Clock::new());
         std::thread::scope(|scope| scope.spawn(|| progress.received(1, 64)).join().unwrap());
-        assert_eq!(progress.spent(&clock, 1_000_000), TimeShares::default());
+        assert_eq!(progress.time_shares(&clock, 1_000_000), TimeShares::default());
     }
 }

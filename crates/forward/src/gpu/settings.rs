@@ -84,6 +84,8 @@ pub struct Settings {
     pub watchdog: Duration,
     /// Packets' blocks are placed ahead of those of other jobs that wait for room.
     pub urgent: bool,
+    /// Whether the GPU's own counters of its PCIe link are sampled during the run.
+    pub measure_pcie: bool,
 }
 
 impl Default for Settings {
@@ -99,6 +101,7 @@ impl Default for Settings {
             pause: Duration::ZERO,
             watchdog: Duration::from_secs(2),
             urgent: true,
+            measure_pcie: false,
         }
     }
 }

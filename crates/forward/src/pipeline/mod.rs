@@ -122,6 +122,8 @@ pub struct Tally {
     pub tx: Counters,
     /// Dropped because the ring or the sending port was full.
     pub dropped_overload: u64,
+    /// Those of them that the sending port refused; the others found the ring full.
+    pub refused_packets: u64,
     /// Dropped by verdict.
     pub dropped_verdict: u64,
     /// Dropped because verdict or length made no sense, or the port named does not exist.
@@ -138,6 +140,23 @@ pub struct Tally {
     pub errors: Vec<Error>,
     /// From when to when packets flowed, where starting and ending the executor takes time of its own.
     pub flowed: Option<(Instant, Instant)>,
+}
+
+impl Tally {
+    /// Adds the tally of another pipeline. When packets flowed is not added.
+    pub(crate) fn add(&mut self, other: Tally) {
+        self.rx += other.rx;
+        self.tx += other.tx;
+        self.dropped_overload += other.dropped_overload;
+        self.refused_packets += other.refused_packets;
+        self.dropped_verdict += other.dropped_verdict;
+        self.dropped_invalid += other.dropped_invalid;
+        self.dropped_unsent += other.dropped_unsent;
+        self.cpu_ns += other.cpu_ns;
+        self.stages.add(&other.stages);
+        self.functions.extend(other.functions);
+        self.errors.extend(other.errors);
+    }
 }
 
 /// Time in each stage, each packet counted.

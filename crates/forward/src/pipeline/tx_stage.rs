@@ -209,6 +209,7 @@ impl TxStage {
         self.flush(control);
         tally.tx = self.counters();
         tally.dropped_overload += self.dropped_overload;
+        tally.refused_packets += self.dropped_overload;
         tally.dropped_invalid += self.dropped_invalid;
         tally.dropped_unsent += self.dropped_unsent;
         tally.errors.extend(self.error.map(Into::into));

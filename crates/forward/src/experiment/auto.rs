@@ -1,53 +1,54 @@
-//! `--method auto`: tries methods, bursts and flush times for a moment each, and takes what meets the goal.
+//! `--method auto`: tries methods, burst sizes and flush times in short runs, and chooses what meets the goal best.
 //!
-//! A trial is the run itself, on the same ports, kept short. For throughput, the highest rate wins; where another comes within
-//! 3 % of it and leaves the GPU's multiprocessors free while it waits, that one is taken. For a latency, each candidate runs flat out,
-//! and then at the offered rate (or, without one, at a fifth of what it carries): with partial bursts sent at once, and waiting
-//! for a quarter of the time there is. Of those whose 99th percentile keeps the limit (and that carry that rate, where any does) the
-//! fastest is taken, and of its flush times the one with less latency.
+//! | goal | trials of each method and burst | choice |
+//! | --- | --- | --- |
+//! | throughput | one as fast as possible | the highest rate; within 3 % of it, a method without a resident kernel |
+//! | latency | one as fast as possible, then one for each flush time at the offered rate | of those whose 99th percentile keeps the limit, the highest rate |
+//!
+//! For a latency, the offered rate is the user's, or a fifth of what the method carries. A method that does not carry the
+//! offered rate is chosen only if none does.
 
-use crate::config::{Config, Device, Method, Route};
+use super::baseline::shortened;
+use crate::config::{Config, Method, Route};
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::measure;
-use crate::open;
-use crate::run::{RunOutcome, run};
+use crate::run::{RunOutcome, kind, run};
 use inlane_core::units::{self, Rate};
 use std::time::{Duration, Instant};
 
-/// How long a trial runs; on a GPU it takes up to 0.3 s more to begin and end.
+/// How long packets flow in a trial. On a GPU, start and end add up to 0.3 s.
 const TRIAL: Duration = Duration::from_millis(150);
-/// No candidate is begun after this time.
-const LONGEST: Duration = Duration::from_secs(25);
-/// What carries so much of the offered rate carries it: the rest is the ends of a short run.
+/// After this time no candidate is tried any more.
+const LAST_START: Duration = Duration::from_secs(25);
+/// A method carries the offered rate if at least this share of it arrives. The rest covers the ends of a short run.
 const CARRIED: f64 = 0.95;
-/// Rates this close are the same.
-const SAME: f64 = 0.97;
+/// Rates that differ by less than this count as equal.
+const EQUAL: f64 = 0.97;
 
-/// What `auto` aims at.
+/// What `--method auto` aims at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// The most packets a second.
+    /// The most packets per second.
     Throughput,
-    /// 99 % of packets from received to sent within this time.
+    /// 99 % of packets take at most this time from received to sent.
     Latency(Duration),
 }
 
-/// A candidate, and how it did.
+/// A candidate and its figures.
 #[derive(Clone, Debug)]
 struct Trial {
     method: Method,
     burst: usize,
-    /// How long a partial burst waited; `None` where every burst was full.
+    /// How long a partial burst waited; `None` if every burst was full.
     flush: Option<Duration>,
-    /// Flat out.
+    /// The rate when packets were offered as fast as possible.
     packets_per_second: f64,
     p99: Option<Duration>,
-    /// It carried the rate at which the latency was taken.
+    /// Whether it carried the rate at which the latency was measured.
     carried: bool,
 }
 
-/// What all trials together came to.
+/// All trials of one choice.
 #[derive(Default)]
 struct Trials {
     done: Vec<Trial>,
@@ -56,105 +57,103 @@ struct Trials {
     took: Duration,
 }
 
-/// The configuration that meets `goal` best, and why it was taken.
+/// Chooses method, burst size and flush time for `goal`. Returns the settings and the reason in one sentence.
 ///
 /// # Errors
-/// When the source cannot be asked twice, nothing ran, or nothing keeps the latency asked for.
+/// When the source cannot be run repeatedly, no method runs at all, none keeps the latency, or `control` stops.
 pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config, String)> {
     let repeatable = match &config.route {
-        Route::OneWay { rx, .. } => ["null", "gen", "net_null"].contains(&open::kind(rx)),
+        Route::OneWay { rx, .. } => ["null", "gen", "net_null"].contains(&kind(rx)),
         Route::Between(..) => false,
     };
     if !repeatable {
-        return Err(Error::config(
-            "--method auto",
-            "tries methods on the source itself, which only null and gen can bear; name a method",
-        ));
+        let why = "runs the source repeatedly, which only null, net_null and gen allow; name a method";
+        return Err(Error::config("--method auto", why));
     }
+    let interrupted = |runs: usize| {
+        control.follow_parent();
+        match control.stopping() {
+            true => Err(Error::Interrupted(format!("--method auto after {runs} trials"))),
+            false => Ok(()),
+        }
+    };
     let bursts: &[usize] = match goal {
         Goal::Throughput => &[16, 32, 64, 128, 256],
         Goal::Latency(_) => &[1, 4, 16, 64],
     };
     let (mut trials, mut refused) = (Trials::default(), None);
     let begun = Instant::now();
-    // Should time run out, every method was tried with some bursts.
+    // Bursts in the outer loop: if time runs out, every method was tried with some of them.
     for &burst in bursts {
-        for method in Method::ALL.into_iter().filter(|method| config.on != Device::Cpu || method.is_cpu()) {
-            control.heed();
-            if control.stopping() {
-                return Err(Error::Interrupted(format!("--method auto, after {} trials", trials.runs)));
-            }
-            if begun.elapsed() >= LONGEST {
+        for executor in Method::ALL.into_iter().filter_map(|method| config.executor.with_method(method)) {
+            interrupted(trials.runs)?;
+            if begun.elapsed() >= LAST_START {
                 trials.left_out += 1;
-            } else if let Err(error) = trials.attempt(config, method, burst, goal) {
+                continue;
+            }
+            let mut candidate = Config { executor, ..config.clone() };
+            candidate.per_pipeline.burst = burst;
+            if let Err(error) = trials.attempt(&candidate, goal) {
                 refused = refused.or(Some(error));
             }
         }
     }
-    control.heed();
-    if control.stopping() {
-        return Err(Error::Interrupted(format!("--method auto, after all {} trials", trials.runs)));
-    }
+    interrupted(trials.runs)?;
     trials.took = begun.elapsed();
-    // Where nothing ran at all, the first refusal says why: it may be the machine's, or another setting's.
+    // If nothing ran, the first refusal says what is wrong with the machine or with another setting.
     if let (true, Some(error)) = (trials.done.is_empty(), refused) {
         return Err(error);
     }
     let chosen = pick(&trials.done, goal).ok_or_else(|| {
         let best = trials.done.iter().filter_map(|trial| trial.p99).min();
-        let found = best.map_or("nothing ran".into(), |p99| format!("the best p99 was {}", time(p99)));
-        Error::config("--max-latency", format!("no method keeps it here: {found}; ask for more"))
+        let found = best.map_or("nothing ran".into(), |p99| format!("the best p99 is {}", time(p99)));
+        Error::config("--max-latency", format!("no method keeps it here; {found}; allow more"))
     })?;
     let mut taken = config.clone();
-    set(&mut taken, chosen.method, chosen.burst);
-    taken.drive.flush = chosen.flush.unwrap_or(taken.drive.flush);
+    taken.executor = config.executor.with_method(chosen.method).unwrap_or(taken.executor);
+    taken.per_pipeline.burst = chosen.burst;
+    taken.per_pipeline.flush = chosen.flush.unwrap_or(taken.per_pipeline.flush);
     Ok((taken, reason(chosen, &trials, goal)))
 }
 
-fn set(config: &mut Config, method: Method, burst: usize) {
-    config.method = method;
-    config.gpu.method = method;
-    config.drive.burst = burst;
-}
-
 impl Trials {
-    /// Tries a method with a burst: flat out, and for a latency at a rate with each flush time.
-    fn attempt(&mut self, config: &Config, method: Method, burst: usize, goal: Goal) -> Result<()> {
-        let mut trial = measure::shortened(config, TRIAL);
-        set(&mut trial, method, burst);
+    /// Runs a candidate as fast as possible and, for a latency, at a rate with each flush time.
+    fn attempt(&mut self, candidate: &Config, goal: Goal) -> Result<()> {
+        let (method, burst) = (candidate.executor.method(), candidate.per_pipeline.burst);
+        let mut trial = shortened(candidate, TRIAL);
         self.runs += 1;
-        let packets_per_second = ran(&trial)?.result.tx.packets_per_second;
-        let flat_out = Trial { method, burst, flush: None, packets_per_second, p99: None, carried: true };
+        let packets_per_second = succeed(&trial)?.result.tx.packets_per_second;
+        let fastest = Trial { method, burst, flush: None, packets_per_second, p99: None, carried: true };
         let Goal::Latency(limit) = goal else {
-            self.done.push(flat_out);
+            self.done.push(fastest);
             return Ok(());
         };
-        let rate = config.rate.unwrap_or(Rate::Packets(packets_per_second / 5.0));
+        let rate = candidate.rate.unwrap_or(Rate::Packets(packets_per_second / 5.0));
         trial.rate = Some(rate);
-        trial.drive.stages = true;
-        let flushes: &[Duration] = match (burst, config.drive.flush) {
+        trial.per_pipeline.stages = true;
+        let flushes: &[Duration] = match (burst, candidate.per_pipeline.flush) {
             (1, _) => &[Duration::ZERO],
             (_, Duration::ZERO) => &[Duration::ZERO, limit / 4],
             (_, given) => &[given],
         };
         for &flush in flushes {
-            trial.drive.flush = flush;
+            trial.per_pipeline.flush = flush;
             self.runs += 1;
-            let result = ran(&trial)?.result;
+            let result = succeed(&trial)?.result;
             let carried = match rate {
                 Rate::Packets(rate) => result.tx.packets_per_second >= rate * CARRIED,
                 Rate::Bits(rate) => result.tx.bits_per_second >= rate * CARRIED,
             };
             let total = result.stages.and_then(|stages| stages.total);
             let p99 = total.map(|total| Duration::from_nanos(total.p99_ns as u64));
-            self.done.push(Trial { flush: (burst > 1).then_some(flush), p99, carried, ..flat_out.clone() });
+            self.done.push(Trial { flush: (burst > 1).then_some(flush), p99, carried, ..fastest.clone() });
         }
         Ok(())
     }
 }
 
-/// A run that went well.
-fn ran(config: &Config) -> Result<RunOutcome> {
+/// Runs `config`; an error during the run fails it, too.
+fn succeed(config: &Config) -> Result<RunOutcome> {
     let mut outcome = run(config, &Control::default(), &mut |_, _| ())?;
     match outcome.errors.is_empty() {
         true => Ok(outcome),
@@ -162,31 +161,32 @@ fn ran(config: &Config) -> Result<RunOutcome> {
     }
 }
 
-/// The best of what was tried.
+/// Returns the best trial, or `None` if none meets the goal.
 fn pick(trials: &[Trial], goal: Goal) -> Option<&Trial> {
-    let keeps = |trial: &&Trial| match goal {
+    let meets = |trial: &&Trial| match goal {
         Goal::Throughput => true,
         Goal::Latency(limit) => trial.p99.is_some_and(|p99| p99 <= limit),
     };
-    let faster = |a: &&Trial, b: &&Trial| {
+    let better = |a: &&Trial, b: &&Trial| {
         let rate = a.packets_per_second.total_cmp(&b.packets_per_second);
         a.carried.cmp(&b.carried).then(rate).then(b.p99.cmp(&a.p99))
     };
-    let best = trials.iter().filter(keeps).max_by(faster)?;
-    // As good as the best, and no multiprocessor is held while there is nothing to do.
-    let holds_nothing = |trial: &&Trial| trial.method != Method::Persistent;
-    let enough = |trial: &&Trial| {
-        trial.carried == best.carried && trial.packets_per_second >= best.packets_per_second * SAME
+    let best = trials.iter().filter(meets).max_by(better)?;
+    // A resident kernel occupies multiprocessors while there is nothing to do, so an equal method without one is preferred.
+    let not_resident = |trial: &&Trial| trial.method != Method::Persistent;
+    let equal = |trial: &&Trial| {
+        trial.carried == best.carried && trial.packets_per_second >= best.packets_per_second * EQUAL
     };
-    Some(trials.iter().filter(keeps).filter(enough).filter(holds_nothing).max_by(faster).unwrap_or(best))
+    Some(trials.iter().filter(meets).filter(equal).filter(not_resident).max_by(better).unwrap_or(best))
 }
 
+/// Says what was chosen, from how many trials, and what each other method reached.
 fn reason(chosen: &Trial, trials: &Trials, goal: Goal) -> String {
-    let told = |trial: &Trial| {
+    let figures = |trial: &Trial| {
         let rate = units::packets_per_second(trial.packets_per_second);
         let flush = trial.flush.map_or(String::new(), |flush| format!(", flush {}", time(flush)));
         let latency = trial.p99.map_or(String::new(), |p99| format!(", p99 {}", time(p99)));
-        let short = if trial.carried { "" } else { " and less than the rate offered" };
+        let short = if trial.carried { "" } else { " (below the offered rate)" };
         format!("{} at burst {}{flush}: {rate}{latency}{short}", trial.method, trial.burst)
     };
     let mut others: Vec<String> = Vec::new();
@@ -194,24 +194,22 @@ fn reason(chosen: &Trial, trials: &Trials, goal: Goal) -> String {
         let of_method: Vec<Trial> =
             trials.done.iter().filter(|trial| trial.method == method).cloned().collect();
         let best = pick(&of_method, goal).or_else(|| of_method.iter().min_by_key(|trial| trial.p99));
-        others.extend(best.map(told));
+        others.extend(best.map(figures));
     }
-    let (aim, unasked) = match goal {
-        Goal::Throughput => {
-            ("the highest rate".to_string(), " (flat out every burst is full: no flush time matters)")
-        }
-        Goal::Latency(limit) => (format!("the highest rate with a p99 within {}", time(limit)), ""),
+    let aim = match goal {
+        Goal::Throughput => "the highest rate".to_string(),
+        Goal::Latency(limit) => format!("the highest rate with a p99 within {}", time(limit)),
     };
-    let others = if others.is_empty() { "nothing else ran".into() } else { others.join("; ") };
+    let others = if others.is_empty() { "no other method ran".into() } else { others.join("; ") };
     let left_out = match trials.left_out {
         0 => String::new(),
-        left_out => format!("; {left_out} candidates were left out for want of time"),
+        left_out => format!("; {left_out} candidates were not tried because time ran out"),
     };
     format!(
-        "auto: {aim} of {} short trials in {}, {}{unasked}; others at their best: {others}{left_out}",
+        "auto: {aim} of {} short trials in {}, {}; best of the other methods: {others}{left_out}",
         trials.runs,
         time(trials.took),
-        told(chosen)
+        figures(chosen)
     )
 }
 
@@ -232,6 +230,10 @@ mod tests {
         pick(trials, Goal::Latency(Duration::from_micros(us)))
     }
 
+    fn null_to_null() -> Config {
+        Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] })
+    }
+
     #[test]
     fn the_goal_decides() {
         let trials = [
@@ -245,11 +247,11 @@ mod tests {
         let all = Trials { done: trials.to_vec(), runs: 9, left_out: 2, took: Duration::from_secs(3) };
         let why = reason(&trials[0], &all, Goal::Throughput);
         assert!(why.contains("graph at burst 16") && why.contains("9 short trials in 3.00 s"), "{why}");
-        assert!(why.contains("2 candidates were left out"), "{why}");
+        assert!(why.contains("2 candidates were not tried"), "{why}");
     }
 
     #[test]
-    fn of_flush_times_the_one_with_less_latency_that_carries_the_rate() {
+    fn a_flush_time_that_carries_the_rate_wins_then_the_lower_latency() {
         let at = |flush_us, p99_us, carried| Trial {
             flush: Some(Duration::from_micros(flush_us)),
             carried,
@@ -259,22 +261,26 @@ mod tests {
         assert_eq!(chosen(&[at(0, 20, true), at(12, 30, true)]), Some(Duration::ZERO));
         assert_eq!(chosen(&[at(0, 40, true), at(12, 30, true)]), Some(Duration::from_micros(12)));
         assert_eq!(chosen(&[at(0, 20, false), at(12, 30, true)]), Some(Duration::from_micros(12)));
-        assert_eq!(chosen(&[at(0, 20, false), at(12, 60, true)]), Some(Duration::ZERO), "for want of better");
+        assert_eq!(
+            chosen(&[at(0, 20, false), at(12, 60, true)]),
+            Some(Duration::ZERO),
+            "the only one in time"
+        );
         assert_eq!(chosen(&[at(0, 51, true)]), None);
     }
 
     #[test]
-    fn of_equals_the_one_that_holds_no_multiprocessor() {
+    fn of_equal_methods_the_one_without_a_resident_kernel_wins() {
         let trials = [trial(Method::Persistent, 10e6, 9), trial(Method::Graph, 9.8e6, 30)];
         assert_eq!(pick(&trials, Goal::Throughput).unwrap().method, Method::Graph);
     }
 
     #[test]
-    fn it_runs_on_the_cpu() {
-        let mut config = Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] });
+    fn auto_chooses_on_the_cpu() {
+        let mut config = null_to_null();
         config.cores = Some(Vec::new());
         let (taken, why) = choose(&config, Goal::Throughput, &Control::default()).unwrap();
-        assert!(taken.method.is_cpu() && why.starts_with("auto: "), "{why}");
+        assert!(taken.executor.method().is_cpu() && why.starts_with("auto: "), "{why}");
         assert!(why.contains("of 10 short trials"), "two methods, five bursts: {why}");
         config.route = Route::OneWay { rx: "pcap:x".into(), tx: vec!["null".into()] };
         assert!(choose(&config, Goal::Throughput, &Control::default()).is_err());
@@ -282,12 +288,14 @@ mod tests {
 
     #[test]
     fn for_a_latency_flush_times_are_tried_unless_one_is_given() {
-        let mut config = Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] });
+        let mut config = null_to_null();
         config.cores = Some(Vec::new());
         config.rate = Some(Rate::Packets(10e3));
         let tried = |config: &Config, burst, goal| {
+            let mut candidate = config.clone();
+            candidate.per_pipeline.burst = burst;
             let mut trials = Trials::default();
-            trials.attempt(config, Method::Single, burst, goal).unwrap();
+            trials.attempt(&candidate, goal).unwrap();
             (trials.runs, trials.done.iter().map(|trial| trial.flush).collect::<Vec<_>>())
         };
         let us = |us| Some(Duration::from_micros(us));
@@ -295,22 +303,21 @@ mod tests {
         assert_eq!(tried(&config, 16, goal), (3, vec![us(0), us(100)]));
         assert_eq!(tried(&config, 1, goal), (2, vec![None]), "a burst of one is never partial");
         assert_eq!(tried(&config, 16, Goal::Throughput), (1, vec![None]));
-        config.drive.flush = Duration::from_micros(20);
+        config.per_pipeline.flush = Duration::from_micros(20);
         assert_eq!(tried(&config, 16, goal), (2, vec![us(20)]));
     }
 
     #[test]
-    fn who_interrupts_it_gets_no_result_of_nothing() {
-        let config = Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] });
+    fn a_stopped_choice_is_an_error() {
         let control = Control::default();
         control.stop();
-        let error = choose(&config, Goal::Throughput, &control).unwrap_err().to_string();
+        let error = choose(&null_to_null(), Goal::Throughput, &control).unwrap_err().to_string();
         assert!(error.contains("interrupted") && error.contains("after 0 trials"), "{error}");
     }
 
     #[test]
-    fn what_stops_every_trial_is_said() {
-        let mut config = Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] });
+    fn an_error_of_every_trial_is_reported() {
+        let mut config = null_to_null();
         config.room = 1;
         let error = choose(&config, Goal::Throughput, &Control::default()).unwrap_err().to_string();
         assert!(error.contains("--room"), "{error}");

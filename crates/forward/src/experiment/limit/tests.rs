@@ -1,4 +1,6 @@
 use super::*;
+use crate::config::Executor;
+use crate::gpu;
 use crate::result::Flow;
 use inlane_core::result::Ceiling;
 
@@ -8,7 +10,8 @@ fn config(rx: &str) -> Config {
 
 fn on_gpu(method: Method, memory: Memory) -> Config {
     let mut config = config("null:1024");
-    (config.on, config.method, config.gpu.memory) = (Device::Gpu(0), method, memory);
+    config.executor =
+        Executor::Gpu { index: 0, settings: gpu::Settings { method, memory, ..Default::default() } };
     config
 }
 
@@ -23,13 +26,14 @@ fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
     };
     let mut result =
         PacketResult { duration_ns: 1_000_000_000, rx: flow, tx: flow, ..PacketResult::default() };
-    result.cpu_ns = config.threads() as u64 * 1_000_000_000;
+    result.cpu_ns = config.executor.threads() as u64 * 1_000_000_000;
     RunOutcome {
         result,
         devices: Vec::new(),
         twin: false,
         link_bits_per_second: None,
-        spent: busy.iter().map(|&busy| TimeShares { busy, ..TimeShares::default() }).collect(),
+        time_shares: busy.iter().map(|&busy| TimeShares { busy, ..TimeShares::default() }).collect(),
+        refused_packets: 0,
         notes: Vec::new(),
         errors: Vec::new(),
     }
@@ -64,7 +68,7 @@ fn who_is_always_busy_is_the_limit() {
 #[test]
 fn who_waits_waits_for_somebody() {
     let mut split = config("gen:64");
-    split.method = Method::Split;
+    split.executor = split.executor.with_method(Method::Split).unwrap();
     says(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
     // The port in front had no more, or had, and lost it.
     split.route = config("af_xdp:eth0").route;
@@ -73,7 +77,7 @@ fn who_waits_waits_for_somebody() {
     missed.result.rx.missed = 7;
     says(&split, &missed, &["workers: ", "7 packets were lost"]);
     let mut refused = outcome(&split, &[0.1]);
-    refused.spent[0].refused = 0.8;
+    refused.time_shares[0].refused = 0.8;
     says(&split, &refused, &["sending port: ", "took nothing for 80 %"]);
 }
 
@@ -86,7 +90,7 @@ fn what_was_asked_for_or_a_link_carries_is_no_more() {
     says(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "of 8.30 Gb/s asked for 8.00 Gb/s came"]);
     says(&paced, &outcome(&paced, &[0.95]), &["thread: "]);
     paced.rate = Some(Rate::Packets(2e6));
-    paced.method = Method::Split;
+    paced.executor = paced.executor.with_method(Method::Split).unwrap();
     says(&paced, &outcome(&paced, &[0.5]), &["workers: ", "though of 2.00 Mpps asked for 1.00 Mpps came"]);
     let xdp = config("af_xdp:eth0");
     let mut full = outcome(&xdp, &[0.95]);
@@ -114,7 +118,7 @@ fn on_a_gpu_a_bare_kernel_tells_what_its_memory_gives() {
 fn who_feeds_a_gpu_is_the_limit_or_the_gpu_is() {
     let fed = |config: &Config, shares: &[f64]| {
         let mut outcome = outcome(config, &vec![0.3; shares.len()]);
-        outcome.spent.iter_mut().zip(shares).for_each(|(spent, &share)| spent.feeding = share);
+        outcome.time_shares.iter_mut().zip(shares).for_each(|(spent, &share)| spent.feeding = share);
         outcome
     };
     let mut split = on_gpu(Method::Split, Memory::Pinned);
@@ -148,12 +152,12 @@ fn who_has_no_processor_is_told_so_and_who_hardly_ran_nothing() {
 #[test]
 fn a_run_says_what_limits_it() {
     let mut slow = config("null");
-    slow.method = Method::Split;
+    slow.executor = slow.executor.with_method(Method::Split).unwrap();
     slow.cores = Some(Vec::new());
-    slow.drive.work = Duration::from_micros(20);
+    slow.per_pipeline.work = Duration::from_micros(20);
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
-    assert!(outcome.spent[0].busy < 0.5, "{:?}", outcome.spent);
+    assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
     // The processors may be shared with whatever else runs here.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");

@@ -1,21 +1,21 @@
 //! Opens the ports of a run, and creates the pools that fill them.
 
-use crate::config::{Config, Route};
+use crate::config::{Config, Executor, Route};
 use crate::error::Result;
 use crate::gpu::Memory;
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool};
 use inlane_cuda::Gpu;
 use inlane_dpdk::MbufPool;
-pub use inlane_ports::open::{Opened, is_shared, kind, takes_privileges};
+pub(crate) use inlane_ports::open::{Opened, is_shared, kind, takes_privileges};
 use inlane_ports::open::{Opening, is_dpdk};
 use std::sync::Arc;
 
 /// Opens every port of a run.
 ///
 /// # Errors
-/// When one of them cannot be opened, or is of no kind that there is.
-pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened> {
+/// When a port cannot be opened, or its kind does not exist.
+pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened> {
     let received = match &config.route {
         Route::OneWay { rx, .. } => Some(rx.as_str()),
         Route::Between(..) => None,
@@ -32,11 +32,12 @@ pub fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened>
     Ok(inlane_ports::open::ports(&opening, clock)?)
 }
 
-/// A pool for each pipeline of each direction: of mbufs as soon as one port is DPDK's, which can send nothing else.
+/// Creates a pool for each pipeline of each direction. If any port is DPDK's, all pools consist of mbufs, because DPDK sends
+/// nothing else.
 ///
 /// # Errors
-/// When there is no memory for them.
-pub fn pools(
+/// When memory is short, or the buffers are larger than the pool supports.
+pub(super) fn pools(
     names: &[String],
     config: &Config,
     room: usize,
@@ -44,26 +45,25 @@ pub fn pools(
     gpu: Option<&Arc<Gpu>>,
 ) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
     let mbufs = names.iter().any(|name| is_dpdk(name));
+    let buffers = config.buffers();
     let one = || -> Result<Arc<dyn Pool>> {
-        let buffers = config.buffers();
-        if let Some(gpu) = gpu {
-            let heap = || {
-                HeapPool::bytes(buffers, room).ok_or_else(|| Error::Invalid {
-                    what: format!("a pool of {buffers} buffers of {room} bytes"),
-                    why: "ask for fewer with --buffers".into(),
+        if let (Some(gpu), Executor::Gpu { settings, .. }) = (gpu, &config.executor) {
+            let bytes = || {
+                HeapPool::bytes(buffers, room).ok_or_else(|| {
+                    let what = format!("a pool of {buffers} buffers of {room} bytes");
+                    Error::invalid(what, "is too large; ask for fewer with --buffers")
                 })
             };
-            match (config.gpu.memory, mbufs) {
+            match (settings.memory, mbufs) {
                 (Memory::Pool, true) => {
                     return Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?);
                 }
-                (Memory::Pool, false) => return Ok(Arc::new(HeapPool::over(gpu.allocate(heap()?)?, room)?)),
-                // The driver's own pinned memory is in larger pages than what is registered with it.
-                (_, false) => {
-                    let region = gpu.pinned(heap()?)?;
-                    return Ok(Arc::new(HeapPool::over(region, room)?));
+                (Memory::Pool, false) => {
+                    return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
                 }
-                // Mbufs and their data are one: DPDK's memory is registered as it is.
+                // The driver backs its own pinned memory by larger pages than memory registered with it.
+                (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
+                // Mbufs lie in DPDK's memory, which is registered with the driver when the lane is made.
                 (_, true) => {}
             }
         }

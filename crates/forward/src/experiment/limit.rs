@@ -8,9 +8,9 @@
 use crate::config::{Config, Device, Method, Route};
 use crate::control::TimeShares;
 use crate::gpu::Memory;
-use crate::open;
-use crate::outcome::RunOutcome;
 use crate::result::PacketResult;
+use crate::run::RunOutcome;
+use crate::run::kind;
 use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Pace;
 use std::time::Duration;
@@ -85,7 +85,7 @@ fn pcie(config: &Config, result: &PacketResult) -> Option<String> {
             let (into, out) = (rate(&found.in_bytes_per_second), rate(&found.out_bytes_per_second));
             format!("; the GPU counted {into} in and {out} out")
         });
-    let what = if config.gpu.memory == Memory::Pool { "GPU memory" } else { "PCIe" };
+    let what = if config.executor.gpu_memory() == Some(Memory::Pool) { "GPU memory" } else { "PCIe" };
     let said = || {
         format!("{what}: {} of the rate of a bare kernel that moves the same bytes{counted}", percent(share))
     };
@@ -95,12 +95,12 @@ fn pcie(config: &Config, result: &PacketResult) -> Option<String> {
 /// The rate as a share of the bare kernel's.
 fn bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
     let ceiling = result.ceiling.as_ref()?.packets_per_second?;
-    (config.on != Device::Cpu).then(|| result.rx.packets_per_second / ceiling)
+    (config.executor.device() != Device::Cpu).then(|| result.rx.packets_per_second / ceiling)
 }
 
 /// Cores that the run's threads did not have for themselves.
 fn shared(config: &Config, result: &PacketResult) -> Option<String> {
-    let threads = config.threads() * config.pipelines as usize * config.directions();
+    let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let had = result.cpu_ns as f64 / result.duration_ns as f64 / threads as f64;
     let said = || {
         format!(
@@ -117,7 +117,7 @@ fn threads(config: &Config, outcome: &RunOutcome, lost: u64) -> String {
     let (busy, most) = how_busy(outcome, |spent| spent.busy, ["moves packets", "move packets"]);
     if most >= BUSY {
         let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
-        let function = match (config.on, config.method, ceiling) {
+        let function = match (config.executor.device(), config.executor.method(), ceiling) {
             (Device::Cpu, Method::Single, Some(ceiling)) => {
                 let share = percent(result.rx.packets_per_second / ceiling);
                 format!("; the function alone takes {share}, with packets in cache")
@@ -126,7 +126,7 @@ fn threads(config: &Config, outcome: &RunOutcome, lost: u64) -> String {
         };
         return format!("thread: {busy}{function}");
     }
-    let refused = outcome.spent.iter().map(|spent| spent.refused).fold(0.0, f64::max);
+    let refused = outcome.time_shares.iter().map(|spent| spent.refused).fold(0.0, f64::max);
     if refused > 1.0 - most - refused {
         return format!("sending port: it took nothing for {} of the time; {busy}", percent(refused));
     }
@@ -145,7 +145,7 @@ fn threads(config: &Config, outcome: &RunOutcome, lost: u64) -> String {
         let (said, most) = how_busy(outcome, |spent| spent.feeding, does);
         (if most >= BUSY { by } else { "GPU" }, said + ", ")
     };
-    let (what, feeding) = match (config.on, config.method) {
+    let (what, feeding) = match (config.executor.device(), config.executor.method()) {
         (Device::Cpu, Method::Single) => ("sending port", String::new()),
         (Device::Cpu, _) => ("workers", String::new()),
         (Device::Gpu(_), Method::Single) => ("round trip to the GPU, one item at a time", String::new()),
@@ -158,10 +158,10 @@ fn threads(config: &Config, outcome: &RunOutcome, lost: u64) -> String {
 
 /// How busy the threads were that do this (one does, several do), and the busiest one's share.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
-    let shares = || outcome.spent.iter().map(share);
+    let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
     let (from, to) = (percent(least), percent(most));
-    let said = match outcome.spent.len() {
+    let said = match outcome.time_shares.len() {
         1 => format!("the thread that {one} was busy {to} of the time"),
         _ if from == to => format!("the threads that {several} were busy {to} of the time"),
         _ => format!("the threads that {several} were busy {from} to {to} of the time"),
@@ -172,7 +172,7 @@ fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]:
 /// The source always has more.
 fn endless(config: &Config) -> bool {
     let Route::OneWay { rx, .. } = &config.route else { return false };
-    match open::kind(rx) {
+    match kind(rx) {
         "null" | "net_null" => true,
         "gen" => !rx.starts_with("gen:oran"),
         // A pipe has what its writer wrote.

@@ -1,0 +1,246 @@
+//! What runs the packet function: threads of the CPU or a GPU, each with the settings that only it has.
+
+use crate::error::{Error, Result};
+use crate::gpu::{self, Memory};
+use std::fmt;
+use std::str::FromStr;
+
+/// How control flows between the threads of a pipeline and the device that runs its packet function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Method {
+    /// One thread receives, runs the packet function, and sends. On a GPU it launches a kernel for each burst and waits.
+    #[default]
+    Single,
+    /// One thread receives and sends. Workers run the packet function; on a GPU a feeder launches a kernel for each burst.
+    Split,
+    /// GPU only: a resident kernel polls the burst ring for items.
+    Persistent,
+    /// GPU only: a feeder posts wait-value operations and kernels in streams, ahead of the items.
+    Stream,
+    /// GPU only: as [`Method::Stream`], with graphs of several items.
+    Graph,
+}
+
+impl Method {
+    /// Every method. A GPU supports all of them.
+    pub const ALL: [Method; 5] =
+        [Method::Single, Method::Split, Method::Persistent, Method::Stream, Method::Graph];
+
+    /// Returns true if the CPU supports the method, too.
+    pub fn is_cpu(&self) -> bool {
+        matches!(self, Method::Single | Method::Split)
+    }
+
+    /// Returns true if a GPU pipeline has a feeder thread beside the dispatching thread.
+    pub(crate) fn has_feeder(&self) -> bool {
+        matches!(self, Method::Split | Method::Stream | Method::Graph)
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Method::Single => "single",
+            Method::Split => "split",
+            Method::Persistent => "persistent",
+            Method::Stream => "stream",
+            Method::Graph => "graph",
+        })
+    }
+}
+
+impl FromStr for Method {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|method| method.to_string() == text).ok_or_else(|| {
+            Error::config(
+                format!("--method {text}"),
+                "choose single or split, or on a GPU also persistent, stream or graph",
+            )
+        })
+    }
+}
+
+/// A device that can run packet functions, as `--on` names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// The GPU with this CUDA index.
+    Gpu(u32),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu => f.write_str("cpu"),
+            Device::Gpu(index) => write!(f, "gpu:{index}"),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let gpu = text.strip_prefix("gpu:").and_then(|index| index.parse().ok());
+        match text {
+            "cpu" => Ok(Device::Cpu),
+            "gpu" => Ok(Device::Gpu(0)),
+            _ => gpu.map(Device::Gpu).ok_or_else(|| {
+                Error::config(format!("--on {text}"), "write cpu, or gpu:0 for the first GPU")
+            }),
+        }
+    }
+}
+
+/// A method of the CPU with its settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CpuMethod {
+    /// One thread does everything.
+    Single,
+    /// One thread receives and sends; `workers` others run the packet function.
+    Split {
+        /// Worker threads, at least 1.
+        workers: usize,
+    },
+}
+
+/// What runs the packet function.
+#[derive(Clone, Debug)]
+pub enum Executor {
+    /// Threads of the CPU.
+    Cpu(CpuMethod),
+    /// A GPU.
+    Gpu {
+        /// Its CUDA index.
+        index: u32,
+        /// The method and the settings that only a GPU has.
+        settings: gpu::Settings,
+    },
+}
+
+impl Default for Executor {
+    fn default() -> Self {
+        Executor::Cpu(CpuMethod::Single)
+    }
+}
+
+impl Executor {
+    /// Creates the executor that a user's flags describe. `workers` 0 means one; `gpu.method` is replaced by `method`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a method that the device lacks, and for settings of the other device.
+    pub fn new(device: Device, method: Method, workers: usize, gpu: gpu::Settings) -> Result<Self> {
+        if workers > 64 {
+            return Err(Error::config(format!("--workers {workers}"), "give 0 to 64"));
+        }
+        if workers > 0 && (device, method) != (Device::Cpu, Method::Split) {
+            return Err(Error::config(
+                "--workers",
+                "only --method split on the CPU has workers; use that method or leave --workers out",
+            ));
+        }
+        if let Device::Gpu(index) = device {
+            return Ok(Executor::Gpu { index, settings: gpu::Settings { method, ..gpu } });
+        }
+        if let Some(flag) = gpu_flag(&gpu) {
+            return Err(Error::config(flag, "applies to GPUs only; add --on gpu:0 or leave it out"));
+        }
+        match method {
+            Method::Single => Ok(Executor::Cpu(CpuMethod::Single)),
+            Method::Split => Ok(Executor::Cpu(CpuMethod::Split { workers: workers.max(1) })),
+            _ => Err(Error::config(
+                format!("--method {method}"),
+                "the CPU supports single and split; add --on gpu:0 for the others",
+            )),
+        }
+    }
+
+    /// Returns the same executor with another method, or `None` if the device lacks it. Keeps the number of workers.
+    pub fn with_method(&self, method: Method) -> Option<Self> {
+        Some(match (self, method) {
+            (Executor::Gpu { index, settings }, _) => {
+                Executor::Gpu { index: *index, settings: gpu::Settings { method, ..settings.clone() } }
+            }
+            (Executor::Cpu(_), Method::Single) => Executor::Cpu(CpuMethod::Single),
+            (Executor::Cpu(_), Method::Split) => Executor::Cpu(CpuMethod::Split { workers: self.workers() }),
+            _ => return None,
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        match self {
+            Executor::Cpu(_) => Device::Cpu,
+            Executor::Gpu { index, .. } => Device::Gpu(*index),
+        }
+    }
+
+    /// The method.
+    pub fn method(&self) -> Method {
+        match self {
+            Executor::Cpu(CpuMethod::Single) => Method::Single,
+            Executor::Cpu(CpuMethod::Split { .. }) => Method::Split,
+            Executor::Gpu { settings, .. } => settings.method,
+        }
+    }
+
+    /// Where packets lie for a GPU; `None` on the CPU.
+    pub fn gpu_memory(&self) -> Option<Memory> {
+        match self {
+            Executor::Cpu(_) => None,
+            Executor::Gpu { settings, .. } => Some(settings.memory),
+        }
+    }
+
+    /// Threads of one pipeline that run the packet function on the CPU, at least 1.
+    pub fn workers(&self) -> usize {
+        match self {
+            Executor::Cpu(CpuMethod::Split { workers }) => *workers,
+            _ => 1,
+        }
+    }
+
+    /// Threads of one pipeline.
+    pub fn threads(&self) -> usize {
+        match self {
+            Executor::Cpu(CpuMethod::Single) => 1,
+            Executor::Cpu(CpuMethod::Split { workers }) => 1 + workers,
+            Executor::Gpu { settings, .. } => 1 + usize::from(settings.method.has_feeder()),
+        }
+    }
+
+    /// Items of each pipeline's burst ring; 0 if the method has no ring.
+    pub(crate) fn slots(&self, asked: usize, burst: usize) -> usize {
+        match self {
+            Executor::Cpu(CpuMethod::Single) => 0,
+            Executor::Cpu(CpuMethod::Split { .. }) => asked,
+            Executor::Gpu { settings, .. } => settings.slots_for(asked, burst),
+        }
+    }
+}
+
+/// The first flag that differs from its default.
+fn gpu_flag(set: &gpu::Settings) -> Option<String> {
+    let default = gpu::Settings::default();
+    let memory = match set.memory {
+        Memory::Split(bytes) => format!("--split {bytes}"),
+        memory => format!("--memory {memory}"),
+    };
+    let flags = [
+        (memory.as_str(), set.memory != default.memory),
+        ("--blocks", set.blocks != default.blocks),
+        ("--threads", set.threads != default.threads),
+        ("--streams", set.streams != default.streams),
+        ("--graph-items", set.graph_items != default.graph_items),
+        ("--graph-branches", set.graph_branches != default.graph_branches),
+        ("--pause", set.pause != default.pause),
+        ("--watchdog", set.watchdog != default.watchdog),
+        ("--priority", set.urgent != default.urgent),
+        ("--measure-pcie", set.measure_pcie != default.measure_pcie),
+    ];
+    flags.into_iter().find(|(_, is_set)| *is_set).map(|(flag, _)| flag.to_string())
+}

@@ -1,0 +1,24 @@
+//! Experiments: several runs, or a run with something beside it, to explain the figures of one.
+//!
+//! | item | answers |
+//! | --- | --- |
+//! | [`choose`] | which method, burst size and flush time suit a goal best |
+//! | [`baseline`] | how fast the same ports are without the packet function |
+//! | [`Ceilings`] | the most that the path's resources allow |
+//! | [`limit`] | what limited a run |
+//! | [`against_load`] | the highest rate without loss, and the latency at shares of it |
+//! | `CompetingJob` | what a job on the same cores or GPU costs the packets, and they cost it |
+
+mod auto;
+mod baseline;
+mod ceiling;
+mod competing;
+mod limit;
+mod load;
+
+pub use auto::{Goal, choose};
+pub use baseline::baseline;
+pub use ceiling::Ceilings;
+pub(crate) use competing::CompetingJob;
+pub use limit::limit;
+pub use load::{OFFERED, against_load};

@@ -1,0 +1,87 @@
+//! The baseline: the same ports with the packet function left out.
+
+use crate::config::{Compete, Config, Executor, Route};
+use crate::control::Control;
+use crate::run::{kind, run};
+use inlane_core::result::Baseline;
+use inlane_ports::pcap::{Pace, Playback};
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a baseline runs.
+const BASELINE: Duration = Duration::from_millis(300);
+
+/// Returns settings for a run of `duration` without captures, faults, pacing and a competing job.
+pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
+    let mut short = config.clone();
+    short.per_pipeline.stages = false;
+    short.per_pipeline.packets = u64::MAX;
+    short.rate = None;
+    short.capture = None;
+    short.faults = None;
+    short.compete = Compete::None;
+    if let Executor::Gpu { settings, .. } = &mut short.executor {
+        settings.measure_pcie = false;
+    }
+    short.duration = Some(duration);
+    short
+}
+
+/// Measures the baseline of a run: 300 ms on the same source and executor, with packet function `io`, no forced work, and
+/// `null` to send to.
+///
+/// Returns `None` if the source cannot be read a second time, if `control` has stopped, or if the baseline fails.
+pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
+    let Route::OneWay { rx, tx } = &config.route else { return None };
+    if !is_repeatable(rx) || control.stopping() {
+        return None;
+    }
+    let mut plain = shortened(config, BASELINE);
+    let same_sink = tx.len() == 1 && kind(&tx[0]) == "null";
+    if !same_sink {
+        plain.route = Route::OneWay { rx: rx.clone(), tx: vec!["null".into()] };
+    }
+    plain.function = "io".into();
+    plain.per_pipeline.work = Duration::ZERO;
+    // Looped, because a short capture would end before its rate means anything.
+    plain.playback = Playback { pace: Pace::Full, repeat: true };
+    let outcome = run(&plain, &Control::default(), &mut |_, _| ()).ok();
+    let flow = outcome.filter(|outcome| outcome.errors.is_empty())?.result.tx;
+    let ports = match same_sink {
+        true => "the same ports".to_string(),
+        false if kind(rx) == "pcap" => format!("{rx} in a loop to null"),
+        false => format!("{rx} to null"),
+    };
+    Some(Baseline {
+        what: format!("{ports}, the same method, function io, no forced work"),
+        bytes_per_second: Some(flow.bits_per_second / 8.0),
+        packets_per_second: Some(flow.packets_per_second),
+    })
+}
+
+/// Returns true if the source can be opened a second time and gives the same packets: generators and files. A pipe cannot.
+pub(super) fn is_repeatable(rx: &str) -> bool {
+    match kind(rx) {
+        "null" | "gen" => true,
+        "pcap" => rx.split_once(':').is_some_and(|(_, path)| Path::new(path).is_file()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pipes_are_not_read_twice() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+        let (file, pipe) = (path("file"), path("pipe"));
+        std::fs::write(&file, []).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(is_repeatable(&format!("pcap:{file}")) && is_repeatable("gen:64"));
+        for rx in [format!("pcap:{pipe}"), "pcap:-".into(), "ring:x".into()] {
+            assert!(!is_repeatable(&rx), "{rx}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Ceilings: the most that the resources of a run's path allow, measured on this machine.
+//!
+//! | executor | ceiling |
+//! | --- | --- |
+//! | CPU | the slowest link, and the core time that the packet function alone takes |
+//! | GPU | a bare kernel that moves the same bytes, without burst ring, threads and ports |
+
+use super::baseline::is_repeatable;
+use crate::config::{Config, Device, Executor, Route};
+use crate::error::{Error, Result};
+use crate::gpu::{self, Memory};
+use crate::result::PacketResult;
+use crate::run::ports;
+use inlane_core::clock::Clock;
+use inlane_core::result::Ceiling;
+use inlane_core::ring::layout::PacketVerdict;
+use inlane_core::{HeapPool, Packet, Pool, units};
+use inlane_cuda::Gpu;
+use inlane_function::PacketFunction;
+use inlane_ports::pcap::{Pace, Playback};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the packet function is timed.
+const CALIBRATION: Duration = Duration::from_millis(30);
+/// How many packets it is timed on. They stay in the first-level cache.
+const SAMPLE: usize = 64;
+/// How often it processes the sample before the packets' original bytes are restored.
+const ROUNDS: u64 = 32;
+
+/// Measures ceilings, each once in this process: runs that differ only in what does not matter to a ceiling share it.
+#[derive(Default)]
+pub struct Ceilings {
+    known: HashMap<String, Option<Ceiling>>,
+    round_trip: Option<Option<String>>,
+}
+
+impl Ceilings {
+    /// Returns the ceiling of a run of `config` with `result`, whose slowest link has the given rate each way.
+    ///
+    /// On the CPU it times the packet function on 64 packets of the source, or on UDP packets of the mean size if the source
+    /// cannot be read a second time. Returns `None` if the measurement fails.
+    pub fn of(
+        &mut self,
+        config: &Config,
+        link_bits_per_second: Option<f64>,
+        result: &PacketResult,
+    ) -> Option<Ceiling> {
+        let size = result.rx.bytes.checked_div(result.rx.packets);
+        let (executor, settings) = (&config.executor, &config.per_pipeline);
+        let cores = (executor.device(), config.pipelines, executor.workers(), settings.work);
+        let bytes = (&config.function, executor.gpu_memory(), settings.burst, size);
+        let key = format!("{cores:?} {bytes:?} {:?} {link_bits_per_second:?}", config.route);
+        self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
+    }
+
+    /// For a GPU run whose stages are timed, returns a note with the round trip of a bare kernel with the same dependent reads.
+    pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
+        let Device::Gpu(index) = config.executor.device() else { return None };
+        if !config.per_pipeline.stages {
+            return None;
+        }
+        self.round_trip.get_or_insert_with(|| round_trip_note(index)).clone()
+    }
+}
+
+fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
+    match &config.executor {
+        Executor::Cpu(_) => cpu_ceiling(config, link_bits_per_second, result),
+        Executor::Gpu { index, settings } => gpu_ceiling(config, *index, settings.memory, result).ok(),
+    }
+}
+
+/// Returns the ceiling of the links and of the workers of all directions together.
+fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
+    let directions = config.route.directions();
+    // Timing a function that does nothing would time the call.
+    let idle = config.function == "io";
+    let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
+    let workers = directions * config.pipelines as usize * config.executor.workers();
+    let packet_ns = config.per_pipeline.work.as_nanos() as f64 + function_ns;
+    let core_rate = (packet_ns > 0.0).then_some(workers as f64 * 1e9 / packet_ns);
+    let threads = if workers == 1 { "1 thread".into() } else { format!("{workers} threads") };
+    let core_time = match core_rate {
+        Some(_) => format!("core time of {threads} in the packet function alone, packets in cache"),
+        None => "none by core time: function io does nothing per packet".into(),
+    };
+    let Some(bits) = link_bits_per_second else {
+        return Some(Ceiling { what: core_time, bytes_per_second: None, packets_per_second: core_rate });
+    };
+    let rate = core_rate.map_or(String::new(), |rate| format!(": {}", units::packets_per_second(rate)));
+    let both = if directions == 2 { ", both directions" } else { "" };
+    Some(Ceiling {
+        what: format!("the slowest link{both}; {core_time}{rate}"),
+        bytes_per_second: Some(bits / 8.0 * directions as f64),
+        packets_per_second: None,
+    })
+}
+
+fn gpu_ceiling(config: &Config, index: u32, memory: Memory, result: &PacketResult) -> Result<Ceiling> {
+    let size = mean_size(result).max(1) as u32;
+    let gpu = Gpu::open(index)?;
+    let program = gpu::LoadedFunction::new(&gpu, &PacketFunction::parse(&config.function)?, memory)?;
+    let read = size.min(program.info().reads).max(1);
+    let (moved, what) = match memory {
+        Memory::Gpu => (size, "pulls whole packets into GPU memory"),
+        Memory::Split(bytes) => (size.min(bytes), "pulls the front of packets into GPU memory"),
+        Memory::Pinned => (read, "reads what the function reads of packets in pinned memory"),
+        Memory::Pool => (read, "reads what the function reads of packets in GPU memory"),
+    };
+    let found = gpu::ceilings(&gpu, memory, size, moved, &[config.per_pipeline.burst as u32])?;
+    let pull = &found.pull[0];
+    let copy_engine = found
+        .copy_engine_bytes_per_second
+        .map_or(String::new(), |rate| format!("; the copy engine moves {}", units::bytes_per_second(rate)));
+    Ok(Ceiling {
+        what: format!("a bare kernel on gpu:{index} that {what} and writes 16 B of each back{copy_engine}"),
+        bytes_per_second: Some(pull.packets_per_second * size as f64),
+        packets_per_second: Some(pull.packets_per_second),
+    })
+}
+
+fn round_trip_note(index: u32) -> Option<String> {
+    let gpu = Gpu::open(index).ok()?;
+    let bare = gpu::round_trip(&gpu, 200_000).ok()?.nanoseconds?;
+    let (p50, p99) = (units::nanoseconds(bare.p50_ns), units::nanoseconds(bare.p99_ns));
+    Some(format!(
+        "round trip of a bare kernel with the same dependent reads, one packet and one fence per item: p50 {p50}, p99 {p99}"
+    ))
+}
+
+/// Bytes of the result's packets on average; 64 if it has none.
+fn mean_size(result: &PacketResult) -> u64 {
+    result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64)
+}
+
+/// Times the packet function on packets like those of `result`, on this core. Returns nanoseconds per packet.
+fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
+    let (pool, packets) = sample(config, result)?;
+    let contents: Vec<Vec<u8>> = packets
+        .iter()
+        // SAFETY: this thread owns the packets, which lie in host memory.
+        .map(|packet| unsafe { packet.bytes() }.to_vec())
+        .collect();
+    let mut outcomes = vec![PacketVerdict::default(); packets.len()];
+    let mut instance = PacketFunction::parse(&config.function)?.instance()?;
+    instance.set_room(pool.room() as u32);
+    let begun = Instant::now();
+    let (mut spent, mut done) = (Duration::ZERO, 0u64);
+    while begun.elapsed() < CALIBRATION {
+        // Restored, because a function that decrements hop limits would soon see none left.
+        for (packet, content) in packets.iter().zip(&contents) {
+            // SAFETY: this thread owns the packet, in host memory; it holds at least the bytes that it had.
+            unsafe { std::slice::from_raw_parts_mut(packet.address as *mut u8, content.len()) }
+                .copy_from_slice(content);
+        }
+        let start = Instant::now();
+        for _ in 0..ROUNDS {
+            // SAFETY: this thread owns the packets, in host memory with the room that was set.
+            unsafe { instance.run_packets(&packets, &mut outcomes, 0) };
+        }
+        spent += start.elapsed();
+        done += ROUNDS * packets.len() as u64;
+    }
+    // SAFETY: the packets come from this pool, and this thread owns them.
+    unsafe { pool.free(&packets) };
+    Ok(spent.as_secs_f64() * 1e9 / done as f64)
+}
+
+/// Receives up to 64 packets like those of the run into a pool of their own.
+fn sample(config: &Config, result: &PacketResult) -> Result<(Arc<dyn Pool>, Vec<Packet>)> {
+    let source = match &config.route {
+        Route::OneWay { rx, .. } if is_repeatable(rx) => rx.clone(),
+        _ => format!("gen:{}", mean_size(result).clamp(64, 9216)),
+    };
+    let mut alone = config.clone();
+    alone.route = Route::OneWay { rx: source.clone(), tx: vec!["null".into()] };
+    alone.playback = Playback { pace: Pace::Full, repeat: true };
+    alone.rate = None;
+    let mut opened = ports(&[source], &alone, &Clock::new())?;
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(2 * SAMPLE, opened.room)?);
+    let port = &mut opened.ports[0];
+    port.configure(std::slice::from_ref(&pool), 0)?;
+    let mut rx = port.take_rx(0)?;
+    port.start()?;
+    let mut packets = vec![Packet::EMPTY; SAMPLE];
+    let mut got = 0;
+    while got < SAMPLE {
+        match rx.receive(&mut packets[got..])? {
+            0 => break,
+            more => got += more,
+        }
+    }
+    drop(rx);
+    port.stop();
+    if got == 0 {
+        return Err(Error::config("ceiling", "the source gave no packet to time the function on"));
+    }
+    packets.truncate(got);
+    Ok((pool, packets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Control;
+    use crate::run::run;
+
+    /// Runs 1000 packets and returns the ceiling.
+    fn ceiling_of(rx: &str, function: &str, work: Duration) -> Ceiling {
+        let mut config = Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] });
+        config.function = function.into();
+        config.per_pipeline.work = work;
+        config.per_pipeline.packets = 1000;
+        config.cores = Some(Vec::new());
+        let outcome = run(&config, &Control::default(), &mut |_, _| ()).unwrap();
+        ceiling(&config, None, &outcome.result).unwrap()
+    }
+
+    #[test]
+    fn ceilings_are_measured_on_the_packets_of_the_run() {
+        let rate = |rx, function| ceiling_of(rx, function, Duration::ZERO).packets_per_second.unwrap();
+        // Each byte is summed, so long packets take longer. The factor is really above ten; others may use the machine.
+        let (short, long) = (rate("gen:64", "checksum"), rate("gen:1500", "checksum"));
+        assert!(short > 2.0 * long, "{short} {long}");
+    }
+
+    #[test]
+    fn io_has_no_ceiling_by_core_time_but_forced_work_has() {
+        let nothing = ceiling_of("null", "io", Duration::ZERO);
+        assert_eq!(nothing.packets_per_second, None);
+        assert!(nothing.what.contains("does nothing"), "{}", nothing.what);
+        let worked = ceiling_of("null", "io", Duration::from_nanos(200));
+        assert_eq!(worked.packets_per_second, Some(5e6));
+    }
+
+    #[test]
+    fn both_directions_count() {
+        let mut config = Config::new(Route::Between("a".into(), "b".into()));
+        config.per_pipeline.work = Duration::from_nanos(200);
+        config.pipelines = 2;
+        let rate = |config: &Config| {
+            ceiling(config, None, &PacketResult::default()).unwrap().packets_per_second.unwrap()
+        };
+        assert_eq!(rate(&config), 20e6, "two directions of two pipelines, 5 Mpps each");
+        let linked = ceiling(&config, Some(8e9), &PacketResult::default()).unwrap();
+        assert_eq!(linked.bytes_per_second, Some(2e9), "a link carries 1 GB/s each way");
+        config.route = Route::OneWay { rx: "a".into(), tx: vec!["b".into()] };
+        assert_eq!(rate(&config), 10e6);
+    }
+}

@@ -1,0 +1,124 @@
+//! A job that competes with the pipelines for the device that runs the packet function.
+//!
+//! | device | job |
+//! | --- | --- |
+//! | GPU | arithmetic on every multiprocessor, in moderate blocks or in blocks that occupy one each |
+//! | CPU | a busy thread on each core of the pipelines; the kernel's scheduler divides the core |
+
+use crate::config::{Compete, Config};
+use crate::error::{Error, Result};
+use crate::gpu::competing_kernel::CompetingKernel;
+use crate::pipeline::{panic_message, pin};
+use crate::result::Competitor;
+use inlane_cuda::Gpu;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the job is measured alone.
+const ALONE: Duration = Duration::from_millis(300);
+
+/// A competing job, and its speed while it is alone.
+pub(crate) struct CompetingJob {
+    kind: Kind,
+    alone_per_second: f64,
+}
+
+enum Kind {
+    Gpu(CompetingKernel),
+    /// One thread per entry, bound to the core if there is one.
+    Cpu(Vec<Option<usize>>),
+}
+
+impl CompetingJob {
+    /// Prepares the job that the settings ask for and measures it alone, which takes 300 ms. `cores` are those of the threads of
+    /// all `pipelines`; empty if these are not bound. Returns `None` if no job is asked for.
+    ///
+    /// # Errors
+    /// When the GPU refuses the job.
+    pub(crate) fn new(
+        config: &Config,
+        gpu: Option<&Arc<Gpu>>,
+        pipelines: usize,
+        cores: &[usize],
+    ) -> Result<Option<Self>> {
+        let large = match config.compete {
+            Compete::None => return Ok(None),
+            Compete::Compute => false,
+            Compete::Large => true,
+        };
+        let threads = config.executor.threads() * pipelines;
+        let kind = match gpu {
+            Some(gpu) => Kind::Gpu(CompetingKernel::new(gpu, large)?),
+            None => Kind::Cpu((0..threads).map(|thread| cores.get(thread).copied()).collect()),
+        };
+        let mut job = Self { kind, alone_per_second: 0.0 };
+        job.alone_per_second = job.rounds_during(|| std::thread::sleep(ALONE)).1?;
+        Ok(Some(job))
+    }
+
+    /// Runs the job while `work` runs. Returns the result of `work`, and the job's rounds per second meanwhile.
+    fn rounds_during<T>(&self, work: impl FnOnce() -> T) -> (T, Result<f64>) {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let job = scope.spawn(|| match &self.kind {
+                Kind::Gpu(job) => job.run(&stop),
+                Kind::Cpu(threads) => Ok(compute_on_cores(threads, &stop)),
+            });
+            // Stops the job also if `work` panics, because the scope waits for it.
+            let guard = StopOnDrop(&stop);
+            let done = work();
+            drop(guard);
+            let rounds = job.join().unwrap_or_else(|payload| {
+                let message = panic_message(&*payload);
+                Err(Error::Panicked { pipeline: 0, thread: "competing", message })
+            });
+            (done, rounds)
+        })
+    }
+
+    /// Runs the job while `work` runs. Returns the result of `work`, and how much of its speed the job kept.
+    pub(crate) fn run_beside<T>(&self, work: impl FnOnce() -> T) -> (T, Result<Competitor>) {
+        let (done, rounds) = self.rounds_during(work);
+        let found = rounds.map(|beside| Competitor {
+            what: match &self.kind {
+                Kind::Gpu(job) => job.to_string(),
+                Kind::Cpu(threads) => {
+                    format!("arithmetic by {} threads on the pipelines' cores", threads.len())
+                }
+            },
+            alone_per_second: self.alone_per_second,
+            beside_per_second: beside,
+            kept: beside / self.alone_per_second,
+        });
+        (done, found)
+    }
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Computes on one thread per entry of `threads` until `stop`. Returns rounds of 4096 operations per second, all threads together.
+fn compute_on_cores(threads: &[Option<usize>], stop: &AtomicBool) -> f64 {
+    std::thread::scope(|scope| {
+        let compute = |core: &Option<usize>| {
+            pin(core.as_slice(), 0);
+            let (begun, mut rounds, mut x) = (Instant::now(), 0u64, 1.0f32);
+            while !stop.load(Ordering::Relaxed) {
+                for _ in 0..4096 {
+                    x = black_box(x * 1.000_000_1 + 1e-7);
+                }
+                rounds += 1;
+            }
+            rounds as f64 / begun.elapsed().as_secs_f64()
+        };
+        let jobs: Vec<_> = threads.iter().map(|core| scope.spawn(move || compute(core))).collect();
+        jobs.into_iter().filter_map(|job| job.join().ok()).sum()
+    })
+}

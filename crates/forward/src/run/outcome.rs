@@ -1,0 +1,196 @@
+//! The outcome of a run: the figures of its pipelines added up, and the path that packets took.
+
+use super::wiring::Direction;
+use super::wrappers::faults_note;
+use super::{Joined, Run};
+use crate::config::{Compete, Config, Executor};
+use crate::control::TimeShares;
+use crate::error::Error;
+use crate::gpu;
+use crate::pipeline::{StageHistograms, Tally};
+use crate::result::{Flow, PacketResult, Parameters, Pcie, PcieMeasured, Quantity, Stages};
+use inlane_core::Port;
+use inlane_core::port::Counters;
+use inlane_core::result::Path;
+use inlane_core::stats::{LatencyHistogram, Summary};
+use inlane_cuda::LinkSamples;
+use inlane_function::FunctionReport;
+use std::time::Duration;
+
+/// The outcome of a run.
+pub struct RunOutcome {
+    /// The figures.
+    pub result: PacketResult,
+    /// The devices that took part.
+    pub devices: Vec<String>,
+    /// True if a software stand-in took part.
+    pub twin: bool,
+    /// The rate of the slowest link, each way; `None` if no port has a link.
+    pub link_bits_per_second: Option<f64>,
+    /// How the threads of each pipeline spent their time.
+    pub time_shares: Vec<TimeShares>,
+    /// Packets that a port refused and `--overload drop` dropped; part of the packets dropped by overload.
+    pub refused_packets: u64,
+    /// Remarks for readers of the figures.
+    pub notes: Vec<String>,
+    /// Errors during the run, the first one first. The figures hold up to there.
+    pub errors: Vec<Error>,
+}
+
+impl RunOutcome {
+    /// Adds up the figures of a run. `device` is what devices counted beside their queues.
+    pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
+        let Joined { tallies, elapsed, progress, competitor, link, faults, run } = joined;
+        let Run {
+            ref config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, ..
+        } = run;
+        let received: Vec<String> = tallies.iter().map(|(tally, _)| tally.rx.packets.to_string()).collect();
+        let mut sum = Tally::default();
+        let mut reported = FunctionReport::default();
+        let mut lane: Option<gpu::LaneReport> = None;
+        for (tally, report) in tallies {
+            tally.functions.iter().for_each(|instance| reported.merge(instance.report()));
+            if let Some(report) = report {
+                reported.merge(function.report(&report.state));
+                let pcie_bytes = lane.as_ref().map_or(0, |sum| sum.pcie_bytes) + report.pcie_bytes;
+                lane = Some(gpu::LaneReport { pcie_bytes, ..report });
+            }
+            sum.add(tally);
+        }
+        sum.rx.missed += device.missed;
+        sum.rx.errors += device.errors;
+        let nanoseconds = elapsed.as_nanos() as u64;
+        let latency = ports.iter().filter_map(|port| port.latency()).reduce(|mut all, one| {
+            all.add(&one);
+            all
+        });
+        let shape = lane.as_ref().map(|report| report.shape.clone());
+        let hops = hops(config, ports, directions, shape.as_deref());
+        let mut notes = Vec::new();
+        if config.pipelines > 1 {
+            notes.push(format!("packets received by each pipeline: {}", received.join(", ")));
+        }
+        let (mut errors, mut measured) = (sum.errors, None);
+        let competitor = competitor.and_then(|found| found.map_err(|error| errors.push(error)).ok());
+        match link {
+            Some(Ok(samples)) => measured = pcie_measured(&samples),
+            Some(Err(error)) => notes.push(format!("PCIe traffic was not measured: {error}")),
+            None => {}
+        }
+        notes.extend(faults_note(&faults));
+        let result = PacketResult {
+            parameters: parameters(config),
+            error: None,
+            ports: run.names.clone(),
+            path: Path { hops, ..Path::default() },
+            shape,
+            ceiling: None,
+            baseline: None,
+            verification: ports.iter().find_map(|port| port.verification()),
+            duration_ns: nanoseconds,
+            rx: Flow::over(&sum.rx, elapsed.as_secs_f64()),
+            tx: Flow::over(&sum.tx, elapsed.as_secs_f64()),
+            dropped_overload: sum.dropped_overload,
+            dropped_verdict: sum.dropped_verdict,
+            dropped_invalid: sum.dropped_invalid,
+            dropped_unsent: sum.dropped_unsent,
+            leaked_buffers: pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum(),
+            latency: latency.as_ref().and_then(LatencyHistogram::percentiles),
+            stages: config.per_pipeline.stages.then(|| stages(&sum.stages)),
+            cpu_ns: sum.cpu_ns,
+            flags: lane.as_ref().map(|report| report.flags.clone()),
+            memory: lane.as_ref().map(|report| report.memory.clone()),
+            pcie: lane.as_ref().map(|report| Pcie {
+                modelled_bytes: report.pcie_bytes,
+                model: gpu::PCIE_MODEL.into(),
+                measured,
+            }),
+            competitor,
+            repeats: None,
+            limit: None,
+            function: if reported == FunctionReport::default() {
+                None
+            } else {
+                serde_json::to_value(reported).ok()
+            },
+        };
+        let links = ports.iter().filter_map(|port| port.info().link_bits_per_second);
+        RunOutcome {
+            result,
+            devices: gpu.iter().map(|gpu| gpu.to_string()).collect(),
+            twin: ports.iter().any(|port| port.info().twin),
+            link_bits_per_second: links.min_by(f64::total_cmp),
+            time_shares: progress.iter().map(|each| each.time_shares(clock, nanoseconds)).collect(),
+            refused_packets: sum.refused_packets,
+            notes,
+            errors,
+        }
+    }
+}
+
+/// The path of each direction: port, packet function with its executor, ports.
+fn hops(
+    config: &Config,
+    ports: &[Box<dyn Port>],
+    directions: &[Direction],
+    shape: Option<&str>,
+) -> Vec<String> {
+    let path = |index: usize| ports[index].info().path.clone();
+    let (device, method) = (config.executor.device(), config.executor.method());
+    let shape = shape.map_or(String::new(), |shape| format!(", {shape}"));
+    let hop = |direction: &Direction| {
+        let to: Vec<_> = direction.tx.iter().map(|&tx| path(tx)).collect();
+        let (from, to) = (path(direction.rx), to.join(" | "));
+        format!("{from} -> {} on {device} ({method}{shape}) -> {to}", config.function)
+    };
+    directions.iter().map(hop).collect()
+}
+
+/// Summarises the GPU's own counters of its PCIe link.
+fn pcie_measured(samples: &LinkSamples) -> Option<PcieMeasured> {
+    Some(PcieMeasured {
+        in_bytes_per_second: Summary::of(&samples.received)?,
+        out_bytes_per_second: Summary::of(&samples.sent)?,
+        how: "NVML's throughput of the GPU's link, all traffic, in consecutive windows of 20 ms".into(),
+    })
+}
+
+fn stages(histograms: &StageHistograms) -> Stages {
+    Stages {
+        queue: histograms.queue.percentiles(),
+        process: histograms.process.percentiles(),
+        send: histograms.send.percentiles(),
+        total: histograms.total.percentiles(),
+    }
+}
+
+/// The parameters that distinguish this run from others. Most parameters at their defaults are left out.
+fn parameters(config: &Config) -> Parameters {
+    let (settings, executor) = (&config.per_pipeline, &config.executor);
+    let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);
+    let number = |number: usize| Quantity::Number(number as f64);
+    let mut parameters = Parameters::default();
+    parameters.set("function", config.function.clone());
+    parameters.set("on", executor.device().to_string());
+    parameters.set("method", executor.method().to_string());
+    parameters.set("burst", number(settings.burst));
+    if !settings.flush.is_zero() {
+        parameters.set("flush", nanoseconds(settings.flush));
+    }
+    if let Executor::Gpu { settings, .. } = executor {
+        parameters.set("memory", settings.memory.to_string());
+    }
+    if config.pipelines > 1 {
+        parameters.set("pipelines", number(config.pipelines.into()));
+    }
+    if executor.workers() > 1 {
+        parameters.set("workers", number(executor.workers()));
+    }
+    if config.compete != Compete::None {
+        parameters.set("compete", config.compete.to_string());
+    }
+    if !settings.work.is_zero() {
+        parameters.set("work", nanoseconds(settings.work));
+    }
+    parameters
+}

@@ -1,0 +1,98 @@
+//! Which port sends to which, and the pipelines that connect them.
+
+use super::open;
+use super::wrappers::Wrappers;
+use crate::config::{Config, Route};
+use crate::error::{Error, Result};
+use crate::pipeline::Pipeline;
+use inlane_core::{Pool, Port};
+use inlane_ports::wrap::fault;
+use std::sync::Arc;
+
+/// One direction of a run: the indices of the port that it receives from and of those that it sends to.
+pub(super) struct Direction {
+    pub(super) rx: usize,
+    pub(super) tx: Vec<usize>,
+}
+
+/// Lists the ports of a route and its directions. A port that can be shared and is named twice is listed once.
+///
+/// # Errors
+/// [`Error::Config`] for two names of one ring with different options.
+pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
+    let mut names: Vec<String> = Vec::new();
+    // Both ends of a ring have one name. Options need to be given only once.
+    let is_ring = |name: &str| open::kind(name) == "ring";
+    let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
+    let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));
+    let mut index = |name: &String| {
+        if open::is_shared(name)
+            && let Some(found) = names.iter().position(|known| same(known, name))
+        {
+            if names[found] == bare(name) {
+                names[found] = name.clone();
+            }
+            return found;
+        }
+        names.push(name.clone());
+        names.len() - 1
+    };
+    let directions = match route {
+        Route::OneWay { rx, tx } => {
+            vec![Direction { rx: index(rx), tx: tx.iter().map(&mut index).collect() }]
+        }
+        Route::Between(a, b) => {
+            let (a, b) = (index(a), index(b));
+            vec![Direction { rx: a, tx: vec![b] }, Direction { rx: b, tx: vec![a] }]
+        }
+    };
+    for name in route.ports().into_iter().filter(|name| is_ring(name) && name.contains(',')) {
+        if let Some(other) = names.iter().find(|known| known != &name && bare(known) == bare(name)) {
+            let why = format!("names the same ring as {other} with other options; give options once");
+            return Err(Error::config(format!("port {name}"), why));
+        }
+    }
+    Ok((names, directions))
+}
+
+/// Configures every port with the queues that its directions need, and creates the pipelines, direction by direction.
+///
+/// # Errors
+/// When a port lacks queues, or a wrapper cannot be put around one.
+pub(super) fn connect(
+    config: &Config,
+    ports: &mut [Box<dyn Port>],
+    pools: &[Vec<Arc<dyn Pool>>],
+    directions: &[Direction],
+    wrappers: &Wrappers,
+) -> Result<(Vec<Pipeline>, Vec<Arc<fault::Done>>)> {
+    let queues = config.pipelines;
+    for (index, port) in ports.iter_mut().enumerate() {
+        let receives = directions.iter().position(|direction| direction.rx == index);
+        let sends: usize = directions.iter().map(|d| d.tx.iter().filter(|&&tx| tx == index).count()).sum();
+        if queues > port.info().max_queues {
+            let why = format!("port {} has at most {} queues", port.info().name, port.info().max_queues);
+            return Err(Error::config(format!("--pipelines {queues}"), why));
+        }
+        if queues > 1 && receives.is_some() && !port.info().spreads_flows {
+            tracing::warn!("port {} does not spread flows over queues", port.info().name);
+        }
+        let pools: &[_] = receives.map_or(&[], |direction| &pools[direction]);
+        port.configure(pools, queues * sends as u16)?;
+    }
+    let (mut pipelines, mut faults) = (Vec::new(), Vec::new());
+    let mut next_tx = vec![0u16; ports.len()];
+    for (direction, pools) in directions.iter().zip(pools) {
+        for (queue, pool) in pools.iter().enumerate() {
+            let rx = ports[direction.rx].take_rx(queue as u16)?;
+            let rx = wrappers.rx(rx, pool, 1.0 / queues as f64, &mut faults)?;
+            let mut txs = Vec::new();
+            for &tx in &direction.tx {
+                txs.push(wrappers.tx(ports[tx].take_tx(next_tx[tx], pool.clone())?, pool)?);
+                next_tx[tx] += 1;
+            }
+            pipelines.push(Pipeline { rx, txs, pool: pool.clone(), instances: Vec::new() });
+        }
+    }
+    Ok((pipelines, faults))
+}

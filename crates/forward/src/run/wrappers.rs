@@ -1,0 +1,85 @@
+//! The wrappers that a run puts around its queues: pacing, faults, a capture.
+
+use super::open;
+use crate::config::Config;
+use crate::error::Result;
+use inlane_core::clock::Clock;
+use inlane_core::units::Rate;
+use inlane_core::{Pool, Rx, Tx};
+use inlane_ports::pcap::Stamps;
+use inlane_ports::wrap::capture::Capture;
+use inlane_ports::wrap::fault::{self, Faults};
+use inlane_ports::wrap::pace::PacedRx;
+use std::sync::Arc;
+
+/// The wrappers that the settings ask for. Queues without any are driven as they are, at no cost.
+pub(super) struct Wrappers {
+    rate: Option<Rate>,
+    faults: Option<Faults>,
+    capture: Option<Capture>,
+    clock: Clock,
+}
+
+impl Wrappers {
+    /// Prepares the wrappers of a run between the ports `names`, which receives from the first.
+    ///
+    /// # Errors
+    /// When the fault specification is wrong, or the capture file cannot be created.
+    pub(super) fn new(config: &Config, names: &[String], clock: &Clock) -> Result<Self> {
+        let receives_from = |wanted: &str| names.first().is_some_and(|name| open::kind(name) == wanted);
+        let stamps = if receives_from("pcap") { Stamps::Noted } else { Stamps::Sent };
+        Ok(Self {
+            // A generator keeps to the rate itself, because it also notes when each packet was due.
+            rate: config.rate.filter(|_| !receives_from("gen")),
+            faults: config.faults.as_deref().map(Faults::parse).transpose()?,
+            capture: config.capture.as_ref().map(|path| Capture::create(path, stamps)).transpose()?,
+            clock: clock.clone(),
+        })
+    }
+
+    /// Wraps a receive queue that gets `share` of the run's rate. Adds the counters of injected faults to `faults`.
+    ///
+    /// # Errors
+    /// When faults are asked for and the CPU cannot write the packets.
+    pub(super) fn rx(
+        &self,
+        mut rx: Box<dyn Rx>,
+        pool: &Arc<dyn Pool>,
+        share: f64,
+        faults: &mut Vec<Arc<fault::Done>>,
+    ) -> Result<Box<dyn Rx>> {
+        if let Some(rate) = self.rate {
+            rx = Box::new(PacedRx::new(rx, rate, share, &self.clock));
+        }
+        if let Some(settings) = &self.faults {
+            // Each queue has a random sequence of its own.
+            let seed = settings.seed.wrapping_add(faults.len() as u64);
+            let faulty = Faults { seed, ..*settings }.rx(rx, pool, &self.clock)?;
+            faults.push(faulty.done());
+            rx = Box::new(faulty);
+        }
+        Ok(rx)
+    }
+
+    /// Wraps a transmit queue.
+    ///
+    /// # Errors
+    /// When a capture is asked for and the CPU cannot read the packets.
+    pub(super) fn tx(&self, tx: Box<dyn Tx>, pool: &Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
+        Ok(match &self.capture {
+            Some(capture) => capture.tx(tx, pool)?,
+            None => tx,
+        })
+    }
+}
+
+/// Returns a note with the number of injected faults; `None` without fault injection.
+pub(super) fn faults_note(counters: &[Arc<fault::Done>]) -> Option<String> {
+    let sum =
+        counters.iter().map(|done| done.counts()).reduce(|a, b| std::array::from_fn(|i| a[i] + b[i]))?;
+    let [dropped, duplicated, reordered, corrupted, delayed] = sum;
+    Some(format!(
+        "injected faults: {dropped} packets dropped, {duplicated} duplicated, {reordered} reordered, \
+         {corrupted} corrupted, {delayed} delayed"
+    ))
+}
