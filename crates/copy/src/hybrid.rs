@@ -3,7 +3,7 @@
 
 use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;
-use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, check_ticket, out_of_reach};
+use inlane_core::mover::{CpuMover, Mover, Ticket, TicketCounter, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,7 +16,7 @@ pub struct Hybrid {
     buffers: [Region; 2],
     completion: CompletionMode,
     stop: Arc<AtomicBool>,
-    submitted: u64,
+    tickets: TicketCounter,
 }
 
 impl Hybrid {
@@ -35,7 +35,15 @@ impl Hybrid {
             return Err(Error::invalid("the host buffers of a hybrid path", "give two of the same length"));
         }
         let stop = Arc::default();
-        Ok(Self { out, cpu: CpuMover::widest(), into, buffers, completion, stop, submitted: 0 })
+        Ok(Self {
+            out,
+            cpu: CpuMover::widest(),
+            into,
+            buffers,
+            completion,
+            stop,
+            tickets: TicketCounter::default(),
+        })
     }
 
     /// Transfers end early, with an error, once `stop` is set.
@@ -82,8 +90,7 @@ impl Mover for Hybrid {
             self.piece(&source.slice(offset, length)?, &destination.slice(offset, length)?)?;
             offset += length;
         }
-        self.submitted += 1;
-        Ok(Ticket(self.submitted))
+        Ok(self.tickets.issue())
     }
 
     fn is_synchronous(&self) -> bool {
@@ -96,10 +103,10 @@ impl Mover for Hybrid {
     }
 
     fn done(&mut self) -> Result<Ticket> {
-        Ok(Ticket(self.submitted))
+        Ok(self.tickets.newest())
     }
 
     fn wait(&mut self, ticket: Ticket, _: CompletionMode) -> Result<()> {
-        check_ticket(ticket, self.submitted)
+        self.tickets.check(ticket)
     }
 }

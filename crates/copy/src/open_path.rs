@@ -128,7 +128,7 @@ fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Res
         |device: Option<&Device>| device.is_some_and(|device| matches!(device.kind(), Kind::Bar { .. }));
     let mover = || -> Result<CpuMover> {
         let mover = CpuMover::new(options.access.unwrap_or(suits))?;
-        Ok(mover.named_by(is_bar(from), is_bar(to)).reading_bars(reads))
+        Ok(mover.named_after(is_bar(from), is_bar(to)).reading_bars(reads))
     };
     let flush = options.delivered.then(mover).transpose()?;
     Ok(Box::new(Interruptible::new(Box::new(mover()?), flush, &options.stop)))

@@ -5,9 +5,9 @@ use crate::device::Device;
 use crate::open_path::{no_path_error, open_path};
 use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
-use inlane_core::mover::{Mover, Ticket};
+use inlane_core::mover::{Mover, Ticket, TicketCounter};
 use inlane_core::result::{NotTaken, Path as Explanation};
-use inlane_core::{CompletionMode, Error, Region, Result, units};
+use inlane_core::{CompletionMode, Region, Result, units};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,10 +26,9 @@ pub struct PathSelector {
     requested: bool,
     /// The index of the mover that took the newest transfer.
     current: usize,
-    submitted: u64,
+    tickets: TicketCounter,
     /// The difference between this mover's tickets and those of the current path's mover.
     offset: u64,
-    newest: Ticket,
 }
 
 impl PathSelector {
@@ -57,9 +56,8 @@ impl PathSelector {
             fallback: None,
             requested: false,
             current: 0,
-            submitted: 0,
+            tickets: TicketCounter::default(),
             offset: 0,
-            newest: Ticket(0),
         };
         if let PathChoice::Prefer(path) | PathChoice::Require(path) = choice {
             match open_path(path, from, to, options) {
@@ -179,7 +177,7 @@ impl PathSelector {
     /// # Errors
     /// As [`Mover::wait`].
     pub fn drain(&mut self) -> Result<()> {
-        self.wait(self.newest, CompletionMode::Adaptive)
+        self.wait(self.tickets.newest(), CompletionMode::Adaptive)
     }
 
     /// Returns the index of the mover with the least cost for `bytes`.
@@ -216,13 +214,12 @@ impl Mover for PathSelector {
             self.movers[self.current].1.quiesce()?;
             self.current = index;
             let done = self.movers[index].1.done()?;
-            self.offset = self.submitted - done.0;
+            self.offset = self.tickets.newest().0 - done.0;
         }
         let ticket = self.movers[index].1.submit(source, destination)?;
-        self.submitted += 1;
-        self.newest = Ticket(self.submitted);
-        debug_assert_eq!(ticket.0 + self.offset, self.submitted);
-        Ok(self.newest)
+        let issued = self.tickets.issue();
+        debug_assert_eq!(ticket.0 + self.offset, issued.0);
+        Ok(issued)
     }
 
     /// Returns whether the path of the newest transfer is synchronous.
@@ -244,9 +241,7 @@ impl Mover for PathSelector {
     }
 
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
-        if ticket > self.newest {
-            return Err(Error::invalid(format!("ticket {}", ticket.0), "was not issued by this mover"));
-        }
+        self.tickets.check(ticket)?;
         match ticket.0.checked_sub(self.offset) {
             // The ticket is of an earlier path's mover, which was drained when the path changed.
             None | Some(0) => Ok(()),

@@ -8,7 +8,7 @@
 
 use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;
-use inlane_core::mover::{Mover, Ticket, check_pair, check_ticket, out_of_reach};
+use inlane_core::mover::{Mover, Ticket, TicketCounter, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Error, Region, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Staged {
     ring: Vec<Region>,
     completion: CompletionMode,
     stop: Arc<AtomicBool>,
-    submitted: u64,
+    tickets: TicketCounter,
 }
 
 impl Staged {
@@ -45,7 +45,7 @@ impl Staged {
             ));
         }
         let ring = (0..slots).map(|slot| ring.slice(slot * chunk, chunk)).collect::<Result<_>>()?;
-        Ok(Self { out, into, ring, completion, stop: Arc::default(), submitted: 0 })
+        Ok(Self { out, into, ring, completion, stop: Arc::default(), tickets: TicketCounter::default() })
     }
 
     /// Transfers end early, with an error, once `stop` is set; chunks in flight are waited for.
@@ -129,8 +129,7 @@ impl Mover for Staged {
             return Err(out_of_reach(self, source, destination));
         }
         self.run(source, destination)?;
-        self.submitted += 1;
-        Ok(Ticket(self.submitted))
+        Ok(self.tickets.issue())
     }
 
     fn is_synchronous(&self) -> bool {
@@ -143,10 +142,10 @@ impl Mover for Staged {
     }
 
     fn done(&mut self) -> Result<Ticket> {
-        Ok(Ticket(self.submitted))
+        Ok(self.tickets.newest())
     }
 
     fn wait(&mut self, ticket: Ticket, _: CompletionMode) -> Result<()> {
-        check_ticket(ticket, self.submitted)
+        self.tickets.check(ticket)
     }
 }

@@ -3,7 +3,7 @@
 //! A copy engine's transfer ends within milliseconds. A transfer by the CPU through a BAR can take minutes, so it is cut
 //! into pieces and the flag is checked between them.
 
-use inlane_core::mover::{CpuMover, Mover, Ticket, check_pair, check_ticket};
+use inlane_core::mover::{CpuMover, Mover, Ticket, TicketCounter, check_pair};
 use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,14 +32,14 @@ pub(crate) struct Interruptible {
     /// Flushes the destination after the last piece, so that the transfer is delivered.
     flush: Option<CpuMover>,
     stop: Arc<AtomicBool>,
-    submitted: u64,
+    tickets: TicketCounter,
 }
 
 impl Interruptible {
     /// Wraps the synchronous mover `mover`. With `flush`, a transfer is done when [`CpuMover::flush`] of its destination
     /// returned.
     pub(crate) fn new(mover: Box<dyn Mover>, flush: Option<CpuMover>, stop: &Arc<AtomicBool>) -> Self {
-        Self { mover, flush, stop: stop.clone(), submitted: 0 }
+        Self { mover, flush, stop: stop.clone(), tickets: TicketCounter::default() }
     }
 }
 
@@ -73,8 +73,7 @@ impl Mover for Interruptible {
         if let Some(cpu) = &self.flush {
             cpu.flush(destination)?;
         }
-        self.submitted += 1;
-        Ok(Ticket(self.submitted))
+        Ok(self.tickets.issue())
     }
 
     fn is_synchronous(&self) -> bool {
@@ -86,11 +85,11 @@ impl Mover for Interruptible {
     }
 
     fn done(&mut self) -> Result<Ticket> {
-        Ok(Ticket(self.submitted))
+        Ok(self.tickets.newest())
     }
 
     fn wait(&mut self, ticket: Ticket, _: CompletionMode) -> Result<()> {
-        check_ticket(ticket, self.submitted)
+        self.tickets.check(ticket)
     }
 }
 

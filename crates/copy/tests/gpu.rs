@@ -388,7 +388,7 @@ fn stuck(completion: Option<CompletionMode>) {
         let began = Instant::now();
         let error = engine.wait(ticket, completion).unwrap_err().to_string();
         eprintln!("error: {error} (after {:?})", began.elapsed());
-        assert!(error.contains("has not ended in 2s") && error.contains("gpu:"), "{error}");
+        assert!(error.contains("has not completed in 2s") && error.contains("gpu:"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
         let again = engine.wait(ticket, completion).unwrap_err().to_string();
         assert!(again.contains("was given up"), "{again}");

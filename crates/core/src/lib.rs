@@ -5,6 +5,7 @@
 //!
 //! This crate knows no device. It depends on no other crate of the project.
 
+pub mod access;
 pub mod clock;
 pub mod completion;
 pub mod error;

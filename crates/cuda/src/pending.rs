@@ -42,7 +42,7 @@ impl Pending {
 
     /// How long to wait while nothing ends, before the GPUs count as lost.
     pub fn set_timeout(&mut self, patience: Duration) {
-        self.flight.patience = patience;
+        self.flight.timeout = patience;
     }
 
     /// True when nothing is in flight.
@@ -165,7 +165,7 @@ impl Pending {
                 if seen > done {
                     (done, progress) = (seen, Instant::now());
                 }
-                if progress.elapsed() > self.flight.patience {
+                if progress.elapsed() > self.flight.timeout {
                     return Err(self.flight.lost(&device()));
                 }
             }

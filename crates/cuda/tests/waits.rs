@@ -170,7 +170,7 @@ fn hangs(completion: CompletionMode) {
     engine.wait(first, completion).unwrap();
     let began = Instant::now();
     let error = engine.wait(second, completion).unwrap_err().to_string();
-    assert!(error.contains("copy 2 of 2 has not ended in 700ms") && error.contains("gpu:0"), "{error}");
+    assert!(error.contains("copy 2 of 2 has not completed in 700ms") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     given_up(engine, second, [source, destination]);
 }

@@ -351,8 +351,8 @@ impl WireShared {
                 Ok(Piece { action: Action::Store { to, bytes, length }, .. }) => {
                     // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped. Aligned words
                     // are stored whole, so a piece of 8 aligned bytes does not tear further.
-                    unsafe { crate::store::store_device(to as *mut u8, bytes.as_ptr(), length) };
-                    crate::store::store_fence();
+                    unsafe { inlane_core::access::store_device(to as *mut u8, bytes.as_ptr(), length) };
+                    inlane_core::access::store_fence();
                 }
                 Ok(Piece { action: Action::Call(call), .. }) => call(),
                 Err(_) if state.closed => return,

@@ -10,6 +10,5 @@ pub mod fault;
 pub mod handshake;
 pub mod ivshmem;
 mod registers;
-pub mod store;
 pub mod twin;
 pub mod window;

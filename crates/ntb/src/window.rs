@@ -6,7 +6,7 @@
 use crate::device::Ordering;
 use crate::error::{Error, Result};
 use crate::fault::Wire;
-use crate::store;
+use inlane_core::access::{copy_coherent, load_device, store_device, store_fence};
 use inlane_core::region::Region;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering as Memory, fence};
@@ -107,8 +107,8 @@ impl Window {
         // SAFETY: `at` checked the destination, and the caller guarantees the source.
         unsafe {
             match (&self.wire, self.ordering) {
-                (None, Ordering::Coherent) => store::copy(to, source, length),
-                (None, Ordering::Posted) => store::store_device(to, source, length),
+                (None, Ordering::Coherent) => copy_coherent(to, source, length),
+                (None, Ordering::Posted) => store_device(to, source, length),
                 (Some(wire), _) => wire.store(to, source, length),
             }
         }
@@ -151,8 +151,8 @@ impl Window {
         // SAFETY: `at` checked the source, and the caller guarantees the destination.
         unsafe {
             match self.ordering {
-                Ordering::Coherent => store::copy(destination, from, length),
-                Ordering::Posted => store::load_device(destination, from, length),
+                Ordering::Coherent => copy_coherent(destination, from, length),
+                Ordering::Posted => load_device(destination, from, length),
             }
         }
         Ok(())
@@ -163,7 +163,7 @@ impl Window {
     pub fn fence(&self) {
         match (&self.wire, self.ordering) {
             // Only the instruction orders non-temporal stores, which large copies may have used.
-            (None, _) => store::store_fence(),
+            (None, _) => store_fence(),
             (Some(wire), _) => wire.fence(),
         }
     }
@@ -181,7 +181,7 @@ impl Window {
     /// Blocks until all stores before it are in the peer's memory. Posted windows need a read-back for that.
     pub fn flush(&self) {
         fence(Memory::SeqCst);
-        store::store_fence();
+        store_fence();
         if let Some(wire) = &self.wire {
             wire.fence();
             wire.drain();

@@ -102,7 +102,7 @@ impl BarMover {
         Ok(Self {
             read: source.map(Accelerator::bar),
             write: destination.map(Accelerator::bar),
-            copier: CpuMover::new(Access::Bytes4)?.named_by(source.is_some(), destination.is_some()),
+            copier: CpuMover::new(Access::Bytes4)?.named_after(source.is_some(), destination.is_some()),
         })
     }
 

@@ -94,7 +94,7 @@ impl DmaEngine {
 
     /// How long to wait for a transfer before the device counts as lost.
     pub fn set_patience(&mut self, patience: Duration) {
-        self.flight.patience = patience;
+        self.flight.timeout = patience;
     }
 
     fn look(shared: &Shared, name: &str) -> Result<Ticket> {
@@ -125,7 +125,7 @@ impl DmaEngine {
             if !self.shared.interrupt.wait(BACKSTOP) && Self::look(&self.shared, &self.name)? > before {
                 self.shared.recovered.fetch_add(1, Ordering::Relaxed);
             }
-            if began.elapsed() > self.flight.patience {
+            if began.elapsed() > self.flight.timeout {
                 return Err(self.flight.lost(&self.name));
             }
         }

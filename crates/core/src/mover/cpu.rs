@@ -1,47 +1,49 @@
-//! The processor as a mover: between all memory that it has mapped, BARs and windows included.
+//! The CPU as a mover: between all memory that it maps, including BARs and windows.
 
-use super::{Access, Mover, Ticket, check_pair, check_ticket, out_of_reach};
+use super::{Mover, Ticket, TicketCounter, check_pair, out_of_reach};
+use crate::access::{Access, store_fence};
 use crate::completion::CompletionMode;
 use crate::error::{Error, Result};
 use crate::region::{Location, Region};
 
-/// Copies with loads and stores of one [`Access`]. Synchronous: a copy is done when [`Mover::submit`] returns, which for
-/// stores to a BAR or window means *issued*; *delivered* is known by a read-back (see [`CpuMover::flush`]).
+/// A mover that copies with loads and stores of one [`Access`].
+///
+/// It is synchronous: a copy is done when [`Mover::submit`] returns. Stores to a BAR or window are then *issued*; they are
+/// *delivered* when [`CpuMover::flush`] has returned.
 #[derive(Debug)]
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    /// What of its work names it.
+    /// The kind of access in the mover's name.
     work: &'static str,
-    submitted: u64,
+    tickets: TicketCounter,
 }
 
 impl CpuMover {
-    /// A mover with the access given.
+    /// Creates a mover that copies with `access`.
     ///
     /// # Errors
-    /// [`Error::Device`] when the processor does not have it.
+    /// [`Error::Device`] if the CPU does not support it.
     pub fn new(access: Access) -> Result<Self> {
         Ok(Self { access: access.require()?, ..Self::widest() })
     }
 
-    /// A mover with the widest ordinary access there is.
+    /// Creates a mover that copies with the widest ordinary access.
     pub fn widest() -> Self {
         let access = Access::widest();
-        Self { access, reads_bars: false, work: "stores", submitted: 0 }
+        Self { access, reads_bars: false, work: "stores", tickets: TicketCounter::default() }
     }
 
-    /// Lets it load from BARs. Off at first: a device may act upon a read.
+    /// Sets whether the mover may load from BARs. It may not by default, because a device may act upon a read.
     #[must_use]
     pub fn reading_bars(mut self, allowed: bool) -> Self {
         self.reads_bars = allowed;
         self
     }
 
-    /// Names it by what crosses to the device behind a BAR: loads where it is the source, stores where it is the destination.
-    /// Elsewhere stores are what it is named by.
+    /// Sets which accesses appear in the mover's name: `loads` if it reads a BAR, `stores` if it writes one.
     #[must_use]
-    pub fn named_by(mut self, loads: bool, stores: bool) -> Self {
+    pub fn named_after(mut self, loads: bool, stores: bool) -> Self {
         self.work = match (loads, stores) {
             (true, true) => "loads and stores",
             (true, false) => "loads",
@@ -50,31 +52,36 @@ impl CpuMover {
         self
     }
 
-    /// The access it copies with.
+    /// Returns the access that it copies with.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Makes the stores so far to the device behind `region` *delivered*: a load that must come back through the same
-    /// path pushes posted writes before it. Nothing to do for ordinary memory.
+    /// Blocks until earlier stores to the device behind `region` are delivered, by reading from the region: on PCIe, a
+    /// read cannot pass the posted writes before it. For ordinary memory it only orders stores.
     ///
     /// # Errors
-    /// [`Error::Device`] when it may not read BARs.
+    /// [`Error::Device`] if the mover may not read BARs.
     pub fn flush(&self, region: &Region) -> Result<()> {
-        Access::drain();
-        if region.location().is_cpu_memory() {
+        store_fence();
+        if region.location().is_cpu_memory() || region.is_empty() {
             return Ok(());
         }
         if !self.reads_bars {
             return Err(Error::device_usage(
                 region.location().to_string(),
-                "delivery is known by a read, and reads of BARs are not allowed; allow them if this device's reads are harmless",
+                "a flush reads from the BAR, and reads are not allowed; allow them if this device's reads are harmless",
             ));
         }
-        let word = region.address().next_multiple_of(4) as *const u32;
-        if region.len() >= 8 {
-            // SAFETY: an aligned word inside the region, which is mapped while the region lives.
-            std::hint::black_box(unsafe { word.read_volatile() });
+        let (start, end) = (region.address(), region.address() + region.len() as u64);
+        let word = start.next_multiple_of(4);
+        // SAFETY: an aligned word or the first byte, inside the region, which is mapped while it lives.
+        unsafe {
+            if word + 4 <= end {
+                std::hint::black_box((word as *const u32).read_volatile());
+            } else {
+                std::hint::black_box((start as *const u8).read_volatile());
+            }
         }
         Ok(())
     }
@@ -105,39 +112,33 @@ impl Mover for CpuMover {
             if matches!(source.location(), Location::Bar { .. }) {
                 return Err(Error::device_usage(
                     source.location().to_string(),
-                    "reading a BAR can make its device act; allow reads explicitly if they are harmless here",
+                    "reading a BAR can make its device act; allow reads if they are harmless for this device",
                 ));
             }
             return Err(out_of_reach(self, source, destination));
         }
         let device_side = if destination.location().is_cpu_memory() { source } else { destination };
-        // Behind a BAR are registers; behind a window is memory, which takes single bytes.
+        // A BAR may hold registers. A window leads to memory, which accepts single bytes.
         let strict = matches!(device_side.location(), Location::Bar { .. });
         if strict && !(device_side.address().is_multiple_of(4) && device_side.len().is_multiple_of(4)) {
             return Err(Error::invalid(
                 format!("copy of {source:?} to {destination:?}"),
-                "a device is accessed in whole, aligned words; give an offset and a length that are multiples of 4",
+                "a BAR is accessed in aligned words; give an offset and a length that are multiples of 4",
             ));
         }
-        // SAFETY: both regions are mapped while they live, have the same length and do not overlap.
+        // SAFETY: both regions are mapped while they live; `check_pair` refused overlaps and unequal lengths.
         unsafe {
-            span(
-                self.access,
-                destination.as_ptr(),
-                source.as_ptr(),
-                source.len(),
-                device_side.address() as usize,
-            )
-        };
+            let device_address = device_side.address() as usize;
+            self.access.copy_span(destination.as_ptr(), source.as_ptr(), source.len(), device_address);
+        }
         let combining = matches!(
             destination.location(),
             Location::Bar { write_combining: true, .. } | Location::Window { .. }
         );
         if self.access.is_weakly_ordered() || combining {
-            Access::drain();
+            store_fence();
         }
-        self.submitted += 1;
-        Ok(Ticket(self.submitted))
+        Ok(self.tickets.issue())
     }
 
     fn is_synchronous(&self) -> bool {
@@ -149,70 +150,11 @@ impl Mover for CpuMover {
     }
 
     fn done(&mut self) -> Result<Ticket> {
-        Ok(Ticket(self.submitted))
+        Ok(self.tickets.newest())
     }
 
     fn wait(&mut self, ticket: Ticket, _: CompletionMode) -> Result<()> {
-        check_ticket(ticket, self.submitted)
-    }
-}
-
-/// Copies a span: narrow accesses until `aligned_by` (the address that counts) is a multiple of the width, then the
-/// access asked for, then narrow ones.
-///
-/// # Safety
-/// As [`Access::copy`] for `length` bytes.
-unsafe fn span(
-    access: Access,
-    mut destination: *mut u8,
-    mut source: *const u8,
-    mut length: usize,
-    aligned_by: usize,
-) {
-    let mut access = access;
-    let width = access.width();
-    let both_aligned = (destination as usize ^ source as usize).is_multiple_of(width);
-    // Streaming accesses fault on unaligned addresses, on either side.
-    if access == Access::NonTemporal && !both_aligned {
-        access = match width {
-            64 => Access::Bytes64,
-            32 => Access::Bytes32,
-            _ => Access::Bytes16,
-        };
-    }
-    let counts = if access == Access::Direct64 { destination as usize } else { aligned_by };
-    let head = counts.next_multiple_of(width) - counts;
-    // SAFETY: each step stays within `length`, and the body begins where `counts` is a multiple of the width.
-    unsafe {
-        let left = length;
-        let mut step = |bytes: usize, access: Option<Access>| {
-            match access {
-                Some(access) => access.copy(destination, source, bytes / access.width()),
-                None => edge(destination, source, bytes),
-            }
-            destination = destination.add(bytes);
-            source = source.add(bytes);
-            length -= bytes;
-            length
-        };
-        let left = step(head.min(left), None);
-        let left = step(left / width * width, Some(access));
-        step(left, None);
-    }
-}
-
-/// Copies the few bytes before or after the body: words of 4 where they fit, else single bytes.
-///
-/// # Safety
-/// As [`Access::copy`].
-unsafe fn edge(destination: *mut u8, source: *const u8, bytes: usize) {
-    let words = if bytes.is_multiple_of(4) { bytes / 4 } else { 0 };
-    // SAFETY: the caller's promise; words and bytes together are the span.
-    unsafe {
-        Access::Bytes4.copy(destination, source, words);
-        for index in words * 4..bytes {
-            destination.add(index).write_volatile(source.add(index).read_volatile());
-        }
+        self.tickets.check(ticket)
     }
 }
 
@@ -222,9 +164,9 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::Arc;
 
-    #[allow(clippy::mut_from_ref, reason = "tests own their regions")]
+    #[allow(clippy::mut_from_ref, reason = "each test owns its regions")]
     fn bytes(region: &Region) -> &mut [u8] {
-        // SAFETY: host memory of the region's length, used by one test thread.
+        // SAFETY: host memory of the region's length, used by one thread.
         unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
     }
 
@@ -255,7 +197,7 @@ mod tests {
     fn bar(length: usize) -> Region {
         let memory = Region::host(length).unwrap();
         let location = Location::Bar { device: "0000:00:04.0".into(), bar: 2, write_combining: true };
-        // SAFETY: the host region behind it is the keeper.
+        // SAFETY: the keeper is the host region that has these bytes.
         unsafe { Region::from_raw(memory.address(), length, location, Arc::new(memory)) }
     }
 
@@ -273,34 +215,66 @@ mod tests {
         assert!(odd.unwrap_err().to_string().contains("multiples of 4"));
     }
 
+    /// A page that nothing has touched, as a BAR.
+    #[cfg(not(miri))]
+    fn untouched_bar() -> Region {
+        struct Page(usize);
+        impl Drop for Page {
+            fn drop(&mut self) {
+                // SAFETY: mapped below, unmapped once.
+                unsafe { libc::munmap(self.0 as *mut _, 4096) };
+            }
+        }
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
+        assert_ne!(address, libc::MAP_FAILED);
+        let location = Location::Bar { device: "0000:00:04.0".into(), bar: 2, write_combining: false };
+        // SAFETY: the keeper unmaps the page.
+        unsafe { Region::from_raw(address as u64, 4096, location, Arc::new(Page(address as usize))) }
+    }
+
+    /// Returns true if the region's page was accessed.
+    #[cfg(not(miri))]
+    fn is_resident(page: &Region) -> bool {
+        let mut resident = 0u8;
+        // SAFETY: one page gives one byte.
+        assert_eq!(unsafe { libc::mincore(page.as_ptr().cast(), 4096, &mut resident) }, 0);
+        resident & 1 != 0
+    }
+
     #[test]
-    fn refuses_what_makes_no_sense() {
+    #[cfg(not(miri))]
+    fn a_flush_reads_back_however_short_the_region() {
+        for (offset, length) in [(0, 4), (4, 4), (8, 8), (2, 4), (3, 1), (6, 2), (0, 4096)] {
+            let bar = untouched_bar();
+            assert!(!is_resident(&bar));
+            CpuMover::widest().reading_bars(true).flush(&bar.slice(offset, length).unwrap()).unwrap();
+            assert!(is_resident(&bar), "{length} bytes at {offset} were not read");
+        }
+    }
+
+    #[test]
+    fn impossible_copies_are_refused() {
         let host = Region::host(8192).unwrap();
         let mut mover = CpuMover::widest();
         let (low, high) = (host.slice(0, 4096).unwrap(), host.slice(2048, 4096).unwrap());
         assert!(mover.submit(&low, &high).unwrap_err().to_string().contains("overlap"));
         assert!(mover.submit(&low, &host).unwrap_err().to_string().contains("lengths differ"));
         assert!(mover.wait(Ticket(9), CompletionMode::Poll).is_err());
-        // SAFETY: never dereferenced: the mover refuses it.
+        // SAFETY: the mover refuses it, so nothing follows the address.
         let gpu = unsafe { Region::from_raw(1 << 40, 4096, Location::Gpu(0), Arc::new(())) };
         assert!(!mover.reaches(&gpu, &low));
         assert!(mover.submit(&gpu, &low).unwrap_err().to_string().contains("cannot copy from gpu:0 to host"));
     }
 
     #[test]
-    fn it_is_named_by_what_crosses_to_the_device() {
-        let name = |loads, stores| CpuMover::new(Access::Bytes8).unwrap().named_by(loads, stores).name();
+    fn the_name_says_which_accesses_reach_a_device() {
+        let name = |loads, stores| CpuMover::new(Access::Bytes8).unwrap().named_after(loads, stores).name();
         assert_eq!(name(true, false), "cpu 8-byte loads");
         assert_eq!(name(false, true), "cpu 8-byte stores");
         assert_eq!(name(true, true), "cpu 8-byte loads and stores");
         assert_eq!(CpuMover::new(Access::Bytes4).unwrap().name(), "cpu 4-byte stores");
-    }
-
-    #[test]
-    fn names_of_accesses_round_trip() {
-        for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
-            assert_eq!(access.to_string().parse::<Access>().unwrap(), access);
-        }
-        assert!("12".parse::<Access>().unwrap_err().to_string().contains("choose 4, 8"));
     }
 }

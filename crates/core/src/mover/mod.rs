@@ -4,21 +4,52 @@
 //! processor's own loads and stores; DMA engines and GPUs are in their own crates and keep their copies in a
 //! [`InFlight`].
 
-mod access;
 mod cpu;
-mod flight;
+mod in_flight;
 
-pub use access::Access;
+pub use crate::access::Access;
 pub use cpu::CpuMover;
-pub use flight::InFlight;
+pub use in_flight::InFlight;
 
 use crate::completion::CompletionMode;
 use crate::error::{Error, Result};
 use crate::region::Region;
 
-/// A ticket for a submitted copy: the count of copies submitted to that mover up to and including it.
+/// A submitted copy's number: how many copies were submitted to its mover, up to and including it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
+
+/// Issues a mover's tickets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TicketCounter(Ticket);
+
+impl TicketCounter {
+    /// Issues the next ticket.
+    pub fn issue(&mut self) -> Ticket {
+        self.0.0 += 1;
+        self.0
+    }
+
+    /// Returns the newest ticket issued, or `Ticket(0)` if there is none.
+    pub fn newest(&self) -> Ticket {
+        self.0
+    }
+
+    /// Checks that `ticket` was issued.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it was not.
+    pub fn check(&self, ticket: Ticket) -> Result<()> {
+        if ticket > self.0 {
+            let newest = self.0.0;
+            return Err(Error::invalid(
+                format!("ticket {}", ticket.0),
+                format!("this mover has issued {newest} tickets; wait for one of them"),
+            ));
+        }
+        Ok(())
+    }
+}
 
 /// What copies between regions: CPU stores, a DMA engine, a GPU's copy engine or SMs.
 pub trait Mover: Send {
@@ -71,17 +102,6 @@ pub trait Mover: Send {
     fn quiesce(&mut self) -> Result<()> {
         Ok(())
     }
-}
-
-/// What every mover checks of a ticket that is waited for: that it gave it out, `newest` being its last.
-///
-/// # Errors
-/// [`Error::Invalid`] that names the ticket.
-pub fn check_ticket(ticket: Ticket, newest: u64) -> Result<()> {
-    if ticket.0 > newest {
-        return Err(Error::invalid(format!("ticket {}", ticket.0), "was not given out by this mover"));
-    }
-    Ok(())
 }
 
 /// What every mover checks before it copies: as many bytes on both sides, and none of them shared.

@@ -3,7 +3,7 @@
 use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, Waiter, barrier_everywhere};
 use super::windows::{PeContext, WAKE};
 use crate::error::{Error, Result};
-use inlane_core::completion::{CompletionMode, Expectation, sleep_precisely};
+use inlane_core::completion::{CompletionMode, Expectation, Slept, sleep_precisely};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -89,8 +89,9 @@ impl PeContext {
                 sleep_precisely(sleep);
                 let over = done();
                 let mut expectation = lock(&self.waits.expectation);
-                expectation.learn_overshoot(start.elapsed().saturating_sub(sleep));
-                expectation.woke(options.bytes, over);
+                let took = start.elapsed();
+                let slept = Slept { overshoot: took.saturating_sub(sleep), took, late: over };
+                expectation.slept(options.bytes, &slept);
                 if over {
                     // The true duration is shorter than the sleep, but unknown. Half of it is learnt, or two sides that
                     // wait for each other would learn each other's sleep and sleep ever longer.
@@ -150,7 +151,7 @@ impl PeContext {
             }
         }
         fence(Ordering::SeqCst);
-        inlane_ntb::store::store_fence();
+        inlane_core::access::store_fence();
         let announced = Instant::now();
         let mut over = false;
         while !over && announced.elapsed() < LAST_LOOK {

@@ -89,7 +89,7 @@ fn a_stalled_device_is_given_up_after_the_patience() {
         let (source, destination) = pair(4096);
         let ticket = engine.submit(&source, &destination).unwrap();
         let error = engine.wait(ticket, completion).unwrap_err().to_string();
-        assert!(error.contains("not ended"), "{error}");
+        assert!(error.contains("not completed"), "{error}");
     }
 }
 

@@ -6,7 +6,7 @@ use crate::transport::service::encode_atomic;
 use crate::transport::wait::{FailureScope, WaitOptions};
 use crate::transport::wakeup::{Interest, Stored};
 use crate::transport::{Atomic, Transport};
-use inlane_ntb::store::store_fence;
+use inlane_core::access::store_fence;
 use std::sync::PoisonError;
 use std::sync::atomic::{Ordering, fence};
 

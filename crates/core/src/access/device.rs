@@ -1,31 +1,12 @@
-//! How bytes are stored through a window: which instructions, in which widths.
-//!
-//! * coherent windows take what a plain copy takes;
-//! * write-combining and device memory takes aligned volatile stores of 8 bytes (1, 2, 4 at the edges), or whole
-//!   64-byte lines by non-temporal stores; never `memcpy`, which may write bytes twice or in widths a device rejects;
-//! * loads from device memory are aligned volatile loads.
+//! Short copies to and from device memory, in aligned accesses of at most 8 bytes and in whole lines.
 
-/// Orders all earlier stores, non-temporal and write-combining ones too, before all later ones.
-///
-/// `fence(Release)` emits no instruction on x86 and does not order write-combining stores; this does.
-#[inline(always)]
-pub fn store_fence() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction exists on every x86-64 and touches nothing.
-    unsafe {
-        core::arch::x86_64::_mm_sfence()
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-}
-
-/// Copies as an ordinary copy does, with single stores for 1, 2, 4 and 8 bytes (which then do not tear where aligned).
+/// Copies to memory that accepts any access. Copies of 1, 2, 4 and 8 bytes are single stores, which cannot tear if aligned.
 ///
 /// # Safety
-/// `source` is readable and `destination` writable for `length` bytes; they do not overlap.
+/// `source` is readable and `destination` writable for `length` bytes, and they do not overlap.
 #[inline(always)]
-pub unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: the caller's promise; the widths used never exceed `length`, and unaligned accesses are declared so.
+pub unsafe fn copy_coherent(destination: *mut u8, source: *const u8, length: usize) {
+    // SAFETY: the caller promises `length` bytes, and each arm accesses that many, unaligned.
     unsafe {
         match length {
             8 => destination.cast::<u64>().write_unaligned(source.cast::<u64>().read_unaligned()),
@@ -37,7 +18,7 @@ pub unsafe fn copy(destination: *mut u8, source: *const u8, length: usize) {
     }
 }
 
-/// The widest naturally aligned piece at `address` of at most `left` bytes and at most 8.
+/// Returns the widest naturally aligned width at `address` that is at most `left` and at most 8.
 #[inline(always)]
 fn width(address: usize, left: usize) -> usize {
     let aligned = 1usize << (address.trailing_zeros().min(3));
@@ -45,14 +26,16 @@ fn width(address: usize, left: usize) -> usize {
     aligned.min(fits)
 }
 
-/// Stores to device memory: aligned, fixed widths, each byte once, in ascending order of issue.
+/// Stores to device memory in ascending order, each byte once, by aligned stores of 8 bytes (1, 2 and 4 at the ends) or
+/// non-temporal stores of whole 64-byte lines. Follow it with [`store_fence`](super::store_fence) before a store that must
+/// come later.
 ///
 /// # Safety
-/// As for [`copy`].
+/// As for [`copy_coherent`].
 pub unsafe fn store_device(destination: *mut u8, source: *const u8, length: usize) {
     let mut done = 0;
     while done < length {
-        // SAFETY: `done + width <= length`; the destination is aligned to the width by its choice.
+        // SAFETY: `done + width <= length`, and `width` chose a width to which the destination is aligned.
         unsafe {
             let (to, from) = (destination.add(done), source.add(done));
             let width = width(to as usize, length - done);
@@ -75,7 +58,7 @@ pub unsafe fn store_device(destination: *mut u8, source: *const u8, length: usiz
     }
 }
 
-/// One 64-byte line by non-temporal stores: one full write-combining buffer, one packet on the link.
+/// Stores one 64-byte line by non-temporal stores, which fill one write-combining buffer.
 ///
 /// # Safety
 /// `to` is aligned to 64 and writable for 64 bytes, `from` readable for 64.
@@ -84,7 +67,7 @@ pub unsafe fn store_device(destination: *mut u8, source: *const u8, length: usiz
 unsafe fn stream_line(to: *mut u8, from: *const u8) {
     use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     for piece in 0..4 {
-        // SAFETY: four times 16 bytes of the 64 promised; the destination is aligned.
+        // SAFETY: four pieces of 16 bytes are the 64 promised, and the destination is aligned.
         unsafe {
             let value = _mm_loadu_si128(from.add(piece * 16).cast::<__m128i>());
             _mm_stream_si128(to.add(piece * 16).cast::<__m128i>(), value);
@@ -92,14 +75,14 @@ unsafe fn stream_line(to: *mut u8, from: *const u8) {
     }
 }
 
-/// Loads from device memory: aligned volatile loads of at most 8 bytes.
+/// Loads from device memory in ascending order, each byte once, by aligned loads of at most 8 bytes.
 ///
 /// # Safety
-/// As for [`copy`], with device memory as the source.
+/// As for [`copy_coherent`].
 pub unsafe fn load_device(destination: *mut u8, source: *const u8, length: usize) {
     let mut done = 0;
     while done < length {
-        // SAFETY: as in `store_device`, with the source aligned.
+        // SAFETY: as in `store_device`, but the source is aligned.
         unsafe {
             let (to, from) = (destination.add(done), source.add(done));
             let width = width(from as usize, length - done);
@@ -125,10 +108,10 @@ mod tests {
             let source: Vec<u8> = (0..400).map(|i| (i * 7 + 1) as u8).collect();
             let mut stored = vec![0u8; 500];
             let mut loaded = vec![0u8; 500];
-            // SAFETY: all offsets and lengths stay below the vectors' lengths.
+            // SAFETY: offset plus length is less than the vectors' lengths.
             unsafe {
                 store_device(stored.as_mut_ptr().add(to), source.as_ptr().add(from), length);
-                store_fence();
+                super::super::store_fence();
                 load_device(loaded.as_mut_ptr().add(from), stored.as_ptr().add(to), length);
             }
             prop_assert_eq!(&stored[to..to + length], &source[from..from + length]);

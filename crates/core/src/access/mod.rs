@@ -1,0 +1,290 @@
+//! The CPU's loads and stores to device memory: which instructions, in which widths.
+//!
+//! A BAR accepts the accesses that its device expects, and perhaps no others. A `memcpy` may use another width or access a
+//! byte twice. So each access here is one instruction, written so that the compiler neither changes, splits nor repeats
+//! it, and naturally aligned at the device's side.
+//!
+//! * [`Access`] copies long spans in one chosen width;
+//! * [`store_device`] and [`load_device`] copy short spans in the widest aligned pieces of at most 8 bytes, and whole
+//!   64-byte lines by non-temporal stores;
+//! * [`copy_coherent`] is for memory that accepts any access;
+//! * [`store_fence`] orders non-temporal and write-combining stores.
+
+mod device;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::error::{Error, Result};
+use std::fmt;
+use std::str::FromStr;
+
+pub use device::{copy_coherent, load_device, store_device};
+
+/// Orders all earlier stores before all later ones, including non-temporal stores and stores to write-combining memory.
+///
+/// On x86 this is `sfence`. A Rust `fence(Release)` emits no instruction there and does not order such stores.
+#[inline(always)]
+pub fn store_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 CPU has the instruction, and it accesses no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+}
+
+/// The width and kind of the loads and stores of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// 4-byte registers, the width that nearly all device registers accept.
+    Bytes4,
+    /// 8-byte registers.
+    Bytes8,
+    /// 16-byte SSE registers.
+    Bytes16,
+    /// 32-byte AVX registers.
+    Bytes32,
+    /// 64-byte AVX-512 registers.
+    Bytes64,
+    /// Streaming loads to the widest available registers, and non-temporal stores from them, which bypass the cache.
+    NonTemporal,
+    /// `movdir64b`: 64 bytes that the device receives as one write.
+    Direct64,
+}
+
+impl Access {
+    /// Every access, narrowest first.
+    pub const ALL: [Access; 7] = [
+        Access::Bytes4,
+        Access::Bytes8,
+        Access::Bytes16,
+        Access::Bytes32,
+        Access::Bytes64,
+        Access::NonTemporal,
+        Access::Direct64,
+    ];
+
+    /// Returns the number of bytes that one access moves on this CPU.
+    pub fn width(self) -> usize {
+        match self {
+            Access::Bytes4 => 4,
+            Access::Bytes8 => 8,
+            Access::Bytes16 => 16,
+            Access::Bytes32 => 32,
+            Access::Bytes64 | Access::Direct64 => 64,
+            Access::NonTemporal => {
+                if Access::Bytes64.is_available() {
+                    64
+                } else if Access::Bytes32.is_available() {
+                    32
+                } else {
+                    16
+                }
+            }
+        }
+    }
+
+    /// Returns true if this CPU supports the access.
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_available(self) -> bool {
+        match self {
+            Access::Bytes4 | Access::Bytes8 | Access::Bytes16 => true,
+            // Streaming loads of 16 bytes need SSE4.1.
+            Access::NonTemporal => is_x86_feature_detected!("sse4.1"),
+            // Ordinary accesses need only AVX, but streaming loads of 32 bytes need AVX2. One rule serves both.
+            Access::Bytes32 => is_x86_feature_detected!("avx2"),
+            Access::Bytes64 => is_x86_feature_detected!("avx512f"),
+            Access::Direct64 => x86::has_movdir64b(),
+        }
+    }
+
+    /// Returns true if this CPU supports the access.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        matches!(self, Access::Bytes4 | Access::Bytes8)
+    }
+
+    /// Returns the widest available access that is not weakly ordered.
+    pub fn widest() -> Access {
+        [Access::Bytes64, Access::Bytes32, Access::Bytes16]
+            .into_iter()
+            .find(|access| access.is_available())
+            .unwrap_or(Access::Bytes8)
+    }
+
+    /// Returns this access if the CPU supports it.
+    ///
+    /// # Errors
+    /// [`Error::Device`] that names the widest available access.
+    pub fn require(self) -> Result<Self> {
+        if self.is_available() {
+            return Ok(self);
+        }
+        let widest = Access::widest().width();
+        Err(Error::device_environment(
+            "cpu",
+            format!("has no accesses '{self}'; the widest ordinary ones here are {widest} bytes"),
+        ))
+    }
+
+    /// Returns true if its stores may be delayed or reordered until [`store_fence`].
+    pub fn is_weakly_ordered(self) -> bool {
+        matches!(self, Access::NonTemporal | Access::Direct64)
+    }
+
+    /// Copies `count` times [`Access::width`] bytes in ascending order, each piece by one load and one store.
+    ///
+    /// # Safety
+    /// The access is available. Both spans are valid for `count` accesses and do not overlap. `Direct64` needs a
+    /// destination that is a multiple of 64, and `NonTemporal` needs both addresses to be multiples of its width.
+    pub unsafe fn copy(self, destination: *mut u8, source: *const u8, count: usize) {
+        // SAFETY: the caller's promise is the callee's.
+        unsafe {
+            match self {
+                Access::Bytes4 => words::<u32>(destination, source, count),
+                Access::Bytes8 => words::<u64>(destination, source, count),
+                #[cfg(target_arch = "x86_64")]
+                Access::Bytes16 => x86::copy16(destination, source, count),
+                #[cfg(target_arch = "x86_64")]
+                Access::Bytes32 => x86::copy32(destination, source, count),
+                #[cfg(target_arch = "x86_64")]
+                Access::Bytes64 => x86::copy64(destination, source, count),
+                #[cfg(target_arch = "x86_64")]
+                Access::NonTemporal => match self.width() {
+                    64 => x86::stream64(destination, source, count),
+                    32 => x86::stream32(destination, source, count),
+                    _ => x86::stream16(destination, source, count),
+                },
+                #[cfg(target_arch = "x86_64")]
+                Access::Direct64 => x86::direct64(destination, source, count),
+                #[cfg(not(target_arch = "x86_64"))]
+                _ => unreachable!("not available on this processor"),
+            }
+        }
+    }
+
+    /// Copies `length` bytes: narrow accesses until the address `aligned_by` is a multiple of the width, then this access,
+    /// then narrow ones. `aligned_by` is the device's side, the source's or the destination's address.
+    ///
+    /// Two accesses have alignment rules of their own. `NonTemporal` falls back to ordinary accesses of its width if
+    /// source and destination are not equally aligned, and `Direct64` aligns to the destination.
+    ///
+    /// # Safety
+    /// The access is available. Both spans are valid for `length` bytes and do not overlap.
+    pub unsafe fn copy_span(self, destination: *mut u8, source: *const u8, length: usize, aligned_by: usize) {
+        let (mut destination, mut source, mut length) = (destination, source, length);
+        let mut access = self;
+        let width = access.width();
+        let both_aligned = (destination as usize ^ source as usize).is_multiple_of(width);
+        // Streaming accesses fault on unaligned addresses, on either side.
+        if access == Access::NonTemporal && !both_aligned {
+            access = match width {
+                64 => Access::Bytes64,
+                32 => Access::Bytes32,
+                _ => Access::Bytes16,
+            };
+        }
+        let aligned_by = if access == Access::Direct64 { destination as usize } else { aligned_by };
+        let head = aligned_by.next_multiple_of(width) - aligned_by;
+        // SAFETY: each step stays within `length`, and the body begins where `aligned_by` is a multiple of the width.
+        unsafe {
+            let left = length;
+            let mut step = |bytes: usize, access: Option<Access>| {
+                match access {
+                    Some(access) => access.copy(destination, source, bytes / access.width()),
+                    None => narrow(destination, source, bytes),
+                }
+                destination = destination.add(bytes);
+                source = source.add(bytes);
+                length -= bytes;
+                length
+            };
+            let left = step(head.min(left), None);
+            let left = step(left / width * width, Some(access));
+            step(left, None);
+        }
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Access::NonTemporal => write!(f, "nt"),
+            Access::Direct64 => write!(f, "movdir64b"),
+            sized => write!(f, "{}", sized.width()),
+        }
+    }
+}
+
+impl FromStr for Access {
+    type Err = Error;
+
+    /// Parses the name of an access that this CPU supports.
+    fn from_str(text: &str) -> Result<Self> {
+        let access = Access::ALL.into_iter().find(|access| access.to_string() == text).ok_or_else(|| {
+            Error::Invalid {
+                what: format!("access width '{text}'"),
+                why: "choose 4, 8, 16, 32, 64, nt or movdir64b".into(),
+            }
+        })?;
+        access.require()
+    }
+}
+
+/// Copies the few bytes before or after the body of a span: 4-byte words if that divides the length, else single bytes.
+///
+/// # Safety
+/// Both spans are valid for `bytes` bytes and do not overlap.
+unsafe fn narrow(destination: *mut u8, source: *const u8, bytes: usize) {
+    let words = if bytes.is_multiple_of(4) { bytes / 4 } else { 0 };
+    // SAFETY: words and single bytes together are the span.
+    unsafe {
+        Access::Bytes4.copy(destination, source, words);
+        for index in words * 4..bytes {
+            destination.add(index).write_volatile(source.add(index).read_volatile());
+        }
+    }
+}
+
+/// Copies `count` words by volatile accesses. The side that is not aligned, if one is not, is ordinary memory, and its accesses
+/// may be split.
+///
+/// # Safety
+/// Both spans are valid for `count` words and do not overlap.
+unsafe fn words<T: Copy>(destination: *mut u8, source: *const u8, count: usize) {
+    let (destination, source) = (destination.cast::<T>(), source.cast::<T>());
+    let aligned = |address: usize| address.is_multiple_of(size_of::<T>());
+    if aligned(source as usize) && aligned(destination as usize) {
+        for index in 0..count {
+            // SAFETY: inside both spans, as the caller promises, and aligned.
+            unsafe { destination.add(index).write_volatile(source.add(index).read_volatile()) };
+        }
+        return;
+    }
+    for index in 0..count {
+        // SAFETY: inside both spans, as the caller promises.
+        unsafe {
+            if aligned(source as usize) {
+                destination.add(index).write_unaligned(source.add(index).read_volatile());
+            } else if aligned(destination as usize) {
+                destination.add(index).write_volatile(source.add(index).read_unaligned());
+            } else {
+                destination.add(index).write_unaligned(source.add(index).read_unaligned());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
+            assert_eq!(access.to_string().parse::<Access>().unwrap(), access);
+        }
+        assert!("12".parse::<Access>().unwrap_err().to_string().contains("choose 4, 8"));
+    }
+}

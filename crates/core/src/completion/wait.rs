@@ -1,0 +1,254 @@
+//! The loop that waits for an operation: poll, sleep for the expected time, poll, then block.
+//!
+//! ```text
+//!  first polls | timed sleep (adaptive) | polls, with a check after each round | block between rounds
+//!              ^ start                                                         ^ start + poll_for
+//! ```
+//!
+//! The clock is read only after the first polls, because most waits are over by then.
+
+use std::time::{Duration, Instant};
+
+/// How long a wait sleeps and polls, counted from the end of its first polls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitPlan {
+    /// How long to sleep before polling again; zero to poll at once.
+    pub sleep: Duration,
+    /// How long to poll before the wait calls [`Wait::block`] between rounds, including `sleep`.
+    pub poll_for: Duration,
+}
+
+impl WaitPlan {
+    /// Polls until the end, as [`Poll`](super::CompletionMode::Poll) does.
+    pub const POLL: Self = Self { sleep: Duration::ZERO, poll_for: Duration::MAX };
+    /// Blocks after each round of polls, as [`Interrupt`](super::CompletionMode::Interrupt) does.
+    pub const BLOCK: Self = Self { sleep: Duration::ZERO, poll_for: Duration::ZERO };
+}
+
+/// How a wait's timed sleep ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Slept {
+    /// How much longer the sleep lasted than asked.
+    pub overshoot: Duration,
+    /// How long it lasted.
+    pub took: Duration,
+    /// The operation had completed when the thread woke: it slept too long.
+    pub late: bool,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Waited {
+    start: Option<Instant>,
+}
+
+impl Waited {
+    /// Returns the time since the first polls, if it tells how long the operation took: `None` if the first polls found the
+    /// operation completed, or the thread slept past its end. Call it at once, because it reads the clock.
+    pub fn took(&self) -> Option<Duration> {
+        self.start.map(|start| start.elapsed())
+    }
+}
+
+/// One wait for an operation. An implementer says how to poll, check, block and learn; [`Wait::run`] is the loop.
+pub trait Wait {
+    /// Why a wait can fail.
+    type Error;
+    /// How often [`Wait::run`] polls before it reads the clock and asks for the plan; at least 1.
+    const FIRST_POLLS: u32;
+    /// How often it polls between two calls of [`Wait::check`].
+    const POLLS: u32;
+
+    /// Polls once. Returns true if the operation has completed. `watched` is true if the poll before was a moment ago, so
+    /// that a completion found now happened now.
+    ///
+    /// # Errors
+    /// If the operation failed.
+    fn poll(&mut self, watched: bool) -> Result<bool, Self::Error>;
+
+    /// Returns the plan. Called once, and only if the first polls did not find the operation completed.
+    fn plan(&mut self) -> WaitPlan;
+
+    /// Learns from the timed sleep, after the poll that followed it.
+    fn slept(&mut self, slept: &Slept) {
+        let _ = slept;
+    }
+
+    /// Checks for reasons to give up, `waited` after the start, and does work that must go on meanwhile.
+    ///
+    /// # Errors
+    /// If the wait should end. It succeeds all the same if the operation has completed by now.
+    fn check(&mut self, waited: Duration) -> Result<(), Self::Error>;
+
+    /// Sleeps until an event that may have ended the operation, or for a limited time.
+    ///
+    /// # Errors
+    /// If the thread cannot sleep.
+    fn block(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    /// Waits until the operation has completed.
+    ///
+    /// # Errors
+    /// Those of `poll`, `check` and `block`.
+    #[inline]
+    fn run(&mut self) -> Result<Waited, Self::Error> {
+        let mut watched = false;
+        for _ in 0..Self::FIRST_POLLS {
+            if self.poll(watched)? {
+                return Ok(Waited { start: None });
+            }
+            watched = true;
+            std::hint::spin_loop();
+        }
+        run_on(self)
+    }
+}
+
+/// Goes on after the first polls.
+fn run_on<W: Wait + ?Sized>(wait: &mut W) -> Result<Waited, W::Error> {
+    let start = Instant::now();
+    let plan = wait.plan();
+    let mut watched = true;
+    if !plan.sleep.is_zero() {
+        let slept_from = Instant::now();
+        sleep_precisely(plan.sleep);
+        let took = slept_from.elapsed();
+        let late = wait.poll(false)?;
+        wait.slept(&Slept { overshoot: took.saturating_sub(plan.sleep), took, late });
+        if late {
+            return Ok(Waited { start: None });
+        }
+    }
+    loop {
+        for _ in 0..W::POLLS {
+            if wait.poll(watched)? {
+                return Ok(Waited { start: Some(start) });
+            }
+            watched = true;
+            std::hint::spin_loop();
+        }
+        let waited = start.elapsed();
+        if let Err(error) = wait.check(waited) {
+            return if wait.poll(false)? { Ok(Waited { start: Some(start) }) } else { Err(error) };
+        }
+        if waited >= plan.poll_for {
+            wait.block()?;
+            watched = false;
+        }
+    }
+}
+
+/// Sleeps for `time` with a timer slack of 1 ns instead of Linux's default of 50 us.
+pub fn sleep_precisely(time: Duration) {
+    #[cfg(target_os = "linux")]
+    {
+        thread_local! { static PRECISE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) }; }
+        PRECISE.with(|precise| {
+            if !precise.replace(true) {
+                // SAFETY: sets a property of the calling thread and passes no pointer.
+                unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
+            }
+        });
+    }
+    std::thread::sleep(time);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wait whose operation completes at its `ends`th poll, and that records its calls.
+    struct Scripted {
+        ends: u32,
+        polls: u32,
+        plan: WaitPlan,
+        fails_at_check: u32,
+        checks: u32,
+        calls: Vec<&'static str>,
+    }
+
+    fn scripted(ends: u32, plan: WaitPlan) -> Scripted {
+        Scripted { ends, polls: 0, plan, fails_at_check: u32::MAX, checks: 0, calls: Vec::new() }
+    }
+
+    impl Wait for Scripted {
+        type Error = &'static str;
+        const FIRST_POLLS: u32 = 3;
+        const POLLS: u32 = 4;
+
+        fn poll(&mut self, watched: bool) -> Result<bool, &'static str> {
+            self.polls += 1;
+            if !watched {
+                self.calls.push("unwatched poll");
+            }
+            Ok(self.polls >= self.ends)
+        }
+
+        fn plan(&mut self) -> WaitPlan {
+            self.calls.push("plan");
+            self.plan
+        }
+
+        fn slept(&mut self, slept: &Slept) {
+            assert!(slept.took >= self.plan.sleep && slept.overshoot <= slept.took);
+            self.calls.push(if slept.late { "slept late" } else { "slept" });
+        }
+
+        fn check(&mut self, _: Duration) -> Result<(), &'static str> {
+            self.checks += 1;
+            if self.checks == self.fails_at_check { Err("gave up") } else { Ok(()) }
+        }
+
+        fn block(&mut self) -> Result<(), &'static str> {
+            self.calls.push("block");
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_completed_operation_costs_no_plan() {
+        let mut wait = scripted(3, WaitPlan::POLL);
+        assert!(wait.run().unwrap().took().is_none());
+        assert_eq!((wait.polls, wait.calls), (3, vec!["unwatched poll"]));
+    }
+
+    #[test]
+    fn polling_never_blocks() {
+        let mut wait = scripted(100, WaitPlan::POLL);
+        assert!(wait.run().unwrap().took().is_some());
+        assert_eq!((wait.polls, wait.checks), (100, 24));
+        assert_eq!(wait.calls, ["unwatched poll", "plan"]);
+    }
+
+    #[test]
+    fn interrupts_block_after_each_round() {
+        let mut wait = scripted(12, WaitPlan::BLOCK);
+        wait.run().unwrap();
+        let round = ["block", "unwatched poll"];
+        assert_eq!(wait.calls, [&["unwatched poll", "plan"][..], &round, &round].concat());
+    }
+
+    #[test]
+    fn an_adaptive_wait_sleeps_then_polls_then_blocks() {
+        let plan = WaitPlan { sleep: Duration::from_micros(50), poll_for: Duration::from_micros(50) };
+        let mut wait = scripted(9, plan);
+        assert!(wait.run().unwrap().took().unwrap() >= plan.sleep);
+        let calls = ["unwatched poll", "plan", "unwatched poll", "slept", "block", "unwatched poll"];
+        assert_eq!(wait.calls, calls);
+        // Completed during the sleep: nobody knows when.
+        let mut wait = scripted(4, plan);
+        assert!(wait.run().unwrap().took().is_none());
+        assert_eq!(wait.calls, ["unwatched poll", "plan", "unwatched poll", "slept late"]);
+    }
+
+    #[test]
+    fn a_failed_check_ends_the_wait_unless_the_operation_has_completed() {
+        let mut wait = Scripted { fails_at_check: 2, ..scripted(100, WaitPlan::POLL) };
+        assert_eq!(wait.run().unwrap_err(), "gave up");
+        // The poll after the second check is the twelfth.
+        let mut wait = Scripted { fails_at_check: 2, ..scripted(12, WaitPlan::POLL) };
+        assert!(wait.run().is_ok());
+    }
+}
