@@ -56,6 +56,16 @@ pub enum Error {
         /// What it was asked.
         what: &'static str,
     },
+    /// The word of an atomic is not aligned to its width, or has a width other than 4 or 8 bytes.
+    #[error(
+        "atomic on {width} bytes at {address:#x}: the word must have 4 or 8 bytes and be aligned to its width"
+    )]
+    Misaligned {
+        /// The address.
+        address: usize,
+        /// Bytes of the word.
+        width: usize,
+    },
     /// The symmetric heap has no room.
     #[error("symmetric heap: no {bytes} bytes free of {size}; give a larger --heap (INLANE_NTB_HEAP)")]
     Heap {

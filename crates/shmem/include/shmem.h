@@ -316,7 +316,7 @@ INLANE_SHMEM_BITWISE(uint64, uint64_t)
 
 /* ---- waits ------------------------------------------------------------------------------------------------------- */
 
-void inlane_shmem_wait(const void *word, size_t width, int is_signed, int how, uint64_t value);
+uint64_t inlane_shmem_wait(const void *word, size_t width, int is_signed, int how, uint64_t value);
 int inlane_shmem_test(const void *word, size_t width, int is_signed, int how, uint64_t value);
 
 #define INLANE_SHMEM_WAIT(name, type)                                                                                  \
@@ -348,8 +348,7 @@ static inline void shmem_wait(const volatile long *w, long v) { shmem_long_wait(
 
 static inline uint64_t shmem_signal_fetch(const uint64_t *w) { return *(const volatile uint64_t *)w; }
 static inline uint64_t shmem_signal_wait_until(uint64_t *w, int how, uint64_t v) {
-    shmem_uint64_wait_until(w, how, v);
-    return shmem_signal_fetch(w);
+    return inlane_shmem_wait(w, sizeof *w, 0, how, v);
 }
 
 void shmem_set_lock(long *lock);
@@ -361,7 +360,6 @@ int shmem_test_lock(long *lock);
 void shmem_barrier_all(void);
 void shmem_sync_all(void);
 void shmem_barrier(int pe_start, int log_stride, int pe_size, long *psync);
-void inlane_shmem_sync(int start, int log_stride, int size);
 void inlane_shmem_broadcast(void *d, const void *s, size_t bytes, int root, int start, int log_stride, int size);
 void inlane_shmem_collect(void *d, const void *s, size_t bytes, int same, int start, int log_stride, int size);
 void inlane_shmem_alltoall(void *d, const void *s, size_t bytes, int start, int log_stride, int size);

@@ -31,12 +31,6 @@ pub extern "C" fn shmem_barrier(start: c_int, log_stride: c_int, size: c_int, _p
     check(world().barrier(set(start, log_stride, size)));
 }
 
-/// Waits for a set of PEs.
-#[unsafe(no_mangle)]
-pub extern "C" fn inlane_shmem_sync(start: c_int, log_stride: c_int, size: c_int) {
-    check(world().sync(set(start, log_stride, size)));
-}
-
 /// Copies the root's bytes to the destination of all others of the set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_broadcast(

@@ -5,6 +5,7 @@
 #![allow(clippy::missing_safety_doc)] // Each function's contract is the specification's; see the header.
 
 mod collectives;
+mod locks;
 mod statics;
 mod world;
 
@@ -248,28 +249,29 @@ fn compare(how: c_int) -> Compare {
     [Eq, Ne, Gt, Ge, Lt, Le].get(how as usize).copied().unwrap_or(Eq)
 }
 
-unsafe fn holds(word: *const c_void, width: usize, signed: bool, how: c_int, value: u64) -> bool {
-    macro_rules! look {
+/// Returns the word's value if it compares so with `value`.
+unsafe fn satisfying(word: *const c_void, width: usize, signed: bool, how: c_int, value: u64) -> Option<u64> {
+    macro_rules! load {
         ($type:ty) => {{
             // SAFETY: an aligned word of that type, by the caller's contract.
             let now = unsafe { word.cast::<$type>().read_volatile() };
-            compare(how).holds(now, value as $type)
+            (compare(how).holds(now, value as $type), now as u64)
         }};
     }
-    let held = match (width, signed) {
-        (2, true) => look!(i16),
-        (2, false) => look!(u16),
-        (4, true) => look!(i32),
-        (4, false) => look!(u32),
-        (_, true) => look!(i64),
-        (_, false) => look!(u64),
+    let (holds, now) = match (width, signed) {
+        (2, true) => load!(i16),
+        (2, false) => load!(u16),
+        (4, true) => load!(i32),
+        (4, false) => load!(u32),
+        (_, true) => load!(i64),
+        (_, false) => load!(u64),
     };
     std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-    held
+    holds.then_some(now)
 }
 
-/// Waits until the integer of `width` bytes compares so with `value`: 0 equal, 1 not equal, 2 greater, 3 greater or equal,
-/// 4 less, 5 less or equal.
+/// Waits until the integer of `width` bytes compares so with `value`, and returns the value that did: 0 equal,
+/// 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_wait(
     word: *const c_void,
@@ -277,9 +279,15 @@ pub unsafe extern "C" fn inlane_shmem_wait(
     signed: c_int,
     how: c_int,
     value: u64,
-) {
-    // SAFETY: the caller's contract.
-    check(world().wait_word(word as usize, width, || unsafe { holds(word, width, signed != 0, how, value) }));
+) -> u64 {
+    let mut seen = value;
+    check(world().wait_word(word as usize, width, || {
+        // SAFETY: the caller's contract.
+        let now = unsafe { satisfying(word, width, signed != 0, how, value) };
+        seen = now.unwrap_or(seen);
+        now.is_some()
+    }));
+    seen
 }
 
 /// 1 when the integer compares so; lets others' requests proceed.
@@ -293,32 +301,7 @@ pub unsafe extern "C" fn inlane_shmem_test(
 ) -> c_int {
     world().transport().progress();
     // SAFETY: the caller's contract.
-    unsafe { holds(word, width, signed != 0, how, value) as c_int }
-}
-
-/// Takes a lock, which is a symmetric word; held at PE 0.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_set_lock(lock: *mut i64) {
-    let mine = world().me() as u64 + 1;
-    let mut pause = 1u64;
-    while check(world().atomic(Operation::CompareSwap, lock as usize, 8, mine, 0, 0)) != 0 {
-        std::thread::sleep(std::time::Duration::from_micros(pause));
-        pause = (pause * 2).min(256);
-    }
-}
-
-/// Gives a lock back; what was put before is delivered first.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_clear_lock(lock: *mut i64) {
-    shmem_quiet();
-    check(world().atomic(Operation::Swap, lock as usize, 8, 0, 0, 0));
-}
-
-/// 0 when the lock was free and is now held, else 1.
-#[unsafe(no_mangle)]
-pub extern "C" fn shmem_test_lock(lock: *mut i64) -> c_int {
-    let mine = world().me() as u64 + 1;
-    (check(world().atomic(Operation::CompareSwap, lock as usize, 8, mine, 0, 0)) != 0) as c_int
+    unsafe { satisfying(word, width, signed != 0, how, value).is_some() as c_int }
 }
 
 /// The specification's version whose names these are.
@@ -334,7 +317,7 @@ pub unsafe extern "C" fn shmem_info_get_version(major: *mut c_int, minor: *mut c
 /// The library's name, up to 255 characters and a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_info_get_name(name: *mut c_char) {
-    let text = concat!("inlane ", env!("CARGO_PKG_VERSION"), "\0");
+    let text = "inlane\0";
     // SAFETY: the caller's buffer holds SHMEM_MAX_NAME_LEN (256) characters.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, text.len()) };
 }

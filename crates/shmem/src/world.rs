@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 struct Process {
+    /// Identifies the process that called shmem_init, as opposed to a forked child.
+    id: u32,
     world: World<Windows>,
     twin: Arc<Twin>,
     _hub: Option<Hub>,
@@ -84,7 +86,12 @@ fn connect() -> Result<Process> {
     let Session { twin, settings, hub, .. } = session;
     let twin = Arc::new(twin);
     let windows = Windows::connect(twin.clone(), bytes, settings)?;
-    Ok(Process { world: World::new(windows, address, length)?, twin, _hub: hub })
+    Ok(Process { id: std::process::id(), world: World::new(windows, address, length)?, twin, _hub: hub })
+}
+
+/// Returns the process that called shmem_init. `None` in a forked child, which is no PE and must not act as one.
+fn own_process() -> Option<&'static Process> {
+    PROCESS.get().filter(|process| process.id == std::process::id())
 }
 
 unsafe extern "C" {
@@ -116,7 +123,7 @@ pub fn start() {
 
 /// Waits for all PEs and leaves. A second call does nothing.
 pub fn finish() {
-    let Some(process) = PROCESS.get() else { return };
+    let Some(process) = own_process() else { return };
     if !FINISHED.swap(true, Ordering::AcqRel) {
         check(process.world.leave());
         process.twin.report_finished();
@@ -125,7 +132,7 @@ pub fn finish() {
 
 /// Ends all processes of the job.
 pub fn exit_all(status: c_int) {
-    if let Some(process) = PROCESS.get() {
+    if let Some(process) = own_process() {
         process.twin.request_exit_all(status);
     }
     FINISHED.store(true, Ordering::Release);

@@ -19,7 +19,7 @@ fn compile(directory: &Path, name: &str) -> Option<PathBuf> {
         .arg(here.join("include"))
         .arg("-L")
         .arg(&libraries)
-        .arg("-linlane_shmem")
+        .args(["-linlane_shmem", "-pthread"])
         .arg(format!("-Wl,-rpath,{}", libraries.display()))
         .output();
     match output {
@@ -50,6 +50,24 @@ fn the_subset_works_from_c() {
         ..Job::default()
     };
     assert_eq!(bad.run(&program, &[]).unwrap(), (0, None), "over a bad wire");
+}
+
+#[test]
+fn locks_are_granted_in_the_order_of_the_calls() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "locks") else { return };
+    for pes in [1, 4] {
+        let job = Job { pes, heap_bytes: 4 << 20, ..Job::default() };
+        assert_eq!(job.run(&program.clone().into(), &[]).unwrap(), (0, None), "{pes} PEs");
+    }
+}
+
+#[test]
+fn signals_names_and_forked_children() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(program) = compile(directory.path(), "signals") else { return };
+    let job = Job { pes: 2, heap_bytes: 4 << 20, ..Job::default() };
+    assert_eq!(job.run(&program.into(), &[]).unwrap(), (0, None));
 }
 
 #[test]

@@ -202,8 +202,6 @@ pub fn pe(
     if let Some(twin) = &twin {
         twin.report_finished();
     }
-    // The other side may still be leaving the barrier.
-    std::thread::sleep(Duration::from_millis(if twin.is_some() { 20 } else { 1000 }));
     Ok(points)
 }
 

@@ -423,7 +423,8 @@ impl PeContext {
 
 #[cold]
 fn no_such_pe(pe: u32, pes: u32) -> Error {
-    Error::invalid(format!("processing element {pe}"), format!("there are 0 to {}", pes - 1))
+    // A C program's negative number arrives as a large one.
+    Error::invalid(format!("PE {}", pe as i32), format!("the job has PEs 0 to {}", pes - 1))
 }
 
 impl Drop for Windows {

@@ -267,6 +267,15 @@ impl<T: Transport> World<T> {
         unsafe { self.transport.get(pe, offset, destination, bytes) }
     }
 
+    /// Returns the symmetric offset of an atomic's word.
+    fn atomic_offset(&self, address: usize, width: usize) -> Result<usize> {
+        let offset = self.offset_of(address, width)?;
+        if !matches!(width, 4 | 8) || !address.is_multiple_of(width) {
+            return Err(Error::Misaligned { address, width });
+        }
+        Ok(offset)
+    }
+
     /// An atomic on the word of `width` bytes at symmetric address `target` of `pe`, carried out there; gives the value
     /// before.
     ///
@@ -281,7 +290,7 @@ impl<T: Transport> World<T> {
         comparand: u64,
         pe: u32,
     ) -> Result<u64> {
-        let offset = self.offset_of(target, width)?;
+        let offset = self.atomic_offset(target, width)?;
         self.transport.atomic(pe, Atomic { operation, offset, width, operand, comparand })
     }
 
@@ -297,7 +306,7 @@ impl<T: Transport> World<T> {
         operand: u64,
         pe: u32,
     ) -> Result<()> {
-        let offset = self.offset_of(target, width)?;
+        let offset = self.atomic_offset(target, width)?;
         self.transport.atomic_nbi(pe, Atomic { operation, offset, width, operand, comparand: 0 })
     }
 

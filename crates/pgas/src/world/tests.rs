@@ -139,6 +139,26 @@ fn everything_works_over_a_bad_wire() {
     run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", CompletionMode::Interrupt, None, everything);
 }
 
+/// `leave` promises that a PE may go when it returns. PEs therefore drop their memory and links at once, in any order.
+#[test]
+fn a_pe_may_go_as_soon_as_leave_returns() {
+    for mode in [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt] {
+        for round in 0..8u64 {
+            let faults = if round % 2 == 0 { "" } else { "delay=100us,reorder,torn" };
+            run(4, faults, mode, Some(64), |world| {
+                let words = world.array::<u64>(8).unwrap();
+                let peer = (world.me() + 1) % 4;
+                world.put(words, 0, &[round + 1], peer).unwrap();
+                world.fetch(Operation::Add, words, 1, 1, 0, peer).unwrap();
+                // One PE is late, another one each round.
+                if u64::from(world.me()) == round % 4 {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn threads_share_a_pe() {
     run(2, "", CompletionMode::Adaptive, None, |world| {
@@ -175,7 +195,11 @@ fn what_is_not_symmetric_is_refused() {
             assert!(world.put_bytes(at, local.as_ptr(), 8, 2).is_err());
             assert!(world.put_bytes(0, local.as_ptr(), 0, 1).is_ok(), "nothing may go anywhere");
         }
-        assert!(world.atomic(Operation::Add, array.as_ptr() as usize + 3, 8, 1, 0, 1).is_err(), "misaligned");
+        let misaligned = world.atomic(Operation::Add, array.as_ptr() as usize + 3, 8, 1, 0, 1).unwrap_err();
+        assert!(misaligned.to_string().contains("be aligned to its width"), "{misaligned}");
+        let nobody =
+            world.atomic(Operation::Add, array.as_ptr() as usize, 8, 1, 0, -1i32 as u32).unwrap_err();
+        assert!(nobody.to_string().contains("PE -1: the job has PEs 0 to 1"), "{nobody}");
         assert!(world.sync(Set { start: 0, stride: 1, size: 9 }).is_err());
         assert!(world.sync(Set { start: 1 - world.me(), stride: 1, size: 1 }).is_err(), "not a member");
         assert!(world.allocate(1 << 40, 8).is_err());

@@ -1,0 +1,76 @@
+//! Locks, granted in the order in which the PEs asked for them (OpenSHMEM 1.5, section 9.12).
+//!
+//! A lock is a queue of PEs, after Mellor-Crummey and Scott ("Algorithms for scalable synchronization on shared-memory
+//! multiprocessors", 1991). The symmetric word holds both ends of it:
+//!
+//! ```text
+//! bytes 0..4   at PE 0: the last PE of the queue + 1, or 0 for a free lock
+//! bytes 4..8   at each PE: bit 31 while it waits; below, the next PE of the queue + 1
+//! ```
+//!
+//! A PE appends itself by a swap of the first half, and tells the PE before it. A waiting PE sleeps on its own word.
+
+use crate::world::{check, world};
+use inlane_pgas::transport::Operation;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The PE that keeps the end of the queue.
+const HOME: u32 = 0;
+const WAITING: u32 = 1 << 31;
+
+/// Returns the address of the half that holds the queue's links.
+fn links(lock: *mut i64) -> usize {
+    lock as usize + 4
+}
+
+/// Loads this PE's link.
+fn own_link(lock: *mut i64) -> u32 {
+    // SAFETY: an atomic on the lock came before, which checked that it is an aligned word of symmetric memory. Other PEs
+    // change it by atomics that this process carries out.
+    unsafe { AtomicU32::from_ptr(links(lock) as *mut u32) }.load(Ordering::Acquire)
+}
+
+/// Carries out a 4-byte atomic and returns the value before.
+fn atomic(operation: Operation, target: usize, operand: u32, comparand: u32, pe: u32) -> u32 {
+    check(world().atomic(operation, target, 4, operand.into(), comparand.into(), pe)) as u32
+}
+
+/// Sets a lock. PEs get it in the order in which they ask.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_set_lock(lock: *mut i64) {
+    let me = world().me();
+    atomic(Operation::Swap, links(lock), WAITING, 0, me);
+    let last = atomic(Operation::Swap, lock as usize, me + 1, 0, HOME);
+    if last != 0 {
+        check(world().atomic_nbi(Operation::Or, links(lock), 4, (me + 1).into(), last - 1));
+        check(world().wait_word(links(lock), 4, || own_link(lock) & WAITING == 0));
+    }
+}
+
+/// Clears a lock. All earlier puts of this PE are delivered before the next PE gets it.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_clear_lock(lock: *mut i64) {
+    check(world().quiet());
+    let me = world().me();
+    let next = || own_link(lock) & !WAITING;
+    // Checks the address before the first plain load.
+    let link = atomic(Operation::Fetch, links(lock), 0, 0, me);
+    if link & !WAITING == 0 {
+        if atomic(Operation::CompareSwap, lock as usize, 0, me + 1, HOME) == me + 1 {
+            return;
+        }
+        // A PE has appended itself and is about to store its number here.
+        check(world().wait_word(links(lock), 4, || next() != 0));
+    }
+    check(world().atomic_nbi(Operation::And, links(lock), 4, (!WAITING).into(), next() - 1));
+}
+
+/// Sets a lock if it is free. Returns 0 if this PE holds it now, else 1.
+#[unsafe(no_mangle)]
+pub extern "C" fn shmem_test_lock(lock: *mut i64) -> c_int {
+    let me = world().me();
+    // Before the swap, because the next PE may store its number right after it.
+    atomic(Operation::Swap, links(lock), 0, 0, me);
+    (atomic(Operation::CompareSwap, lock as usize, me + 1, 0, HOME) != 0) as c_int
+}
