@@ -1,12 +1,12 @@
-//! Finds DPDK (distribution package, by pkg-config), makes the bindings, compiles the inline functions, and links the
-//! drivers that are used statically, so that one binary travels.
+//! Finds DPDK (the distribution's package, by pkg-config), generates the bindings, compiles the C files of `src/sys`, and links DPDK and
+//! its drivers statically, so that the program runs on machines without DPDK.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::exit;
 
-/// Drivers: their constructors register them, so every object of the archive is linked. Those that a DPDK release
-/// lacks are left out. Not here: drivers that need libraries of a vendor (mlx5: rdma-core's), and net_pcap.
+/// The drivers to link. Each is linked as a whole, because it registers itself by a constructor that nothing refers to. Drivers that
+/// the installed DPDK lacks are skipped. Drivers that need a vendor's library are not linked (mlx5: rdma-core).
 const DRIVERS: &[&str] = &[
     "bus_pci",
     "bus_vdev",
@@ -17,7 +17,6 @@ const DRIVERS: &[&str] = &[
     "net_null",
     "net_ring",
     "net_af_packet",
-    "net_af_xdp",
     "net_tap",
     "net_memif",
     "net_e1000",
@@ -32,7 +31,7 @@ const DRIVERS: &[&str] = &[
     "net_vmxnet3",
 ];
 
-/// Libraries under the drivers, linked as far as they are used, except that these register themselves.
+/// Libraries of DPDK that register themselves by constructors, too. Of the others only what is used is linked.
 const WHOLE: &[&str] = &["ethdev", "eal", "mempool", "mbuf", "ring"];
 
 /// System libraries that the drivers use, linked statically where the distribution has the archive. Their licences
@@ -42,16 +41,25 @@ const SYSTEM_STATIC: &[&str] = &["xdp", "bpf", "z", "bsd", "md"];
 /// System libraries under the LGPL, which lets users replace them; linked dynamically for that reason.
 const SYSTEM_DYNAMIC: &[&str] = &["elf", "numa"];
 
-/// What to install where something is missing.
-const PACKAGES: &str = "apt-get install libdpdk-dev pkg-config clang libclang-dev gcc";
+/// The driver of AF_XDP ports. It is linked from a copy in which [`REPLACED_CALLS`] are renamed.
+const AF_XDP: &str = "net_af_xdp";
+
+/// Functions that the AF_XDP driver calls, and the functions of `src/sys/xdp.c` that it calls instead. The driver would replace and
+/// remove XDP programs of other processes.
+const REPLACED_CALLS: &[(&str, &str)] =
+    &[("xsk_socket__create", "inlane_xsk_socket_create"), ("bpf_xdp_detach", "inlane_bpf_xdp_detach")];
+
+/// The packages that this build needs, for error messages.
+const PACKAGES: &str = "apt-get install libdpdk-dev pkg-config clang libclang-dev gcc binutils";
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=src/sys/inline.c");
-    println!("cargo:rerun-if-changed=src/sys/inline.h");
+    println!("cargo:rerun-if-changed=src/sys");
+    println!("cargo:rerun-if-env-changed=OBJCOPY");
     let flags = compile_flags();
     bindings(&flags);
     inline_functions(&flags);
+    xdp_functions();
     link();
 }
 
@@ -65,16 +73,16 @@ fn pkg_config(arguments: &[&str]) -> String {
     match output {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         Ok(output) => fail(&format!(
-            "inlane-dpdk needs DPDK's development files, which pkg-config does not find: {}",
+            "pkg-config does not find DPDK's development files: {}",
             String::from_utf8_lossy(&output.stderr).trim()
         )),
         Err(error) => fail(&format!("inlane-dpdk needs pkg-config to find DPDK: {error}")),
     }
 }
 
-/// The include paths and the instruction set that DPDK's inline functions were written for.
+/// Returns the include paths and the instruction set with which DPDK's inline functions must be compiled.
 fn compile_flags() -> Vec<String> {
-    // Without --static: its private requirements are for drivers that are not used here.
+    // Without --static, which would require the packages of drivers that are not linked here.
     let flags = pkg_config(&["--cflags", "libdpdk"]);
     flags.split_whitespace().map(str::to_owned).collect()
 }
@@ -116,9 +124,9 @@ fn bindings(flags: &[String]) {
 fn inline_functions(flags: &[String]) {
     let mut build = cc::Build::new();
     build
-        .file("src/sys/inline.c")
+        .files(["src/sys/burst.c", "src/sys/environment.c", "src/sys/pool.c"])
         .flag("-std=gnu11")
-        // Length and port are written as one; words that are read one by one must not be written as a vector.
+        // One store writes a packet's length and port. A vector store could not be forwarded to the loads of single words.
         .flag("-fno-strict-aliasing")
         .flag_if_supported("-fno-tree-slp-vectorize")
         .opt_level(3)
@@ -127,15 +135,50 @@ fn inline_functions(flags: &[String]) {
         build.flag(flag);
     }
     if let Err(error) = build.try_compile("inlane_dpdk_inline") {
-        fail(&format!("the C compiler refused src/sys/inline.c: {error}"));
+        fail(&format!("the C compiler refused a file of src/sys: {error}"));
     }
 }
 
-/// Links in the order that DPDK's own static list has; `-bundle` leaves the archives to the final link.
+/// Compiles `xdp.c` into a library of its own. [`link`] places it beside the driver that calls it.
+fn xdp_functions() {
+    let mut build = cc::Build::new();
+    build.file("src/sys/xdp.c").flag("-std=gnu11").opt_level(2).cargo_metadata(false);
+    if let Err(error) = build.try_compile("inlane_xdp") {
+        fail(&format!(
+            "the C compiler refused src/sys/xdp.c, which needs libxdp-dev and libbpf-dev: {error}"
+        ));
+    }
+}
+
+/// Writes the copy of the AF_XDP driver with renamed calls, and returns its library name.
+fn renamed_af_xdp_driver(directory: &Path) -> String {
+    let name = "inlane_net_af_xdp";
+    let archive = directory.join(format!("librte_{AF_XDP}.a"));
+    let copy = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join(format!("lib{name}.a"));
+    let renames = REPLACED_CALLS.iter().map(|(from, to)| format!("--redefine-sym={from}={to}"));
+    let objcopy = env::var("OBJCOPY").unwrap_or_else(|_| "objcopy".into());
+    let status = std::process::Command::new(&objcopy).args(renames).arg(&archive).arg(&copy).status();
+    if !status.is_ok_and(|status| status.success()) {
+        fail(&format!("{objcopy} cannot rename symbols of {}; set OBJCOPY", archive.display()));
+    }
+    let bytes = std::fs::read(&copy).unwrap_or_default();
+    for (from, to) in REPLACED_CALLS {
+        if !bytes.windows(to.len()).any(|window| window == to.as_bytes()) {
+            fail(&format!(
+                "the driver {} does not call {from}: this DPDK release is not supported",
+                archive.display()
+            ));
+        }
+    }
+    name.to_owned()
+}
+
+/// Prints the libraries to link, in the order of DPDK's own static list. `-bundle` leaves the archives to the final link.
 fn link() {
     let directory = PathBuf::from(pkg_config(&["--variable=libdir", "libdpdk"]));
     println!("cargo:rustc-link-search=native={}", directory.display());
-    // The private libraries are all of DPDK as whole archives: only its order is taken.
+    println!("cargo:rustc-link-search=native={}", env::var("OUT_DIR").expect("cargo sets it"));
+    // The list names all of DPDK as whole archives: only its order is used.
     let list = pkg_config(&["--static", "--libs-only-l", "--libs-only-other", "libdpdk"]);
     let archives: Vec<&str> = list
         .split_whitespace()
@@ -151,7 +194,11 @@ fn link() {
             .any(|kind| name.starts_with(kind))
     };
     for name in archives {
-        if DRIVERS.contains(&name) || WHOLE.contains(&name) {
+        if name == AF_XDP {
+            for name in [renamed_af_xdp_driver(&directory), "inlane_xdp".to_owned()] {
+                println!("cargo:rustc-link-lib=static:+whole-archive,-bundle={name}");
+            }
+        } else if DRIVERS.contains(&name) || WHOLE.contains(&name) {
             println!("cargo:rustc-link-lib=static:+whole-archive,-bundle=rte_{name}");
         } else if !is_driver(name) {
             println!("cargo:rustc-link-lib=static:-bundle=rte_{name}");

@@ -160,9 +160,11 @@ fn packets_go_from_card_to_card() {
     assert!(status.success(), "{status}\n{text}\n{errors}");
     let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert_eq!(statuses, ["0", "0", "3", "3"], "{text}\n{errors}");
-    assert!(text.contains("the kernel's driver pci-stub has it"), "{text}");
+    assert!(text.contains("the kernel's driver pci-stub uses 0000:00:05.0"), "{text}");
     assert!(
-        text.contains("no driver is bound to it; run: dpdk-devbind.py --bind=vfio-pci 0000:00:05.0"),
+        text.contains(
+            "no driver is bound to 0000:00:05.0; bind it: dpdk-devbind.py --bind=vfio-pci 0000:00:05.0"
+        ),
         "{text}"
     );
     assert!(text.contains("0000:00:01.0") && text.contains("vfio"), "{text}");

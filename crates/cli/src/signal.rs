@@ -27,7 +27,7 @@ pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     on_signal(move |signal, before| match before {
         0 => {
             control.stop();
-            inlane_dpdk::wait_no_more();
+            inlane_dpdk::stop_waiting();
         }
         1 => control.abort(),
         _ => end_by(signal),

@@ -7,7 +7,6 @@
 
 pub mod access;
 pub mod clock;
-pub mod code_cache;
 pub mod completion;
 pub mod error;
 pub mod mover;

@@ -1,8 +1,8 @@
-//! DPDK's environment: started once, at the first port or pool, without arguments from the user.
+//! DPDK's environment. It starts once, with the first port or pool.
 //!
-//! It runs in memory only (no files, nothing shared with other DPDK processes), probes no PCI device by itself, opens no
-//! telemetry socket, and leaves the affinity of the program's threads alone. With free hugepages it uses them; without,
-//! it warns once and uses ordinary memory. [`set_extra_arguments`] is the one escape.
+//! It keeps no files and shares nothing with other DPDK processes. It probes no PCI device by itself, opens no telemetry socket, and leaves
+//! the affinity of the program's threads alone. It uses hugepages if some are free, otherwise ordinary memory. Devices are given virtual
+//! addresses, unless a card is bound to a driver that translates none. [`set_extra_arguments`] adds what inlane has no option for.
 
 use crate::error::{Error, Result};
 use crate::{log, sys};
@@ -12,36 +12,36 @@ use std::sync::{Mutex, OnceLock};
 static STARTED: OnceLock<Result<Environment, String>> = OnceLock::new();
 static EXTRA: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Free hugepages below this are not worth having: pools would land half here, half there.
-const HUGEPAGES_WORTH_BYTES: u64 = 64 << 20;
+/// Free hugepages are used from this size on. With fewer, some pools would not fit them.
+const LEAST_HUGEPAGE_BYTES: u64 = 64 << 20;
 
-/// What the environment runs with.
+/// The memory that the environment uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// DPDK's own memory lies in hugepages.
+    /// DPDK's memory lies in hugepages.
     pub hugepages: bool,
-    /// Devices are given virtual addresses (through an IOMMU, or software ports); otherwise physical ones.
+    /// Devices are given virtual addresses, otherwise physical ones. Software ports and cards behind an IOMMU take virtual ones.
     pub virtual_addresses: bool,
 }
 
-/// Adds arguments to DPDK's own, as `dpdk-testpmd` would take them before its `--`. For what inlane has no word for.
+/// Adds arguments for DPDK, as `dpdk-testpmd` takes them before its `--`. Call it before the first port is opened.
 ///
 /// # Errors
-/// When DPDK runs already.
+/// [`Error::Environment`] if DPDK has started.
 pub fn set_extra_arguments(arguments: impl IntoIterator<Item = String>) -> Result<()> {
     if STARTED.get().is_some() {
         return Err(Error::Environment {
-            why: "extra arguments came after the first port was opened; give them before".into(),
+            why: "extra arguments were given after the first port was opened; give them before".into(),
         });
     }
     *lock(&EXTRA) = arguments.into_iter().collect();
     Ok(())
 }
 
-/// Starts the environment if it is not yet.
+/// Starts the environment, if it has not started.
 ///
 /// # Errors
-/// [`Error::Environment`] with DPDK's own words; the same again at each later call, since DPDK starts once a process.
+/// [`Error::Environment`] with DPDK's messages. Later calls return the same error, because DPDK starts at most once in a process.
 pub fn start() -> Result<Environment> {
     STARTED.get_or_init(start_once).clone().map_err(|why| Error::Environment { why })
 }
@@ -51,7 +51,7 @@ pub fn is_started() -> bool {
     matches!(STARTED.get(), Some(Ok(_)))
 }
 
-/// DPDK's version, as it names itself (`DPDK 22.11.11`).
+/// Returns DPDK's name and version, as in `DPDK 22.11.11`.
 pub fn version() -> String {
     // SAFETY: returns a constant string.
     let text = unsafe { std::ffi::CStr::from_ptr(sys::rte_version()) };
@@ -63,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn start_once() -> Result<Environment, String> {
-    // rte_eal_init pins its thread to a core and makes it lcore 0: not ours to lose, so a thread of its own does it.
+    // rte_eal_init binds its thread to a core and makes it lcore 0, so it gets a thread of its own.
     std::thread::Builder::new()
         .name("dpdk-start".into())
         .spawn(initialise)
@@ -72,7 +72,7 @@ fn start_once() -> Result<Environment, String> {
 }
 
 fn initialise() -> Result<Environment, String> {
-    let hugepages = free_hugepage_bytes() >= HUGEPAGES_WORTH_BYTES;
+    let hugepages = free_hugepage_bytes() >= LEAST_HUGEPAGE_BYTES;
     let arguments = arguments(hugepages);
     tracing::debug!(?arguments, "starting DPDK");
     let arguments: Vec<CString> = arguments
@@ -80,18 +80,18 @@ fn initialise() -> Result<Environment, String> {
         .map(|argument| CString::new(argument).map_err(|_| "an argument holds a zero byte".to_owned()))
         .collect::<Result<_, _>>()?;
     let mark = log::Mark::new();
-    // DPDK keeps pointers into its arguments, and getopt permutes the list: both live on.
+    // Leaked because DPDK keeps pointers into its arguments, and getopt permutes the list.
     let arguments: &'static [CString] = arguments.leak();
     let mut pointers: Vec<*mut c_char> = arguments.iter().map(|a| a.as_ptr().cast_mut()).collect();
     pointers.push(std::ptr::null_mut());
     let pointers: &'static mut [*mut c_char] = pointers.leak();
-    // SAFETY: the stream it makes lives for the process; it calls back into `log`.
+    // SAFETY: the stream that it makes lives for the process. It calls back into `log`.
     if unsafe { sys::inlane_log_route() } != 0 {
-        tracing::warn!("DPDK's messages go to stderr: no stream could be made for them");
+        tracing::warn!("DPDK's messages go to stderr, because no stream could be made for them");
     }
-    // SAFETY: a null-terminated list of strings that live on, called once in the process.
+    // SAFETY: a null-terminated list of strings that live for the process. It is called once.
     let outcome = unsafe { sys::rte_eal_init(arguments.len() as i32, pointers.as_mut_ptr()) };
-    // The environment replaced the stream while it started.
+    // While it started, the environment replaced the stream.
     // SAFETY: as above.
     unsafe { sys::inlane_log_route() };
     if outcome < 0 {
@@ -100,8 +100,8 @@ fn initialise() -> Result<Environment, String> {
     }
     if !hugepages {
         tracing::info!(
-            "no free hugepages: DPDK uses ordinary memory (--no-huge), which software ports do well with; for network \
-             cards run: dpdk-hugepages.py --setup 1G"
+            "no free hugepages: DPDK uses ordinary memory, which is enough for software ports; for network cards run: \
+             dpdk-hugepages.py --setup 1G"
         );
     }
     // SAFETY: the environment is up.
@@ -111,11 +111,15 @@ fn initialise() -> Result<Environment, String> {
 
 fn arguments(hugepages: bool) -> Vec<String> {
     let mut arguments: Vec<String> = ["inlane", "--no-telemetry"].map(str::to_owned).into();
-    // One lcore that floats over every CPU this process may use; threads that drive queues register as they come.
+    // One lcore that floats over every CPU of this process. Other threads register with their first burst.
     arguments.push(format!("--lcores=0@({})", allowed_cpus()));
-    // An allow list that names no device: nothing is probed until a port asks for it.
+    // The address of no network card: with an allow list, a device is probed only when a port asks for it.
     arguments.push("--allow=0000:00:00.0".into());
-    // Nothing in files, nothing shared with other processes. The two exclude each other.
+    // Left to itself, DPDK chooses physical addresses where hugepages are reserved and root asks. Software DMA devices refuse these.
+    if !some_card_needs_physical_addresses() {
+        arguments.push("--iova-mode=va".into());
+    }
+    // Either keeps DPDK from sharing files with other processes. Together they are refused.
     if hugepages {
         arguments.push("--in-memory".into());
     } else {
@@ -127,15 +131,15 @@ fn arguments(hugepages: bool) -> Vec<String> {
     arguments
 }
 
-/// The list of CPUs of this process as DPDK writes it.
+/// Returns the CPUs that this process may use, as DPDK writes lists.
 fn allowed_cpus() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     list.map(str::trim).filter(|list| !list.is_empty()).unwrap_or("0").to_owned()
 }
 
-/// What DPDK's heap may grow to without hugepages; pools bring memory of their own. It is reserved and not touched, until a
-/// card under vfio-pci is opened: then all of it is mapped for the card, and so locked.
+/// Returns the limit of DPDK's heap without hugepages, in MiB. Pools have memory of their own. The heap is only reserved, until a card
+/// under vfio-pci is opened: then all of it is mapped for the card, and so locked.
 fn ordinary_memory_mib() -> u64 {
     let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = information
@@ -147,7 +151,23 @@ fn ordinary_memory_mib() -> u64 {
     (total_kib / 1024 / 4).clamp(64, 512)
 }
 
-/// Bytes in free hugepages of every size.
+/// True if some PCI device is bound to a driver under which DPDK gives it physical addresses: one of the uio drivers, or vfio-pci without
+/// an IOMMU.
+fn some_card_needs_physical_addresses() -> bool {
+    let bound = |driver: &str| {
+        let folder = std::path::Path::new("/sys/bus/pci/drivers").join(driver);
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        // The links to devices bear their addresses.
+        entries.filter(|entry| entry.file_name().to_string_lossy().matches(':').count() == 2).count() > 0
+    };
+    let no_iommu = || {
+        std::fs::read_to_string("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode")
+            .is_ok_and(|mode| mode.starts_with('Y'))
+    };
+    bound("uio_pci_generic") || bound("igb_uio") || (no_iommu() && bound("vfio-pci"))
+}
+
+/// Returns the bytes in free hugepages of every size.
 pub fn free_hugepage_bytes() -> u64 {
     let Ok(sizes) = std::fs::read_dir("/sys/kernel/mm/hugepages") else { return 0 };
     let bytes_of = |entry: std::fs::DirEntry| -> Option<u64> {

@@ -1,137 +1,128 @@
-//! The two ends of a queue: a call a burst, into `inline.c` and the driver.
-//!
-//! A port may be stopped while threads still hold its ends. So that none is inside the driver when the device closes,
-//! each end says when it is inside ([`Gate`]), with plain stores; the closing side pays for the ordering (membarrier).
-//! Before the port is started the gate is closed, too.
+//! The receiving and the sending end of a queue. One call per burst goes into `burst.c` and from there into the driver.
 
 use crate::error::Error;
+use crate::gate::{Gate, Mark};
 use crate::interface::Interface;
 use crate::sys;
 use inlane_core::error::Result;
 use inlane_core::packet::Packet;
 use inlane_core::port::{Counters, Rx, Tx};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, compiler_fence};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Calls that moved nothing, between two looks whether the device is still there.
-const LOOK_EVERY: u32 = 4096;
+/// Calls without a packet between two checks that the device still exists.
+const CHECK_EVERY: u32 = 4096;
 
 type Receive = unsafe extern "C" fn(u16, u16, *mut sys::inlane_packet, u16, *mut u64) -> u16;
 type Send = unsafe extern "C" fn(u16, u16, *const sys::inlane_packet, u16, *mut u64, *mut u64) -> u16;
 
-/// The functions of `inline.c` that suit a driver.
+/// The functions of `burst.c` for one kind of driver.
 #[derive(Clone, Copy)]
-pub(crate) struct Calls {
+pub(crate) struct BurstFunctions {
     receive: Receive,
     send: Send,
     send_as_received: Send,
 }
 
-impl Calls {
-    /// For drivers that write the mbufs they hand out.
+impl BurstFunctions {
+    /// For drivers that have just written the mbufs that they return.
     pub(crate) const PLAIN: Self = Self {
         receive: sys::inlane_rx_burst,
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// For those that pass mbufs on as they are.
-    pub(crate) const PASSED_ON: Self = Self { receive: sys::inlane_rx_burst_ahead, ..Self::PLAIN };
-    /// For those that forget buffers when they close.
-    pub(crate) const MARKED: Self = Self {
-        receive: sys::inlane_rx_burst_marked,
-        send: sys::inlane_tx_burst_marked,
-        send_as_received: sys::inlane_tx_burst_marked,
+    /// For drivers that pass mbufs on without touching them. Prefetches the mbufs.
+    pub(crate) const PREFETCHING: Self = Self { receive: sys::inlane_rx_burst_prefetching, ..Self::PLAIN };
+    /// For drivers that lose buffers when they close. Marks in each mbuf who holds it.
+    pub(crate) const MARKING: Self = Self {
+        receive: sys::inlane_rx_burst_marking,
+        send: sys::inlane_tx_burst_marking,
+        send_as_received: sys::inlane_tx_burst_marking,
     };
 }
 
-/// What a port and its ends share.
-pub(crate) struct Shared {
-    /// As the user wrote it.
+/// What a port shares with the ends of its queues.
+pub(crate) struct PortContext {
+    /// The port as the user wrote it.
     pub(crate) name: String,
-    /// DPDK's number of it.
+    /// DPDK's port number.
     pub(crate) port: u16,
-    /// The kernel interface under it.
+    /// The kernel interface below the port.
     pub(crate) interface: Option<Interface>,
-    /// A peer that leaves takes the port with it (memif).
+    /// The port ends when its peer disconnects (memif).
     pub(crate) has_peer: bool,
-    /// Its driver forgets buffers when it closes: packets are marked with who has them, for [`crate::pool::reclaim`].
-    pub(crate) forgets: bool,
-    calls: Calls,
-    gate: Gate,
-    /// Stopped, for good.
-    ended: AtomicBool,
-    /// Packets that the device took through ends which are gone by now.
+    /// The driver loses buffers when it closes. The port finds them by their marks: [`crate::pool::reclaim`].
+    pub(crate) loses_buffers: bool,
+    functions: BurstFunctions,
+    gate: Arc<Gate>,
+    /// The port was stopped, for good.
+    stopped: AtomicBool,
+    /// Packets sent by ends that were dropped since.
     sent: AtomicU64,
 }
 
-impl Shared {
+impl PortContext {
     pub(crate) fn new(
         name: String,
         port: u16,
         interface: Option<Interface>,
         has_peer: bool,
-        forgets: bool,
-        calls: Calls,
+        loses_buffers: bool,
+        functions: BurstFunctions,
     ) -> Arc<Self> {
         Arc::new(Self {
             name,
             port,
             interface,
             has_peer,
-            forgets,
-            calls,
-            gate: Gate::default(),
-            ended: AtomicBool::new(false),
+            loses_buffers,
+            functions,
+            gate: Gate::new(),
+            stopped: AtomicBool::new(false),
             sent: AtomicU64::new(0),
         })
     }
 
-    /// Lets the ends into the driver: the device has started.
+    /// Lets the ends into the driver. The device has started.
     pub(crate) fn open_gate(&self) {
-        self.gate.open.store(true, Ordering::SeqCst);
+        self.gate.open();
     }
 
-    /// No end is in the driver after this, nor will be.
+    /// Keeps the ends out of the driver, for good. None is inside when this returns.
     pub(crate) fn close_gate(&self) {
         self.gate.close();
-        self.ended.store(true, Ordering::Release);
+        self.stopped.store(true, Ordering::Release);
     }
 
-    /// Packets sent through ends that were dropped.
+    /// Returns how many packets were sent by ends that were dropped since.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
 
-    /// What is gone, if something is.
-    fn missing(&self) -> Option<String> {
-        if self.interface.as_ref().is_some_and(|interface| !interface.is_there()) {
-            return Some("its interface".into());
-        }
-        if self.has_peer && !link_is_up(self.port) {
-            return Some("the peer at the other end".into());
-        }
-        None
-    }
-
+    /// Returns an error if the interface or the peer has disappeared.
     #[cold]
-    fn look(&self) -> Result<()> {
-        match self.missing() {
-            Some(what) => Err(Error::Gone { port: self.name.clone(), what }.into()),
-            None => Ok(()),
-        }
+    fn check(&self) -> Result<()> {
+        let gone = if self.interface.as_ref().is_some_and(|interface| !interface.exists()) {
+            "its interface"
+        } else if self.has_peer && !link_is_up(self.port) {
+            "the peer"
+        } else {
+            return Ok(());
+        };
+        Err(Error::Gone { port: self.name.clone(), what: gone.into() }.into())
     }
 }
 
-/// The link of an open device.
+/// True if the link of an open device is up.
 pub(crate) fn link_is_up(port: u16) -> bool {
     link_megabits(port).is_some()
 }
 
-/// What the link of an open device carries in Mb/s, as far as the device says; `None` while it is down.
+/// Returns the link rate of an open device in Mb/s as its driver reports it, `None` while the link is down.
 pub(crate) fn link_megabits(port: u16) -> Option<u32> {
     let mut link = sys::rte_eth_link::default();
-    // Where status and speed stand in it differs between releases: C reads them.
-    // SAFETY: fills the structure, a port that is not valid is refused; reads it.
+    // C reads the fields, whose places differ between DPDK releases.
+    // SAFETY: the first call writes the structure, or refuses an invalid port; the second reads it.
     unsafe {
         match sys::rte_eth_link_get_nowait(port, &mut link) {
             0 => u32::try_from(sys::inlane_link_megabits(&link)).ok(),
@@ -140,190 +131,145 @@ pub(crate) fn link_megabits(port: u16) -> Option<u32> {
     }
 }
 
-/// Lets ends into the driver while it is open.
-#[derive(Default)]
-struct Gate {
-    open: AtomicBool,
-    seats: Mutex<Vec<Arc<Seat>>>,
+/// What the ends of queues have in common. The fields that each burst needs lie beside each other.
+struct End {
+    port: u16,
+    queue: u16,
+    /// Calls that moved nothing since the last check.
+    idle: u32,
+    gate: Arc<Gate>,
+    mark: Arc<Mark>,
+    functions: BurstFunctions,
+    counters: Counters,
+    context: Arc<PortContext>,
 }
 
-/// On a line of its own, since its owner writes it twice a burst.
-#[derive(Default)]
-#[repr(align(128))]
-struct Seat {
-    inside: AtomicBool,
-}
-
-impl Gate {
-    fn seat(&self) -> Arc<Seat> {
-        let seat = Arc::<Seat>::default();
-        self.seats.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(seat.clone());
-        seat
-    }
-
-    /// Runs `work` inside, or not at all where it is closed.
-    #[inline(always)]
-    fn pass<T>(&self, seat: &Seat, work: impl FnOnce() -> T) -> Option<T> {
-        // Store, then load, in program order: the compiler keeps it, and `close` makes every CPU keep it.
-        seat.inside.store(true, Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst);
-        let outcome = if self.open.load(Ordering::Acquire) { Some(work()) } else { None };
-        seat.inside.store(false, Ordering::Release);
-        outcome
-    }
-
-    fn close(&self) {
-        self.open.store(false, Ordering::SeqCst);
-        barrier_on_all_threads();
-        // From here on every thread sees it closed before it enters; who was inside before is seen inside.
-        for seat in self.seats.lock().unwrap_or_else(std::sync::PoisonError::into_inner).iter() {
-            while seat.inside.load(Ordering::Acquire) {
-                std::thread::yield_now();
-            }
+impl End {
+    fn new(context: Arc<PortContext>, queue: u16) -> Self {
+        Self {
+            port: context.port,
+            queue,
+            idle: 0,
+            gate: context.gate.clone(),
+            mark: context.gate.mark(),
+            functions: context.functions,
+            counters: Counters::default(),
+            context,
         }
     }
-}
 
-/// A full memory barrier on every running thread of this process.
-fn barrier_on_all_threads() {
-    const GLOBAL: i32 = 1;
-    const PRIVATE_EXPEDITED: i32 = 1 << 3;
-    const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
-    // SAFETY: no memory is passed; commands unknown to the kernel are refused.
-    unsafe {
-        if libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0
-            && libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) == 0
-        {
-            return;
+    /// Called when a burst moved nothing. Checks now and then that the device still exists.
+    #[inline]
+    fn count_idle(&mut self) -> Result<()> {
+        self.idle += 1;
+        if self.idle < CHECK_EVERY {
+            return Ok(());
         }
-        if libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) == 0 {
-            return;
-        }
+        self.idle = 0;
+        self.context.check()
     }
-    // Without the call (kernels of another decade): longer than any store stays in a buffer.
-    std::sync::atomic::fence(Ordering::SeqCst);
-    std::thread::sleep(std::time::Duration::from_millis(50));
 }
 
 /// The receiving end of a queue.
-pub(crate) struct EthRx {
-    shared: Arc<Shared>,
-    calls: Calls,
-    seat: Arc<Seat>,
-    queue: u16,
-    idle: u32,
-    counters: Counters,
-}
+pub(crate) struct EthRx(End);
 
 impl EthRx {
-    pub(crate) fn new(shared: Arc<Shared>, queue: u16) -> Self {
-        let (seat, calls) = (shared.gate.seat(), shared.calls);
-        Self { shared, calls, seat, queue, idle: 0, counters: Counters::default() }
+    pub(crate) fn new(context: Arc<PortContext>, queue: u16) -> Self {
+        Self(End::new(context, queue))
     }
 }
 
-// SAFETY: the device returns mbufs of the pool that its queue was set up with, and each once.
+// SAFETY: the driver returns mbufs of the pool that the queue was configured with, which nobody else holds; `burst.c` takes address and
+// length from the mbuf.
 unsafe impl Rx for EthRx {
     #[inline]
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
-        let (port, queue, bytes) = (self.shared.port, self.queue, &mut self.counters.bytes);
+        let End { port, queue, gate, mark, functions, counters, .. } = &mut self.0;
         let count = packets.len().min(u16::MAX as usize) as u16;
-        let got = self.shared.gate.pass(&self.seat, || {
-            // SAFETY: room for `count` packets of the asserted layout; the device is open and configured with this
-            // queue, which only this value drives.
-            unsafe { (self.calls.receive)(port, queue, packets.as_mut_ptr().cast(), count, bytes) as usize }
-        });
-        let got = got.unwrap_or(0);
-        self.counters.packets += got as u64;
-        if got == 0 {
-            self.idle += 1;
-            if self.idle >= LOOK_EVERY {
-                self.idle = 0;
-                self.shared.look()?;
+        let received = gate.pass(mark, || {
+            // SAFETY: there is room for `count` packets, whose layout is asserted. The gate is open, so the device is started
+            // with this queue, which only this value receives from.
+            unsafe {
+                (functions.receive)(*port, *queue, packets.as_mut_ptr().cast(), count, &mut counters.bytes)
+                    as usize
             }
+        });
+        let received = received.unwrap_or(0);
+        counters.packets += received as u64;
+        if received == 0 {
+            self.0.count_idle()?;
         }
-        Ok(got)
+        Ok(received)
     }
 
     fn exhausted(&self) -> bool {
-        self.shared.ended.load(Ordering::Acquire)
+        self.0.context.stopped.load(Ordering::Acquire)
     }
 
     fn counters(&self) -> Counters {
-        self.counters
+        self.0.counters
     }
 }
 
 /// The sending end of a queue.
-pub(crate) struct EthTx {
-    shared: Arc<Shared>,
-    calls: Calls,
-    seat: Arc<Seat>,
-    queue: u16,
-    idle: u32,
-    counters: Counters,
-}
+pub(crate) struct EthTx(End);
 
 impl EthTx {
-    pub(crate) fn new(shared: Arc<Shared>, queue: u16) -> Self {
-        let (seat, calls) = (shared.gate.seat(), shared.calls);
-        Self { shared, calls, seat, queue, idle: 0, counters: Counters::default() }
+    pub(crate) fn new(context: Arc<PortContext>, queue: u16) -> Self {
+        Self(End::new(context, queue))
     }
-}
 
-impl EthTx {
+    /// Sends with one of the functions of `burst.c`.
+    ///
+    /// # Safety
+    /// As for [`Tx::send`] or [`Tx::send_as_received`], whichever `send` is for.
     #[inline(always)]
-    fn send_by(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
-        let (port, queue, counters) = (self.shared.port, self.queue, &mut self.counters);
+    unsafe fn send_with(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
+        let End { port, queue, gate, mark, counters, .. } = &mut self.0;
         let count = packets.len().min(u16::MAX as usize) as u16;
         let errors_before = counters.errors;
-        let sent = self.shared.gate.pass(&self.seat, || {
-            // SAFETY: `count` packets, each an mbuf of a pool that the port was given and held by the caller (the
-            // trait's contract); the device is open and configured with this queue, which only this value drives.
+        let sent = gate.pass(mark, || {
+            // SAFETY: each packet is an mbuf of a pool that the port was given, and the caller holds it, as it promises. The gate is
+            // open, so the device is started with this queue, which only this value sends to.
             unsafe {
                 let packets = packets.as_ptr().cast();
-                send(port, queue, packets, count, &mut counters.bytes, &mut counters.errors) as usize
+                send(*port, *queue, packets, count, &mut counters.bytes, &mut counters.errors) as usize
             }
         });
         let Some(sent) = sent else {
             let why = "it is not started, or was stopped".to_owned();
-            return Err(Error::Usage { port: self.shared.name.clone(), why }.into());
+            return Err(Error::Usage { port: self.0.context.name.clone(), why }.into());
         };
-        // Those with a length that leaves their buffer were taken, and dropped.
-        self.counters.packets += sent as u64 - (self.counters.errors - errors_before);
+        // Packets whose length or address lies outside their buffer were accepted and dropped.
+        counters.packets += sent as u64 - (counters.errors - errors_before);
         if sent == 0 && count > 0 {
-            self.idle += 1;
-            if self.idle >= LOOK_EVERY {
-                self.idle = 0;
-                self.shared.look()?;
-            }
+            self.0.count_idle()?;
         }
         Ok(sent)
     }
 }
 
-// SAFETY: the shim takes exactly the packets that it counts, and `send_by` fails before it takes any.
+// SAFETY: `burst.c` returns how many packets the driver accepted, and gives it no further ones. A closed gate gives it none.
 unsafe impl Tx for EthTx {
     #[inline]
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        self.send_by(self.calls.send, packets)
+        // SAFETY: the caller's promise.
+        unsafe { self.send_with(self.0.functions.send, packets) }
     }
 
     #[inline]
     unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
-        self.send_by(self.calls.send_as_received, packets)
+        // SAFETY: the caller's promise.
+        unsafe { self.send_with(self.0.functions.send_as_received, packets) }
     }
 
     fn counters(&self) -> Counters {
-        self.counters
+        self.0.counters
     }
 }
 
 impl Drop for EthTx {
     fn drop(&mut self) {
-        self.shared.sent.fetch_add(self.counters.packets, Ordering::Release);
+        self.0.context.sent.fetch_add(self.0.counters.packets, Ordering::Release);
     }
 }
-
-/// Counts ports opened, to name devices.
-pub(crate) static OPENED: AtomicUsize = AtomicUsize::new(0);

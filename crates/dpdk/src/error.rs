@@ -1,120 +1,130 @@
-//! What can go wrong with DPDK, and what to do about it.
+//! Errors of the DPDK layer.
 
 use inlane_core::error::Class;
 
-/// An error of the DPDK layer. Each names the object that failed and the remedy.
+/// An error of the DPDK layer. Each names the object that failed and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// DPDK's environment did not start; nothing of DPDK works in this process.
+    /// DPDK's environment did not start, so nothing of DPDK works in this process.
     #[error("DPDK did not start: {why}")]
     Environment {
-        /// The reason, DPDK's own last messages, the remedy.
+        /// The reason, DPDK's last messages, and what to do.
         why: String,
     },
-    /// A port specification that means nothing.
+    /// A port specification is invalid.
     #[error("port {spec}: {why}")]
     Spec {
-        /// As it was written.
+        /// The specification as it was written.
         spec: String,
         /// What is wrong, and what to write instead.
         why: String,
     },
-    /// The interface or device named is not there.
+    /// The interface, device or folder that the port names does not exist.
     #[error("port {port}: {what} does not exist; {remedy}")]
     Missing {
         /// The port as it was written.
         port: String,
-        /// The interface, device or file.
+        /// The missing object.
         what: String,
-        /// How to find what is there.
+        /// What to do.
         remedy: String,
     },
-    /// Someone else has it.
+    /// Another port or program uses what the port needs.
     #[error("port {port}: {what} is in use; {remedy}")]
     Busy {
         /// The port as it was written.
         port: String,
-        /// What is taken.
+        /// The object in use.
         what: String,
-        /// How to free it.
+        /// What to do.
         remedy: String,
     },
-    /// This user may not.
+    /// The interface or device exists, and its present state prevents its use.
+    #[error("port {port}: {why}; {remedy}")]
+    Unavailable {
+        /// The port as it was written.
+        port: String,
+        /// The state that was found.
+        why: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// This process lacks the privilege to open the port.
     #[error(
         "port {port}: no permission to {doing}; run as root, or give the program {capabilities}: {command}"
     )]
     Permission {
         /// The port as it was written.
         port: String,
-        /// What was refused.
+        /// The action that was refused.
         doing: String,
-        /// Which capabilities would do.
+        /// The capabilities that allow it.
         capabilities: &'static str,
-        /// The command that gives them.
+        /// The command that gives them to the program's file.
         command: String,
     },
-    /// A pool that cannot be made.
+    /// A pool of packet buffers could not be made.
     #[error("a pool of {count} mbufs of {room} bytes: {why}")]
     Pool {
-        /// Buffers asked for.
+        /// Requested number of buffers.
         count: usize,
-        /// Bytes a buffer.
+        /// Requested data room of each buffer, in bytes.
         room: usize,
-        /// The reason and the remedy.
+        /// The reason, and what to do.
         why: String,
     },
-    /// A port was used against its order or its limits.
+    /// A port was called out of order, or beyond its limits.
     #[error("port {port}: {why}")]
     Usage {
         /// The port as it was written.
         port: String,
-        /// What was wrong.
+        /// What is wrong, and what to do.
         why: String,
     },
-    /// DPDK or its driver refused something.
+    /// DPDK or its driver refused a step.
     #[error("port {port}: {doing} failed: {why}")]
     Device {
         /// The port as it was written.
         port: String,
-        /// What was tried.
+        /// The step.
         doing: String,
         /// The error, and the driver's own messages.
         why: String,
     },
-    /// The other end of a memif port did not come.
-    #[error("port {port}: no peer came to the socket within {seconds} s; {remedy}")]
+    /// No process connected to a memif port.
+    #[error("port {port}: no peer connected to the socket within {seconds} s; {remedy}")]
     NoPeer {
         /// The port as it was written.
         port: String,
-        /// How long was waited.
+        /// How long the port waited, in seconds.
         seconds: f64,
-        /// What to start at the other end.
+        /// What to do.
         remedy: String,
     },
-    /// The port was there, and is no more.
+    /// The interface, device or peer of an open port disappeared.
     #[error("port {port}: {what} disappeared while in use")]
     Gone {
         /// The port as it was written.
         port: String,
-        /// The interface, device or peer.
+        /// What disappeared.
         what: String,
     },
-    /// Privileges could not be given up.
+    /// The process could not give up its privileges.
     #[error("cannot give up privileges ({doing}): {source}")]
     Privileges {
         /// The step that failed.
         doing: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// The DPDK layer's result.
+/// The result of a call of the DPDK layer.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Who can mend it.
+    /// Returns whose mistake it is, which decides the exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Spec { .. } | Error::Usage { .. } => Class::Usage,
@@ -133,12 +143,13 @@ impl From<Error> for inlane_core::Error {
             Error::Spec { spec: port, .. }
             | Error::Missing { port, .. }
             | Error::Busy { port, .. }
+            | Error::Unavailable { port, .. }
             | Error::Permission { port, .. }
             | Error::Usage { port, .. }
             | Error::Device { port, .. }
             | Error::NoPeer { port, .. }
             | Error::Gone { port, .. } => {
-                // The core error writes the same words in front.
+                // The core error puts the port in front itself.
                 let why = text.strip_prefix(&format!("port {port}: ")).unwrap_or(&text).to_owned();
                 Core::Port { port, why, class }
             }

@@ -1,32 +1,31 @@
-//! What the kernel says of a network interface: there or not, its MTU and queues, whether it is still the same one; and
-//! which capabilities this process has.
+//! Network interfaces of the kernel: existence, MTU, queues, link rate; and the kernel's drivers of PCI devices.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// How many queues an interface has: 1 where it says nothing.
+/// The number of queues of an interface, 1 if its driver does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// That receive, alone or paired with one that sends.
+    /// Queues that receive, alone or paired with one that sends.
     pub(crate) receive: u16,
-    /// Of these, pairs, as DPDK's AF_XDP driver counts them.
+    /// Pairs of a receive and a send queue ("combined"), which alone DPDK's AF_XDP driver counts.
     pub(crate) pairs: u16,
 }
 
-/// A kernel interface that a port uses, in the network namespace where the port was opened.
+/// A kernel interface below a port, in the network namespace in which the port was opened.
 #[derive(Debug)]
 pub(crate) struct Interface {
     name: String,
     index: u32,
-    /// Asks in the namespace of the opener, also from threads elsewhere and after privileges are dropped.
+    /// Queries go through this socket, which stays in the opener's namespace whichever thread asks.
     socket: OwnedFd,
-    /// The driver's descriptor behind a tap interface, which follows it into other namespaces.
+    /// The driver's descriptor of a tap interface. It stays attached if the interface is moved to another namespace.
     tap: Option<RawFd>,
 }
 
 impl Interface {
-    /// Finds it by name.
+    /// Finds an interface by name in the calling thread's namespace.
     pub(crate) fn find(name: &str) -> std::io::Result<Self> {
         let c_name = CString::new(name)?;
         // SAFETY: a terminated string.
@@ -39,11 +38,11 @@ impl Interface {
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: just opened, owned by nobody else.
+        // SAFETY: just opened, and owned by nobody else.
         Ok(Self { name: name.to_owned(), index, socket: unsafe { OwnedFd::from_raw_fd(fd) }, tap: None })
     }
 
-    /// Finds the tap interface that this process just made.
+    /// Finds a tap interface that this process has made.
     pub(crate) fn find_own_tap(name: &str) -> std::io::Result<Self> {
         let descriptors = std::fs::read_dir("/proc/self/fd")?
             .flatten()
@@ -53,8 +52,8 @@ impl Interface {
         Ok(Self { tap, ..Self::find(name)? })
     }
 
-    /// The interface is still there, whatever it is called now, and for a tap wherever it was moved.
-    pub(crate) fn is_there(&self) -> bool {
+    /// True if the interface still exists. It may have been renamed, and a tap may have been moved to another namespace.
+    pub(crate) fn exists(&self) -> bool {
         // SAFETY: all zero is an ifreq.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_ifru.ifru_ifindex = self.index as i32;
@@ -63,7 +62,7 @@ impl Interface {
         here || self.tap.is_some_and(|descriptor| tap_name(descriptor).is_some())
     }
 
-    /// Largest payload of a frame.
+    /// Returns the MTU in bytes, 1500 if the kernel does not tell.
     pub(crate) fn mtu(&self) -> u32 {
         // SAFETY: all zero is an ifreq.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -74,23 +73,28 @@ impl Interface {
         if code == 0 { unsafe { request.ifr_ifru.ifru_mtu as u32 } } else { 1500 }
     }
 
-    /// The kernel's number for it.
+    /// Its name when the port was opened.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kernel's number of the interface.
     pub(crate) fn index(&self) -> u32 {
         self.index
     }
 
-    /// Packets that the kernel dropped on their way out of it: for a tap interface, because the port was not read in time.
-    /// 0 where that cannot be seen (it was moved to another namespace).
+    /// Returns how many packets the kernel dropped while sending to the interface. For a tap these are packets that the port did not read
+    /// in time. Returns 0 if the interface was moved to another namespace.
     pub(crate) fn dropped_on_sending(&self) -> u64 {
         let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         let counters = table.lines().find_map(|line| {
             line.split_once(':').filter(|(name, _)| name.trim() == self.name).map(|(_, counters)| counters)
         });
-        // Eight of receiving, then bytes, packets, errors, dropped of sending.
+        // Eight numbers for receiving, then for sending: bytes, packets, errors, dropped.
         counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
     }
 
-    /// How many queues it has, as the kernel's ethtool interface says.
+    /// Returns the number of its queues, by the kernel's ethtool interface.
     pub(crate) fn queues(&self) -> Queues {
         /// `struct ethtool_channels` of `linux/ethtool.h`.
         #[repr(C)]
@@ -122,7 +126,7 @@ impl Interface {
         }
     }
 
-    /// Link rate in bits a second of interfaces with a device under them; what virtual ones say is made up.
+    /// Returns the link rate in bits per second. Returns `None` for virtual interfaces, whose drivers report invented rates.
     pub(crate) fn link_bits_per_second(&self) -> Option<f64> {
         let folder = Path::new("/sys/class/net").join(&self.name);
         if !folder.join("device").exists() {
@@ -133,12 +137,12 @@ impl Interface {
     }
 }
 
-/// The interface that a descriptor of `/dev/net/tun` is attached to, if it still is.
+/// Returns the name of the interface that a descriptor of `/dev/net/tun` is attached to, `None` if the interface is gone.
 fn tap_name(descriptor: RawFd) -> Option<String> {
     const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
-    // SAFETY: all zero is an ifreq, and ends its name.
+    // SAFETY: all zero is an ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // SAFETY: the request lives through the call, which fills in a name; other descriptors refuse it.
+    // SAFETY: the request lives through the call, which fills in a name. Other descriptors refuse it.
     if unsafe { libc::ioctl(descriptor, TUNGETIFF as _, &mut request) } != 0 {
         return None;
     }
@@ -146,42 +150,19 @@ fn tap_name(descriptor: RawFd) -> Option<String> {
     String::from_utf8(name).ok()
 }
 
-/// True when an interface of this name exists in this thread's namespace.
+/// True if an interface of this name exists in the calling thread's namespace.
 pub(crate) fn exists(name: &str) -> bool {
     // SAFETY: a terminated string.
     CString::new(name).is_ok_and(|name| unsafe { libc::if_nametoindex(name.as_ptr()) } != 0)
 }
 
-/// A capability by its bit in the kernel's sets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Capability {
-    NetAdmin = 12,
-    NetRaw = 13,
-    SysAdmin = 21,
-    Bpf = 39,
-}
-
-impl Capability {
-    /// This thread has it in effect.
-    pub(crate) fn is_held(self) -> bool {
-        effective_capabilities() & (1 << self as u32) != 0
-    }
-}
-
-/// The effective set of the calling thread.
-pub(crate) fn effective_capabilities() -> u64 {
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    set.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
-}
-
-/// A PCI device of the network controllers' class.
+/// True if the PCI device is of the class of network controllers.
 pub(crate) fn is_network_card(address: &str) -> bool {
     let class = Path::new("/sys/bus/pci/devices").join(address).join("class");
     std::fs::read_to_string(class).is_ok_and(|class| class.starts_with("0x02"))
 }
 
-/// The kernel driver that a PCI device is bound to; `None` when the device is not there, empty when it has no driver.
+/// Returns the kernel driver that a PCI device is bound to: empty without a driver, `None` if the device does not exist.
 pub(crate) fn pci_driver(address: &str) -> Option<String> {
     let device = Path::new("/sys/bus/pci/devices").join(address);
     if !device.exists() {

@@ -1,50 +1,53 @@
-//! DPDK's log: its messages become `tracing` events (target `dpdk`), and the last warnings are kept, because drivers often
-//! say why something failed only there.
+//! DPDK's log. Its messages become `tracing` events with target `dpdk`. The last warnings are kept for error messages, because drivers
+//! often give the reason of a failure only there.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-const KEPT: usize = 16;
+/// How many warnings are kept.
+const RECENT: usize = 16;
 
-struct Kept {
-    /// Messages of level warning or worse, oldest first.
-    recent: VecDeque<String>,
-    /// How many there were in all.
+/// DPDK's last messages of level warning or worse.
+struct RecentWarnings {
+    /// Oldest first.
+    messages: VecDeque<String>,
+    /// The number of warnings so far, those no longer kept included.
     count: u64,
 }
 
-static KEPT_MESSAGES: Mutex<Kept> = Mutex::new(Kept { recent: VecDeque::new(), count: 0 });
+static RECENT_WARNINGS: Mutex<RecentWarnings> =
+    Mutex::new(RecentWarnings { messages: VecDeque::new(), count: 0 });
 
-/// Remembers where the log stands, to show what was said since.
+/// A position in the log, taken before a call whose failure is to be explained.
 pub(crate) struct Mark(u64);
 
 impl Mark {
-    /// Now.
+    /// Returns the present end of the log.
     pub(crate) fn new() -> Self {
         Mark(lock().count)
     }
 
-    /// What DPDK complained of since, in one line; empty if nothing.
-    pub(crate) fn since(&self) -> String {
-        let kept = lock();
-        let new = (kept.count - self.0).min(kept.recent.len() as u64) as usize;
-        let messages: Vec<&str> = kept.recent.iter().rev().take(new).rev().map(String::as_str).collect();
+    /// Returns the warnings since the mark, joined by semicolons.
+    fn warnings(&self) -> String {
+        let recent = lock();
+        let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;
+        let messages: Vec<&str> = recent.messages.iter().rev().take(new).rev().map(String::as_str).collect();
         messages.join("; ")
     }
 
-    /// `text`, and behind it what DPDK complained of since.
+    /// Appends the warnings since the mark to `text`.
     pub(crate) fn explain(&self, text: impl Into<String>) -> String {
-        let (mut text, said) = (text.into(), self.since());
-        if !said.is_empty() {
-            text += &format!(" (DPDK says: {said})");
+        let (mut text, warnings) = (text.into(), self.warnings());
+        if !warnings.is_empty() {
+            text += &format!(" (DPDK: {warnings})");
         }
         text
     }
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Kept> {
-    // A panic while it was held can only have lost a message.
-    KEPT_MESSAGES.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock() -> std::sync::MutexGuard<'static, RecentWarnings> {
+    // A thread that panicked with the lock held can at most have lost a message.
+    RECENT_WARNINGS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Called by DPDK's log stream, on any thread.
@@ -53,7 +56,7 @@ fn lock() -> std::sync::MutexGuard<'static, Kept> {
 /// `text` points to `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     let bytes = unsafe { std::slice::from_raw_parts(text, length) };
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -64,12 +67,12 @@ unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize)
             _ => tracing::trace!(target: "dpdk", "{line}"),
         }
         if level <= 5 {
-            let mut kept = lock();
-            if kept.recent.len() == KEPT {
-                kept.recent.pop_front();
+            let mut recent = lock();
+            if recent.messages.len() == RECENT {
+                recent.messages.pop_front();
             }
-            kept.recent.push_back(line.to_owned());
-            kept.count += 1;
+            recent.messages.push_back(line.to_owned());
+            recent.count += 1;
         }
     }
 }

@@ -1,28 +1,52 @@
-//! Pools of mbufs, in host memory of their own or over any region (pinned memory, a GPU's).
+//! Pools of mbufs, in host memory of their own or over any region: pinned memory, a GPU's memory.
 //!
 //! ```text
-//! own memory:   | mempool header | mbuf | private: PacketMeta | headroom | data ... | next ...      one object a buffer
-//! any region:   mbufs as above without data, in host memory; data at  region + n * stride:  | headroom | data ... |
+//! own memory:   | mempool header | mbuf | private: PacketMeta | headroom | data ... | next object ...
+//! any region:   objects as above without data, in host memory; data at  region + n * stride:  | headroom | data ... |
 //! ```
 //!
-//! A packet's cookie is its mbuf's address. Threads that use a pool get a cache in it at their first call.
+//! A packet's cookie is the address of its mbuf. A thread gets a cache in every pool at its first call.
 
 use crate::error::{Error, Result};
-use crate::{eal, log, sys};
+use crate::gate::{Gate, Mark, Pause};
+use crate::{device, eal, log, sys};
 use inlane_core::packet::{HEADROOM, Packet, PacketMeta, Pool};
 use inlane_core::region::{Location, Region};
 use std::ffi::CString;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// Buffers a thread keeps for itself, unless the pool is small: what testpmd takes, rounded to whole bursts.
+/// Buffers that a thread caches, fewer if the pool is small. testpmd uses 250; this is a multiple of whole bursts.
 const CACHE: u32 = 256;
 
-/// Every pool alive, for threads that end and devices that close.
+/// The mempools of all living pools. Locked while a thread flushes its caches and while a port takes buffers back.
 static POOLS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
+/// Numbers pools, because DPDK demands unique names.
 static NAMES: AtomicU32 = AtomicU32::new(0);
+
+/// The gate through which every thread allocates and frees. It is only ever paused, by [`reclaim`].
+static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
+    let gate = Gate::new();
+    gate.open();
+    gate
+});
+
+thread_local! {
+    /// This thread's gate and mark.
+    static PASS: (Arc<Gate>, Arc<Mark>) = (GATE.clone(), GATE.mark());
+}
+
+/// Runs `work`, which calls a mempool, while no port reads this thread's caches.
+#[inline(always)]
+fn pass<T>(work: impl FnOnce() -> T) -> T {
+    let mut work = Some(work);
+    let mut run = |gate: &Gate, mark: &Mark| gate.pass(mark, || work.take().expect("passes once")());
+    // While the thread's locals are destroyed it uses a mark for one call.
+    let outcome = PASS.try_with(|(gate, mark)| run(gate, mark)).unwrap_or_else(|_| run(&GATE, &GATE.mark()));
+    outcome.expect("the gate of pools is never closed")
+}
 
 /// A pool of mbufs.
 pub struct MbufPool {
@@ -30,26 +54,26 @@ pub struct MbufPool {
     capacity: usize,
     room: usize,
     region: Region,
-    /// Registered with DPDK as external memory, to be taken back.
+    /// The region was given by the user and is registered with DPDK as external memory.
     external: bool,
     hugepages: bool,
 }
 
-// SAFETY: mempools take calls from any thread; the rest is plain data.
+// SAFETY: threads may share a mempool; the rest is plain data.
 unsafe impl Send for MbufPool {}
 // SAFETY: as above.
 unsafe impl Sync for MbufPool {}
 
 impl MbufPool {
-    /// A pool of `count` buffers with room for `room` bytes each, in host memory: hugepages where free, else
-    /// transparent ones where the system gives them.
+    /// Makes a pool of `count` buffers with `room` bytes of data room each, in host memory: in hugepages if enough are free, otherwise in
+    /// transparent hugepages if the system has them.
     ///
     /// # Errors
-    /// [`Error::Pool`] for sizes that make no pool or when memory is short, [`Error::Environment`].
+    /// [`Error::Pool`] if the sizes are out of range or memory is short. [`Error::Environment`] if DPDK does not start.
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
-        let (count32, room32) = sensible(count, room)?;
-        // By virtual addresses all of it is contiguous.
+        let (count32, room32) = in_range(count, room)?;
+        // At virtual addresses all of the memory is contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
@@ -59,7 +83,7 @@ impl MbufPool {
             .map_err(|error| refuse(format!("{error}; ask for fewer or smaller buffers")))?;
         let name = name();
         let page = if environment.virtual_addresses { 0 } else { memory.page() };
-        // SAFETY: the memory is ours, of that length, and outlives the pool (in its region).
+        // SAFETY: the memory is the pool's own, of that length. The region keeps it until the pool is gone.
         let raw = unsafe {
             sys::inlane_pool_create(
                 name.as_ptr(),
@@ -74,28 +98,28 @@ impl MbufPool {
         };
         let raw = NonNull::new(raw).ok_or_else(|| refuse(refusal(&mark)))?;
         let (address, length, hugepages) = (memory.address(), memory.len(), memory.in_hugepages());
-        // SAFETY: the mapping lives in the keeper.
+        // SAFETY: the region owns the mapping.
         let region = unsafe { Region::from_raw(address, length, Location::Host, Arc::new(memory)) };
         Ok(Self::registered(raw, count, room, region, false, hugepages))
     }
 
-    /// A pool whose packet data lies in `region`, as many buffers of `room` bytes as fit; the mbufs themselves are in host
-    /// memory. A port that touches payload needs a region that the CPU maps; a network card gets it mapped for DMA.
+    /// Makes a pool whose packet data lies in `region`, with as many buffers of `room` bytes as fit. The mbufs themselves lie in host
+    /// memory. A port that touches payload needs a region that the CPU maps. For a network card the region is mapped for DMA.
     ///
     /// # Errors
-    /// [`Error::Pool`] when not one buffer fits, the region is not aligned to 4 KiB, or DPDK refuses it.
+    /// [`Error::Pool`] if not one buffer fits, the region is not aligned to 4 KiB, or DPDK refuses it.
     pub fn over(region: Region, room: usize) -> Result<Arc<Self>> {
         eal::start()?;
         let stride = stride(room);
         let count = region.len() / stride;
-        let (count32, room32) = sensible(count, room)?;
+        let (count32, room32) = in_range(count, room)?;
         let refuse = |why: String| Error::Pool { count, room, why };
         let page = 4096;
         if !region.address().is_multiple_of(page) || !(region.len() as u64).is_multiple_of(page) {
-            return Err(refuse(format!("{region:?} does not begin and end on a multiple of {page} bytes")));
+            return Err(refuse(format!("{region:?} does not begin and end at a multiple of {page} bytes")));
         }
         let mark = log::Mark::new();
-        // SAFETY: the region stays valid until it is unregistered in `drop`; DPDK reads no byte of it.
+        // SAFETY: the region stays valid until it is unregistered in `drop`. DPDK reads no byte of it.
         let code = unsafe {
             sys::rte_extmem_register(
                 region.as_ptr().cast(),
@@ -115,7 +139,7 @@ impl MbufPool {
             elt_size: stride as u16,
         };
         let name = name();
-        // SAFETY: the description is read during the call; the region outlives the pool.
+        // SAFETY: the description is read during the call. The region outlives the mempool.
         let raw = unsafe {
             sys::rte_pktmbuf_pool_create_extbuf(
                 name.as_ptr(),
@@ -137,7 +161,7 @@ impl MbufPool {
         Ok(Self::registered(raw, count, room, region, true, false))
     }
 
-    /// The bytes of region that [`MbufPool::over`] needs for `count` buffers of `room` bytes.
+    /// Returns the size of the region that [`MbufPool::over`] needs for `count` buffers of `room` bytes.
     pub fn bytes(count: usize, room: usize) -> usize {
         (count * stride(room)).next_multiple_of(4096)
     }
@@ -158,21 +182,30 @@ impl MbufPool {
         self.raw.as_ptr()
     }
 
-    /// The data lies in a region that was given, not in the pool's own memory.
+    /// True if the packet data lies in a region that the user gave, not in the pool's own memory.
     pub fn is_external(&self) -> bool {
         self.external
     }
 
-    /// Its memory is in hugepages of the system's reserve, which stay where they are.
+    /// True if the pool's memory lies in reserved hugepages, whose physical addresses do not change.
     pub(crate) fn is_in_hugepages(&self) -> bool {
         self.hugepages
     }
 
-    /// Adds a segment with a copy of `bytes` behind `packet`, which the caller holds.
+    /// Returns the bytes of a chunk of memory that an AF_XDP socket gets for each buffer, and how many of them lie in front of a frame.
+    pub(crate) fn xdp_chunk(&self) -> (u32, u32) {
+        // SAFETY: the mempool is alive.
+        unsafe { (sys::inlane_pool_xdp_chunk(self.raw()), sys::inlane_pool_xdp_headroom(self.raw())) }
+    }
+
+    /// Appends a segment with a copy of `bytes` to a packet.
     ///
     /// # Errors
-    /// [`Error::Pool`] when no buffer is free or the bytes do not fit one.
-    pub fn append_segment(&self, packet: &Packet, bytes: &[u8]) -> Result<()> {
+    /// [`Error::Pool`] if no buffer is free or the bytes do not fit one.
+    ///
+    /// # Safety
+    /// The caller holds the packet, and it is from this pool.
+    pub unsafe fn append_segment(&self, packet: &Packet, bytes: &[u8]) -> Result<()> {
         let refuse = |why: String| Error::Pool {
             count: self.capacity,
             room: self.room,
@@ -182,11 +215,10 @@ impl MbufPool {
             return Err(refuse(format!("the CPU cannot write {}", self.region.location())));
         }
         let length = u32::try_from(bytes.len()).map_err(|_| refuse("longer than any packet".into()))?;
-        // SAFETY: the caller holds the packet, whose first mbuf takes the length that the packet says; the bytes are
-        // read during the call.
-        let code = unsafe {
+        // SAFETY: the caller holds the packet, whose first mbuf gets the packet's length. The bytes are read during the call.
+        let code = pass(|| unsafe {
             sys::inlane_append_segment(self.raw(), packet.cookie, packet.length, bytes.as_ptr(), length)
-        };
+        });
         if code == 0 { Ok(()) } else { Err(refuse(sys::error_text(code))) }
     }
 }
@@ -202,18 +234,17 @@ impl Drop for MbufPool {
         let out = self.outstanding();
         pools().retain(|&raw| raw != self.raw() as usize);
         if out > 0 {
-            // Someone may still write them: the memory stays for good.
+            // Their holders may still write them, so the memory is never freed.
             tracing::warn!(
-                out,
-                "a pool was dropped while packets of it were out; its memory is not given back"
+                "a pool was dropped while {out} of its packets were in use; its memory is not freed"
             );
             std::mem::forget(self.region.clone());
             return;
         }
-        // SAFETY: nothing is out, and nobody else knows the pool.
+        // SAFETY: no packet is in use, and the pool has left the list by which others find it.
         unsafe { sys::rte_mempool_free(self.raw()) };
         if self.external {
-            // SAFETY: registered in `over`, and no pool lies on it any more.
+            // SAFETY: registered in `over`, and used by no mempool any more.
             unsafe { sys::rte_extmem_unregister(self.region.as_ptr().cast(), self.region.len()) };
         }
     }
@@ -223,14 +254,14 @@ impl Drop for MbufPool {
 unsafe impl Pool for MbufPool {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         let count = packets.len().min(u32::MAX as usize) as u32;
-        // SAFETY: room for `count` packets; layouts are asserted equal.
-        unsafe { sys::inlane_pool_take(self.raw(), packets.as_mut_ptr().cast(), count) as usize }
+        // SAFETY: there is room for `count` packets, whose layout is asserted.
+        pass(|| unsafe { sys::inlane_pool_allocate(self.raw(), packets.as_mut_ptr().cast(), count) as usize })
     }
 
     unsafe fn free(&self, packets: &[Packet]) {
         for packets in packets.chunks(u32::MAX as usize) {
-            // SAFETY: the trait's contract: packets of this pool, held by the caller.
-            unsafe { sys::inlane_pool_give(packets.as_ptr().cast(), packets.len() as u32) }
+            // SAFETY: the caller holds these packets of this pool, and does not use them afterwards.
+            pass(|| unsafe { sys::inlane_pool_free(packets.as_ptr().cast(), packets.len() as u32) });
         }
     }
 
@@ -252,7 +283,7 @@ unsafe impl Pool for MbufPool {
     }
 
     unsafe fn meta(&self, packet: &Packet) -> PacketMeta {
-        // SAFETY: the packet is of this pool and held by the caller; its private area holds a meta, zero at first.
+        // SAFETY: the caller holds this packet of this pool. Its private area contains a `PacketMeta`, zero at first.
         unsafe { *sys::inlane_packet_meta_of(packet.cookie).cast::<PacketMeta>() }
     }
 
@@ -264,7 +295,7 @@ unsafe impl Pool for MbufPool {
     unsafe fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
         visit(packet.address, packet.length);
         let (mut address, mut length) = (0, 0);
-        // SAFETY: the packet is held by the caller, and so are its segments.
+        // SAFETY: the caller holds the packet, and with it its segments.
         let mut next = unsafe { sys::inlane_segment(packet.cookie, &mut address, &mut length) };
         while next != 0 {
             // SAFETY: as above.
@@ -278,23 +309,37 @@ fn pools() -> MutexGuard<'static, Vec<usize>> {
     POOLS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Hands what the thread of `lcore` cached back to all. Called on that thread.
+/// Returns what the calling thread, whose lcore id is `lcore`, has cached to the pools.
 pub(crate) fn flush_caches(lcore: u32) {
     for &raw in pools().iter() {
-        // SAFETY: pools leave the list before they are freed, under its lock; the cache is this thread's.
+        // SAFETY: a mempool is in the list until it is freed. The cache is this thread's, and the lock keeps `reclaim` out.
         unsafe { sys::inlane_flush_cache(raw as *mut _, lcore) }
     }
 }
 
-/// Gives mbufs back that the closed device `port` held; `filled` lists the pools it received into.
+/// Frees the packets that wait in a receive queue.
+///
+/// # Safety
+/// The queue was configured, and no other thread calls the driver of `port`.
+pub(crate) unsafe fn free_received(port: u16, queue: u16) {
+    // SAFETY: the caller's promise.
+    pass(|| unsafe { sys::inlane_free_received(port, queue) });
+}
+
+/// Frees the mbufs that the closed device `port` held. `filled` lists the pools that it received into. Returns how many there were.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
+    // Drivers use mempools while devices are set up or closed.
+    let _control = device::control();
+    let pools = pools();
+    let _pause = Pause::begin();
     let mut reclaimed = 0;
-    for &raw in pools().iter() {
+    for &raw in pools.iter() {
         let raw = raw as *mut sys::rte_mempool;
-        // SAFETY: pools leave the list before they are freed.
+        // SAFETY: a mempool is in the list until it is freed.
         if unsafe { sys::rte_mempool_in_use_count(raw) } > 0 {
             let receives_into = filled.iter().any(|pool| std::ptr::eq(pool.raw(), raw)).into();
-            // SAFETY: as above; the device is closed, so what it held is nobody's.
+            // SAFETY: as above. The device is closed, so nobody else holds its mbufs. No other thread uses a mempool: those that drive
+            // queues, allocate or free wait, those that set devices up wait for the lock, and so do those that end.
             reclaimed += unsafe { sys::inlane_reclaim(raw, port, receives_into) };
         }
     }
@@ -309,18 +354,19 @@ fn refusal(mark: &log::Mark) -> String {
     mark.explain(format!("{}; ask for fewer or smaller buffers", sys::error_text(sys::last_error())))
 }
 
-/// A cache may hold half as much again, and DPDK refuses a pool smaller than that.
+/// Returns the size of each thread's cache. A cache may hold half as many buffers again, and DPDK refuses a pool smaller than that.
 fn cache(count: u32) -> u32 {
     CACHE.min(count / 2).min(sys::RTE_MEMPOOL_CACHE_MAX_SIZE)
 }
 
-/// Bytes between buffers of an external region: two cache lines' multiple, as `HeapPool` lays them.
+/// Returns the bytes from one buffer of an external region to the next: a multiple of two cache lines, as in `HeapPool`.
 fn stride(room: usize) -> usize {
     (HEADROOM + room).next_multiple_of(128)
 }
 
-fn sensible(count: usize, room: usize) -> Result<(u32, u32)> {
-    // An mbuf's buffer length has 16 bits, with headroom and rounding inside.
+/// Checks the number and size of buffers against DPDK's limits.
+fn in_range(count: usize, room: usize) -> Result<(u32, u32)> {
+    // An mbuf's buffer length has 16 bits. It includes headroom and rounding.
     let most = 65535 - HEADROOM - 127;
     if !(1..=1 << 24).contains(&count) || !(1..=most).contains(&room) {
         return Err(Error::Pool { count, room, why: format!("give 1 to 16M buffers of 1 to {most} bytes") });

@@ -1,19 +1,19 @@
 //! Every ethdev as a port: attach, configure, queues, start, stop.
 //!
-//! A stopped port is closed: the device gives back every buffer it held, those that its driver forgets included, so
-//! that its pools count nothing out that the program does not hold.
+//! A stopped port is closed. Its device then holds no buffer: the port also frees those that the driver lost. A pool whose packets are
+//! still in use after that has a leak elsewhere.
 
 mod configure;
 mod wait;
 
 use crate::device::{self, Device};
 use crate::dma;
-use crate::endpoint::{Calls, EthRx, EthTx, Shared};
+use crate::endpoint::{BurstFunctions, EthRx, EthTx, PortContext};
 use crate::error::{Error, Result};
-use crate::joined::Joined;
-use crate::oversize::Oversize;
-use crate::spec::{Kind, Spec};
-use crate::{MbufPool, drops, eal, log, pool, sys, xdp_sockets};
+use crate::refused_frames::RefusedFrames;
+use crate::spec::{EthSpec, Kind};
+use crate::xdp_queues::XdpQueues;
+use crate::{MbufPool, eal, kernel_counters, log, pool, sys, xdp};
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
 use std::any::Any;
@@ -22,53 +22,59 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a queue may stay taken after its AF_XDP socket was closed.
+/// How long the kernel may take to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// Opens the port that `spec` describes ([`crate::spec`]). The first one starts DPDK.
+/// Buffers of the pool that a port gets if it only sends. Drivers with pairs of queues fill their receive queues from it.
+const BUFFERS_OF_SENDER: usize = 4096;
+
+/// Opens the port that `spec` describes ([`crate::spec`]), for one queue. The first call starts DPDK.
 ///
 /// # Errors
-/// When the specification means nothing, the device is missing, taken or forbidden, or DPDK does not start.
+/// If the specification is invalid, the device is missing, in use or forbidden, or DPDK does not start.
 pub fn open(spec: &str) -> Result<Box<dyn Port>> {
     open_for(spec, 1)
 }
 
-/// As [`open`], for a run that will drive `queues` queues of it: for ports that must know when they are opened.
+/// Opens a port for a run that will use `queues` queues of it. Some drivers must be told when they are opened.
 ///
 /// # Errors
 /// As for [`open`].
 pub fn open_for(spec: &str, queues: u16) -> Result<Box<dyn Port>> {
-    let mut spec = Spec::parse(spec)?;
-    if let Kind::AfPacket { queues: asked @ None, .. } = &mut spec.kind
+    let mut spec = EthSpec::parse(spec)?;
+    if let Kind::AfPacket { queues: requested @ None, .. } = &mut spec.kind
         && queues > 1
     {
-        *asked = Some(queues);
+        *requested = Some(queues);
     }
-    let port = EthPort::of(spec.clone())?;
-    match port.single_queues() {
-        Some(queues) => Ok(Box::new(Joined::new(spec, port, queues))),
+    let port = EthPort::new(spec.clone())?;
+    match port.queues_of_separate_devices() {
+        Some(queues) => Ok(Box::new(XdpQueues::new(spec, port, queues))),
         None => Ok(Box::new(port)),
     }
 }
 
-/// One ethdev.
+/// A port on one ethdev.
 pub struct EthPort {
-    spec: Spec,
+    spec: EthSpec,
     info: PortInfo,
     device: Device,
     limits: sys::rte_eth_dev_info,
-    shared: Arc<Shared>,
-    /// What receive queues fill from, and what was sent comes from: devices hold buffers of these until they close.
+    context: Arc<PortContext>,
+    /// The pools that receive queues are filled from. The device holds buffers of them until it is closed.
     filled: Vec<Arc<MbufPool>>,
+    /// The pools of sent packets, for the same reason.
     sent: Vec<Arc<dyn Pool>>,
-    /// Those of a card, within its reach.
+    /// The pools that a card can reach.
     mapped: Vec<dma::Mapping>,
+    /// For each configured receive queue: its end was taken.
     rx_taken: Vec<bool>,
+    /// For each configured send queue: its end was taken.
     tx_taken: Vec<bool>,
-    /// Those of an AF_XDP port.
-    sockets: Vec<xdp_sockets::Socket>,
+    /// The sockets of an AF_XDP port.
+    sockets: Vec<xdp::Socket>,
     state: State,
-    /// What the kernel dropped so far, where it counts from one look to the next.
+    /// Packets that packet sockets dropped until the last look: the kernel's counter is cleared by reading.
     dropped: AtomicU64,
     last_counters: Counters,
 }
@@ -81,7 +87,7 @@ enum State {
     Closed,
 }
 
-// SAFETY: DPDK's configuration calls may come from any thread, one at a time; the value is behind `&mut` for those.
+// SAFETY: DPDK's configuration calls may come from any thread, one at a time. They need `&mut self`.
 unsafe impl Send for EthPort {}
 
 impl EthPort {
@@ -90,61 +96,41 @@ impl EthPort {
     /// # Errors
     /// As for [`open`].
     pub fn open(spec: &str) -> Result<Self> {
-        Self::of(Spec::parse(spec)?)
+        Self::new(EthSpec::parse(spec)?)
     }
 
-    pub(crate) fn of(spec: Spec) -> Result<Self> {
+    pub(crate) fn new(spec: EthSpec) -> Result<Self> {
         eal::start()?;
         let mut device = device::attach(&spec)?;
         let mut limits = sys::rte_eth_dev_info::default();
         let mark = log::Mark::new();
-        // SAFETY: fills the structure; the port was just attached.
+        // SAFETY: the structure is written during the call. The port was just attached.
         let code = unsafe { sys::rte_eth_dev_info_get(device.port, &mut limits) };
         if code != 0 {
-            let error = device::failed(&spec, "asking the device for its limits", code, &mark);
-            device::detach(device.bus, &device.name);
+            let error = device::failed(&spec, "reading the device's limits", code, &mark);
+            device.detach();
             return Err(error);
         }
-        let link = device.interface.as_ref().and_then(|interface| interface.link_bits_per_second());
-        let interface = device.interface.take();
-        let has_peer = matches!(spec.kind, Kind::Memif { .. });
-        let forgets = matches!(spec.kind, Kind::AfXdp { .. });
-        let calls = match spec.kind {
-            Kind::AfXdp { .. } => Calls::MARKED,
-            Kind::Ring { .. } => Calls::PASSED_ON,
-            _ => Calls::PLAIN,
+        let info = Self::info_of(&spec, &device, &limits);
+        let functions = match spec.kind {
+            Kind::AfXdp { .. } => BurstFunctions::MARKING,
+            Kind::Ring { .. } => BurstFunctions::PREFETCHING,
+            _ => BurstFunctions::PLAIN,
         };
-        let shared = Shared::new(spec.text.clone(), device.port, interface, has_peer, forgets, calls);
-        // SAFETY: the driver's name is a constant of its, or null.
-        let driver = (!limits.driver_name.is_null()).then(|| unsafe { CStr::from_ptr(limits.driver_name) });
-        let card = match (&spec.kind, driver) {
-            (Kind::Pci { address }, Some(driver)) => {
-                Some(format!("DPDK {} on {address}", driver.to_string_lossy()))
-            }
-            _ => None,
-        };
-        let info = PortInfo {
-            name: spec.text.clone(),
-            path: card.unwrap_or_else(|| device.path.clone()),
-            touches_payload: !matches!(
-                spec.kind,
-                Kind::Null { copy: false, .. } | Kind::Ring { .. } | Kind::Pci { .. }
-            ),
-            max_queues: limits.max_rx_queues.min(limits.max_tx_queues).max(1),
-            spreads_flows: limits.max_rx_queues > 1
-                && matches!(
-                    spec.kind,
-                    Kind::AfXdp { .. } | Kind::AfPacket { .. } | Kind::Tap { .. } | Kind::Pci { .. }
-                ),
-            link_bits_per_second: link,
-            twin: false,
-        };
+        let context = PortContext::new(
+            spec.text.clone(),
+            device.port,
+            device.interface.take(),
+            matches!(spec.kind, Kind::Memif { .. }),
+            matches!(spec.kind, Kind::AfXdp { .. }),
+            functions,
+        );
         Ok(Self {
             spec,
             info,
             device,
             limits,
-            shared,
+            context,
             filled: Vec::new(),
             sent: Vec::new(),
             mapped: Vec::new(),
@@ -157,35 +143,65 @@ impl EthPort {
         })
     }
 
-    /// An AF_XDP interface whose queues are no pairs takes a device for each: how many there are, from this one's on.
-    fn single_queues(&self) -> Option<u16> {
+    fn info_of(spec: &EthSpec, device: &Device, limits: &sys::rte_eth_dev_info) -> PortInfo {
+        // SAFETY: null, or a string constant of the driver.
+        let driver = (!limits.driver_name.is_null()).then(|| unsafe { CStr::from_ptr(limits.driver_name) });
+        let path = match (&spec.kind, driver) {
+            (Kind::Pci { address }, Some(driver)) => {
+                format!("DPDK {} on {address}", driver.to_string_lossy())
+            }
+            _ => device.path.clone(),
+        };
+        let copies_nothing =
+            matches!(spec.kind, Kind::Null { copy: false, .. } | Kind::Ring { .. } | Kind::Pci { .. });
+        let spreads = matches!(
+            spec.kind,
+            Kind::AfXdp { .. } | Kind::AfPacket { .. } | Kind::Tap { .. } | Kind::Pci { .. }
+        );
+        PortInfo {
+            name: spec.text.clone(),
+            path,
+            touches_payload: !copies_nothing,
+            max_queues: limits.max_rx_queues.min(limits.max_tx_queues).max(1),
+            spreads_flows: limits.max_rx_queues > 1 && spreads,
+            link_bits_per_second: device
+                .interface
+                .as_ref()
+                .and_then(|interface| interface.link_bits_per_second()),
+            twin: false,
+        }
+    }
+
+    /// On an AF_XDP interface whose queues are no pairs, each queue needs a device of its own. Returns how many queues there are from this
+    /// port's on, and `None` for other ports.
+    fn queues_of_separate_devices(&self) -> Option<u16> {
         let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
-        let there = self.shared.interface.as_ref()?.queues();
-        (there.receive > there.pairs).then(|| there.receive - queue.unwrap_or(0))
+        let existing = self.context.interface.as_ref()?.queues();
+        (existing.receive > existing.pairs).then(|| existing.receive - queue.unwrap_or(0))
     }
 
     fn usage(&self, why: impl Into<String>) -> Error {
         Error::Usage { port: self.spec.text.clone(), why: why.into() }
     }
 
-    /// Runs a call of DPDK on this port and puts its refusal into words.
+    /// Makes a call of DPDK that configures this port, and explains its failure.
     fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
         let mark = log::Mark::new();
-        let _alone = device::control();
+        let _lock = device::control();
         match call(self.device.port) {
             0 => Ok(()),
             code => Err(device::failed(&self.spec, doing, code, &mark)),
         }
     }
 
-    /// The pool as this crate's, and fit for the port.
-    fn own_pool(&self, pool: &Arc<dyn Pool>) -> Result<Arc<MbufPool>> {
+    /// Returns the pool as a pool of mbufs that this port can use.
+    fn mbuf_pool(&self, pool: &Arc<dyn Pool>) -> Result<Arc<MbufPool>> {
         let any: Arc<dyn Any + Send + Sync> = pool.clone();
-        let pool = any.downcast::<MbufPool>().map_err(|_| {
-            self.usage("its packets must come from an mbuf pool (inlane_dpdk::MbufPool), not from a pool of another kind")
-        })?;
+        let pool = any
+            .downcast::<MbufPool>()
+            .map_err(|_| self.usage("it needs packets of an mbuf pool (inlane_dpdk::MbufPool)"))?;
         if self.info.touches_payload && !pool.region().location().is_cpu_memory() {
-            let why = format!("it copies packets with the CPU, which cannot reach {:?}", pool.region());
+            let why = format!("it copies packets with the CPU, which cannot access {:?}", pool.region());
             return Err(self.usage(why));
         }
         Ok(pool)
@@ -195,60 +211,68 @@ impl EthPort {
         matches!(self.spec.kind, Kind::Pci { .. })
     }
 
-    /// Puts packets into a queue of a ring port, so that something goes round.
+    fn receives(&self) -> bool {
+        !self.rx_taken.is_empty()
+    }
+
+    /// Puts packets into a queue of a ring port. They go round, because what is sent to the ring comes back.
     fn prime(&self, queue: u16, count: u32, size: u16) -> Result<()> {
         let pool = &self.filled[queue as usize % self.filled.len()];
         let mut packets = vec![Packet::EMPTY; count as usize];
         if size as usize > pool.room() {
-            return Err(
-                self.usage(format!("size={size} does not fit the pool's buffers of {} bytes", pool.room()))
-            );
+            let room = pool.room();
+            return Err(self.usage(format!("size={size} exceeds the pool's buffers of {room} bytes")));
         }
-        let taken = pool.allocate(&mut packets);
-        for packet in &mut packets[..taken] {
+        let allocated = pool.allocate(&mut packets);
+        for packet in &mut packets[..allocated] {
             packet.length = size.into();
             if pool.region().location().is_cpu_memory() {
-                // SAFETY: just taken, with room for the size; memory of the CPU.
-                fill_frame(unsafe { packet.bytes_mut() });
+                // SAFETY: just allocated, in memory of the CPU; the size is at most the data room.
+                write_frame(unsafe { packet.bytes_mut() });
             }
         }
-        let mut tx = EthTx::new(self.shared.clone(), queue);
-        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
-        let sent = unsafe { tx.send(&packets[..taken]) }.unwrap_or(0);
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
-        unsafe { pool.free(&packets[sent..taken]) };
+        let mut tx = EthTx::new(self.context.clone(), queue);
+        // SAFETY: allocated from a pool of this port. The packets that were not sent are freed.
+        let sent = unsafe {
+            let sent = tx.send(&packets[..allocated]).unwrap_or(0);
+            pool.free(&packets[sent..allocated]);
+            sent
+        };
         if sent < count as usize {
-            return Err(
-                self.usage(format!("prime={count}: only {sent} packets fitted; give fewer or a larger pool"))
-            );
+            let why =
+                format!("prime={count}: only {sent} packets fit; give fewer, or a larger pool (--buffers)");
+            return Err(self.usage(why));
         }
         Ok(())
     }
 
     fn read_counters(&self) -> Counters {
         let mut statistics = sys::rte_eth_stats::default();
-        // SAFETY: fills the structure; a port that is not valid is refused.
+        // SAFETY: the structure is written during the call. An invalid port is refused.
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Software drivers count as send errors what they left with the caller, who offers it again: nothing is lost by it.
+        // Software drivers count as send errors what they did not accept. The caller offers it again, so nothing is lost.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
-        let dropped = match (&self.spec.kind, &self.shared.interface) {
-            _ if self.rx_taken.is_empty() => 0,
+        if !self.receives() {
+            // A port that only sends has receive queues that nobody reads. What they drop is no loss.
+            return Counters { errors: unsent, ..Counters::default() };
+        }
+        let dropped = match (&self.spec.kind, &self.context.interface) {
             (Kind::AfPacket { .. }, _) => {
-                let dropped = drops::of_packet_sockets(&self.device.rings);
-                self.dropped.fetch_add(dropped, Ordering::Relaxed) + dropped
+                let new = kernel_counters::dropped_by_packet_sockets(&self.device.packet_sockets);
+                self.dropped.fetch_add(new, Ordering::Relaxed) + new
             }
             (Kind::Tap { .. }, Some(interface)) => interface.dropped_on_sending(),
-            (Kind::AfXdp { .. }, _) => drops::of_full_rings(&self.sockets),
+            (Kind::AfXdp { .. }, _) => kernel_counters::dropped_by_full_xdp_rings(&self.sockets),
             _ => 0,
         };
-        let oversize = self.device.oversize.as_ref().filter(|_| !self.rx_taken.is_empty());
+        let refused = self.device.refused.as_ref().map_or(0, RefusedFrames::count);
         Counters {
             packets: 0,
             bytes: 0,
             missed: statistics.imissed + statistics.rx_nombuf + dropped,
-            errors: statistics.ierrors + unsent + oversize.map_or(0, Oversize::count),
+            errors: statistics.ierrors + unsent + refused,
         }
     }
 
@@ -256,36 +280,49 @@ impl EthPort {
         if self.state == State::Closed {
             return;
         }
-        self.shared.close_gate();
+        self.context.close_gate();
         if self.state == State::Started && self.is_card() {
-            self.let_last_packets_out();
+            self.wait_for_last_packets();
         }
         self.last_counters = self.read_counters();
-        if let Some(oversize) = self.device.oversize.as_ref().filter(|_| !self.rx_taken.is_empty()) {
-            oversize.warn(&self.spec.text);
+        if let Some(refused) = self.device.refused.as_ref().filter(|_| self.receives()) {
+            refused.warn(&self.spec.text);
         }
         let port = self.device.port;
         if self.state == State::Started && matches!(self.spec.kind, Kind::Ring { .. }) {
             for queue in 0..self.rx_taken.len().max(self.tx_taken.len()) as u16 {
-                // SAFETY: no end is inside any more; the queue was configured.
-                unsafe { sys::inlane_drain(port, queue) };
+                // SAFETY: the gate is closed, so no thread calls the driver. The queue was configured.
+                unsafe { pool::free_received(port, queue) };
             }
         }
         let mapped = std::mem::take(&mut self.mapped);
-        device::close(&self.device, self.state == State::Started, move || drop(mapped));
+        self.device.close(self.state == State::Started, move || drop(mapped));
         self.state = State::Closed;
-        if self.shared.forgets {
-            let sockets = xdp_sockets::close_leftovers(&self.sockets);
+        if self.context.loses_buffers {
+            let sockets = xdp::close_leftovers(&self.sockets);
             let buffers = pool::reclaim(port, &self.filled);
-            tracing::debug!(port = self.spec.text, sockets, buffers, "took back what the driver still held");
+            tracing::debug!(port = self.spec.text, sockets, buffers, "freed what the driver lost");
         }
+        self.device.program = None;
         self.filled.clear();
         self.sent.clear();
     }
+
+    /// Marks the end of a queue as taken.
+    fn take(taken: &mut [bool], queue: u16, direction: &str) -> Result<(), String> {
+        match taken.get_mut(queue as usize) {
+            Some(taken @ false) => {
+                *taken = true;
+                Ok(())
+            }
+            Some(_) => Err(format!("{direction} queue {queue} was already taken")),
+            None => Err(format!("{direction} queue {queue} was not configured")),
+        }
+    }
 }
 
-/// A UDP packet from a documentation address to another (RFC 5737), zeros behind: something that looks like traffic.
-fn fill_frame(frame: &mut [u8]) {
+/// Writes a UDP packet between documentation addresses (RFC 5737), with a payload of zeros.
+fn write_frame(frame: &mut [u8]) {
     frame.fill(0);
     let length = frame.len();
     let header: &mut [u8] = &mut frame[..length.min(42)];
@@ -305,32 +342,33 @@ impl Port for EthPort {
 
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> inlane_core::Result<()> {
         if self.state != State::Open {
-            return Err(self.usage("it is configured already").into());
+            return Err(self.usage("it was already configured").into());
         }
         let queues = pools.len().max(tx_queues as usize);
         if queues > self.info.max_queues as usize || queues == 0 {
-            let why = format!("{queues} queues were asked for; it has 1 to {}", self.info.max_queues);
+            let why = format!("{queues} queues were requested; it has 1 to {}", self.info.max_queues);
             return Err(self.usage(why).into());
         }
-        if self.single_queues().is_none() {
+        if self.queues_of_separate_devices().is_none() {
             self.spec.check_all_are_read(pools.len(), self.info.max_queues)?;
         }
-        let mut filled = pools.iter().map(|pool| self.own_pool(pool)).collect::<Result<Vec<_>>>()?;
-        // Software drivers want queues in pairs; those that nobody drives get a pool just large enough.
+        let mut filled = pools.iter().map(|pool| self.mbuf_pool(pool)).collect::<Result<Vec<_>>>()?;
         if filled.is_empty() {
-            filled.push(MbufPool::new(4096, self.device.slot.map_or(2048, |slot| slot.max(2048) as usize))?);
+            let room = self.device.required_room.map_or(2048, |room| room.max(2048) as usize);
+            filled.push(MbufPool::new(BUFFERS_OF_SENDER, room)?);
         }
-        let mut outcome = self.configure_and_watch(filled.clone(), queues as u16);
-        // The kernel frees the queue of a closed AF_XDP socket some milliseconds later: a restart must not fail on that.
+        let receives = !pools.is_empty();
+        let mut outcome = self.configure_device(filled.clone(), queues as u16, receives);
+        // A port that is opened again right after it was closed must not fail because the kernel has not released the queue yet.
         let start = Instant::now();
-        while self.shared.forgets
+        while self.context.loses_buffers
             && matches!(outcome, Err(Error::Busy { .. }))
             && start.elapsed() < QUEUE_RELEASE
         {
             std::thread::sleep(Duration::from_millis(20));
             self.close();
-            *self = Self::of(self.spec.clone())?;
-            outcome = self.configure_and_watch(filled.clone(), queues as u16);
+            *self = Self::new(self.spec.clone())?;
+            outcome = self.configure_device(filled.clone(), queues as u16, receives);
         }
         outcome?;
         self.rx_taken = vec![false; pools.len()];
@@ -340,35 +378,27 @@ impl Port for EthPort {
     }
 
     fn take_rx(&mut self, queue: u16) -> inlane_core::Result<Box<dyn Rx>> {
-        match self.rx_taken.get_mut(queue as usize) {
-            Some(taken @ false) => *taken = true,
-            Some(_) => return Err(self.usage(format!("receive queue {queue} was taken")).into()),
-            None => return Err(self.usage(format!("no receive queue {queue} was configured")).into()),
-        }
-        Ok(Box::new(EthRx::new(self.shared.clone(), queue)))
+        Self::take(&mut self.rx_taken, queue, "receive").map_err(|why| self.usage(why))?;
+        Ok(Box::new(EthRx::new(self.context.clone(), queue)))
     }
 
     fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> inlane_core::Result<Box<dyn Tx>> {
-        let own = self.own_pool(&pool)?;
-        match self.tx_taken.get_mut(queue as usize) {
-            Some(taken @ false) => *taken = true,
-            Some(_) => return Err(self.usage(format!("send queue {queue} was taken")).into()),
-            None => return Err(self.usage(format!("no send queue {queue} was configured")).into()),
-        }
+        let mbufs = self.mbuf_pool(&pool)?;
+        Self::take(&mut self.tx_taken, queue, "send").map_err(|why| self.usage(why))?;
         let most = device::memif_buffer(&self.spec) as usize;
-        if matches!(self.spec.kind, Kind::Memif { .. }) && own.room() > most {
+        if matches!(self.spec.kind, Kind::Memif { .. }) && mbufs.room() > most {
             let why = format!(
-                "frames may have up to {} bytes, and memif's buffers hold {most}: give mtu={} at both ends, or --room {most}",
-                own.room(),
-                own.room() - device::LINK_HEADERS as usize
+                "frames may have up to {} bytes, and memif's buffers hold {most}; give mtu={} at both ends, or --room {most}",
+                mbufs.room(),
+                mbufs.room() - device::LINK_HEADERS as usize
             );
             return Err(self.usage(why).into());
         }
-        if !self.filled.iter().any(|filled| Arc::ptr_eq(filled, &own)) {
-            self.map(&own)?;
+        if !self.filled.iter().any(|filled| Arc::ptr_eq(filled, &mbufs)) {
+            self.map(&mbufs)?;
         }
         self.sent.push(pool);
-        Ok(Box::new(EthTx::new(self.shared.clone(), queue)))
+        Ok(Box::new(EthTx::new(self.context.clone(), queue)))
     }
 
     fn start(&mut self) -> inlane_core::Result<()> {
@@ -377,7 +407,7 @@ impl Port for EthPort {
         }
         self.start_device()?;
         self.state = State::Started;
-        // Everything on the wire is for us; drivers that cannot say so receive everything anyway.
+        // The port receives every frame on the wire. Drivers that have no such mode receive them anyway.
         // SAFETY: a valid port.
         unsafe { sys::rte_eth_promiscuous_enable(self.device.port) };
         if let Kind::Memif { server, wait_s, .. } = self.spec.kind {
@@ -386,7 +416,7 @@ impl Port for EthPort {
         if self.is_card() {
             self.wait_for_link();
         }
-        self.shared.open_gate();
+        self.context.open_gate();
         if let Kind::Ring { prime, size, .. } = self.spec.kind {
             (0..self.tx_taken.len() as u16).try_for_each(|queue| self.prime(queue, prime, size))?;
         }

@@ -1,79 +1,88 @@
-//! Giving up privileges once ports are open.
+//! Gives up the privileges of the process once its ports are open.
 //!
 //! | port | needs to open | needs afterwards |
 //! | --- | --- | --- |
-//! | null, ring, memif | nothing (memif: its socket's folder) | nothing |
+//! | net_null, ring, memif | nothing; memif: write access to its socket's folder | nothing |
 //! | af_packet | CAP_NET_RAW | nothing |
 //! | tap | CAP_NET_ADMIN, /dev/net/tun | nothing: the interface goes with its descriptor |
-//! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | CAP_NET_ADMIN and CAP_BPF, to take its program off the interface at the end |
-//! | pci | root, or access to /dev/vfio and locked memory | nothing: maps and interrupts are set up when it starts |
+//! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | nothing: the XDP program goes with its link's descriptor |
+//! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when it starts |
 //!
-//! So every port works on after [`drop_privileges`]. Open and start all ports first; what is opened later is opened as
-//! the ordinary user.
+//! Open, configure and start all ports, then call [`drop_privileges`], then load the user's code. It needs no port: also a process without
+//! any gives up what it was started with.
 
+use crate::capability;
 use crate::error::{Error, Result};
-use crate::interface::{Capability, effective_capabilities};
-use crate::spec::{Kind, Spec};
 use std::io;
+use std::time::{Duration, Instant};
 
-/// Who the process became.
+/// The identity of the process after it gave up its privileges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped {
-    /// Its user id now.
+    /// Its user id.
     pub user: u32,
-    /// Its group id now.
+    /// Its group id.
     pub group: u32,
-    /// Some capability was kept for a port that is open.
-    pub kept: bool,
 }
 
 /// The user and group `nobody` of every distribution.
 const NOBODY: u32 = 65534;
 
-/// Makes the process an ordinary user: who called sudo, or nobody. Keeps, on this thread alone, the capabilities that the ports
-/// in `specs` need to close: call it on the thread that will stop them. Threads started from it later have them too,
-/// those that run already do not. `None` when the process is no root: there is nothing to give up.
+/// How long other threads may take to give up their capabilities.
+const OTHER_THREADS: Duration = Duration::from_secs(1);
+
+/// Gives up all privileges of the process, for good: root becomes the user who called sudo, or nobody; capabilities are dropped whatever the
+/// user, in all threads. Returns `None` if there was nothing to give up.
+///
+/// A thread of a library that blocks signals keeps the capabilities of a file (setcap), and a warning names it. Threads started later have
+/// none.
 ///
 /// # Errors
-/// [`Error::Privileges`] with the step that failed. The process must end then: it may have some and not others.
-pub fn drop_privileges<'a>(specs: impl IntoIterator<Item = &'a str>) -> Result<Option<Dropped>> {
-    // SAFETY: reads a number.
-    if unsafe { libc::geteuid() } != 0 {
+/// [`Error::Privileges`] with the step that failed. End the process then, because it may have given up a part only.
+pub fn drop_privileges() -> Result<Option<Dropped>> {
+    // SAFETY: reads numbers.
+    let (root, user, group) = unsafe { (libc::geteuid() == 0, libc::geteuid(), libc::getegid()) };
+    if !root && threads_with_capabilities().is_empty() {
         return Ok(None);
     }
-    let needed =
-        specs.into_iter().filter_map(|spec| Spec::parse(spec).ok()).fold(0, |all, spec| all | needs(&spec));
-    let keep = needed & effective_capabilities();
-    let user = number_of("SUDO_UID").unwrap_or(NOBODY);
-    let group = number_of("SUDO_GID").unwrap_or(NOBODY);
-    step("keeping capabilities", || {
-        // SAFETY: a flag of this thread.
-        unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, libc::c_ulong::from(keep != 0), 0, 0, 0) }
+    let mut dropped = Dropped { user, group };
+    if root {
+        dropped = Dropped {
+            user: number_of("SUDO_UID").unwrap_or(NOBODY),
+            group: number_of("SUDO_GID").unwrap_or(NOBODY),
+        };
+        become_user(dropped)?;
+    }
+    step("clearing ambient capabilities", || {
+        // SAFETY: numbers.
+        unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) }
     })?;
-    // Groups first: the user may not change them any more. The C library does it on every thread.
+    step("dropping capabilities", drop_capabilities_of_this_thread)?;
+    drop_capabilities_of_other_threads()?;
+    // Programs that are started later gain nothing from set-uid bits or capabilities of their files.
+    // SAFETY: a flag of this thread, which later threads inherit.
+    step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
+    // After a change of user the kernel gives the process's files in /proc to root. This flag gives them back.
+    // SAFETY: a flag of the process.
+    step("keeping access to its files in /proc", || unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
+    })?;
+    Ok(Some(dropped))
+}
+
+/// Changes user and group of every thread, as the C library does, and leaves all other groups. The kernel drops the capabilities of every
+/// thread whose user was root.
+fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
+    // Groups first: an ordinary user may not change them.
     // SAFETY: no group is read.
     step("leaving all groups", || unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: numbers.
     step("changing the group", || unsafe { libc::setresgid(group, group, group) })?;
     // SAFETY: numbers.
-    step("changing the user", || unsafe { libc::setresuid(user, user, user) })?;
-    step("giving capabilities up", || set_capabilities(keep))?;
-    // SAFETY: a flag of this thread; programs started later gain nothing by being set-uid.
-    step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // A change of user makes the process's own /proc entries root's; AF_XDP's clean-up looks at its descriptors there.
-    // SAFETY: a flag of the process.
-    step("staying observable", || unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) })?;
-    Ok(Some(Dropped { user, group, kept: keep != 0 }))
+    step("changing the user", || unsafe { libc::setresuid(user, user, user) })
 }
 
-fn needs(spec: &Spec) -> u64 {
-    match spec.kind {
-        Kind::AfXdp { .. } => 1 << Capability::NetAdmin as u32 | 1 << Capability::Bpf as u32,
-        _ => 0,
-    }
-}
-
-/// A user or group that sudo names; root itself is nobody's gain.
+/// Reads a user or group number that sudo sets. Root's is ignored.
 fn number_of(variable: &str) -> Option<u32> {
     std::env::var(variable).ok()?.parse().ok().filter(|&number| number != 0)
 }
@@ -85,23 +94,73 @@ fn step(doing: &str, call: impl FnOnce() -> i32) -> Result<()> {
     }
 }
 
-/// `capset(2)`, version 3: effective and permitted are `set`, inheritable is empty.
-fn set_capabilities(set: u64) -> i32 {
+/// Empties the effective, permitted and inheritable set of the calling thread. Safe to call in a signal handler.
+fn drop_capabilities_of_this_thread() -> i32 {
     const VERSION_3: u32 = 0x2008_0522;
     #[repr(C)]
     struct Header {
         version: u32,
         thread: i32,
     }
-    #[repr(C)]
-    struct Half {
-        effective: u32,
-        permitted: u32,
-        inheritable: u32,
-    }
     let header = Header { version: VERSION_3, thread: 0 };
-    let half = |bits: u32| Half { effective: bits, permitted: bits, inheritable: 0 };
-    let halves = [half(set as u32), half((set >> 32) as u32)];
-    // SAFETY: both live through the call, in the layout of version 3: two halves.
-    unsafe { libc::syscall(libc::SYS_capset, &raw const header, halves.as_ptr()) as i32 }
+    // Two halves of the three sets.
+    let sets = [[0u32; 3]; 2];
+    // SAFETY: both live through the call, in the layout of version 3 of capset(2).
+    unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) as i32 }
+}
+
+/// Has every other thread that holds capabilities drop them, by a signal: the system call concerns the calling thread only.
+fn drop_capabilities_of_other_threads() -> Result<()> {
+    extern "C" fn handler(_: libc::c_int) {
+        drop_capabilities_of_this_thread();
+    }
+    if threads_with_capabilities().is_empty() {
+        return Ok(());
+    }
+    let signal = libc::SIGRTMAX();
+    // SAFETY: all zero is a sigaction without flags.
+    let (mut action, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: both structures live through the call. The handler makes one system call.
+    step("preparing other threads", || unsafe { libc::sigaction(signal, &action, &mut before) })?;
+    let start = Instant::now();
+    let mut signalled = Vec::new();
+    let left = loop {
+        let threads = threads_with_capabilities();
+        if threads.is_empty() || start.elapsed() > OTHER_THREADS {
+            break threads;
+        }
+        for thread in threads.into_iter().filter(|(id, _)| !signalled.contains(id)).collect::<Vec<_>>() {
+            signalled.push(thread.0);
+            // SAFETY: a thread of this process, which may have ended meanwhile: then the call fails.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread.0, signal) };
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    if !left.is_empty() {
+        let names: Vec<String> = left.into_iter().map(|(_, name)| name).collect();
+        tracing::warn!(
+            "these threads of libraries keep the program's capabilities: {}. Threads that run user code have none",
+            names.join(", ")
+        );
+        // The signal is still pending there, so the handler stays.
+        return Ok(());
+    }
+    // SAFETY: as above.
+    step("restoring a signal", || unsafe { libc::sigaction(signal, &before, std::ptr::null_mut()) })
+}
+
+/// Returns the numbers and names of the threads that hold capabilities.
+fn threads_with_capabilities() -> Vec<(i32, String)> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks
+        .filter_map(|task| {
+            let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+            let held =
+                ["CapPrm", "CapEff", "CapInh"].iter().any(|name| capability::set(&status, name) != Some(0));
+            let name = status.lines().next()?.strip_prefix("Name:")?.trim().to_owned();
+            held.then_some((task.file_name().to_str()?.parse().ok()?, name))
+        })
+        .collect()
 }

@@ -1,119 +1,119 @@
-//! Port specifications: `KIND[:ARGUMENT][,KEY=VALUE...]`.
+//! Specifications of ethdev ports: `KIND[:ARGUMENT][,KEY=VALUE...]`.
 //!
 //! | kind | argument | options |
 //! | --- | --- | --- |
-//! | `net_null` | frame size in bytes (64) | `copy=on` writes and reads the bytes |
-//! | `ring` | a name | `prime=N` packets put into each queue at the start, `size=BYTES` of each |
-//! | `af_xdp` | interface | `queue=N` first queue (0), `busy=N` busy-poll budget, `copy=on` forces copy mode |
-//! | `af_packet` | interface | `queues=N` (one a pipeline), `frame=BYTES` a slot of its rings, `bypass=on` skips the queueing discipline |
-//! | `tap` | interface to make | `mac=fixed` |
-//! | `memif` | socket path | `role=server` or `client` (client), `id=N` (0), `wait=SECONDS` (10), `secret=TEXT`; `mtu` for frames over 2 KiB |
+//! | `net_null` | frame size in bytes (64) | `copy=on` writes the bytes of received frames and reads those of sent frames |
+//! | `ring` | a name | `prime=N` packets in each queue at the start (0), `size=BYTES` of each (64) |
+//! | `af_xdp` | interface | `queue=N` first queue (0), `busy=N` busy-poll budget (0: off), `copy=on` forces copy mode |
+//! | `af_packet` | interface | `queues=N` sockets (one per pipeline), `frame=BYTES` of a slot of their rings (by the MTU), `bypass=on` sends past the queueing discipline |
+//! | `tap` | name of the new interface | `mac=fixed` gives it the same MAC address each time |
+//! | `memif` | socket path | `role=server` or `client` (client), `id=N` (0), `wait=SECONDS` for the peer (10), `secret=TEXT`; `mtu` for frames over 2 KiB |
 //! | `pci` | address as `lspci -D` prints it | |
 //!
-//! All take `descriptors=N` (receive and send) and all but `net_null` and `ring` take `mtu=BYTES`.
+//! All take `descriptors=N`, the length of each receive and send queue. All but `net_null` and `ring` take `mtu=BYTES`.
 
 use crate::error::{Error, Result};
 use inlane_core::port::spec::PortSpec;
 
-/// A port specification, understood.
+/// The parsed specification of a port.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Spec {
-    /// As it was written.
+pub struct EthSpec {
+    /// The text as the user wrote it.
     pub text: String,
-    /// Which kind of port, with its own options.
+    /// The kind of port, with the options of that kind.
     pub kind: Kind,
-    /// Descriptors of each receive and send queue, when asked for.
+    /// Descriptors of each receive and send queue, if given.
     pub descriptors: Option<u16>,
-    /// Largest frame payload, when asked for.
+    /// Largest payload of a frame in bytes, if given.
     pub mtu: Option<u16>,
 }
 
 /// The kinds of ports.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
-    /// Makes and swallows packets.
+    /// Generates and discards packets.
     Null {
         /// Bytes of a frame.
         size: u16,
-        /// Touches the bytes.
+        /// Writes the bytes of received frames and reads those of sent frames.
         copy: bool,
     },
-    /// Rings in this process: what is sent comes back.
+    /// Rings in this process: what is sent to a ring is received from it.
     Ring {
-        /// The user's name for it.
+        /// Its name.
         name: String,
-        /// Packets put in at the start.
+        /// Packets in each queue at the start.
         prime: u32,
-        /// Bytes of each.
+        /// Bytes of each of these packets.
         size: u16,
     },
     /// AF_XDP sockets on a kernel interface.
     AfXdp {
         /// The interface.
         interface: String,
-        /// First queue, where one was named.
+        /// The first queue, if given.
         queue: Option<u16>,
-        /// Busy-poll budget; 0 leaves busy polling off.
+        /// Busy-poll budget in packets; 0 switches busy polling off.
         busy: u32,
-        /// Copy mode even where zero-copy is possible.
+        /// Forces copy mode where zero-copy is possible.
         copy: bool,
     },
     /// Packet sockets on a kernel interface.
     AfPacket {
         /// The interface.
         interface: String,
-        /// Sockets, that the kernel spreads flows over; as many as there are pipelines when absent.
+        /// Number of sockets, over which the kernel spreads flows. One per pipeline if absent.
         queues: Option<u16>,
-        /// Bytes of a slot in the shared rings; chosen by the interface's MTU when absent.
+        /// Bytes of a slot of their rings, rounded up to a multiple of 16. By the interface's MTU if absent.
         frame: Option<u32>,
-        /// Sends past the queueing discipline.
+        /// Sends past the interface's queueing discipline.
         bypass: bool,
     },
-    /// A kernel interface made here.
+    /// A kernel interface that this port makes.
     Tap {
         /// Its name.
         interface: String,
-        /// A MAC address that is the same each time.
+        /// Gives the interface the same MAC address each time.
         fixed_mac: bool,
     },
     /// Shared memory with another process.
     Memif {
         /// The socket's path.
         socket: String,
-        /// Listens and owns the socket; the other end connects.
+        /// Listens at the socket. The other end connects.
         server: bool,
-        /// Interface id, the same at both ends.
+        /// The number of the connection, the same at both ends.
         id: u32,
-        /// How long to wait for the peer.
+        /// How long the port waits for its peer, in seconds.
         wait_s: f64,
-        /// Shared word of both ends.
+        /// A secret that both ends must give.
         secret: Option<String>,
     },
     /// A network card.
     Pci {
-        /// Domain, bus, device, function.
+        /// Its PCI address: domain, bus, device, function.
         address: String,
     },
 }
 
-impl Spec {
-    /// Kinds that [`Spec::parse`] takes, for messages and for who decides which crate opens a port.
+impl EthSpec {
+    /// The kinds of ports that this crate opens.
     pub const KINDS: &[&str] = &["net_null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
 
-    /// True when `text` names a kind of this crate, well-formed or not.
+    /// Returns true if `text` begins with a kind of this crate. The rest may be malformed.
     pub fn is_ours(text: &str) -> bool {
         Self::KINDS.contains(&PortSpec::kind_of(text))
     }
 
-    /// Reads a specification.
+    /// Parses a specification.
     ///
     /// # Errors
-    /// [`Error::Spec`] that says what was expected.
+    /// [`Error::Spec`] with what is expected.
     pub fn parse(text: &str) -> Result<Self> {
         read(text).map_err(refused)
     }
 
-    /// The same AF_XDP port, `further` queues on.
+    /// Returns the specification of the same AF_XDP port with its first queue `further` queues on.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
         if let Kind::AfXdp { queue, .. } = &mut spec.kind {
@@ -122,26 +122,26 @@ impl Spec {
         spec
     }
 
-    /// Packets of a queue that nobody reads go to the kernel, or nowhere: refuses to receive from `read` queues of `there` unless
-    /// the user named the first.
+    /// Checks that a run receives from all queues over which the interface spreads flows. Packets of the other queues would go to the kernel,
+    /// or nowhere. A user who names the first queue means that one alone.
     ///
     /// # Errors
     /// [`Error::Usage`] with what to give.
-    pub(crate) fn check_all_are_read(&self, read: usize, there: u16) -> Result<()> {
+    pub(crate) fn check_all_are_read(&self, read: usize, existing: u16) -> Result<()> {
         let remedy = match &self.kind {
             Kind::AfXdp { interface, queue: None, .. } => {
                 format!(
-                    "'ethtool -L {interface} rx {read}' or 'combined {read}', or queue=0 to mean that one alone"
+                    "'ethtool -L {interface} rx {read}' or 'combined {read}', or queue=0 to read that queue alone"
                 )
             }
             Kind::AfPacket { queues: Some(_), .. } => format!("queues={read}"),
             _ => return Ok(()),
         };
-        if read == 0 || read >= there.into() {
+        if read == 0 || read >= existing.into() {
             return Ok(());
         }
         let why = format!(
-            "flows are spread over {there} queues, and this run reads {read}; give --pipelines {there}, or {remedy}"
+            "flows are spread over {existing} queues, and this run reads {read}; give --pipelines {existing}, or {remedy}"
         );
         Err(Error::Usage { port: self.text.clone(), why })
     }
@@ -154,7 +154,7 @@ fn refused(error: inlane_core::Error) -> Error {
     }
 }
 
-fn read(text: &str) -> inlane_core::Result<Spec> {
+fn read(text: &str) -> inlane_core::Result<EthSpec> {
     let mut spec = PortSpec::parse(text)?;
     let kind = kind(&mut spec)?;
     let descriptors = spec.number("descriptors", 16..=32768)?;
@@ -163,7 +163,7 @@ fn read(text: &str) -> inlane_core::Result<Spec> {
         _ => spec.number("mtu", 68..=65000)?,
     };
     spec.finish()?;
-    Ok(Spec { text: text.to_owned(), kind, descriptors, mtu })
+    Ok(EthSpec { text: text.to_owned(), kind, descriptors, mtu })
 }
 
 fn kind(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
@@ -208,7 +208,7 @@ fn kind(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
         kind => {
             return Err(spec.error(format!(
                 "'{kind}' is not a kind of port here; choose from {}",
-                Spec::KINDS.join(", ")
+                EthSpec::KINDS.join(", ")
             )));
         }
     })
@@ -289,26 +289,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_is_read() {
-        assert_eq!(Spec::parse("net_null").unwrap().kind, Kind::Null { size: 64, copy: false });
-        assert_eq!(Spec::parse("net_null:1024,copy=on").unwrap().kind, Kind::Null { size: 1024, copy: true });
-        let ring = Spec::parse("ring:a,prime=32,descriptors=512").unwrap();
+    fn every_kind_is_parsed() {
+        assert_eq!(EthSpec::parse("net_null").unwrap().kind, Kind::Null { size: 64, copy: false });
+        assert_eq!(
+            EthSpec::parse("net_null:1024,copy=on").unwrap().kind,
+            Kind::Null { size: 1024, copy: true }
+        );
+        let ring = EthSpec::parse("ring:a,prime=32,descriptors=512").unwrap();
         assert_eq!(ring.kind, Kind::Ring { name: "a".into(), prime: 32, size: 64 });
         assert_eq!(ring.descriptors, Some(512));
-        let xdp = Spec::parse("af_xdp:veth0,queue=1,mtu=1500").unwrap();
+        let xdp = EthSpec::parse("af_xdp:veth0,queue=1,mtu=1500").unwrap();
         assert_eq!(xdp.kind, Kind::AfXdp { interface: "veth0".into(), queue: Some(1), busy: 0, copy: false });
         assert_eq!(xdp.mtu, Some(1500));
-        assert!(matches!(Spec::parse("af_packet:eth0.100,bypass=on").unwrap().kind, Kind::AfPacket { .. }));
-        assert!(matches!(Spec::parse("tap:t0,mac=fixed").unwrap().kind, Kind::Tap { fixed_mac: true, .. }));
-        let memif = Spec::parse("memif:/run/a.sock,role=server,id=7,wait=2.5s").unwrap().kind;
+        assert!(matches!(
+            EthSpec::parse("af_packet:eth0.100,bypass=on").unwrap().kind,
+            Kind::AfPacket { .. }
+        ));
+        assert!(matches!(
+            EthSpec::parse("tap:t0,mac=fixed").unwrap().kind,
+            Kind::Tap { fixed_mac: true, .. }
+        ));
+        let memif = EthSpec::parse("memif:/run/a.sock,role=server,id=7,wait=2.5s").unwrap().kind;
         assert!(matches!(memif, Kind::Memif { server: true, id: 7, wait_s: 2.5, .. }));
         for text in ["pci:0000:b5:00.0", "pci:B5:00.0"] {
-            assert_eq!(Spec::parse(text).unwrap().kind, Kind::Pci { address: "0000:b5:00.0".into() });
+            assert_eq!(EthSpec::parse(text).unwrap().kind, Kind::Pci { address: "0000:b5:00.0".into() });
         }
     }
 
     #[test]
-    fn what_means_nothing_is_refused_with_a_reason() {
+    fn invalid_specifications_are_refused_with_a_reason() {
         for text in [
             "",
             "nul",
@@ -336,10 +345,10 @@ mod tests {
             "pci:0000:b5:00.0:1",
             "af_xdp:e,descriptors=99999999999999999999",
         ] {
-            let error = Spec::parse(text).expect_err(text).to_string();
+            let error = EthSpec::parse(text).expect_err(text).to_string();
             assert!(error.starts_with(&format!("port {text}: ")), "{error}");
         }
-        let error = Spec::parse("tap:t,frame=1").unwrap_err().to_string();
+        let error = EthSpec::parse("tap:t,frame=1").unwrap_err().to_string();
         assert!(error.ends_with("unknown option 'frame'; tap ports have: mac, descriptors, mtu"), "{error}");
     }
 }

@@ -1,36 +1,36 @@
-//! Threads and lcore ids: a thread with an lcore id has a cache in every mempool, without one each allocation goes to the
-//! shared ring. Any thread that drives a queue or a pool gets its id at its first burst and gives it back when it ends.
+//! DPDK's lcore ids of threads. A thread with an id has a cache in every mempool; without one, each of its allocations uses the shared
+//! ring. A thread gets an id when it first uses a queue or a pool, and returns it when it ends.
 
 use crate::{pool, sys};
 use std::cell::RefCell;
 
 thread_local! {
-    static ENROLLED: RefCell<Option<ThreadGuard>> = const { RefCell::new(None) };
+    static REGISTERED: RefCell<Option<ThreadGuard>> = const { RefCell::new(None) };
 }
 
-/// An lcore id held by this thread; dropping it hands the thread's mempool caches back to all.
+/// The lcore id of this thread. Dropping it returns the contents of the thread's caches to the pools.
 ///
-/// Needed only by who wants the id before the first burst: queues and pools enrol the threads that use them.
+/// Use it only to get the id before the first burst: queues and pools register the threads that use them.
 #[derive(Debug)]
 pub struct ThreadGuard {
-    // Belongs to the thread that made it.
+    // It belongs to the thread that made it.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl ThreadGuard {
-    /// Registers the calling thread; `None` when DPDK has not started, has no lcore id left (it has 128) or the
-    /// thread has one already. Work goes on without, slower.
+    /// Registers the calling thread. Returns `None` if DPDK has not started, if the thread is registered already, or if none of the 128
+    /// ids is free. Without an id everything works, slower.
     pub fn new() -> Option<Self> {
         // SAFETY: reads a thread-local; LCORE_ID_ANY is u32::MAX.
         if !crate::eal::is_started() || unsafe { sys::inlane_lcore() } != u32::MAX {
             return None;
         }
-        // SAFETY: the environment is up; the call concerns this thread alone.
+        // SAFETY: the environment is up. The call concerns this thread alone.
         let outcome = unsafe { sys::rte_thread_register() };
         if outcome < 0 {
             tracing::warn!(
                 error = sys::error_text(sys::last_error()),
-                "no lcore id left: this thread's mempool calls go uncached"
+                "all lcore ids are in use: this thread allocates packets without a cache, which is slower"
             );
             return None;
         }
@@ -47,14 +47,14 @@ impl Drop for ThreadGuard {
     }
 }
 
-/// Called from `inline.c` when a thread without an lcore id drives a burst.
+/// Called by `burst.c` for a burst of a thread that has no lcore id.
 #[unsafe(no_mangle)]
-extern "C" fn inlane_dpdk_enrol_thread() {
-    // While the thread's locals are being destroyed it stays without an id: slower, not wrong.
-    let _ = ENROLLED.try_with(|enrolled| {
-        let mut enrolled = enrolled.borrow_mut();
-        if enrolled.is_none() {
-            *enrolled = ThreadGuard::new();
+extern "C" fn inlane_dpdk_register_thread() {
+    // While its locals are destroyed, a thread stays without an id.
+    let _ = REGISTERED.try_with(|registered| {
+        let mut registered = registered.borrow_mut();
+        if registered.is_none() {
+            *registered = ThreadGuard::new();
         }
     });
 }

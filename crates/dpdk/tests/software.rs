@@ -112,7 +112,8 @@ fn chains_go_out_whole() {
     let mut packet = [Packet::EMPTY; 1];
     assert_eq!(pool.allocate(&mut packet), 1);
     packet[0].length = 100;
-    pool.append_segment(&packet[0], &[7; 200]).unwrap();
+    // SAFETY: held; of this pool.
+    unsafe { pool.append_segment(&packet[0], &[7; 200]) }.unwrap();
     packet[0].length = 90;
     // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
     assert_eq!(unsafe { tx.send(&packet) }.unwrap(), 1);
@@ -144,7 +145,8 @@ fn what_nobody_changed_goes_out_as_it_came() {
     // Beside them one in two segments, and one whose mbuf knows nothing of its length: it was taken from the pool.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
-    pool.append_segment(&packets[70], &[7; 200]).unwrap();
+    // SAFETY: held; of this pool.
+    unsafe { pool.append_segment(&packets[70], &[7; 200]) }.unwrap();
     // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
     assert_eq!(unsafe { tx.send(&packets[70..71]) }.unwrap(), 1);
     let got = rx.receive(&mut packets[..64]).unwrap();

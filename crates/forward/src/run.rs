@@ -105,7 +105,7 @@ impl<'a> Run<'a> {
         let function = PacketFunction::parse(&config.function)?;
         let (names, directions) = wiring::directions(&config.route)?;
         let clock = Clock::new();
-        let open::OpenPorts { ports, room } = open::ports(&names, config, &clock)?;
+        let open::Opened { ports, room } = open::ports(&names, config, &clock)?;
         let gpu = match config.executor {
             Executor::Cpu(_) => None,
             Executor::Gpu { index, .. } => {
@@ -157,7 +157,7 @@ impl<'a> Connected<'a> {
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let pipelines = if config.drops_needed_privileges() {
             run.start_ports()?;
-            inlane_dpdk::privileges::drop_privileges(run.names.iter().map(String::as_str))?;
+            inlane_dpdk::privileges::drop_privileges()?;
             ready(config, &run.function, pipelines, run.gpu.as_ref())?
         } else {
             let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;

@@ -60,9 +60,12 @@ fn metadata_and_segments() {
     packets[0].length = 14;
     // SAFETY: held; host memory.
     unsafe { packets[0].bytes_mut() }.fill(1);
-    pool.append_segment(&packets[0], &[2; 300]).unwrap();
-    pool.append_segment(&packets[0], &[3; 512]).unwrap();
-    assert!(pool.append_segment(&packets[0], &[4; 513]).is_err(), "more than a buffer holds");
+    // SAFETY: held; of this pool.
+    unsafe { pool.append_segment(&packets[0], &[2; 300]) }.unwrap();
+    // SAFETY: held; of this pool.
+    unsafe { pool.append_segment(&packets[0], &[3; 512]) }.unwrap();
+    // SAFETY: held; of this pool.
+    assert!(unsafe { pool.append_segment(&packets[0], &[4; 513]) }.is_err(), "more than a buffer holds");
     let mut lengths = Vec::new();
     // SAFETY: the packet is held here and of this pool.
     unsafe { pool.for_each_segment(&packets[0], &mut |_, length| lengths.push(length)) };

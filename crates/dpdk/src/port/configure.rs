@@ -1,51 +1,53 @@
-//! Setting a device up: what it is asked for, its queues, frames that it or the buffers cannot hold.
+//! Configures a device: checks that its frames fit driver and buffers, requests offloads, sets queues up.
 
 use super::EthPort;
 use crate::error::Result;
 use crate::spec::Kind;
-use crate::{MbufPool, device, dma, sys, xdp_sockets};
+use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Receive and send descriptors of a queue when the user asks for none: what testpmd takes, or the device's own.
+/// Receive and send descriptors of a queue if the user gives none, fewer if the device has fewer. testpmd uses as many.
 const DESCRIPTORS: u16 = 1024;
 
-/// Bytes of a buffer that fits a page of memory with what DPDK puts in front of it.
-const MOST_XDP_ROOM: usize = 3584;
+/// Bytes of the chunks of memory that the kernel takes for an AF_XDP socket (`XDP_UMEM_MIN_CHUNK_SIZE`, and a page).
+const XDP_CHUNKS: RangeInclusive<u32> = 2048..=4096;
 
 impl EthPort {
-    /// [`Self::configure_device`], and which sockets its driver opened.
-    pub(super) fn configure_and_watch(&mut self, filled: Vec<Arc<MbufPool>>, queues: u16) -> Result<()> {
-        if !self.shared.forgets {
-            return self.configure_device(filled, queues);
-        }
-        let watch = xdp_sockets::Watch::begin();
-        let outcome = self.configure_device(filled, queues);
-        self.sockets = watch.end();
+    /// Configures the device with `queues` pairs of queues, because some drivers have only pairs, and records the sockets of an AF_XDP
+    /// port. `receives` says that somebody will read the receive queues.
+    pub(super) fn configure_device(
+        &mut self,
+        filled: Vec<Arc<MbufPool>>,
+        queues: u16,
+        receives: bool,
+    ) -> Result<()> {
+        self.check_frames_fit(&filled, receives)?;
+        let (outcome, sockets) = xdp::record_sockets(|| self.set_up(filled, queues));
+        self.sockets = sockets;
         outcome
     }
 
-    /// As many queues each way: some drivers know pairs only.
-    pub(super) fn configure_device(&mut self, filled: Vec<Arc<MbufPool>>, queues: u16) -> Result<()> {
+    fn set_up(&mut self, filled: Vec<Arc<MbufPool>>, queues: u16) -> Result<()> {
         let mut configuration = sys::rte_eth_conf::default();
         if queues > 1 && self.limits.flow_type_rss_offloads != 0 {
             configuration.rxmode.mq_mode = sys::RTE_ETH_MQ_RX_RSS;
             configuration.rx_adv_conf.rss_conf.rss_hf =
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
         }
-        self.check_frames_fit(&filled)?;
-        // memif's driver has a limit of its own, which it does not keep to.
+        // memif's driver refuses an MTU above a limit that it does not apply to frames.
         if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, Kind::Memif { .. })) {
             configuration.rxmode.mtu = mtu.into();
         }
-        let frame = self.spec.mtu.map_or(1500, u32::from) + 18;
+        let frame = self.spec.mtu.map_or(1500, u32::from) + device::LINK_HEADERS;
         let scatter = sys::INLANE_RX_SCATTER;
         if filled.iter().any(|pool| (pool.room() as u32) < frame)
             && self.limits.rx_offload_capa & scatter != 0
         {
             configuration.rxmode.offloads |= scatter;
         }
-        // Packets of several segments go out whole wherever the device can.
+        // Packets of several segments are sent whole if the device can.
         configuration.txmode.offloads |= self.limits.tx_offload_capa & sys::INLANE_TX_MULTI_SEGS;
         self.call("configuring the device", |port| {
             // SAFETY: the structure is read during the call.
@@ -62,19 +64,19 @@ impl EthPort {
         for pool in &filled {
             self.map(pool)?;
         }
-        // From the first queue on the device may hold buffers, also when a later step fails.
+        // From the first queue on the device may hold buffers, even if a later step fails.
         self.filled = filled;
         for queue in 0..queues {
             let pool = self.filled[queue as usize % self.filled.len()].raw();
-            self.call("setting a receive queue up", |port| {
-                // SAFETY: the pool lives in `filled` until the device is closed.
+            self.call("setting up a receive queue", |port| {
+                // SAFETY: `filled` keeps the pool until the device is closed.
                 unsafe {
                     sys::rte_eth_rx_queue_setup(port, queue, rx_descriptors, socket, std::ptr::null(), pool)
                 }
             })?;
         }
         for queue in 0..queues {
-            self.call("setting a send queue up", |port| {
+            self.call("setting up a send queue", |port| {
                 // SAFETY: no memory is passed.
                 unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_descriptors, socket, std::ptr::null()) }
             })?;
@@ -82,51 +84,70 @@ impl EthPort {
         Ok(())
     }
 
-    /// Refuses frames that the driver or the buffers cannot hold, before DPDK does so in its own words.
-    pub(super) fn check_frames_fit(&self, filled: &[Arc<MbufPool>]) -> Result<()> {
+    /// Refuses pools and interfaces whose frames driver or buffers cannot hold.
+    fn check_frames_fit(&self, filled: &[Arc<MbufPool>], receives: bool) -> Result<()> {
         let room = filled.iter().map(|pool| pool.room()).min().unwrap_or(usize::MAX);
-        if let Some(slot) = self.device.slot
-            && room < slot as usize
+        if let Some(required) = self.device.required_room
+            && room < required as usize
         {
             return Err(self.usage(format!(
-                "its frames need buffers of {slot} bytes, and the pool's have {room}; give --room {slot}, lower the \
+                "its slots need buffers of {required} bytes, and the pool's have {room}; give --room {required}, lower the \
                  interface's MTU, or give frame=BYTES"
             )));
         }
-        if let (Kind::AfXdp { interface: name, .. }, Some(interface)) =
-            (&self.spec.kind, &self.shared.interface)
-        {
-            if room != usize::MAX && room > MOST_XDP_ROOM {
-                return Err(self.usage(format!(
-                    "AF_XDP's buffers fit a page of memory: give --room {MOST_XDP_ROOM} at most"
-                )));
-            }
-            let frame = interface.mtu() + device::LINK_HEADERS;
-            if frame as usize > MOST_XDP_ROOM {
-                return Err(self.usage(format!(
-                    "its frames have up to {frame} bytes, and AF_XDP takes {MOST_XDP_ROOM}; lower the interface's MTU (ip link \
-                     set {name} mtu 1500) or use af_packet:{name}"
-                )));
-            }
-            if frame as usize > room {
-                return Err(
-                    self.usage(format!("its frames need buffers of {frame} bytes: give --room {frame}"))
-                );
-            }
+        if let Kind::AfXdp { interface, .. } = &self.spec.kind {
+            self.check_xdp_frames_fit(interface, filled, receives)?;
         }
         let longest = self.limits.max_rx_pktlen;
         match self.spec.mtu.map(|mtu| u32::from(mtu) + device::LINK_HEADERS) {
             Some(frame) if frame > longest && !matches!(self.spec.kind, Kind::Memif { .. }) => {
                 let most = longest.saturating_sub(device::LINK_HEADERS);
                 Err(self.usage(format!(
-                    "its driver takes frames of up to {longest} bytes: give mtu={most} at most"
+                    "its driver takes frames of up to {longest} bytes; give mtu={most} at most"
                 )))
             }
             _ => Ok(()),
         }
     }
 
-    /// Lets a card reach the memory of `pool`; other ports move packets with the CPU.
+    /// Refuses buffers that the kernel does not take as chunks of an AF_XDP socket's memory, and interfaces whose frames do not fit them:
+    /// the kernel drops such frames and counts them as missed.
+    fn check_xdp_frames_fit(&self, name: &str, filled: &[Arc<MbufPool>], receives: bool) -> Result<()> {
+        let mtu = self.context.interface.as_ref().filter(|_| receives).map(|interface| interface.mtu());
+        for pool in filled {
+            let (room, (chunk, headroom)) = (pool.room() as u32, pool.xdp_chunk());
+            // Everything but the data room.
+            let overhead = chunk - room;
+            let (least, most) = (XDP_CHUNKS.start() - overhead, XDP_CHUNKS.end() - overhead);
+            if !XDP_CHUNKS.contains(&chunk) {
+                return Err(self.usage(format!(
+                    "AF_XDP's buffers have {least} to {most} bytes, and the pool's have {room}; give --room {}",
+                    room.clamp(least.next_multiple_of(64), most - most % 64)
+                )));
+            }
+            let longest = chunk - headroom;
+            let Some((mtu, frame)) = mtu.map(|mtu| (mtu, mtu + device::LINK_HEADERS)) else { continue };
+            if frame <= longest {
+                continue;
+            }
+            let needed = (room + frame - longest).next_multiple_of(64);
+            let accepted = longest - device::LINK_HEADERS;
+            let remedy = if needed <= most {
+                format!("give --room {needed}, or lower the MTU: ip link set {name} mtu {accepted}")
+            } else {
+                let largest = XDP_CHUNKS.end() - headroom - device::LINK_HEADERS;
+                format!(
+                    "lower the MTU to {largest} at most: ip link set {name} mtu 1500; or use af_packet:{name}"
+                )
+            };
+            return Err(self.usage(format!(
+                "frames of MTU {mtu} have up to {frame} bytes, and AF_XDP receives up to {longest} into buffers of {room}; {remedy}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Lets a card reach the memory of `pool`. Ports that move packets with the CPU need nothing.
     pub(super) fn map(&mut self, pool: &Arc<MbufPool>) -> Result<()> {
         if self.is_card() {
             self.mapped.push(dma::Mapping::new(&self.spec.text, pool.clone(), self.limits.device)?);

@@ -1,5 +1,5 @@
-/* What Rust sees of DPDK: the public headers (bindgen picks the names that are used), and functions over DPDK's inline
- * ones, a burst a call, so that nothing is called per packet across the language border. */
+/* What Rust sees of DPDK: the public headers, of which bindgen takes the names listed in build.rs, and functions that call DPDK's inline
+ * functions. Rust calls them once per burst, never per packet. */
 #ifndef INLANE_DPDK_INLINE_H
 #define INLANE_DPDK_INLINE_H
 
@@ -16,6 +16,8 @@
 #include <rte_mempool.h>
 #include <rte_version.h>
 
+#include "xdp.h"
+
 /* inlane_core::Packet. */
 struct inlane_packet {
 	uint64_t address;
@@ -31,41 +33,43 @@ struct inlane_packet_meta {
 	uint32_t interface;
 };
 
-/* Bytes of private area: one cache line, so that packet data begins on one. */
+/* Bytes of an mbuf's private area: a cache line, so that packet data is aligned to cache lines. */
 #define INLANE_PRIVATE_BYTES 64
 
-/* Who has an mbuf, in its `port` field, where a driver forgets buffers when it closes. */
+/* Marks in an mbuf's field `port`: who holds it. See inlane_reclaim. */
 #define INLANE_MARK_HELD 0x7fff
 #define INLANE_MARK_SENT 0x8000
 
-/* Macros that bindgen cannot read. */
+/* Macros that bindgen cannot evaluate. */
 static const uint64_t INLANE_RSS_FLOWS = RTE_ETH_RSS_IP | RTE_ETH_RSS_TCP | RTE_ETH_RSS_UDP;
 static const uint64_t INLANE_RX_SCATTER = RTE_ETH_RX_OFFLOAD_SCATTER;
 static const uint64_t INLANE_TX_MULTI_SEGS = RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
 
 uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes);
-/* For a driver that passes mbufs on without writing them (net_ring): with hundreds in flight they lie in the second level. */
-uint16_t inlane_rx_burst_ahead(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
+/* For a driver that passes mbufs on without writing them (net_ring): they are no longer in the first-level cache. */
+uint16_t inlane_rx_burst_prefetching(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
 			       uint64_t *bytes);
 uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 			 uint64_t *bytes, uint64_t *errors);
 uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 				     uint64_t *bytes, uint64_t *errors);
-/* The same for devices whose buffers inlane_reclaim finds by marks. */
-uint16_t inlane_rx_burst_marked(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
+/* For devices whose buffers inlane_reclaim finds by marks. */
+uint16_t inlane_rx_burst_marking(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes);
-uint16_t inlane_tx_burst_marked(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
+uint16_t inlane_tx_burst_marking(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes, uint64_t *errors);
 size_t inlane_pool_bytes(unsigned int count, unsigned int room, size_t page);
 struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, unsigned int cache, unsigned int room,
 				       int socket, void *memory, size_t length, size_t page);
-unsigned int inlane_pool_take(struct rte_mempool *pool, struct inlane_packet *packets, unsigned int count);
-void inlane_pool_give(const struct inlane_packet *packets, unsigned int count);
+unsigned int inlane_pool_allocate(struct rte_mempool *pool, struct inlane_packet *packets, unsigned int count);
+void inlane_pool_free(const struct inlane_packet *packets, unsigned int count);
 struct inlane_packet_meta *inlane_packet_meta_of(uint64_t cookie);
 uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length);
 int inlane_append_segment(struct rte_mempool *pool, uint64_t cookie, uint32_t head_length, const uint8_t *bytes,
 			  uint32_t length);
-unsigned int inlane_drain(uint16_t port, uint16_t queue);
+unsigned int inlane_free_received(uint16_t port, uint16_t queue);
+unsigned int inlane_pool_xdp_chunk(struct rte_mempool *pool);
+unsigned int inlane_pool_xdp_headroom(struct rte_mempool *pool);
 void inlane_flush_cache(struct rte_mempool *pool, unsigned int lcore);
 unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receives_into);
 int64_t inlane_link_megabits(const struct rte_eth_link *link);

@@ -1,6 +1,6 @@
-//! DPDK's C interface: bindings made from the installed headers, and `inline.c` for what DPDK has as inline functions.
+//! DPDK's C interface: bindings generated from the installed headers, and C files that call its inline functions.
 //!
-//! Nothing outside this crate uses it. mbufs, mempools and devices are opaque here; C reads and writes their fields.
+//! mbufs, mempools and devices are opaque in Rust. C reads and writes their fields.
 
 #[expect(
     non_camel_case_types,
@@ -23,7 +23,7 @@ pub(crate) use bindings::*;
 
 use inlane_core::packet::{Packet, PacketMeta};
 
-// C handles packets and notes by these layouts.
+// C accesses packets and their metadata by these layouts.
 const _: () = {
     assert!(
         size_of::<Packet>() == size_of::<inlane_packet>()
@@ -40,14 +40,14 @@ const _: () = {
     assert!(size_of::<PacketMeta>() <= INLANE_PRIVATE_BYTES as usize);
 };
 
-/// DPDK's text for an error number, negative or not.
+/// Returns DPDK's text for an error number, which may be negative.
 pub(crate) fn error_text(code: i32) -> String {
-    // SAFETY: rte_strerror returns a string in memory of the calling thread or a constant.
+    // SAFETY: rte_strerror returns a constant, or a string in memory of the calling thread.
     let text = unsafe { std::ffi::CStr::from_ptr(rte_strerror(code.abs())) };
     text.to_string_lossy().into_owned()
 }
 
-/// The error that DPDK's last failing call of this thread left.
+/// Returns the error number of this thread's last failed call of DPDK.
 pub(crate) fn last_error() -> i32 {
     // SAFETY: reads a thread-local integer.
     unsafe { inlane_errno() }

@@ -1,10 +1,14 @@
-//! A network namespace of a test's own, frames, and a raw socket at the other end.
+//! What tests of kernel interfaces share: a private network namespace, test frames, a raw socket, XDP programs.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+pub mod xdp;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::Duration;
 
-/// Moves this thread into a new, empty network namespace. Without the privilege the test is skipped, loudly.
+/// Moves this thread into a new, empty network namespace. Returns false, and says that the test is skipped, without the privilege.
 pub fn private_network(test: &str) -> bool {
     // SAFETY: affects the namespace of this thread alone.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -16,7 +20,7 @@ pub fn private_network(test: &str) -> bool {
         eprintln!("SKIPPED {test}: the program ip is missing; install iproute2");
         return false;
     }
-    // Nothing but the test's own frames: no neighbour discovery.
+    // Without IPv6 the kernel sends nothing by itself on the test's interfaces.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     ip("link set lo up");
     true
@@ -24,18 +28,24 @@ pub fn private_network(test: &str) -> bool {
 
 /// Runs `ip` with these arguments in this thread's namespace.
 pub fn ip(arguments: &str) {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
-    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    output_of_ip(arguments);
 }
 
-/// A frame of `size` bytes of an experimental EtherType, filled by `seed`.
+/// Runs `ip` with these arguments and returns what it prints.
+pub fn output_of_ip(arguments: &str) -> String {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Returns a frame of `size` bytes with an experimental EtherType. Its payload depends on `seed`.
 pub fn frame(size: usize, seed: u8) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
     frame.extend((frame.len()..size).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)));
     frame
 }
 
-/// A packet socket for the test's EtherType on one interface.
+/// A packet socket on one interface for frames of the test's EtherType.
 pub struct RawSocket(pub OwnedFd);
 
 impl RawSocket {
@@ -64,13 +74,13 @@ impl RawSocket {
         assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
     }
 
-    /// The next frame that came in; not one that this socket sent.
-    pub fn receive(&self, patience: Duration) -> Option<Vec<u8>> {
+    /// Returns the next received frame, or `None` if none arrives within `timeout`. Frames sent by this socket are not received.
+    pub fn receive(&self, timeout: Duration) -> Option<Vec<u8>> {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let mut buffer = vec![0u8; 65536];
         // SAFETY: structures and buffer live through the calls.
         unsafe {
-            if libc::poll(&mut poll, 1, patience.as_millis() as i32) <= 0 {
+            if libc::poll(&mut poll, 1, timeout.as_millis() as i32) <= 0 {
                 return None;
             }
             let length = libc::recv(self.0.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0);

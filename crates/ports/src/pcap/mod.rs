@@ -1,15 +1,10 @@
-//! `pcap:FILE`: captures as ports. [`CaptureSource`] receives the packets of a capture, and [`CaptureSink`] writes a capture.
+//! `pcap:FILE`: captures as ports. Received from, a [`Source`] plays a capture; sent to, a [`Sink`] writes one.
 //!
-//! Each packet carries its capture time and its length on the wire as [`PacketMeta`](inlane_core::packet::PacketMeta). A sink
-//! therefore writes the capture that a source read, whatever lies between them. A source reads its input once from front to back,
-//! so the input may be a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
-//!
-//! Neither end blocks on a pipe: a source returns no packets while its writer pauses, and a sink takes none while its reader
-//! pauses.
+//! Timestamps and the lengths of packets that were cut travel with each packet as its [`PacketMeta`](inlane_core::packet::PacketMeta), so that what a source
+//! played and a sink wrote is the same capture again, whatever stood between them. A source is read once from front to
+//! back, so that it may be a pipe (`pcap:-`); a file is looked through beforehand, for its longest packet and its
+//! resolution.
 
-mod file;
-mod output;
-mod pcapng;
 pub mod reader;
 mod sink;
 mod source;
@@ -18,20 +13,18 @@ pub mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use file::{FileId, same_file};
 use inlane_core::{Error, PortInfo, Result};
-pub(crate) use sink::QueueWriter;
-pub use sink::{CaptureSink, TimestampSource};
-pub use source::CaptureSource;
-use std::path::Path;
+pub(super) use sink::Tap;
+pub use sink::{Sink, Stamps};
+pub use source::Source;
 
 /// How fast a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
-    /// As fast as packets are received.
+    /// As fast as it is asked for.
     #[default]
     Full,
-    /// With the distances between its timestamps.
+    /// As its timestamps say.
     Original,
 }
 
@@ -40,28 +33,25 @@ pub enum Pace {
 pub struct Playback {
     /// How fast.
     pub pace: Pace,
-    /// Plays the capture again whenever it ends. Timestamps continue from one lap to the next, and start again before the
-    /// year 2106, where the classic format ends.
+    /// Again from the front when it ends, without end; timestamps go on.
     pub repeat: bool,
 }
 
-/// What scanning a capture found.
+/// What was seen of a capture when it was looked through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Number of packets before the end, or before the first damage.
+    /// Whole packets.
     pub packets: u64,
-    /// Length of the longest packet, in bytes.
+    /// Bytes of the longest.
     pub longest: usize,
-    /// The latest timestamp, in nanoseconds since the epoch.
-    pub latest_ns: u64,
     /// The finest resolution of its timestamps.
     pub resolution: reader::Resolution,
 }
 
-fn info(text: &str, max_queues: u16) -> PortInfo {
+fn info(text: &str, path: String, max_queues: u16) -> PortInfo {
     PortInfo {
         name: text.into(),
-        path: "capture file".into(),
+        path,
         touches_payload: true,
         max_queues,
         spreads_flows: false,
@@ -70,15 +60,9 @@ fn info(text: &str, max_queues: u16) -> PortInfo {
     }
 }
 
-/// Returns the file that a `pcap` port names. Everything behind the colon belongs to the name, commas included.
 fn path_of(text: &str) -> Result<&str> {
     match text.split_once(':') {
         Some((_, path)) if !path.is_empty() => Ok(path),
         _ => Err(Error::port_usage(text, "name the file: pcap:FILE, or pcap:- for standard input or output")),
     }
-}
-
-/// Returns the file that the port `text` reads or writes. Returns `None` for other kinds of ports, and for standard input and output.
-pub fn file_of(text: &str) -> Option<&Path> {
-    text.strip_prefix("pcap:").filter(|path| !matches!(*path, "" | "-")).map(Path::new)
 }

@@ -1,24 +1,24 @@
-//! AF_XDP on an interface that counts its queues in each direction (veth does), instead of pairs of them: DPDK's driver takes
-//! it for one with a single queue, so here a device is opened for each queue, and together they are one port.
+//! AF_XDP on interfaces that count receive and send queues separately, as veth does. DPDK's driver counts pairs of queues only, and takes
+//! such an interface for one with a single queue. Here each queue gets a device of its own, and the devices are one port.
 
 use crate::error::{Error, Result};
 use crate::port::EthPort;
-use crate::spec::Spec;
+use crate::spec::EthSpec;
 use inlane_core::packet::Pool;
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
 use std::sync::Arc;
 
-/// Devices of one queue each, as one port.
-pub(crate) struct Joined {
-    spec: Spec,
+/// A port of several devices with one queue each.
+pub(crate) struct XdpQueues {
+    spec: EthSpec,
     info: PortInfo,
-    /// One a queue; those behind the first are opened when it is known how many are wanted.
+    /// One device for each queue. All but the first are opened when the number of queues is known.
     devices: Vec<EthPort>,
 }
 
-impl Joined {
-    /// Of the first queue's device, on an interface that has `queues`.
-    pub(crate) fn new(spec: Spec, first: EthPort, queues: u16) -> Self {
+impl XdpQueues {
+    /// Makes the port from the device of its first queue. The interface has `queues` from there on.
+    pub(crate) fn new(spec: EthSpec, first: EthPort, queues: u16) -> Self {
         let info = PortInfo { max_queues: queues, spreads_flows: true, ..first.info().clone() };
         Self { spec, info, devices: vec![first] }
     }
@@ -29,7 +29,7 @@ impl Joined {
     }
 }
 
-impl Port for Joined {
+impl Port for XdpQueues {
     fn info(&self) -> &PortInfo {
         &self.info
     }
@@ -37,12 +37,12 @@ impl Port for Joined {
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> inlane_core::Result<()> {
         let queues = pools.len().max(tx_queues as usize);
         if queues > self.info.max_queues as usize || queues == 0 {
-            let why = format!("{queues} queues were asked for; it has 1 to {}", self.info.max_queues);
+            let why = format!("{queues} queues were requested; it has 1 to {}", self.info.max_queues);
             return Err(Error::Usage { port: self.info.name.clone(), why }.into());
         }
         self.spec.check_all_are_read(pools.len(), self.info.max_queues)?;
         for queue in self.devices.len()..queues {
-            self.devices.push(EthPort::of(self.spec.of_queue(queue as u16))?);
+            self.devices.push(EthPort::new(self.spec.of_queue(queue as u16))?);
         }
         for (queue, device) in self.devices.iter_mut().enumerate() {
             let pool = pools.get(queue).map(std::slice::from_ref).unwrap_or_default();

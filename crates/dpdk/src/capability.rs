@@ -1,0 +1,24 @@
+//! Linux capabilities of this process.
+
+/// A capability, by its bit in the kernel's sets (`linux/capability.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Capability {
+    NetAdmin = 12,
+    NetRaw = 13,
+    SysAdmin = 21,
+    Bpf = 39,
+}
+
+impl Capability {
+    /// True if the calling thread has it in effect.
+    pub(crate) fn is_held(self) -> bool {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        set(&status, "CapEff").is_some_and(|set| set & (1 << self as u32) != 0)
+    }
+}
+
+/// Returns one of the capability sets that a `status` file of `/proc` shows, as `CapEff`.
+pub(crate) fn set(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}

@@ -1,0 +1,224 @@
+//! Ports on kernel interfaces: AF_XDP, packet sockets, tap.
+
+use super::{LINK_HEADERS, Plan};
+use crate::capability::Capability;
+use crate::error::{Error, Result};
+use crate::interface::{self, Interface};
+use crate::spec::EthSpec;
+use crate::xdp::{Program, Refusal};
+
+/// The alignment of slots in a packet socket's ring: the kernel's `TPACKET_ALIGNMENT`.
+const SLOT_ALIGNMENT: u32 = 16;
+/// Blocks of a packet socket's ring consist of whole pages.
+const PAGE: u32 = 4096;
+/// The largest slot: one that holds the largest frame that a packet socket can receive.
+const LARGEST_SLOT: u32 = 1 << 17;
+
+/// Slots of a packet socket's rings, and the kernel's blocks that they lie in.
+///
+/// DPDK's driver takes the ring for one array of slots. The kernel leaves the end of a block unused where no whole slot fits. So a block
+/// is a common multiple of slot and page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slots {
+    /// Bytes of a slot.
+    slot: u32,
+    /// Bytes of a block.
+    block: u32,
+}
+
+impl Slots {
+    /// Slots of at least `bytes`.
+    fn of(bytes: u32) -> Self {
+        let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
+        // Both numbers are multiples of 16. The largest power of two in the slot divides the page, or the page divides the slot.
+        let shared = (1 << slot.trailing_zeros()).min(PAGE);
+        Self { slot, block: slot * (PAGE / shared) }
+    }
+
+    /// Slots for the frames of an interface with this MTU.
+    fn for_mtu(mtu: u32) -> Self {
+        /// In front of a frame: the kernel's header, an address, alignment.
+        const BEFORE_FRAME: u32 = 80;
+        // Multiples of 256 keep blocks to 16 slots.
+        Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))
+    }
+
+    /// The number of slots in whole blocks that is at least `count`.
+    fn count(self, count: u16) -> u32 {
+        u32::from(count).next_multiple_of(self.block / self.slot)
+    }
+
+    /// Data room that the driver demands of buffers: a slot without the kernel's header.
+    pub(super) fn required_room(self) -> u32 {
+        const HEADER: u32 = 32;
+        self.slot - HEADER
+    }
+
+    /// Bytes of the longest frame that fits a slot. In a slot of version 2 the frame begins behind the kernel's header and an address,
+    /// so that what follows an Ethernet header is aligned to 16 (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
+    pub(super) fn longest_frame(self) -> u32 {
+        const FRAME_OFFSET: u32 = 66;
+        self.slot - FRAME_OFFSET
+    }
+}
+
+pub(super) fn af_packet(
+    spec: &EthSpec,
+    interface: &str,
+    queues: u16,
+    frame: Option<u32>,
+    bypass: bool,
+) -> Result<Plan> {
+    let found = find(spec, interface)?;
+    need(spec, &[Capability::NetRaw], "open packet sockets", "cap_net_raw+ep")?;
+    let slots = match frame {
+        Some(bytes) => Slots::of(bytes),
+        None => Slots::for_mtu(spec.mtu.map_or(found.mtu(), u32::from)),
+    };
+    let arguments = format!(
+        "iface={interface},qpairs={queues},blocksz={},framesz={},framecnt={},qdisc_bypass={}",
+        slots.block,
+        slots.slot,
+        slots.count(spec.descriptors.unwrap_or(1024)),
+        u8::from(bypass)
+    );
+    Ok(Plan { interface: Some(found), slots: Some(slots), ..Plan::new("net_af_packet", arguments) })
+}
+
+pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, copy: bool) -> Result<Plan> {
+    const CAPABILITIES: &str = "cap_net_admin,cap_net_raw,cap_bpf+ep";
+    let found = find(spec, interface)?;
+    need(spec, &[Capability::NetAdmin, Capability::NetRaw], "open AF_XDP sockets", CAPABILITIES)?;
+    if !Capability::Bpf.is_held() && !Capability::SysAdmin.is_held() {
+        return Err(refused(spec, "load an XDP program", CAPABILITIES));
+    }
+    let existing = found.queues();
+    if queue >= existing.receive {
+        let last = existing.receive - 1;
+        let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
+        return Err(Error::Spec { spec: spec.text.clone(), why });
+    }
+    // The driver counts pairs of queues only. Where queues are no pairs it uses one; `xdp_queues` combines several devices.
+    let queues = existing.pairs.saturating_sub(queue).max(1);
+    remove_limit_of_locked_memory();
+    let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;
+    let mut arguments =
+        format!("iface={interface},start_queue={queue},queue_count={queues},busy_budget={busy}");
+    if copy {
+        arguments += ",force_copy=1";
+    }
+    Ok(Plan { interface: Some(found), program: Some(program), ..Plan::new("net_af_xdp", arguments) })
+}
+
+/// Explains why inlane's XDP program is not on the interface.
+fn no_program(spec: &EthSpec, interface: &str, refusal: Refusal) -> Error {
+    let port = spec.text.clone();
+    match refusal {
+        Refusal::Taken { program, name } => {
+            let name = if name.is_empty() { name } else { format!(", {name}") };
+            Error::Unavailable {
+                port,
+                why: format!(
+                    "{interface} has an XDP program of another application (number {program}{name})"
+                ),
+                remedy: format!(
+                    "stop that application, or remove the program: ip link set dev {interface} xdp off; or use af_packet:{interface}"
+                ),
+            }
+        }
+        Refusal::NotShared => Error::Unavailable {
+            port,
+            why: format!("{interface} has an XDP program of another process, which only root may share"),
+            remedy: format!("run both as root, end the other process, or use af_packet:{interface}"),
+        },
+        Refusal::Failed(error) => {
+            let why = match error.raw_os_error() {
+                Some(libc::ERANGE | libc::EMSGSIZE | libc::E2BIG) => format!(
+                    "{error}; the MTU is too large for XDP: lower it at both ends (ip link set {interface} mtu 1500)"
+                ),
+                Some(libc::EINVAL | libc::EOPNOTSUPP) => {
+                    format!("{error}; AF_XDP ports need Linux 5.9 or newer")
+                }
+                _ => error.to_string(),
+            };
+            Error::Device { port, doing: format!("attaching an XDP program to {interface}"), why }
+        }
+    }
+}
+
+pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Plan> {
+    if interface::exists(interface) {
+        return Err(Error::Busy {
+            port: spec.text.clone(),
+            what: format!("the name {interface}"),
+            remedy: format!("choose another, or remove that interface: ip link delete {interface}"),
+        });
+    }
+    need(spec, &[Capability::NetAdmin], "make a network interface", "cap_net_admin+ep")?;
+    if let Err(error) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun") {
+        return Err(Error::Unavailable {
+            port: spec.text.clone(),
+            why: format!("cannot open /dev/net/tun: {error}"),
+            remedy: "load the driver: modprobe tun".into(),
+        });
+    }
+    let mac = if fixed_mac { ",mac=fixed" } else { "" };
+    Ok(Plan::new("net_tap", format!("iface={interface}{mac}")))
+}
+
+fn find(spec: &EthSpec, name: &str) -> Result<Interface> {
+    Interface::find(name).map_err(|error| Error::Missing {
+        port: spec.text.clone(),
+        what: format!("interface {name} ({error})"),
+        remedy: "list the interfaces of this network namespace: ip link".into(),
+    })
+}
+
+fn need(spec: &EthSpec, capabilities: &[Capability], doing: &str, list: &'static str) -> Result<()> {
+    if capabilities.iter().all(|capability| capability.is_held()) {
+        return Ok(());
+    }
+    Err(refused(spec, doing, list))
+}
+
+fn refused(spec: &EthSpec, doing: &str, capabilities: &'static str) -> Error {
+    let program = std::env::current_exe().map(|path| path.display().to_string()).unwrap_or("inlane".into());
+    Error::Permission {
+        port: spec.text.clone(),
+        doing: doing.into(),
+        capabilities,
+        command: format!("sudo setcap {capabilities} {program}"),
+    }
+}
+
+/// Removes the limit of locked memory, against which older kernels count registered packet memory. A refusal is ignored: newer kernels
+/// do not need it.
+fn remove_limit_of_locked_memory() {
+    let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the structure is read during the call.
+    unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_hold_whole_slots_and_whole_pages() {
+        for bytes in 256..=LARGEST_SLOT {
+            let slots = Slots::of(bytes);
+            assert!(slots.slot >= bytes && slots.slot < bytes + SLOT_ALIGNMENT);
+            assert!(slots.block.is_multiple_of(slots.slot) && slots.block.is_multiple_of(PAGE), "{slots:?}");
+            assert!(slots.count(16) >= 16 && (slots.slot * slots.count(16)).is_multiple_of(slots.block));
+        }
+    }
+
+    #[test]
+    fn every_mtu_gets_slots_that_hold_its_frames() {
+        for mtu in 68..=65_535 {
+            let slots = Slots::for_mtu(mtu);
+            assert!(slots.longest_frame() >= mtu + LINK_HEADERS, "{mtu}");
+            assert!(slots.block <= 16 * slots.slot, "{mtu}");
+        }
+    }
+}

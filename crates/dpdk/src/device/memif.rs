@@ -1,0 +1,93 @@
+//! memif ports: shared memory with another process, arranged over a socket.
+
+use super::{LINK_HEADERS, Plan};
+use crate::error::{Error, Result};
+use crate::spec::EthSpec;
+use std::path::Path;
+
+/// Bytes of a Unix socket's path that the kernel takes, without the terminating zero.
+const LONGEST_PATH: usize = 107;
+
+pub(super) fn plan(
+    spec: &EthSpec,
+    socket: &str,
+    server: bool,
+    id: u32,
+    secret: Option<&str>,
+) -> Result<Plan> {
+    // The driver takes absolute paths only.
+    let path = std::path::absolute(socket).map_err(|error| {
+        invalid(spec, format!("the socket's path {socket} has no absolute form: {error}"))
+    })?;
+    let Some(text) = path.to_str().filter(|text| text.len() <= LONGEST_PATH && !text.contains(',')) else {
+        return Err(invalid(
+            spec,
+            format!(
+                "the socket's path is {}: give one of at most {LONGEST_PATH} characters, without commas",
+                path.display()
+            ),
+        ));
+    };
+    check_socket(spec, &path, server)?;
+    let role = if server { "server" } else { "client" };
+    // By default the driver takes the path for a name without a file.
+    let mut arguments =
+        format!("role={role},id={id},socket={text},socket-abstract=no,bsize={}", buffer(spec));
+    if let Some(secret) = secret {
+        arguments += &format!(",secret={secret}");
+    }
+    Ok(Plan::new("net_memif", arguments))
+}
+
+/// Bytes of memif's shared buffers. The client's value applies at both ends. Longer frames would be split, and DPDK's driver loses some
+/// of the pieces.
+pub(crate) fn buffer(spec: &EthSpec) -> u32 {
+    spec.mtu.map_or(0, |mtu| u32::from(mtu) + LINK_HEADERS).next_multiple_of(64).max(2048)
+}
+
+fn invalid(spec: &EthSpec, why: String) -> Error {
+    Error::Spec { spec: spec.text.clone(), why }
+}
+
+/// Checks that the socket's folder can be used, and removes the socket of a server that has died.
+fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
+    use rustix::fs::Access;
+    use std::os::unix::fs::FileTypeExt;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    if !folder.is_dir() {
+        return Err(Error::Missing {
+            port: spec.text.clone(),
+            what: format!("folder {}", folder.display()),
+            remedy: "create it, or name a socket elsewhere".into(),
+        });
+    }
+    // DPDK's driver requires this at both ends.
+    if rustix::fs::access(folder, Access::READ_OK | Access::WRITE_OK).is_err() {
+        return Err(invalid(
+            spec,
+            format!("cannot write to folder {}; name a socket elsewhere", folder.display()),
+        ));
+    }
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !metadata.file_type().is_socket() {
+        return Err(invalid(spec, format!("{} exists and is no socket; name another path", path.display())));
+    }
+    if server && nobody_listens(path) {
+        // A failure shows when the driver binds its socket.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
+}
+
+/// True if the kernel says that no process listens on the Unix socket at `path`. It says so only to a socket of the same type.
+fn nobody_listens(path: &Path) -> bool {
+    use rustix::io::Errno;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let Ok(address) = SocketAddrUnix::new(path) else { return false };
+    [SocketType::SEQPACKET, SocketType::STREAM].into_iter().any(|kind| {
+        let Ok(socket) = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None) else {
+            return false;
+        };
+        connect(&socket, &address) == Err(Errno::CONNREFUSED)
+    })
+}

@@ -1,0 +1,207 @@
+//! Keeps threads out of a driver while its device closes, and out of the pools while a port takes back what its driver lost.
+//!
+//! A port may be stopped while other threads still hold its queues. Each queue marks when its thread is inside the driver, by plain
+//! stores. The closing thread pays for the ordering, by a memory barrier on all threads (membarrier(2)). The gate of a port is closed
+//! until the port is started, too.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+const CLOSED: u8 = 0;
+const OPEN: u8 = 1;
+/// Threads wait in front of the gate until it is open again or closed.
+const PAUSED: u8 = 2;
+
+/// All gates. Locked while one is opened, and as long as they are paused.
+static GATES: Mutex<Vec<Weak<Gate>>> = Mutex::new(Vec::new());
+
+/// Lets threads pass while it is open.
+#[derive(Default)]
+pub(crate) struct Gate {
+    state: AtomicU8,
+    marks: Mutex<Vec<Weak<Mark>>>,
+}
+
+/// Says whether its thread is inside. One thread at a time uses it. It has cache lines of its own, because it is written twice per burst.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Mark {
+    inside: AtomicBool,
+}
+
+impl Gate {
+    /// A gate that is closed until [`Self::open`].
+    pub(crate) fn new() -> Arc<Self> {
+        let gate = Arc::<Self>::default();
+        let mut gates = lock(&GATES);
+        gates.retain(|gate| gate.strong_count() > 0);
+        gates.push(Arc::downgrade(&gate));
+        gate
+    }
+
+    /// Makes a mark with which one thread at a time may pass.
+    pub(crate) fn mark(&self) -> Arc<Mark> {
+        let mark = Arc::<Mark>::default();
+        let mut marks = lock(&self.marks);
+        marks.retain(|mark| mark.strong_count() > 0);
+        marks.push(Arc::downgrade(&mark));
+        mark
+    }
+
+    /// Runs `work` inside. Returns `None` without running it if the gate is closed.
+    #[inline(always)]
+    pub(crate) fn pass<T>(&self, mark: &Mark, work: impl FnOnce() -> T) -> Option<T> {
+        loop {
+            // The store comes before the load in program order. The compiler keeps the order, and `shut` makes every CPU keep it.
+            mark.inside.store(true, Ordering::Relaxed);
+            compiler_fence(Ordering::SeqCst);
+            let state = self.state.load(Ordering::Acquire);
+            if state == OPEN {
+                let outcome = work();
+                mark.inside.store(false, Ordering::Release);
+                return Some(outcome);
+            }
+            mark.inside.store(false, Ordering::Release);
+            if state == CLOSED {
+                return None;
+            }
+            self.wait_while_paused();
+        }
+    }
+
+    #[cold]
+    fn wait_while_paused(&self) {
+        while self.state.load(Ordering::Acquire) == PAUSED {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets threads pass.
+    pub(crate) fn open(&self) {
+        // The lock waits for the end of a pause.
+        let _gates = lock(&GATES);
+        self.state.store(OPEN, Ordering::SeqCst);
+    }
+
+    /// Keeps threads out from now on, and waits until none is inside.
+    pub(crate) fn close(&self) {
+        self.state.store(CLOSED, Ordering::SeqCst);
+        barrier_on_all_threads();
+        self.wait_until_empty();
+    }
+
+    /// Waits for the threads inside, after the state was changed and [`barrier_on_all_threads`] returned: every later thread sees the
+    /// new state before it goes in, and every earlier one is seen here.
+    fn wait_until_empty(&self) {
+        for mark in lock(&self.marks).iter().filter_map(Weak::upgrade) {
+            while mark.inside.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// All gates paused. Dropping it lets threads pass again.
+pub(crate) struct Pause {
+    gates: MutexGuard<'static, Vec<Weak<Gate>>>,
+}
+
+impl Pause {
+    /// Pauses every open gate, and waits until no thread is inside one. The calling thread must not be inside either.
+    pub(crate) fn begin() -> Self {
+        let pause = Self { gates: lock(&GATES) };
+        pause.change(OPEN, PAUSED);
+        barrier_on_all_threads();
+        pause.gates.iter().filter_map(Weak::upgrade).for_each(|gate| gate.wait_until_empty());
+        pause
+    }
+
+    /// A gate that is closed meanwhile stays closed.
+    fn change(&self, from: u8, to: u8) {
+        for gate in self.gates.iter().filter_map(Weak::upgrade) {
+            let _ = gate.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        self.change(PAUSED, OPEN);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Executes a full memory barrier on every running thread of this process.
+fn barrier_on_all_threads() {
+    const GLOBAL: i32 = 1;
+    const PRIVATE_EXPEDITED: i32 = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
+    // SAFETY: no memory is passed. The kernel refuses commands that it does not know.
+    unsafe {
+        if libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0
+            && libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) == 0
+        {
+            return;
+        }
+        if libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) == 0 {
+            return;
+        }
+    }
+    // Kernels without the call (before Linux 4.3): wait longer than a store stays in a store buffer.
+    std::sync::atomic::fence(Ordering::SeqCst);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn a_closed_gate_lets_nobody_in() {
+        let gate = Gate::new();
+        let mark = gate.mark();
+        assert_eq!(gate.pass(&mark, || 1), None, "not open yet");
+        gate.open();
+        assert_eq!(gate.pass(&mark, || 1), Some(1));
+        gate.close();
+        assert_eq!(gate.pass(&mark, || 1), None);
+    }
+
+    #[test]
+    fn nobody_is_inside_during_a_pause() {
+        let gate = Gate::new();
+        gate.open();
+        // Odd while a thread is inside.
+        let inside: Arc<[AtomicU64; 3]> = Arc::default();
+        let threads: Vec<_> = (0..3)
+            .map(|index| {
+                let (gate, inside, mark) = (gate.clone(), inside.clone(), gate.mark());
+                std::thread::spawn(move || {
+                    let own = &inside[index];
+                    let twice =
+                        || (0..2).for_each(|_| own.store(own.load(Ordering::Relaxed) + 1, Ordering::Relaxed));
+                    while gate.pass(&mark, twice).is_some() {}
+                })
+            })
+            .collect();
+        let look = || inside.each_ref().map(|count| count.load(Ordering::Relaxed));
+        for _ in 0..200 {
+            let pause = Pause::begin();
+            let before = look();
+            assert!(before.iter().all(|count| count % 2 == 0), "{before:?}");
+            std::thread::yield_now();
+            assert_eq!(look(), before, "somebody went in");
+            drop(pause);
+        }
+        let before = look();
+        while look().iter().zip(before).any(|(now, before)| *now == before) {
+            std::thread::yield_now();
+        }
+        gate.close();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}

@@ -1,0 +1,71 @@
+//! Counters that the kernel keeps for the sockets of a port, and DPDK's drivers do not report: packets dropped because the port was not
+//! read in time.
+
+use crate::interface::Interface;
+use crate::xdp;
+use std::mem::zeroed;
+use std::os::fd::RawFd;
+
+/// Returns how many packets these packet sockets dropped since the last call. Reading the kernel's counter clears it.
+pub(crate) fn dropped_by_packet_sockets(sockets: &[RawFd]) -> u64 {
+    let statistics = sockets.iter().filter_map(|&socket| packet_statistics(socket));
+    statistics.map(|[_, dropped]| u64::from(dropped)).sum()
+}
+
+/// Returns a packet socket's `struct tpacket_stats`: received packets, the dropped ones included, and dropped packets. Both count from
+/// the last call.
+pub(crate) fn packet_statistics(socket: RawFd) -> Option<[u32; 2]> {
+    let mut statistics = [0u32; 2];
+    read(socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut statistics).map(|()| statistics)
+}
+
+/// Returns the packet sockets of this process on `interface` that have rings of version 2, as DPDK's driver makes them.
+pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
+    const TPACKET_V2: i32 = 1;
+    let has_ring = |&descriptor: &RawFd| {
+        let mut version = 0i32;
+        is_bound_to(descriptor, interface.index())
+            && read(descriptor, libc::SOL_PACKET, libc::PACKET_VERSION, &mut version).is_some()
+            && version == TPACKET_V2
+    };
+    open_descriptors().filter(has_ring).collect()
+}
+
+/// Returns how many packets these AF_XDP sockets dropped because their receive ring was full. Packets that found no buffer are in the
+/// driver's own count.
+pub(crate) fn dropped_by_full_xdp_rings(sockets: &[xdp::Socket]) -> u64 {
+    const XDP_STATISTICS: i32 = 7;
+    let dropped = |socket: &xdp::Socket| {
+        // `struct xdp_statistics`; the fourth number is `rx_ring_full`.
+        let mut statistics = [0u64; 6];
+        read(socket.descriptor(), libc::SOL_XDP, XDP_STATISTICS, &mut statistics)
+            .map_or(0, |()| statistics[3])
+    };
+    sockets.iter().map(dropped).sum()
+}
+
+fn read<T>(descriptor: RawFd, level: i32, option: i32, value: &mut T) -> Option<()> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: at most `length` bytes are written, into plain integers. Descriptors of other kinds are refused.
+    let code = unsafe { libc::getsockopt(descriptor, level, option, (&raw mut *value).cast(), &mut length) };
+    (code == 0).then_some(())
+}
+
+/// Returns the descriptors that this process has open.
+fn open_descriptors() -> impl Iterator<Item = RawFd> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let all: Vec<RawFd> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    all.into_iter()
+}
+
+/// True for a packet socket that is bound to the interface of this number.
+fn is_bound_to(descriptor: RawFd, index: u32) -> bool {
+    // SAFETY: all zero is an address of no family.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: at most `length` bytes are written. Descriptors of other kinds are refused.
+    let code = unsafe { libc::getsockname(descriptor, (&raw mut address).cast(), &mut length) };
+    code == 0
+        && i32::from(address.sll_family) == libc::AF_PACKET
+        && u32::try_from(address.sll_ifindex) == Ok(index)
+}

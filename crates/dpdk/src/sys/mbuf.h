@@ -1,0 +1,36 @@
+/* What the C files share: from a packet to its mbuf, and lcore ids of threads. */
+#ifndef INLANE_DPDK_MBUF_H
+#define INLANE_DPDK_MBUF_H
+
+#include "inline.h"
+
+#include <stdbool.h>
+
+/* mbufs per call of a driver or mempool. Most drivers are written for bursts of 32. */
+#define CHUNK 64
+
+/* Rust: gives the calling thread an lcore id, so that it gets a cache in every mempool. */
+extern void inlane_dpdk_register_thread(void);
+
+static inline void register_thread(void)
+{
+	/* Reads thread-local memory once per burst. A thread is registered at its first burst. */
+	if (unlikely(rte_lcore_id() == LCORE_ID_ANY))
+		inlane_dpdk_register_thread();
+}
+
+/* Set in the cookie of a received packet of one segment: its mbuf has the packet's address and length, unless the packet was changed.
+ * The bit is free, because mbufs are aligned to 64 bytes. */
+#define WHOLE 1ull
+
+static inline struct rte_mbuf *mbuf_at(uint64_t cookie)
+{
+	return (struct rte_mbuf *)(uintptr_t)(cookie & ~WHOLE);
+}
+
+static inline struct rte_mbuf *mbuf_of(const struct inlane_packet *packet)
+{
+	return mbuf_at(packet->cookie);
+}
+
+#endif

@@ -1,0 +1,192 @@
+//! The XDP program and the sockets of AF_XDP ports.
+//!
+//! DPDK's driver opens the sockets. The program, which gives the frames of a queue to that queue's socket, is inlane's own (`sys/xdp.c`):
+//!
+//! * It is attached by a BPF link. The kernel refuses the link if the interface has a program already, and detaches the program when the
+//!   last descriptor of the link is closed, also when the process is killed. No privilege is needed for that.
+//! * All ports of an interface share one program: ports of this process, and ports of other processes of inlane. A process opens the
+//!   link of another process by its number, which needs CAP_SYS_ADMIN.
+//!
+//! The driver of DPDK 22.11 leaves its sockets open when it closes a device, because a reference count never falls to the value that the
+//! driver compares it with. An open socket keeps its queue in use and pool memory pinned. A port therefore records the sockets that were
+//! opened while it was configured, and closes those that are still open after its device is gone.
+
+use crate::interface::Interface;
+use crate::sys;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_char, c_int};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Queues that a program can give to sockets: more than any interface has.
+const QUEUES: u32 = 1024;
+
+/// Attempts to share a program whose last user may be closing it at the same time.
+const ATTEMPTS: usize = 5;
+
+/// Identifies an interface: the inode of its network namespace, and its number there.
+type Key = (u64, u32);
+
+/// The programs that ports of this process use.
+static PROGRAMS: Mutex<Vec<(Key, Weak<Program>)>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// The sockets that this thread opened since [`record_sockets`].
+    static OPENED: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
+    /// Why the last socket of this thread was not opened; 0 if it was.
+    static FAILURE: Cell<i32> = const { Cell::new(0) };
+}
+
+/// inlane's program on an interface. It stays attached as long as this value, or one of another process, exists.
+#[derive(Debug)]
+pub(crate) struct Program {
+    _link: OwnedFd,
+    /// The map of queues to sockets.
+    map: OwnedFd,
+}
+
+/// Why no program of inlane is on an interface.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The interface has a program of somebody else. Its number and, if this process may read it, its name.
+    Taken { program: u32, name: String },
+    /// Another process of inlane uses the interface, and this process lacks CAP_SYS_ADMIN to share the program.
+    NotShared,
+    /// The kernel refused the program.
+    Failed(io::Error),
+}
+
+impl Program {
+    /// Attaches the program to an interface of the calling thread's namespace, or shares the one that is attached.
+    pub(crate) fn attach(interface: &Interface) -> Result<Arc<Self>, Refusal> {
+        // SAFETY: the function pointer lives for the process.
+        unsafe { sys::inlane_xdp_on_socket(Some(socket_opened)) };
+        let key = key(interface.index()).map_err(Refusal::Failed)?;
+        let mut programs = programs();
+        programs.retain(|(_, program)| program.strong_count() > 0);
+        let found =
+            programs.iter().find(|(other, _)| *other == key).and_then(|(_, program)| program.upgrade());
+        if let Some(program) = found {
+            return Ok(program);
+        }
+        let program = Arc::new(Self::attach_or_share(interface.index() as i32)?);
+        programs.push((key, Arc::downgrade(&program)));
+        Ok(program)
+    }
+
+    fn attach_or_share(interface: i32) -> Result<Self, Refusal> {
+        let (mut link, mut map) = (-1, -1);
+        let mut code = 0;
+        for _ in 0..ATTEMPTS {
+            // SAFETY: both descriptors are written during the call.
+            code = unsafe { sys::inlane_xdp_attach(interface, QUEUES, &mut link, &mut map) };
+            if [-libc::EBUSY, -libc::EEXIST].contains(&code) {
+                // SAFETY: as above.
+                code = unsafe { sys::inlane_xdp_share(interface, &mut link, &mut map) };
+            }
+            match -code {
+                // SAFETY: just opened, and owned by nobody else.
+                0 => {
+                    return Ok(unsafe {
+                        Self { _link: OwnedFd::from_raw_fd(link), map: OwnedFd::from_raw_fd(map) }
+                    });
+                }
+                // Its last user closed it meanwhile.
+                libc::ENOENT => {}
+                libc::EBUSY | libc::EPERM => return Err(refusal(interface, -code)),
+                _ => break,
+            }
+        }
+        Err(Refusal::Failed(io::Error::from_raw_os_error(-code)))
+    }
+}
+
+/// Explains why the program of an interface cannot be shared.
+fn refusal(interface: i32, error: i32) -> Refusal {
+    let (mut program, mut name) = (0, [0 as c_char; sys::INLANE_XDP_NAME_BYTES as usize]);
+    // SAFETY: number and name are written during the call; the name is terminated.
+    let name = unsafe {
+        sys::inlane_xdp_query(interface, &mut program, name.as_mut_ptr());
+        CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+    };
+    match (program, error) {
+        // Without a program there, the kernel refused to load ours.
+        (0, _) => Refusal::Failed(io::Error::from_raw_os_error(error)),
+        (_, libc::EPERM) => Refusal::NotShared,
+        _ => Refusal::Taken { program, name },
+    }
+}
+
+/// An AF_XDP socket of this process: its descriptor, and the inode that distinguishes it from a later one of the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Socket {
+    descriptor: RawFd,
+    inode: u64,
+}
+
+impl Socket {
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.descriptor
+    }
+
+    fn of(descriptor: RawFd) -> Option<Self> {
+        // SAFETY: all zero is a stat; it is written during the call, which refuses closed descriptors.
+        unsafe {
+            let mut status: libc::stat = std::mem::zeroed();
+            (libc::fstat(descriptor, &mut status) == 0).then_some(Self { descriptor, inode: status.st_ino })
+        }
+    }
+}
+
+/// Runs `configure` and returns with its outcome the sockets that the driver opened meanwhile, on this thread.
+pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket>) {
+    OPENED.take();
+    FAILURE.set(0);
+    let outcome = configure();
+    (outcome, OPENED.take())
+}
+
+/// Returns the kernel's error for the last socket of this thread that could not be opened, or 0.
+pub(crate) fn last_failure() -> i32 {
+    FAILURE.get()
+}
+
+/// Closes those of `sockets` that are still open. Returns how many.
+pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
+    let left = sockets.iter().filter(|socket| Socket::of(socket.descriptor).as_ref() == Some(socket));
+    left.map(|socket| {
+        // SAFETY: the driver that opened it has closed its device and forgotten it; the inode says that it is the same.
+        unsafe { libc::close(socket.descriptor) }
+    })
+    .count()
+}
+
+/// Called by `xdp.c` on the thread that configures a port: the driver opened a socket for a queue, or could not.
+unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result: c_int) -> c_int {
+    if result < 0 {
+        FAILURE.set(-result);
+        return 0;
+    }
+    // SAFETY: the driver's terminated copy of the interface's name.
+    let index = unsafe { libc::if_nametoindex(interface) };
+    let Ok(key) = key(index) else { return -libc::EIO };
+    let program =
+        programs().iter().find(|(other, _)| *other == key).and_then(|(_, program)| program.upgrade());
+    let (Some(program), Some(socket)) = (program, Socket::of(result)) else { return -libc::ENODEV };
+    OPENED.with_borrow_mut(|opened| opened.push(socket));
+    // SAFETY: no memory is passed. A program that this process starts must not inherit the socket, which would keep the queue in use.
+    unsafe {
+        libc::fcntl(result, libc::F_SETFD, libc::FD_CLOEXEC);
+        sys::inlane_xdp_set_socket(program.map.as_raw_fd(), queue, result)
+    }
+}
+
+fn key(index: u32) -> io::Result<Key> {
+    Ok((std::fs::metadata("/proc/thread-self/ns/net")?.ino(), index))
+}
+
+fn programs() -> MutexGuard<'static, Vec<(Key, Weak<Program>)>> {
+    PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,295 @@
+//! AF_XDP ports beside other users of the same interface: a second port, a second process, somebody else's XDP program.
+
+mod network;
+
+use inlane_core::packet::{Packet, Pool};
+use inlane_core::port::{Port, Rx};
+use inlane_dpdk::{MbufPool, open};
+use network::{RawSocket, frame, ip, output_of_ip, private_network, xdp};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Names the port that this program opens when it is started again as a second process.
+const SECOND_PROCESS: &str = "INLANE_TEST_SECOND_PROCESS";
+
+fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn Port>, Box<dyn Rx>)> {
+    let mut port = open(spec)?;
+    let pool: Arc<dyn Pool> = pool.clone();
+    port.configure(std::slice::from_ref(&pool), 1)?;
+    let rx = port.take_rx(0)?;
+    port.start()?;
+    Ok((port, rx))
+}
+
+/// Makes the pair v0 and v1 with `queues` queues in each direction, and brings v0 up.
+fn veth(queues: u16) {
+    // A veth runs XDP programs only if it has as many receive queues as the other end has transmit queues.
+    let queues = format!("numrxqueues {queues} numtxqueues {queues}");
+    ip(&format!("link add v0 {queues} type veth peer name v1 {queues}"));
+    ip("link set v0 up");
+}
+
+/// Brings v1 up and returns a socket on it, once the link carries frames.
+fn other_end() -> RawSocket {
+    ip("link set v1 up");
+    let socket = RawSocket::open("v1");
+    std::thread::sleep(Duration::from_millis(300));
+    socket
+}
+
+/// Sends `frame` until `rx` receives it, for two seconds at most.
+fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        socket.send(frame);
+        std::thread::sleep(Duration::from_millis(5));
+        let mut packets = [Packet::EMPTY; 32];
+        let count = rx.receive(&mut packets).unwrap();
+        // SAFETY: received and not yet given back; host memory.
+        let found = packets[..count].iter().any(|packet| unsafe { packet.bytes() } == frame);
+        // SAFETY: received from a queue of this pool, and not used afterwards.
+        unsafe { pool.free(&packets[..count]) };
+        if found {
+            return true;
+        }
+    }
+    false
+}
+
+/// This program started again, with a port open.
+struct SecondProcess(Child);
+
+impl SecondProcess {
+    /// Starts it. Returns the error with which its port did not open, if so.
+    fn start(spec: &str) -> Result<Self, String> {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["second_process", "--exact", "--nocapture"])
+            .env(SECOND_PROCESS, spec)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = lines.find_map(|line| line.ok().filter(|line| line.contains("port: "))).unwrap();
+        // Its later output must not meet a closed pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        let outcome = line.split_once("port: ").unwrap().1.to_owned();
+        if outcome == "open" {
+            return Ok(Self(child));
+        }
+        child.wait().unwrap();
+        Err(outcome)
+    }
+
+    /// Lets it close its port and end.
+    fn end(mut self) {
+        self.0.stdin.take().unwrap().write_all(b"end\n").unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+
+    /// Kills it, so that it can clean nothing up.
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Not a test by itself: what the second process runs.
+#[test]
+fn second_process() {
+    let Ok(spec) = std::env::var(SECOND_PROCESS) else { return };
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    match open_port(&spec, &pool) {
+        Ok((mut port, _rx)) => {
+            println!("\nport: open");
+            std::io::stdin().read_exact(&mut [0]).unwrap();
+            port.stop();
+        }
+        Err(error) => println!("\nport: {error}"),
+    }
+}
+
+fn has_xdp_program(interface: &str) -> bool {
+    output_of_ip(&format!("link show {interface}")).contains("xdp")
+}
+
+#[test]
+fn a_port_on_a_queue_in_use_is_refused_and_leaves_the_first_working() {
+    if !private_network("a_port_on_a_queue_in_use_is_refused_and_leaves_the_first_working") {
+        return;
+    }
+    veth(1);
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    let (mut port, mut rx) = open_port("af_xdp:v0", &pool).unwrap();
+    let socket = other_end();
+    assert!(arrives(&socket, &mut *rx, &pool, &frame(100, 1)));
+
+    let error = SecondProcess::start("af_xdp:v0").err().expect("the queue is in use");
+    assert!(error.contains("queue 0 of v0") && error.contains("in use"), "{error}");
+    assert!(arrives(&socket, &mut *rx, &pool, &frame(100, 2)), "after another process was refused");
+
+    let second = MbufPool::new(8192, 2048).unwrap();
+    let error = open_port("af_xdp:v0", &second).err().expect("the queue is in use").to_string();
+    assert!(error.contains("queue 0 of v0") && error.contains("in use"), "{error}");
+    assert_eq!(second.outstanding(), 0);
+    assert!(arrives(&socket, &mut *rx, &pool, &frame(100, 3)), "after another port was refused");
+
+    port.stop();
+    assert!(!has_xdp_program("v0"));
+}
+
+#[test]
+fn two_processes_share_an_interface_and_each_may_end_first() {
+    if !private_network("two_processes_share_an_interface_and_each_may_end_first") {
+        return;
+    }
+    veth(2);
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    let (mut port, mut rx) = open_port("af_xdp:v0,queue=0", &pool).unwrap();
+    let socket = other_end();
+    assert!(arrives(&socket, &mut *rx, &pool, &frame(100, 1)));
+
+    SecondProcess::start("af_xdp:v0,queue=1").unwrap().end();
+    assert!(arrives(&socket, &mut *rx, &pool, &frame(100, 2)), "after the second process ended");
+    SecondProcess::start("af_xdp:v0,queue=1").unwrap().kill();
+    assert!(arrives(&socket, &mut *rx, &pool, &frame(100, 3)), "after the second process was killed");
+
+    let second = SecondProcess::start("af_xdp:v0,queue=1").unwrap();
+    port.stop();
+    assert!(has_xdp_program("v0"), "the second process still uses the program");
+    let (mut port, mut rx) = open_port("af_xdp:v0,queue=0", &pool).unwrap();
+    second.end();
+    assert!(arrives(&socket, &mut *rx, &pool, &frame(100, 4)), "after the first owner left and came back");
+    port.stop();
+    assert!(!has_xdp_program("v0"));
+}
+
+#[test]
+fn a_killed_process_leaves_no_program() {
+    if !private_network("a_killed_process_leaves_no_program") {
+        return;
+    }
+    veth(1);
+    SecondProcess::start("af_xdp:v0").unwrap().kill();
+    let start = Instant::now();
+    while has_xdp_program("v0") {
+        assert!(start.elapsed() < Duration::from_secs(5), "the program is still on the interface");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    let (mut port, mut rx) = open_port("af_xdp:v0", &pool).unwrap();
+    assert!(arrives(&other_end(), &mut *rx, &pool, &frame(100, 1)));
+    port.stop();
+}
+
+#[test]
+fn somebody_elses_program_is_never_replaced_or_removed() {
+    if !private_network("somebody_elses_program_is_never_replaced_or_removed") {
+        return;
+    }
+    for mode in [xdp::DRIVER_MODE, xdp::GENERIC_MODE] {
+        veth(1);
+        let program = xdp::load_passing_program();
+        xdp::attach("v0", &program, mode);
+        let before = xdp::program_id("v0");
+        let pool = MbufPool::new(8192, 2048).unwrap();
+        let error = open_port("af_xdp:v0", &pool).err().expect("the program is not ours").to_string();
+        assert!(error.contains("v0 has an XDP program") && error.contains("ip link set"), "{error}");
+        assert_eq!(xdp::program_id("v0"), before);
+        assert!(before.is_some());
+        ip("link delete v0");
+    }
+}
+
+#[test]
+fn a_program_attached_after_ours_is_not_removed() {
+    if !private_network("a_program_attached_after_ours_is_not_removed") {
+        return;
+    }
+    // The interface was deleted and made anew, under the same name and number, while the port was open.
+    ip("link add v0 index 77 type veth peer name v1");
+    ip("link set v0 up");
+    let pool = MbufPool::new(8192, 2048).unwrap();
+    let (mut port, _rx) = open_port("af_xdp:v0", &pool).unwrap();
+    ip("link delete v0");
+    ip("link add v0 index 77 type veth peer name v1");
+    xdp::attach("v0", &xdp::load_passing_program(), xdp::DRIVER_MODE);
+    let before = xdp::program_id("v0");
+    port.stop();
+    assert_eq!(xdp::program_id("v0"), before);
+    assert!(before.is_some());
+}
+
+/// Frame sizes around the largest that a buffer holds: those that open accepts arrive, those above are refused when the port is opened.
+#[test]
+fn every_frame_of_an_accepted_mtu_arrives() {
+    if !private_network("every_frame_of_an_accepted_mtu_arrives") {
+        return;
+    }
+    for room in [1664, 2048, 3000, 3584] {
+        let (mut accepted, mut refused) = (68, 3600);
+        while refused - accepted > 1 {
+            let mtu = (accepted + refused) / 2;
+            if frames_of_mtu_arrive(room, mtu) { accepted = mtu } else { refused = mtu }
+        }
+        // 256 bytes for the XDP program's headroom, 18 for a frame's header with a VLAN tag.
+        assert!(accepted + 256 + 18 >= room, "room {room}: only {accepted} bytes of payload are accepted");
+    }
+}
+
+/// True if a port with buffers of `room` bytes opens on an interface of that MTU. Its largest frame then must arrive.
+fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
+    veth(1);
+    for end in ["v0", "v1"] {
+        ip(&format!("link set {end} mtu {mtu}"));
+    }
+    let pool = MbufPool::new(8192, room).unwrap();
+    let accepted = match open_port("af_xdp:v0", &pool) {
+        Ok((mut port, mut rx)) => {
+            let socket = other_end();
+            // With a VLAN tag a frame may have 18 bytes more than the MTU.
+            let largest = frame(mtu + 18, 3);
+            let mut tagged = largest.clone();
+            tagged[12..14].copy_from_slice(&[0x81, 0x00]);
+            let arrived = arrives(&socket, &mut *rx, &pool, &largest[..mtu + 14])
+                && arrives(&socket, &mut *rx, &pool, &tagged);
+            assert!(arrived, "room {room}, MTU {mtu}: the largest frame is lost");
+            port.stop();
+            true
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(text.contains("MTU") || text.contains("mtu"), "{text}");
+            false
+        }
+    };
+    ip("link delete v0");
+    assert_eq!(pool.outstanding(), 0);
+    accepted
+}
+
+#[test]
+fn a_port_that_only_sends_counts_nothing_as_missed() {
+    if !private_network("a_port_that_only_sends_counts_nothing_as_missed") {
+        return;
+    }
+    for spec in ["af_xdp:v0", "af_packet:v0,descriptors=16"] {
+        veth(1);
+        let pool: Arc<dyn Pool> = MbufPool::new(8192, 2048).unwrap();
+        let mut port = open(spec).unwrap();
+        port.configure(&[], 1).unwrap();
+        let _tx = port.take_tx(0, pool).unwrap();
+        port.start().unwrap();
+        let socket = other_end();
+        // More than its rings hold.
+        for _ in 0..6000 {
+            socket.send(&frame(60, 1));
+        }
+        assert_eq!(port.device_counters(), Default::default(), "{spec}");
+        port.stop();
+        assert_eq!(port.device_counters(), Default::default(), "{spec}");
+        ip("link delete v0");
+    }
+}
