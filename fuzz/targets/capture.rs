@@ -1,46 +1,54 @@
-//! Any bytes as a capture: packets, an end, or an error, the same however the file comes in; never more bytes than there are.
+//! Feeds arbitrary bytes to the capture reader. It must return the same packets and the same error however the input is split, and
+//! never more bytes than the input has.
 
 #![no_main]
 
 use inlane_core::{Error, Result};
+use inlane_ports::pcap::reader::CaptureReader;
 use libfuzzer_sys::fuzz_target;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 
-// The reader alone, without what the rest of its crate needs to be built.
-#[allow(dead_code)]
-#[path = "../../crates/ports/src/pcap/reader.rs"]
-mod reader;
-use reader::Reader;
-
-/// Gives a file in pieces.
+/// An input that returns few bytes at a time, and has none ready before each piece.
 struct Pieces {
     bytes: Vec<u8>,
-    at: usize,
-    most: usize,
+    position: usize,
+    max_piece: usize,
+    ready: bool,
 }
 
 impl Read for Pieces {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let count = self.most.min(buffer.len()).min(self.bytes.len() - self.at);
-        buffer[..count].copy_from_slice(&self.bytes[self.at..self.at + count]);
-        self.at += count;
+        self.ready = !self.ready;
+        if !self.ready {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let count = self.max_piece.min(buffer.len()).min(self.bytes.len() - self.position);
+        buffer[..count].copy_from_slice(&self.bytes[self.position..self.position + count]);
+        self.position += count;
         Ok(count)
     }
 }
 
-/// Times, lengths, interfaces and bytes of every packet, and how it ended.
-type Outcome = (Vec<(u64, u32, u32, Vec<u8>)>, Option<String>);
+/// Time, length on the wire, interface and bytes of every packet, and the error at the end.
+type Content = (Vec<(u64, u32, u32, Vec<u8>)>, Option<String>);
 
-fn read(bytes: &[u8], most: usize) -> Outcome {
+fn read(bytes: &[u8], max_piece: usize) -> Content {
     let mut packets = Vec::new();
     let mut run = || -> Result<(), Error> {
-        let mut reader = Reader::new("fuzz", Box::new(Pieces { bytes: bytes.to_vec(), at: 0, most }))?;
-        while let Some(record) = reader.peek()? {
+        let input = Pieces { bytes: bytes.to_vec(), position: 0, max_piece, ready: false };
+        let mut reader = CaptureReader::new("fuzz", Box::new(input));
+        loop {
+            let Some(record) = reader.peek()? else {
+                if reader.waiting() {
+                    continue;
+                }
+                break;
+            };
             let data = reader.data(&record).to_vec();
             assert_eq!(data.len(), record.length());
             packets.push((record.time_ns, record.wire_length, record.interface, data));
             reader.consume();
-            assert!(reader.offset() <= bytes.len() as u64, "read beyond the end");
+            assert!(reader.offset() <= bytes.len() as u64, "the reader went beyond the end");
         }
         let _ = reader.resolution();
         Ok(())

@@ -7,6 +7,7 @@
 
 pub mod access;
 pub mod clock;
+pub mod code_cache;
 pub mod completion;
 pub mod error;
 pub mod mover;

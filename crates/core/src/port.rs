@@ -166,6 +166,16 @@ pub unsafe trait Tx: Send {
         Ok(())
     }
 
+    /// Flushes buffered packets at the end of a run. If they wait for a slow reader, tries again for as long as `keep_waiting`
+    /// returns true. Packets that remain then are lost, and [`Tx::counters`] counts them as errors.
+    ///
+    /// # Errors
+    /// As for [`Tx::send`], and if packets were lost.
+    fn finish(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
+        let _ = keep_waiting;
+        self.flush()
+    }
+
     /// Returns the queue's counters.
     fn counters(&self) -> Counters;
 }

@@ -15,7 +15,6 @@
 //! What synchronizes the whole device (allocating and freeing, registering host memory, loading a module) waits for
 //! every kernel that runs, a persistent one included: allocate and load everything first.
 
-mod cache;
 mod copy_engine;
 mod device;
 mod driver;
@@ -42,7 +41,7 @@ pub use gpu_staged_copy::GpuStagedCopy;
 pub use graph::{Graph, GraphExec, Node};
 pub use kernel::{Arguments, Kernel, KernelArguments, LaunchConfig, Module, argument};
 pub use link_meter::{LinkMeter, LinkSamples};
-pub use nvrtc::{CompiledProgram, Source, compile, compiler_version};
+pub use nvrtc::{CompiledProgram, Source, compile, compiler_version, locate_compiler};
 pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use pending::{Pending, drain, finish};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};

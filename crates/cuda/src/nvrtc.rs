@@ -1,31 +1,40 @@
-//! NVRTC, CUDA's run-time compiler: found, loaded, run, and its results cached.
+//! NVRTC, CUDA's run-time compiler: finding and loading the library, compiling, caching the results.
 //!
-//! It is looked for in `INLANE_NVRTC` (a file), where the loader looks, in the `nvidia/*/lib` folders of Python's
-//! site-packages (the wheel `nvidia-cuda-nvrtc`), and under `/usr/local/cuda*`. Machine code is made for the very
-//! architecture, not PTX: PTX from a newer compiler does not load on an older driver.
+//! The library is searched in this order: the file named by `INLANE_NVRTC`, and no other if it is set; the dynamic loader's paths;
+//! the `nvidia/*/lib` folders of Python's site-packages, where the wheel `nvidia-cuda-nvrtc` installs it; `/usr/local/cuda*`.
+//!
+//! Kernels are compiled to machine code for the GPU's own architecture. PTX from a newer compiler would not load on an older driver.
+//!
+//! # Privileges
+//!
+//! The library is code that the user chooses. Nothing in this crate loads it before [`compile`] or [`compiler_version`] is called,
+//! so a process with privileges drops them first. If the library's folder may be unreadable afterwards, call [`locate_compiler`]
+//! before dropping: it opens the files and runs none of their code.
 
-use crate::cache;
 use crate::error::{Error, Result};
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
+use inlane_core::code_cache::{self, CodeCache};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A source to compile, with the headers it includes.
+/// CUDA C++ source with the headers it includes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source<'a> {
-    /// Its name in messages (`my.cu`).
+    /// The name that the compiler's messages show, for example `my.cu`.
     pub name: &'a str,
-    /// CUDA C++.
+    /// The CUDA C++ text.
     pub source: &'a str,
-    /// Names, as included, and texts.
+    /// Each header's name, as it is included, and its text.
     pub headers: &'a [(&'a str, &'a str)],
-    /// Options beyond the architecture (`-DBURST=16`, `-lineinfo`).
+    /// Compiler options other than the architecture, for example `-DBURST=16` or `-lineinfo`.
     pub options: &'a [&'a str],
 }
 
-/// Machine code for one architecture.
+/// Machine code for one GPU architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompiledProgram {
     arch: String,
@@ -35,74 +44,73 @@ pub struct CompiledProgram {
 }
 
 impl CompiledProgram {
-    /// The architecture (`sm_90`).
+    /// The architecture, for example `sm_90`.
     pub fn arch(&self) -> &str {
         &self.arch
     }
 
-    /// An ELF image that the driver loads.
+    /// The ELF image that the driver loads.
     pub fn machine_code(&self) -> &[u8] {
         &self.machine_code
     }
 
-    /// The compiler's warnings; empty where it came from the cache.
+    /// The compiler's warnings. Empty if the code came from the cache.
     pub fn log(&self) -> &str {
         &self.log
     }
 
-    /// It was compiled earlier.
+    /// True if the code came from the cache.
     pub fn is_cached(&self) -> bool {
         self.cached
     }
 }
 
-/// The compiler's version and the file it was loaded from.
+/// Loads the compiler. Returns its version and the file it was loaded from.
 ///
 /// # Errors
-/// [`Error::NoCompiler`].
+/// [`Error::NoCompiler`] if no library could be loaded.
 pub fn compiler_version() -> Result<(String, PathBuf)> {
     let compiler = compiler()?;
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Compiles for `arch` (`sm_90`, as [`crate::DeviceInfo::arch`] says), or finds what was compiled before; not where the assembler is
-/// asked to say something (`--ptxas-options=-v`), for what it said is not kept.
+/// Opens the compiler's files so that they can be loaded later, even if their folder is unreadable by then. Runs no code of theirs.
+/// Call it before dropping privileges. Libraries that only the dynamic loader can find are not opened.
+pub fn locate_compiler() {
+    LOCATED.get_or_init(locate);
+}
+
+/// Compiles `source` for `arch`, which is an architecture as [`crate::DeviceInfo::arch`] returns it. Uses the cache unless an option
+/// asks the assembler for output (`--ptxas-options=-v`), because that output is not cached.
 ///
 /// # Errors
-/// [`Error::DoesNotCompile`] with the compiler's messages, [`Error::NoCompiler`], or [`Error::Compiler`] for an architecture that
-/// this compiler does not know.
-pub fn compile(program: &Source<'_>, arch: &str) -> Result<CompiledProgram> {
+/// [`Error::DoesNotCompile`] with the compiler's messages. [`Error::NoCompiler`] if there is no compiler. [`Error::Compiler`] if the
+/// compiler does not know the architecture or an option.
+pub fn compile(source: &Source<'_>, arch: &str) -> Result<CompiledProgram> {
     let compiler = compiler()?;
-    let key = key(program, arch, &compiler.version);
-    let asked = program.options.iter().any(|option| option.starts_with("--ptxas-options"));
-    let directory = cache::directory().filter(|_| !asked);
-    if let Some(machine_code) = directory.as_deref().and_then(|directory| cache::find(directory, &key)) {
+    let key = key(source, arch, &compiler.version);
+    let wants_output = source.options.iter().any(|option| option.starts_with("--ptxas-options"));
+    let cache = if wants_output { Ok(None) } else { CodeCache::open("kernels") };
+    let cache = cache.inspect_err(|error| tracing::warn!("kernels are not cached: {error}")).ok().flatten();
+    if let Some(machine_code) = cache.as_ref().and_then(|cache| cache.read(&key)) {
         return Ok(CompiledProgram { arch: arch.into(), machine_code, log: String::new(), cached: true });
     }
-    let (machine_code, log) = compiler.compile(program, arch)?;
-    if let Some(directory) = &directory {
-        cache::store(directory, &key, &machine_code);
+    let (machine_code, log) = compiler.compile(source, arch)?;
+    if let Some(cache) = &cache {
+        let entry = cache.insert(&key);
+        if let Err(error) = std::fs::write(entry.path(), &machine_code).and_then(|()| entry.commit()) {
+            tracing::warn!("a kernel is not cached in {}: {error}", cache.directory().display());
+        }
     }
     Ok(CompiledProgram { arch: arch.into(), machine_code, log, cached: false })
 }
 
-/// All that the machine code depends on, each part with its length.
-fn key(program: &Source<'_>, arch: &str, version: &str) -> Vec<u8> {
-    let mut key = Vec::new();
-    let mut part = |text: &str| {
-        key.extend_from_slice(&(text.len() as u64).to_le_bytes());
-        key.extend_from_slice(text.as_bytes());
-    };
-    for text in [version, arch, program.name, program.source] {
-        part(text);
-    }
-    part(&program.options.len().to_string());
-    program.options.iter().for_each(|option| part(option));
-    program.headers.iter().for_each(|(name, text)| {
-        part(name);
-        part(text);
-    });
-    key
+/// Everything that the machine code depends on.
+fn key(source: &Source<'_>, arch: &str, version: &str) -> Vec<u8> {
+    let count = source.options.len().to_string();
+    let headers = source.headers.iter().flat_map(|(name, text)| [*name, *text]);
+    let fixed = [version, arch, source.name, source.source, &count];
+    code_cache::key(fixed.into_iter().chain(source.options.iter().copied()).chain(headers))
 }
 
 fn compiler() -> Result<&'static Compiler> {
@@ -111,6 +119,28 @@ fn compiler() -> Result<&'static Compiler> {
         Ok(compiler) => Ok(compiler),
         Err(tried) => Err(Error::NoCompiler { tried: tried.clone() }),
     }
+}
+
+/// A library file that was found, and what is needed to load it later.
+struct Located {
+    path: PathBuf,
+    /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot be opened.
+    file: Option<File>,
+    /// The libraries of built-ins beside it.
+    builtins: Vec<File>,
+}
+
+/// The candidates, opened once per process.
+static LOCATED: OnceLock<Vec<Located>> = OnceLock::new();
+
+fn locate() -> Vec<Located> {
+    let locate = |path: PathBuf| {
+        let folder = path.parent().filter(|folder| folder.is_absolute());
+        let builtins = folder.map(|folder| matching(folder, "libnvrtc-builtins.so.")).unwrap_or_default();
+        let file = if path.components().count() > 1 { File::open(&path).ok() } else { None };
+        Located { file, builtins: builtins.iter().flat_map(File::open).collect(), path }
+    };
+    candidates().into_iter().map(locate).collect()
 }
 
 type CreateProgram = unsafe extern "C" fn(
@@ -123,7 +153,7 @@ type CreateProgram = unsafe extern "C" fn(
 ) -> nvrtcResult;
 type OnProgram<T> = unsafe extern "C" fn(nvrtcProgram, T) -> nvrtcResult;
 
-/// The loaded library and the functions used of it. cudarc's own loader knows file names only, not folders.
+/// The loaded library's functions. cudarc's loader takes file names only, so it cannot load from the folders above.
 struct Compiler {
     path: PathBuf,
     version: String,
@@ -138,40 +168,42 @@ struct Compiler {
 }
 
 impl Compiler {
-    /// The first that loads; else where was looked.
+    /// Loads the first candidate that can be loaded. Otherwise returns the list of what was tried.
     fn load() -> std::result::Result<Self, String> {
         let mut tried = Vec::new();
-        for path in candidates() {
-            match Self::open(&path) {
+        for located in LOCATED.get_or_init(locate) {
+            match Self::open(located) {
                 Ok(compiler) => return Ok(compiler),
-                Err(why) => tried.push(format!("{} ({why})", path.display())),
+                Err(why) => tried.push(format!("{} ({why})", located.path.display())),
             }
         }
         Err(tried.join(", "))
     }
 
-    fn open(path: &Path) -> std::result::Result<Self, String> {
-        // The compiler opens its built-ins by their bare name: loaded beforehand from beside it, they are found.
-        if let Some(beside) = path.parent().filter(|folder| folder.is_absolute()) {
-            for builtins in matching(beside, "libnvrtc-builtins.so.") {
-                // SAFETY: a data library of the compiler's own.
-                if let Ok(library) = unsafe { Library::open(Some(&builtins), RTLD_NOW | RTLD_GLOBAL) } {
-                    std::mem::forget(library);
-                }
+    fn open(located: &Located) -> std::result::Result<Self, String> {
+        let by_descriptor = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        // NVRTC loads its built-ins by their bare name. The loader finds them if they are already loaded.
+        for builtins in &located.builtins {
+            // SAFETY: the compiler's own library of data; its initializers have no requirements.
+            if let Ok(library) =
+                unsafe { Library::open(Some(by_descriptor(builtins)), RTLD_NOW | RTLD_GLOBAL) }
+            {
+                std::mem::forget(library);
             }
         }
-        // SAFETY: the compiler's initializers are its own; the path is one of its well-known places, or the user's choice.
+        let path = located.file.as_ref().map_or_else(|| located.path.clone(), by_descriptor);
+        // SAFETY: the library is the compiler, from a well-known place or chosen by the user, who is trusted with it.
         let library =
             unsafe { Library::open(Some(path), RTLD_NOW) }.map_err(|error| short(&error.to_string()))?;
         let failed = |error: libloading::Error| short(&error.to_string());
-        // SAFETY: the types are those of nvrtc.h, which have not changed since CUDA 11.1. The library is never unloaded.
+        // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 11.1. The library is never unloaded.
         let compiler = unsafe {
             let (mut major, mut minor) = (0, 0);
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> nvrtcResult =
                 *library.get(b"nvrtcVersion\0").map_err(failed)?;
             version(&mut major, &mut minor);
             Self {
-                path: path.to_path_buf(),
+                path: located.path.clone(),
                 version: format!("{major}.{minor}"),
                 create: *library.get(b"nvrtcCreateProgram\0").map_err(failed)?,
                 destroy: *library.get(b"nvrtcDestroyProgram\0").map_err(failed)?,
@@ -187,48 +219,51 @@ impl Compiler {
         Ok(compiler)
     }
 
-    fn compile(&self, program: &Source<'_>, arch: &str) -> Result<(Vec<u8>, String)> {
+    fn compile(&self, source: &Source<'_>, arch: &str) -> Result<(Vec<u8>, String)> {
         let text = |text: &str| {
-            CString::new(text).map_err(|_| Error::invalid(program.name, "the source contains a zero byte"))
+            CString::new(text)
+                .map_err(|_| Error::invalid(source.name, "the source contains a zero byte; remove it"))
         };
         let strings = |texts: Vec<&str>| texts.into_iter().map(text).collect::<Result<Vec<_>>>();
         let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
-        let (name, source) = (text(program.name)?, text(program.source)?);
-        let header_names = strings(program.headers.iter().map(|(name, _)| *name).collect())?;
-        let header_texts = strings(program.headers.iter().map(|(_, text)| *text).collect())?;
+        let (name, body) = (text(source.name)?, text(source.source)?);
+        let header_names = strings(source.headers.iter().map(|(name, _)| *name).collect())?;
+        let header_texts = strings(source.headers.iter().map(|(_, text)| *text).collect())?;
         let architecture = format!("--gpu-architecture={arch}");
         let mut options = vec![architecture.as_str(), "--std=c++17"];
-        options.extend(program.options);
+        options.extend(source.options);
         let options = strings(options)?;
 
         let mut raw = std::ptr::null_mut();
-        // SAFETY: strings and arrays live until the calls return; the program is destroyed by the guard.
+        // SAFETY: strings and arrays live until the calls return; the guard destroys the program once.
         unsafe {
             self.check(
                 "nvrtcCreateProgram",
                 (self.create)(
                     &mut raw,
-                    source.as_ptr(),
+                    body.as_ptr(),
                     name.as_ptr(),
                     header_names.len() as c_int,
                     pointers(&header_texts).as_ptr(),
                     pointers(&header_names).as_ptr(),
                 ),
             )?;
-            let guard = Guard { compiler: self, raw };
+            let guard = ProgramGuard { compiler: self, raw };
             let answer = (self.compile)(raw, options.len() as c_int, pointers(&options).as_ptr());
             let log = self.read(guard.raw, self.log_size, self.log, "nvrtcGetProgramLog")?;
             let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n', ' ']).to_string();
             if answer == nvrtcResult::NVRTC_ERROR_COMPILATION {
-                return Err(Error::DoesNotCompile { name: program.name.into(), arch: arch.into(), log });
+                return Err(Error::DoesNotCompile { name: source.name.into(), arch: arch.into(), log });
             }
             self.check("nvrtcCompileProgram", answer)?;
             Ok((self.read(guard.raw, self.code_size, self.code, "nvrtcGetCUBIN")?, log))
         }
     }
 
+    /// Reads one of a program's results: `size` gives its length, `get` writes it.
+    ///
     /// # Safety
-    /// `size` and `get` belong together and to the live program `raw`.
+    /// `raw` is a live program, and `size` and `get` are a matching pair of NVRTC functions.
     unsafe fn read(
         &self,
         raw: nvrtcProgram,
@@ -237,7 +272,7 @@ impl Compiler {
         call: &'static str,
     ) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        // SAFETY: the caller's promise; the buffer is as long as the library asked.
+        // SAFETY: as the caller promises; the buffer has the length that `size` gave.
         unsafe {
             self.check(call, size(raw, &mut bytes))?;
             let mut buffer = vec![0u8; bytes];
@@ -253,44 +288,46 @@ impl Compiler {
         if answer == NVRTC_SUCCESS {
             return Ok(());
         }
-        // SAFETY: gives a static string for every number.
+        // SAFETY: NVRTC returns a static string for every number.
         let meaning = unsafe { CStr::from_ptr((self.error_text)(answer)) }.to_string_lossy().into_owned();
         let remedy = match answer {
             NVRTC_ERROR_INVALID_OPTION => {
-                "an option or the architecture is unknown to this version: install nvidia-cuda-nvrtc==13.0.*"
+                "this version does not know an option or the architecture; install nvidia-cuda-nvrtc==13.0.*"
             }
             NVRTC_ERROR_BUILTIN_OPERATION_FAILURE => {
-                "its built-ins are missing: libnvrtc-builtins.so must lie beside libnvrtc.so"
+                "its built-ins are missing; put libnvrtc-builtins.so beside libnvrtc.so"
             }
-            NVRTC_ERROR_OUT_OF_MEMORY => "give it more memory",
-            _ => "install another version of it, or set INLANE_NVRTC",
+            NVRTC_ERROR_OUT_OF_MEMORY => "free some host memory",
+            _ => "install another version, or name one in INLANE_NVRTC",
         };
         Err(Error::Compiler { version: self.version.clone(), call, meaning, remedy })
     }
 }
 
-struct Guard<'a> {
+/// Destroys a program when dropped.
+struct ProgramGuard<'a> {
     compiler: &'a Compiler,
     raw: nvrtcProgram,
 }
 
-impl Drop for Guard<'_> {
+impl Drop for ProgramGuard<'_> {
     fn drop(&mut self) {
         // SAFETY: created once, destroyed once.
         unsafe { (self.compiler.destroy)(&mut self.raw) };
     }
 }
 
+/// The first line of a loader's message.
 fn short(why: &str) -> String {
-    if why.contains("No such file") { "not there".into() } else { why.lines().next().unwrap_or("").into() }
+    if why.contains("No such file") { "not found".into() } else { why.lines().next().unwrap_or("").into() }
 }
 
-/// Where it may be, in order. A path that the user set is the only one.
+/// The files to try, in order.
 fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // Major 13 only in the fixed folders: what a newer one makes may not load on the driver that is here.
+    // The fixed folders are of CUDA 13 only, because code from a newer compiler may not load on the installed driver.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {
@@ -306,7 +343,7 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// Python's package folders: of the active environment, of `PYTHONPATH`, the user's and the system's.
+/// Python's package folders: those of `PYTHONPATH`, of the active virtual environment, of the user and of the system.
 fn site_packages() -> Vec<PathBuf> {
     let mut sites: Vec<PathBuf> = Vec::new();
     if let Some(paths) = std::env::var_os("PYTHONPATH") {
@@ -316,7 +353,7 @@ fn site_packages() -> Vec<PathBuf> {
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
     roots.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     if let Some(paths) = std::env::var_os("PATH") {
-        // A python3 on the path lies in ROOT/bin.
+        // A python3 in ROOT/bin has its packages in ROOT/lib.
         let pythons = std::env::split_paths(&paths).filter(|folder| folder.join("python3").exists());
         roots.extend(pythons.filter_map(|folder| folder.parent().map(Path::to_path_buf)));
     }
@@ -329,7 +366,7 @@ fn site_packages() -> Vec<PathBuf> {
     sites
 }
 
-/// Entries of `folder` whose names begin with `prefix`, the last in order first.
+/// The entries of `folder` whose names begin with `prefix`, in descending order of name.
 fn matching(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries

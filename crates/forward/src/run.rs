@@ -105,7 +105,7 @@ impl<'a> Run<'a> {
         let function = PacketFunction::parse(&config.function)?;
         let (names, directions) = wiring::directions(&config.route)?;
         let clock = Clock::new();
-        let open::Opened { ports, room } = open::ports(&names, config, &clock)?;
+        let open::OpenPorts { ports, room } = open::ports(&names, config, &clock)?;
         let gpu = match config.executor {
             Executor::Cpu(_) => None,
             Executor::Gpu { index, .. } => {

@@ -17,6 +17,13 @@
 #define INLANE_SHARED
 #endif
 
+// The offset of a member in a struct. NVRTC has no offsetof and no __builtin_offsetof.
+#if defined(__CUDACC_RTC__)
+#define INLANE_OFFSETOF(type, member) __INTADDR__(&(static_cast<type *>(nullptr))->member)
+#else
+#define INLANE_OFFSETOF(type, member) __builtin_offsetof(type, member)
+#endif
+
 #define INLANE_LIKELY(condition) __builtin_expect(!!(condition), 1)
 
 #if defined(__CUDACC_RTC__)

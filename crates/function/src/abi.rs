@@ -1,63 +1,69 @@
-//! What Rust and the compiled functions share: the structs of `include/inlane_run.h` and `inlane_block.h`.
+//! The structs that Rust and compiled packet functions share: those of `include/inlane_run.h` and `include/inlane_block.h`.
+//!
+//! Both sides define these structs. [`layout_assertions`] makes the C++ compiler and NVRTC check every field's offset and size
+//! against the Rust definition whenever a function is compiled.
 
 use inlane_core::ring::layout::PacketVerdict;
-use std::mem::{offset_of, size_of};
 
-/// The version of these structs; a module of another version is refused.
+/// The version of these structs. A module that was compiled against another version is refused.
 pub const ABI: u32 = 1;
 
-/// [`FunctionInfo::reads`] and [`FunctionInfo::writes`] of a function that may touch every byte.
+/// The value of [`FunctionInfo::reads`] and [`FunctionInfo::writes`] for a function that may touch every byte of a packet.
 pub const WHOLE_PACKET: u32 = u32::MAX;
 
-/// How a function is called.
+/// What an executor calls a function for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
-    /// Once a packet, by one thread.
+    /// One thread calls the function once per packet.
     Packet,
-    /// Once a burst, by all threads of a block together.
+    /// All threads of a block together call the function once per burst.
     Burst,
 }
 
-/// What the host must know of a function: `inlane_info`, as the compiled module holds it.
+/// A function's properties, which the compiled module exports as `inlane_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FunctionInfo {
-    /// [`ABI`].
+    /// The version of this struct: [`ABI`].
     pub abi: u32,
-    /// 0 per packet, 1 per burst; see [`FunctionInfo::kind`].
+    /// 0 if the function is called per packet, 1 if per burst. See [`FunctionInfo::kind`].
     pub kind: u32,
-    /// Bytes of zeroed state a pipeline, aligned to 128.
+    /// The bytes of state per pipeline. The executor provides them zeroed and aligned to 128 bytes.
     pub state_bytes: u64,
-    /// Bytes of zeroed output region a pipeline; 0 for none.
+    /// The bytes of the output region per pipeline, provided zeroed. 0 if there is none.
     pub output_bytes: u64,
-    /// Most bytes at a packet's front that it reads; [`WHOLE_PACKET`] for all.
+    /// The number of bytes at a packet's front that the function may read, or [`WHOLE_PACKET`].
     pub reads: u32,
-    /// Most bytes at a packet's front that it writes; [`WHOLE_PACKET`] for all, 0 for a function that leaves packets alone.
+    /// The number of bytes at a packet's front that the function may write, or [`WHOLE_PACKET`]. 0 if it never changes packets.
     pub writes: u32,
-    /// Bits: 1 wants to be called without packets, too ([`FunctionInfo::ticks`]); 2 looks at the time ([`FunctionInfo::needs_time`]).
+    /// Bit 0: the function has a `tick`, see [`FunctionInfo::ticks`]. Bit 1: it reads the time, see [`FunctionInfo::needs_time`].
     pub time: u32,
-    /// So many 64-bit numbers at the beginning of its state are set from the command line.
+    /// The number of 64-bit values at the beginning of the state that the command line sets.
     pub parameters: u32,
 }
 
 impl FunctionInfo {
-    /// How it is called.
+    /// Returns what the function is called for.
     pub fn kind(&self) -> CallKind {
         if self.kind == 0 { CallKind::Packet } else { CallKind::Burst }
     }
 
-    /// It wants to be called without packets, too, for time limits.
+    /// Returns true if the function must also be called when no packets arrive, because it has time limits.
     pub fn ticks(&self) -> bool {
         self.time & 1 != 0
     }
 
-    /// It looks at the time of its packets; others may be given 0.
+    /// Returns true if the function reads the time of its packets. Other functions may be given 0.
     pub fn needs_time(&self) -> bool {
         self.time != 0
     }
 
-    /// Reads it as it lies in a module's memory; `None` for too few bytes or another [`ABI`].
+    /// Converts the bytes of an `inlane_info` in a module's memory. Returns `None` if their number, the [`ABI`] version or the kind is
+    /// wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != size_of::<Self>() {
+            return None;
+        }
         let half = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let whole = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let info = Self {
@@ -74,51 +80,85 @@ impl FunctionInfo {
     }
 }
 
-/// What a call gets beside the packets: `inlane_context`.
+/// What a function receives besides its packets: `inlane_context`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CallContext {
-    /// The function's state, as the executor addresses it.
+    /// The address of the function's state, as the executor's processor sees it.
     pub state: u64,
-    /// Its output region; 0 for none.
+    /// The address of the output region, or 0 if there is none.
     pub output: u64,
-    /// Bytes of the output region.
+    /// The length of the output region in bytes.
     pub output_bytes: u64,
-    /// Time of the burst in nanoseconds, monotonic.
+    /// The time of the burst in nanoseconds, from a monotonic clock.
     pub now_ns: u64,
-    /// Bytes that a packet may have from its address on; 0: no longer than it is.
+    /// The bytes that a packet may occupy from its address on. 0 if packets must not grow.
     pub room: u32,
-    /// Zero.
+    /// Unused; 0.
     pub reserved: u32,
 }
 
-/// A function compiled for the CPU: `inlane_entry`.
+/// A function that was compiled for the CPU: `inlane_entry`.
 #[repr(C)]
 pub struct FunctionEntry {
-    /// What the host must know.
+    /// The function's properties.
     pub info: FunctionInfo,
-    /// Runs it on `count` packets, an `inlane_descriptor` every `stride` (16 or 24) bytes.
+    /// Runs the function on a number of packets. The arguments are: the address of the first `inlane_descriptor`; the bytes from one
+    /// descriptor to the next, 16 or 24; the number of packets; where to write verdicts; the context.
     pub run: unsafe extern "C" fn(*const u8, u32, u32, *mut PacketVerdict, *const CallContext) -> u32,
-    /// Calls its `tick`.
+    /// Calls the function's `tick`.
     pub tick: unsafe extern "C" fn(*const CallContext),
 }
 
-const _: () = {
-    assert!(
-        size_of::<FunctionInfo>() == 40
-            && offset_of!(FunctionInfo, reads) == 24
-            && offset_of!(FunctionInfo, parameters) == 36
-    );
-    assert!(size_of::<CallContext>() == 40 && offset_of!(CallContext, now_ns) == 24);
-    assert!(offset_of!(FunctionEntry, run) == 40);
-};
+/// Returns the size in bytes of the field that `_field` selects.
+#[doc(hidden)]
+pub const fn size_of_field<T, F>(_field: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
+
+/// Returns C++ text that asserts the layout of a shared struct: its size, and each field's offset and size, as they are in Rust.
+///
+/// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`. Every field of the Rust struct must be listed;
+/// leaving one out does not compile. `struct_layout!(RustStruct as beginning of "c_struct" { ... })` is for a Rust struct that holds only
+/// the first fields of the C++ struct: it does not assert the struct's size.
+#[macro_export]
+macro_rules! struct_layout {
+    ($rust:ident as $c:literal $fields:tt) => {{
+        let size = format!("static_assert(sizeof({}) == {}, \"Rust's {}\");\n", $c, size_of::<$rust>(), $c);
+        size + &$crate::struct_layout!($rust as beginning of $c $fields)
+    }};
+    ($rust:ident as beginning of $c:literal { $($field:ident $(as $c_field:literal)?),* $(,)? }) => {{
+        #[allow(dead_code, reason = "checks at compile time that every field is listed")]
+        fn lists_every_field($rust { $($field: _),* }: &$rust) {}
+        let mut text = String::new();
+        $({
+            let name: &str = [$($c_field,)? stringify!($field)][0];
+            let size = $crate::abi::size_of_field(|value: &$rust| &value.$field);
+            text += &format!(
+                "static_assert(INLANE_OFFSETOF({0}, {1}) == {2} && sizeof({0}::{1}) == {3}, \"Rust's {0}.{1}\");\n",
+                $c, name, std::mem::offset_of!($rust, $field), size
+            );
+        })*
+        text
+    }};
+}
+
+/// Returns C++ text that asserts the layouts of the structs in this module. Append it after `inlane.h`.
+pub fn layout_assertions() -> String {
+    let info = struct_layout!(FunctionInfo as "inlane_info" {
+        abi, kind, state_bytes, output_bytes, reads, writes, time, parameters
+    });
+    let context = struct_layout!(CallContext as "inlane_context" { state, output, output_bytes, now_ns, room, reserved });
+    let entry = struct_layout!(FunctionEntry as "inlane_entry" { info, run, tick });
+    format!("{info}{context}#if !INLANE_GPU\n{entry}#endif\n")
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn info_is_read_as_it_lies() {
+    fn info_is_converted_from_bytes() {
         let info = FunctionInfo {
             abi: ABI,
             kind: 1,
@@ -129,10 +169,23 @@ mod tests {
             time: 1,
             parameters: 3,
         };
-        // SAFETY: a plain struct without padding, 40 bytes (asserted above).
+        // SAFETY: a plain struct of 40 bytes; its fields add up to 40, so it has no padding.
         let bytes: [u8; 40] = unsafe { std::mem::transmute(info) };
         assert_eq!(FunctionInfo::from_bytes(&bytes), Some(info));
-        assert_eq!(FunctionInfo::from_bytes(&bytes[..39]), None);
-        assert_eq!(FunctionInfo::from_bytes(&[0; 40]), None, "another ABI");
+        assert_eq!(FunctionInfo::from_bytes(&bytes[..39]), None, "too short");
+        assert_eq!(FunctionInfo::from_bytes(&[&bytes[..], &[0]].concat()), None, "too long");
+        assert_eq!(FunctionInfo::from_bytes(&[0; 40]), None, "another ABI version");
+    }
+
+    #[test]
+    fn layout_assertions_name_every_field() {
+        let text = layout_assertions();
+        assert!(text.contains(
+            "INLANE_OFFSETOF(inlane_info, parameters) == 36 && sizeof(inlane_info::parameters) == 4"
+        ));
+        assert!(text.contains(
+            "INLANE_OFFSETOF(inlane_context, now_ns) == 24 && sizeof(inlane_context::now_ns) == 8"
+        ));
+        assert!(text.contains("INLANE_OFFSETOF(inlane_entry, run) == 40 && sizeof(inlane_entry::run) == 8"));
     }
 }

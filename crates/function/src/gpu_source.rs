@@ -1,14 +1,15 @@
-//! What a GPU executor compiles: a function's source between the header and the two calls that kernels make.
+//! The text that a GPU executor compiles: a function's source between inlane's header and the two calls that kernels make.
 //!
 //! ```text
-//! inlane.h | the function's source, under its own file name and lines | inlane_run_item, inlane_run_tick | kernels
+//! inlane.h | the function's source, with its own file name and lines | inlane_run_item, inlane_run_tick | the executor's kernels
 //! ```
 
 use crate::packet_function::PacketFunction;
 
 impl PacketFunction {
-    /// The beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]), to which an executor adds its
-    /// kernels. It defines, for them to call with all threads of a block (a multiple of 32):
+    /// Returns the beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]). The executor appends its kernels.
+    ///
+    /// The text defines the following. Kernels call the functions with all threads of a block, whose number is a multiple of 32.
     ///
     /// ```text
     /// uint32_t inlane_run_item(const inlane_descriptor *, uint32_t count, inlane_packet_verdict *, const inlane_context &);
@@ -16,17 +17,19 @@ impl PacketFunction {
     /// constexpr bool inlane_needs_time; // false: `now_ns` may be 0
     /// ```
     ///
-    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS`, the same to all threads; see `inlane_run.h` for
-    /// the barriers around it. The module's global `inlane_info_SYMBOL` is an [`FunctionInfo`](crate::FunctionInfo).
+    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS`, the same to all threads. See `inlane_run.h` for the
+    /// barriers that it needs. The module's global `inlane_info_SYMBOL` is a [`FunctionInfo`](crate::FunctionInfo).
     pub fn gpu_source(&self) -> String {
         format!(
             r#"#include <inlane.h>
 #line 1 "{file}"
 {source}
+#line 1 "inlane layout"
+{layout}
 #line 1 "executor"
 static __device__ __forceinline__ uint32_t inlane_run_item(const inlane_descriptor *packets, uint32_t count,
-                                                           inlane_packet_verdict *outcomes, const inlane_context &context) {{
-    return inlane::run_item<inlane_registered_{symbol}>(packets, sizeof(inlane_descriptor), count, outcomes, context);
+                                                           inlane_packet_verdict *verdicts, const inlane_context &context) {{
+    return inlane::run_item<inlane_registered_{symbol}>(packets, sizeof(inlane_descriptor), count, verdicts, context);
 }}
 static __device__ __forceinline__ void inlane_run_tick(const inlane_context &context) {{
     inlane::run_tick<inlane_registered_{symbol}>(context);
@@ -35,12 +38,13 @@ static constexpr bool inlane_needs_time = inlane::detail::info_of<inlane_registe
 "#,
             file = escaped(self.file()),
             source = self.source(),
+            layout = self.layout_assertions(),
             symbol = self.symbol(),
         )
     }
 }
 
-/// A file's name inside a string literal of C++.
+/// Escapes a file name for a C++ string literal.
 pub(crate) fn escaped(file: &str) -> String {
     file.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ")
 }

@@ -81,6 +81,15 @@ impl PacketFunction {
         })
     }
 
+    /// Returns C++ text that asserts that the structs which Rust shares with this function's code have the same layout there.
+    pub(crate) fn layout_assertions(&self) -> String {
+        let state = match &self.code {
+            Code::Builtin(builtin) => (builtin.layout)(),
+            Code::User(_) => String::new(),
+        };
+        crate::abi::layout_assertions() + &state
+    }
+
     /// Its name, as on the command line.
     pub fn name(&self) -> &str {
         &self.name
@@ -131,7 +140,7 @@ impl PacketFunction {
     fn entry(&self) -> Result<*const FunctionEntry> {
         match &self.code {
             Code::Builtin(builtin) => Ok(builtin.entry()),
-            Code::User(own) => own.entry(),
+            Code::User(own) => own.load(),
         }
     }
 

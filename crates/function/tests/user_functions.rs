@@ -1,4 +1,4 @@
-//! Users' own functions: the examples, on the CPU against references; mistakes, and what is said of them.
+//! Functions that users write: the examples against references on the CPU, the cache, and the messages for mistakes.
 
 mod harness;
 
@@ -7,13 +7,14 @@ use inlane_function::{Error, PacketFunction};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Environment variables belong to the whole process: tests that set them take turns.
+/// Held by tests that set environment variables, which belong to the whole process.
 static ENVIRONMENT: Mutex<()> = Mutex::new(());
 
+/// Runs a test with an empty cache of its own. Passes it the cache's directory.
 fn with_cache<T>(what: impl FnOnce(&Path) -> T) -> T {
     let _turn = ENVIRONMENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let cache = tempfile::tempdir().expect("a temporary directory");
-    // SAFETY: nobody else in this process reads or writes the environment meanwhile: all tests here hold the lock.
+    // SAFETY: all tests in this process hold the lock, so no other thread uses the environment.
     unsafe { std::env::set_var("INLANE_CACHE", cache.path()) };
     what(cache.path())
 }
@@ -33,10 +34,11 @@ fn words(state: &[u8]) -> Vec<u64> {
 }
 
 #[test]
-fn truncate_cuts() {
+fn truncate_shortens_long_packets() {
     with_cache(|_| {
-        let function = PacketFunction::parse(&example("truncate.cu:truncate:96")).expect("it is there");
-        let mut instance = function.instance().expect("it compiles");
+        let function =
+            PacketFunction::parse(&example("truncate.cu:truncate:96")).expect("the example exists");
+        let mut instance = function.instance().expect("the source compiles");
         let frames: Vec<Vec<u8>> = (0..200).map(|length| vec![length as u8; length]).collect();
         let fates = run(&mut instance, &frames);
         for (frame, fate) in frames.iter().zip(fates) {
@@ -47,11 +49,11 @@ fn truncate_cuts() {
 }
 
 #[test]
-fn vxlan_goes_by_network() {
+fn vxlan_selects_by_network() {
     with_cache(|_| {
         let function = PacketFunction::parse(&example("vxlan.cu:only-network:0x2a"))
             .expect("hyphens harness for underscores");
-        let mut instance = function.instance().expect("it compiles");
+        let mut instance = function.instance().expect("the source compiles");
         let frame = |network: u8, flags: u8, port: u16| {
             let mut frame = vec![0u8; 60];
             frame[12] = 8;
@@ -76,12 +78,12 @@ fn vxlan_goes_by_network() {
 }
 
 #[test]
-fn sizes_are_counted() {
+fn sizes_counts_packets_by_length() {
     with_cache(|_| {
         let mut instance = PacketFunction::parse(&example("sizes.cu"))
             .expect("one function")
             .instance()
-            .expect("it compiles");
+            .expect("the source compiles");
         let frames: Vec<Vec<u8>> = [0, 63, 64, 127, 128, 9000].map(|length| vec![0; length]).into();
         assert_eq!(
             run(&mut instance, &frames),
@@ -93,17 +95,18 @@ fn sizes_are_counted() {
 }
 
 #[test]
-fn packets_may_grow_into_their_room() {
+fn packets_grow_up_to_their_room() {
     with_cache(|folder| {
         let text = "#include <inlane.h>\nstruct grow { uint64_t refused; INLANE inlane::verdict packet(inlane::packet &p) {\n\
                     if (!p.resize(p.length() + 4)) refused++; return inlane::forward; } };\nINLANE_FUNCTION(grow)\n";
-        let function = PacketFunction::from_file(&file(folder, text), "grow", "").expect("it is there");
-        let mut instance = function.instance().expect("it compiles");
+        let function =
+            PacketFunction::from_file(&file(folder, text), "grow", "").expect("the example exists");
+        let mut instance = function.instance().expect("the source compiles");
         let mut bytes = [0u8; 64];
         let packet =
             inlane_core::Packet { address: bytes.as_mut_ptr() as u64, length: 60, port: 0, cookie: 0 };
         let mut outcomes = [Default::default()];
-        // SAFETY: the packet is on this stack, with the room said.
+        // SAFETY: the packet is on this stack, and its buffer has 64 bytes.
         unsafe {
             assert_eq!(
                 instance.run_packets(&[packet], &mut outcomes, 0),
@@ -120,15 +123,17 @@ fn packets_may_grow_into_their_room() {
 }
 
 #[test]
-fn a_second_run_takes_what_the_first_compiled() {
+fn compiled_functions_are_cached() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     with_cache(|cache| {
         let text = "#include <inlane.h>\nstruct mine { INLANE inlane::verdict packet(inlane::packet &) { return inlane::drop; } };\n\
                     INLANE_FUNCTION(mine)\n";
         let path = file(cache, text);
         let load = || {
-            let mut instance =
-                PacketFunction::from_file(&path, "mine", "").expect("there").instance().expect("it compiles");
+            let mut instance = PacketFunction::from_file(&path, "mine", "")
+                .expect("there")
+                .instance()
+                .expect("the source compiles");
             assert_eq!(run(&mut instance, &[vec![1, 2, 3]]), [Fate::Drop]);
         };
         let stored = || -> Vec<(PathBuf, u64)> {
@@ -139,31 +144,60 @@ fn a_second_run_takes_what_the_first_compiled() {
         };
         load();
         let first = stored();
-        assert_eq!(first.len(), 1, "one object, nothing left over: {first:?}");
+        assert_eq!(first.len(), 1, "one object and no temporary file: {first:?}");
         load();
-        assert_eq!(stored(), first, "not compiled again");
-        // What was cut off, or could have been changed by others, is not run.
+        assert_eq!(stored(), first, "the second load used the cache");
+        // An incomplete file, and a file that others can write, are not loaded.
         let object = &first[0].0;
         let bytes = std::fs::read(object).expect("readable");
         std::fs::write(object, &bytes[..bytes.len() - 1]).expect("writable");
         load();
-        assert_eq!(std::fs::read(object).expect("readable"), bytes, "made again");
+        assert_eq!(std::fs::read(object).expect("readable"), bytes, "compiled again");
         std::fs::set_permissions(object, std::fs::Permissions::from_mode(0o777)).expect("ours");
         let before = stored();
         load();
-        assert_ne!(stored(), before, "made again");
+        assert_ne!(stored(), before, "compiled again");
         std::fs::set_permissions(cache.join("functions"), std::fs::Permissions::from_mode(0o777))
             .expect("ours");
         load();
     });
 }
 
+/// Parsing and reading run nothing that the user chose, so that callers can drop privileges before they load the function.
 #[test]
-fn mistakes_are_named() {
+fn the_compiler_does_not_run_before_the_function_is_loaded() {
+    use std::os::unix::fs::PermissionsExt;
+    with_cache(|folder| {
+        let (compiler, marker) = (folder.join("compiler"), folder.join("ran"));
+        std::fs::write(&compiler, format!("#!/bin/sh\ntouch {}\nexit 1\n", marker.display()))
+            .expect("written");
+        std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o700))
+            .expect("this user's file");
+        // SAFETY: as in `with_cache`.
+        unsafe { std::env::set_var("CXX", &compiler) };
+        let function = PacketFunction::parse(&example("sizes.cu")).expect("the example exists");
+        let _ = (
+            function.name(),
+            function.about(),
+            function.source(),
+            function.gpu_source(),
+            function.report(&[]),
+        );
+        let ran_before = marker.exists();
+        let loaded = function.instance();
+        // SAFETY: as in `with_cache`.
+        unsafe { std::env::remove_var("CXX") };
+        assert!(!ran_before, "parsing ran the compiler");
+        assert!(loaded.is_err() && marker.exists(), "loading runs the compiler");
+    });
+}
+
+#[test]
+fn messages_name_the_mistake() {
     with_cache(|folder| {
         let refused = |name: &str, parameters: &str, text: &str| {
             let made = PacketFunction::from_file(&file(folder, text), name, parameters);
-            made.and_then(|function| function.instance()).err().expect("it is wrong")
+            made.and_then(|function| function.instance()).err().expect("the source or a name is wrong")
         };
         let good = "#include <inlane.h>\nstruct a { INLANE inlane::verdict packet(inlane::packet &) { return 0; } };\n";
         let both = format!("{good}INLANE_FUNCTION(a)\nstruct b : a {{}};\nINLANE_FUNCTION(b)\n");
@@ -172,14 +206,14 @@ fn mistakes_are_named() {
             error.to_string()
         };
         assert!(message(refused("a", "", good)).contains("INLANE_FUNCTION(name"));
-        assert!(message(refused("c", "", &both)).contains("no function 'c', but a, b"));
+        assert!(message(refused("c", "", &both)).contains("no function 'c'; choose from a, b"));
         assert!(message(refused("", "", &both)).contains("several functions (a, b)"));
-        assert!(message(refused("a", "x", &both)).contains("'x' is no number"));
+        assert!(message(refused("a", "x", &both)).contains("'x' is not a number"));
         assert!(message(refused("a", "1", &both)).contains("static constexpr uint32_t parameters"));
         let broken = "#include <inlane.h>\n\nstruct a { INLANE inlane::verdict packet(inlane::packet &p) {\n\
                       return p.size(); } };\nINLANE_FUNCTION(a)\n";
         let text = message(refused("a", "", broken));
-        assert!(text.contains("mine.cu:4:") && text.contains("size"), "points at the user's line: {text}");
+        assert!(text.contains("mine.cu:4:") && text.contains("size"), "names the user's line: {text}");
         let neither = "#include <inlane.h>\nstruct a { uint64_t x; };\nINLANE_FUNCTION(a)\n";
         assert!(message(refused("a", "", neither)).contains("the function needs"));
         let missing = PacketFunction::parse("/nowhere/x.cu:y").expect_err("no such file");
@@ -188,7 +222,7 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn a_missing_compiler_is_an_environment() {
+fn a_missing_compiler_is_an_environment_error() {
     with_cache(|_| {
         // SAFETY: as in `with_cache`.
         unsafe { std::env::set_var("CXX", "/nowhere/c++") };

@@ -31,7 +31,7 @@ fn measure(text: &str) -> (f64, f64) {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).expect("a right text");
     let reference = reference::find("io").expect("a reference");
-    let mut checker = Checker::open("check", &clock, Some(&generator), reference).expect("a source");
+    let mut checker = Checker::open("check", &clock, Some(&generator), reference, 0).expect("a source");
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(BATCH, 9216).expect("memory"));
     generator.configure(std::slice::from_ref(&pool), 0).expect("one queue");
     checker.configure(&[], 1).expect("one queue");

@@ -1,144 +1,236 @@
-//! Opens ports from their specifications.
+//! Opens the ports of a run from their specifications.
 
 use crate::check::{Checker, reference};
 use crate::error::Result;
 use crate::generate::Generator;
 use crate::null::Null;
 use crate::oran::Radio;
-use crate::pcap::{Playback, Sink, Source};
+use crate::pcap::{CaptureSink, CaptureSource, Playback};
 use inlane_core::clock::Clock;
 use inlane_core::port::spec::PortSpec;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Port};
-#[cfg(feature = "dpdk")]
-use inlane_dpdk::spec::EthSpec;
 
 /// The kinds of ports that DPDK provides.
 #[cfg(feature = "dpdk")]
-pub const DPDK_KINDS: &[&str] = EthSpec::KINDS;
+pub const DPDK_KINDS: &[&str] = inlane_dpdk::spec::EthSpec::KINDS;
 /// The kinds of ports that DPDK provides: none in this build.
 #[cfg(not(feature = "dpdk"))]
 pub const DPDK_KINDS: &[&str] = &[];
 
-/// Returns true if DPDK provides ports of this kind. Looks at the kind only; the rest of the name may be malformed.
+/// Returns true if DPDK provides ports of this kind. The rest of the specification may be malformed.
 pub fn is_dpdk(name: &str) -> bool {
     DPDK_KINDS.contains(&kind(name))
 }
 
-/// The kind of a port: what stands before its first colon or comma.
+/// Returns the kind of a port: the text before its first colon or comma.
 pub fn kind(name: &str) -> &str {
     PortSpec::kind_of(name)
 }
 
-/// True for ports that may stand on both sides of a run under one name; captures, generators and checkers are one each.
+/// Returns true if one port can both receive and send in a run. Captures, generators and checkers only do one of the two.
 pub fn is_shared(name: &str) -> bool {
     kind(name) == "null" || is_dpdk(name)
 }
 
-/// True for ports that an ordinary user cannot open.
+/// Returns true if only a privileged user can open ports of this kind.
 pub fn takes_privileges(name: &str) -> bool {
     ["af_xdp", "af_packet", "tap", "pci"].contains(&kind(name))
 }
 
-/// What was opened.
-pub struct Opened {
-    /// The ports, as named.
-    pub ports: Vec<Box<dyn Port>>,
-    /// Bytes that buffers must hold at least.
-    pub room: usize,
-}
-
-/// What ports are opened for.
-pub struct Opening<'a> {
-    /// The ports, as the user wrote them.
+/// The ports to open, and the settings of the run that concern them.
+#[derive(Clone, Copy)]
+pub struct OpenRequest<'a> {
+    /// The ports, each once. Ports that only send follow the order of `tx`.
     pub names: &'a [String],
-    /// The port that packets are received from, if they flow in one direction only.
-    pub received: Option<&'a str>,
-    /// The function that packets go through on their way to a checker.
+    /// The port to receive from. `None` if packets flow in both directions.
+    pub rx: Option<&'a str>,
+    /// The ports to send to, by the numbers that verdicts give. Empty if packets flow in both directions.
+    pub tx: &'a [String],
+    /// The packet function. Checkers expect its verdicts and changes.
     pub function: &'a str,
-    /// Packets or bits per second at which inlane's own ports create packets, if limited.
+    /// The rate at which inlane's own ports create packets. `None` means as fast as possible.
     pub rate: Option<Rate>,
     /// How a capture is played.
     pub playback: Playback,
     /// Queues of each port.
     pub queues: u16,
-    /// Bytes that packet buffers hold at least.
+    /// Bytes that each packet buffer holds at least.
     pub room: usize,
 }
 
-/// Opens every port. What is received from is opened first: a checker and a capture that is written learn from it.
-///
-/// # Errors
-/// When one of them cannot be opened, or is of no kind that there is.
-pub fn ports(opening: &Opening, clock: &Clock) -> Result<Opened> {
-    let (mut generator, mut radio, mut source) = (None, None, None);
-    let mut room = opening.room;
-    match opening.received.map(|name| (name, kind(name))) {
-        Some((name, "gen")) if Radio::is(name) => {
-            let mut opened = Radio::open(name, clock)?;
-            if opening.rate.is_some() {
-                opened.set_rate(opening.rate);
-            }
-            room = room.max(opened.plan().longest());
-            radio = Some(opened);
-        }
-        Some((name, "gen")) => {
-            let mut opened = Generator::open(name, clock)?;
-            if opening.rate.is_some() {
-                opened.set_rate(opening.rate);
-            }
-            room = room.max(opened.traffic().longest());
-            generator = Some(opened);
-        }
-        Some((name, "pcap")) => {
-            let opened = Source::open(name, opening.playback)?;
-            room = room.max(opened.longest());
-            source = Some(opened);
-        }
-        _ => {}
-    }
-    let mut ports: Vec<Option<Box<dyn Port>>> = Vec::new();
-    let mut receiver = None;
-    for (index, name) in opening.names.iter().enumerate() {
-        let is_receiver = receiver.is_none() && Some(name.as_str()) == opening.received;
-        ports.push(match kind(name) {
-            "gen" | "pcap" if is_receiver => {
-                receiver = Some(index);
-                None
-            }
-            "pcap" => Some(Box::new(Sink::create(name, source.as_ref())?)),
-            "check" => {
-                let reference = reference::find(opening.function)?;
-                Some(Box::new(Checker::open(name, clock, generator.as_ref(), reference)?))
+/// The ports that were opened.
+pub struct OpenPorts {
+    /// The ports, in the order of [`OpenRequest::names`].
+    pub ports: Vec<Box<dyn Port>>,
+    /// Bytes that each packet buffer must hold: the requested room, or the longest packet.
+    pub room: usize,
+}
+
+/// The port that packets are received from, if it is one of inlane's own. Other ports of the run learn from it what arrives.
+enum Received {
+    Generator(Generator),
+    Radio(Radio),
+    Capture(CaptureSource),
+    Other,
+}
+
+impl Received {
+    fn open(request: &OpenRequest, clock: &Clock) -> Result<Self> {
+        let Some(name) = request.rx else { return Ok(Self::Other) };
+        Ok(match kind(name) {
+            "gen" if Radio::is(name) => {
+                let mut radio = Radio::open(name, clock)?;
+                if request.rate.is_some() {
+                    radio.set_rate(request.rate);
+                }
+                Self::Radio(radio)
             }
             "gen" => {
-                return Err(Error::port_usage(name, "a generator only receives: write it behind --rx").into());
+                let mut generator = Generator::open(name, clock)?;
+                if request.rate.is_some() {
+                    generator.set_rate(request.rate);
+                }
+                Self::Generator(generator)
+            }
+            "pcap" => Self::Capture(CaptureSource::open(name, request.playback)?),
+            _ => Self::Other,
+        })
+    }
+
+    fn longest(&self) -> usize {
+        match self {
+            Self::Generator(generator) => generator.traffic().longest(),
+            Self::Radio(radio) => radio.plan().longest(),
+            Self::Capture(source) => source.longest(),
+            Self::Other => 0,
+        }
+    }
+
+    fn into_port(self) -> Option<Box<dyn Port>> {
+        match self {
+            Self::Generator(generator) => Some(Box::new(generator)),
+            Self::Radio(radio) => Some(Box::new(radio)),
+            Self::Capture(source) => Some(Box::new(source)),
+            Self::Other => None,
+        }
+    }
+}
+
+/// Opens every port. No existing file is changed before [`Port::start`].
+///
+/// # Errors
+/// If a port cannot be opened, if its kind does not exist, or if two ports use one file.
+pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
+    CaptureSink::require_distinct(request.names)?;
+    let received = Received::open(request, clock)?;
+    let mut room = request.room.max(received.longest());
+    let mut ports: Vec<Option<Box<dyn Port>>> = Vec::new();
+    let mut rx_index = None;
+    let mut numbers = request.tx.iter().zip(0u16..);
+    for (index, name) in request.names.iter().enumerate() {
+        let is_rx = rx_index.is_none() && Some(name.as_str()) == request.rx;
+        let port: Box<dyn Port> = match kind(name) {
+            // Moved into its place below, when no other port needs it any more.
+            "gen" | "pcap" if is_rx => {
+                rx_index = Some(index);
+                ports.push(None);
+                continue;
+            }
+            "gen" => {
+                return Err(Error::port_usage(name, "a generator only receives; name it after --rx").into());
+            }
+            "pcap" => {
+                let source = match &received {
+                    Received::Capture(source) => Some(source),
+                    _ => None,
+                };
+                Box::new(CaptureSink::open(name, source)?)
+            }
+            "check" => {
+                let generator = match &received {
+                    Received::Generator(generator) => Some(generator),
+                    _ => None,
+                };
+                let number = numbers.find(|(tx, _)| *tx == name).map_or(0, |(_, number)| number);
+                let reference = reference::find(request.function)?;
+                Box::new(Checker::open(name, clock, generator, reference, number)?)
             }
             "null" => {
-                let mut opened = Null::open(name, clock)?;
-                if opening.rate.is_some() {
-                    opened.set_rate(opening.rate);
+                let mut null = Null::open(name, clock)?;
+                if request.rate.is_some() {
+                    null.set_rate(request.rate);
                 }
-                room = room.max(opened.size());
-                Some(Box::new(opened))
+                room = room.max(null.size());
+                Box::new(null)
             }
             #[cfg(feature = "dpdk")]
-            _ if is_dpdk(name) => Some(inlane_dpdk::open_for(name, opening.queues.into())?),
+            _ if is_dpdk(name) => inlane_dpdk::open_for(name, request.queues)?,
             kind => {
-                let why = format!(
-                    "no port of kind '{kind}'; there are null, gen, check, pcap, {}",
-                    DPDK_KINDS.join(", ")
-                );
+                let kinds = [&["null", "gen", "check", "pcap"], DPDK_KINDS].concat().join(", ");
+                let why = format!("'{kind}' is not a kind of port; choose from {kinds}");
                 return Err(Error::port_usage(name, why).into());
             }
-        });
+        };
+        ports.push(Some(port));
     }
-    let opened = generator.map(|port| Box::new(port) as Box<dyn Port>);
-    let opened = opened.or(radio.map(|port| Box::new(port) as Box<dyn Port>));
-    let mut opened = opened.or(source.map(|port| Box::new(port) as Box<dyn Port>));
-    let ports = ports.into_iter().map(|port| port.or_else(|| opened.take()));
-    Ok(Opened {
-        ports: ports.collect::<Option<_>>().expect("all but the receiver are open, and it is too"),
-        room,
-    })
+    if let Some(index) = rx_index {
+        ports[index] = received.into_port();
+    }
+    let ports = ports.into_iter().collect::<Option<_>>().expect("every name was opened above");
+    Ok(OpenPorts { ports, room })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(rx: &str, tx: &[&str]) -> Result<OpenPorts> {
+        let tx: Vec<String> = tx.iter().map(|&name| name.into()).collect();
+        let names = [&[rx.to_owned()][..], &tx].concat();
+        let request = OpenRequest {
+            names: &names,
+            rx: Some(rx),
+            tx: &tx,
+            function: "io",
+            rate: None,
+            playback: Playback::default(),
+            queues: 1,
+            room: 64,
+        };
+        ports(&request, &Clock::new())
+    }
+
+    #[test]
+    fn ports_are_opened_in_order() {
+        let opened = open("gen:1000", &["check", "null:2000", "check"]).unwrap();
+        let names: Vec<_> = opened.ports.iter().map(|port| port.info().name.clone()).collect();
+        assert_eq!(names, ["gen:1000", "check", "null:2000", "check"]);
+        assert_eq!(opened.room, 2000);
+    }
+
+    #[test]
+    fn refused_ports_are_named_with_a_remedy() {
+        for (rx, tx, expected) in [
+            ("gen:64", "gen:64", "name it after --rx"),
+            ("gen:64", "nul", "'nul' is not a kind of port; choose from null, gen, check, pcap"),
+            ("gen:64", "null,foo=bar", "unknown option 'foo'"),
+            ("gen:64", "check,foo=1", "check,foo=1"),
+            ("null", "check", "check:64,flows=8"),
+        ] {
+            let error = open(rx, &[tx]).err().expect(tx).to_string();
+            assert!(error.contains(expected), "{rx} {tx}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_refused_run_leaves_files_as_they_were() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = |name: &str| format!("pcap:{}", folder.path().join(name).display());
+        std::fs::write(folder.path().join("old"), "precious").unwrap();
+        assert!(open("gen:64", &[&name("old"), &name("new"), "nul"]).is_err());
+        assert!(open("gen:64", &[&name("new"), &name("new")]).is_err(), "two writers of one file");
+        assert_eq!(std::fs::read(folder.path().join("old")).unwrap(), b"precious");
+        assert!(!folder.path().join("new").exists());
+    }
 }

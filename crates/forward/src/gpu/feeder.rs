@@ -116,7 +116,7 @@ impl<'a> Feeder<'a> {
     /// Ends the waits for items that will not come. Once is enough; again changes nothing.
     fn release(&mut self) {
         if let Some(published) = self.lane.closed_at() {
-            release_waits(self.lane, published, self.posted());
+            release_waits(&self.lane.ring, published, self.posted());
         }
     }
 

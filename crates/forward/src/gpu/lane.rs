@@ -41,8 +41,15 @@ pub(super) struct Parameters {
     pub(super) reserved: u32,
 }
 
-const _: () =
-    assert!(size_of::<Parameters>() == 128 && std::mem::offset_of!(Parameters, submit_stride) == 80);
+impl Parameters {
+    /// Returns C++ text that asserts that `inlane_lane` has this struct's layout. Append it to the kernels.
+    pub(super) fn layout_assertions() -> String {
+        inlane_function::struct_layout!(Parameters as "inlane_lane" {
+            submit, complete, control, stage, shadow, state, output, relay, output_bytes, orphan_ns, submit_stride,
+            complete_stride, slot_shift, burst, room, pull, stage_stride, shadow_stride, writes, pause_ns, work_ns, reserved
+        })
+    }
+}
 
 /// A host that gives no sign for so long is dead: a persistent kernel ends by itself.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);

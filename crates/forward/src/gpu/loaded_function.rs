@@ -1,5 +1,6 @@
 //! A packet function compiled together with the executor's kernels, loaded on one GPU.
 
+use super::lane::Parameters;
 use super::settings::{MOST_THREADS, Memory};
 use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
@@ -170,7 +171,7 @@ pub(super) fn compile(
     arch: &str,
     more: &[&str],
 ) -> Result<cuda::CompiledProgram> {
-    let source = function.gpu_source() + EXECUTOR;
+    let source = function.gpu_source() + EXECUTOR + &Parameters::layout_assertions();
     let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
     let pulls = format!("-DINLANE_PULLS={}", pulls as u32);
     // Line numbers, for compute-sanitizer and profilers. Functions need no annotation to be the device's.

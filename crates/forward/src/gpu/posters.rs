@@ -18,8 +18,8 @@
 use super::lane::Lane;
 use super::launch::launch_items;
 use crate::error::Result;
-use inlane_core::ring::layout;
 use inlane_core::ring::protocol::{Words, lap_of};
+use inlane_core::ring::{Ring, layout};
 use inlane_cuda::{Graph, GraphExec, LaunchConfig, MemoryOperation, Stream, WaitUntil, argument};
 use std::sync::atomic::Ordering;
 
@@ -38,11 +38,11 @@ pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
 /// packets, which kernels leave alone.
 ///
 /// Call it only when the producer is gone: until then the words are its.
-pub(super) fn release_waits(lane: &Lane, published: u64, posted: u64) {
-    let slots = lane.slots() as u64;
+pub(super) fn release_waits(ring: &Ring, published: u64, posted: u64) {
+    let slots = ring.slots() as u64;
     for position in published..posted.min(published + slots) {
         let slot = (position & (slots - 1)) as u32;
-        lane.ring.submitted(slot).store(lap_of(position, slots as u32) as u64, Ordering::Release);
+        ring.submitted(slot).store(lap_of(position, slots as u32) as u64, Ordering::Release);
     }
 }
 

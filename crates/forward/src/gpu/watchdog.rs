@@ -1,6 +1,6 @@
-//! Whether the GPU still works on what it was given, and whether it knows that the host lives.
+//! Detects a GPU that stopped making progress, and sends it the host's heartbeat.
 //!
-//! Seen to by a thread that does nothing else: the one that moves packets may wait for a port, or be busy dropping them.
+//! Runs on a thread of its own. The thread that moves packets may block in a port, so it cannot do either.
 
 use super::lane::Lane;
 use crate::control::Control;
@@ -12,58 +12,60 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How often. The GPU looks for a sign of life a few times a second.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The time between two checks. A persistent kernel reads the heartbeat every 200 ms.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Watches until the other end of `ended` is gone. A GPU that is stuck or failed aborts the run.
+/// Checks the lane every 20 ms until the sender of `ended` is dropped. Aborts the run if the GPU is stuck or a kernel failed.
 ///
 /// # Errors
-/// [`Error::Stuck`], or a kernel's fault.
+/// [`Error::Stuck`] if one item takes longer than the watchdog's limit, or the error of a failed kernel.
 pub(super) fn watch_until(
     ended: &Receiver<()>,
     lane: &Lane,
     streams: &[Stream],
     control: &Control,
 ) -> Result<()> {
-    let mut watch = Watchdog::new(lane.settings.watchdog);
-    let mut beat = 0;
-    while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
-        beat += 1;
-        lane.heartbeat(beat);
-        watch
-            .look(oldest(&lane.ring), lane.program.function.name(), streams)
+    let mut watchdog = Watchdog::new(lane.settings.watchdog);
+    let mut count = 0;
+    while ended.recv_timeout(CHECK_EVERY) == Err(RecvTimeoutError::Timeout) {
+        count += 1;
+        lane.heartbeat(count);
+        watchdog
+            .check(oldest_in_flight(&lane.ring), lane.program.function.name(), streams)
             .inspect_err(|_| control.abort())?;
     }
     Ok(())
 }
 
-/// The oldest item that consumers have, and are not done with.
-pub(super) fn oldest(ring: &Ring) -> Option<u64> {
+/// Returns the position of the oldest item that was submitted and is not complete. Returns `None` if the GPU has nothing to do.
+pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     let (slots, position) = (ring.slots(), ring.freed().load(Ordering::Acquire));
     let (slot, lap) = (position as u32 & (slots - 1), lap_of(position, slots));
-    let says = |word: u64| word as u32 == lap;
-    let submitted = says(ring.submitted(slot).load(Ordering::Acquire));
-    (submitted && !says(ring.completed(slot).load(Ordering::Acquire))).then_some(position)
+    let submitted = ring.submitted(slot).load(Ordering::Acquire);
+    // `release_waits` publishes words without packets at the end of the run. No kernel completes those.
+    let has_packets = submitted >> 32 != 0;
+    let completed = ring.completed(slot).load(Ordering::Acquire);
+    (submitted as u32 == lap && has_packets && completed as u32 != lap).then_some(position)
 }
 
-/// What was seen.
+/// Measures for how long the same item has been the oldest one in flight.
 pub(super) struct Watchdog {
     limit: Duration,
-    /// The oldest item, and since when it is.
+    /// The oldest item in flight, and the time at which it became the oldest.
     oldest: Option<(u64, Instant)>,
 }
 
 impl Watchdog {
-    /// An item that takes longer than `limit` is stuck.
+    /// Creates a watchdog that reports an item which takes longer than `limit`.
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, oldest: None }
     }
 
-    /// `oldest` is the oldest item that is out. Streams are asked for faults while it is the same.
+    /// Records the oldest item in flight. If it is the same as last time, also queries `streams` for failed kernels.
     ///
     /// # Errors
-    /// [`Error::Stuck`], or the kernel's fault.
-    pub(super) fn look(&mut self, oldest: Option<u64>, function: &str, streams: &[Stream]) -> Result<()> {
+    /// [`Error::Stuck`] if the item exceeded the limit, or the error of a failed kernel.
+    pub(super) fn check(&mut self, oldest: Option<u64>, function: &str, streams: &[Stream]) -> Result<()> {
         match (oldest, self.oldest) {
             (Some(item), Some((seen, since))) if item == seen => {
                 streams.iter().try_for_each(|stream| stream.is_idle().map(drop))?;

@@ -7,7 +7,7 @@ use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::{Packet, Pool, Tx};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a port that takes nothing is tried once the run is stopping.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -189,6 +189,25 @@ impl TxStage {
         }
     }
 
+    /// Writes out what the ports buffer. Waits for slow readers until the run is stopped, and for [`PATIENCE`] after that.
+    fn finish_ports(&mut self, control: &Control) {
+        let mut stopped: Option<Instant> = None;
+        let gave_up = self.gave_up;
+        let mut keep_waiting = || {
+            if control.stopping() {
+                let stopped = *stopped.get_or_insert_with(Instant::now);
+                return !control.aborting() && !gave_up && stopped.elapsed() < PATIENCE;
+            }
+            true
+        };
+        for tx in &mut self.txs {
+            if let Err(error) = tx.finish(&mut keep_waiting) {
+                self.error.get_or_insert(error);
+                control.stop();
+            }
+        }
+    }
+
     fn counters(&self) -> Counters {
         let mut sum = Counters::default();
         for tx in &self.txs {
@@ -206,7 +225,7 @@ impl TxStage {
 
     /// Ends it, adding what it counted to the tally.
     pub fn finish(mut self, control: &Control, tally: &mut Tally) {
-        self.flush(control);
+        self.finish_ports(control);
         tally.tx = self.counters();
         tally.dropped_overload += self.dropped_overload;
         tally.refused_packets += self.dropped_overload;

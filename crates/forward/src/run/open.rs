@@ -7,29 +7,30 @@ use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool};
 use inlane_cuda::Gpu;
 use inlane_dpdk::MbufPool;
-pub(crate) use inlane_ports::open::{Opened, is_shared, kind, takes_privileges};
-use inlane_ports::open::{Opening, is_dpdk};
+pub(crate) use inlane_ports::open::{OpenPorts, is_shared, kind, takes_privileges};
+use inlane_ports::open::{OpenRequest, is_dpdk};
 use std::sync::Arc;
 
 /// Opens every port of a run.
 ///
 /// # Errors
 /// When a port cannot be opened, or its kind does not exist.
-pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<Opened> {
-    let received = match &config.route {
-        Route::OneWay { rx, .. } => Some(rx.as_str()),
-        Route::Between(..) => None,
+pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<OpenPorts> {
+    let (rx, tx) = match &config.route {
+        Route::OneWay { rx, tx } => (Some(rx.as_str()), tx.as_slice()),
+        Route::Between(..) => (None, [].as_slice()),
     };
-    let opening = Opening {
+    let request = OpenRequest {
         names,
-        received,
+        rx,
+        tx,
         function: &config.function,
         rate: config.rate,
         playback: config.playback,
         queues: config.pipelines,
         room: config.room,
     };
-    Ok(inlane_ports::open::ports(&opening, clock)?)
+    Ok(inlane_ports::open::ports(&request, clock)?)
 }
 
 /// Creates a pool for each pipeline of each direction. If any port is DPDK's, all pools consist of mbufs, because DPDK sends

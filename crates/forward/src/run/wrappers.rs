@@ -6,7 +6,7 @@ use crate::error::Result;
 use inlane_core::clock::Clock;
 use inlane_core::units::Rate;
 use inlane_core::{Pool, Rx, Tx};
-use inlane_ports::pcap::Stamps;
+use inlane_ports::pcap::TimestampSource;
 use inlane_ports::wrap::capture::Capture;
 use inlane_ports::wrap::fault::{self, Faults};
 use inlane_ports::wrap::pace::PacedRx;
@@ -27,12 +27,16 @@ impl Wrappers {
     /// When the fault specification is wrong, or the capture file cannot be created.
     pub(super) fn new(config: &Config, names: &[String], clock: &Clock) -> Result<Self> {
         let receives_from = |wanted: &str| names.first().is_some_and(|name| open::kind(name) == wanted);
-        let stamps = if receives_from("pcap") { Stamps::Noted } else { Stamps::Sent };
+        let timestamps = match receives_from("pcap") {
+            true => TimestampSource::Metadata,
+            false => TimestampSource::SendTime,
+        };
+        let capture = config.capture.as_ref().map(|path| Capture::open(path, timestamps, names));
         Ok(Self {
             // A generator keeps to the rate itself, because it also notes when each packet was due.
             rate: config.rate.filter(|_| !receives_from("gen")),
             faults: config.faults.as_deref().map(Faults::parse).transpose()?,
-            capture: config.capture.as_ref().map(|path| Capture::create(path, stamps)).transpose()?,
+            capture: capture.transpose()?,
             clock: clock.clone(),
         })
     }

@@ -1,39 +1,60 @@
-//! The state of `flow-count`, read: each flow that it counted. The other half of `functions/flow_count.cu`.
+//! Reads the state of `flow-count`, whose device half is `functions/flow_count.cu`.
 
-use crate::report::{FunctionReport, Table, u32_at, u64_at};
+use crate::report::{Counter, FunctionReport, Table, u32_at, u64_at};
+use crate::struct_layout;
+use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Where the table begins, and how far its places are apart.
-const FLOWS: usize = 64;
-const PLACE: usize = 64;
+/// `struct flow`: one place of the hash table.
+#[repr(C, align(64))]
+struct Place {
+    tag: u32,
+    protocol: u32,
+    ports: u32,
+    reserved: u32,
+    source: [u8; 16],
+    destination: [u8; 16],
+    packets: u64,
+    bytes: u64,
+}
 
-/// How many flows a report lists.
+/// `struct flow_count`: the function's state.
+#[repr(C)]
+struct State {
+    others: u64,
+    unplaced: u64,
+    flows: [Place; 65536],
+}
+
+/// The number of flows that a report lists.
 const LISTED: usize = 20;
 
 /// A flow that `flow-count` counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Who sent.
+    /// The sender's address.
     pub source: IpAddr,
-    /// To whom.
+    /// The receiver's address.
     pub destination: IpAddr,
-    /// What IP carried (6 TCP, 17 UDP).
+    /// The number of the protocol that IP carries, for example 6 for TCP and 17 for UDP.
     pub protocol: u8,
-    /// Source port; 0 for protocols without, and fragments.
+    /// The source port. 0 for fragments and for protocols without ports.
     pub source_port: u16,
-    /// Destination port; 0 likewise.
+    /// The destination port. 0 for fragments and for protocols without ports.
     pub destination_port: u16,
-    /// Its packets.
+    /// The number of packets.
     pub packets: u64,
-    /// Bytes of its frames.
+    /// The bytes of these packets' frames.
     pub bytes: u64,
 }
 
-/// The flows in a state of `flow-count`, those with the most packets first.
+/// Returns the flows in a state of `flow-count`, in descending order of packets.
 pub fn flows(state: &[u8]) -> Vec<Flow> {
-    let table = state.get(FLOWS..).unwrap_or_default();
-    let mut flows: Vec<Flow> =
-        table.chunks_exact(PLACE).filter(|place| u32_at(place, 0) > 1).map(flow).collect();
+    let table = state.get(offset_of!(State, flows)..).unwrap_or_default();
+    // A tag of 0 is a free place; 1 is a place that a thread was filling.
+    let used =
+        table.chunks_exact(size_of::<Place>()).filter(|place| u32_at(place, offset_of!(Place, tag)) > 1);
+    let mut flows: Vec<Flow> = used.map(flow).collect();
     flows.sort_by_key(|flow| {
         (std::cmp::Reverse(flow.packets), flow.source, flow.destination, flow.source_port)
     });
@@ -41,23 +62,30 @@ pub fn flows(state: &[u8]) -> Vec<Flow> {
 }
 
 fn flow(place: &[u8]) -> Flow {
-    let (kind, ports) = (u32_at(place, 4), u32_at(place, 8));
+    let protocol = u32_at(place, offset_of!(Place, protocol));
+    let ports = u32_at(place, offset_of!(Place, ports));
     let address = |at: usize| {
-        let bytes: [u8; 16] = place[at..at + 16].try_into().expect("sixteen");
-        match kind >> 8 {
+        let bytes: [u8; 16] = place[at..at + 16].try_into().expect("16 bytes");
+        match protocol >> 8 {
             4 => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])),
             _ => IpAddr::V6(Ipv6Addr::from(bytes)),
         }
     };
     Flow {
-        source: address(16),
-        destination: address(32),
-        protocol: kind as u8,
+        source: address(offset_of!(Place, source)),
+        destination: address(offset_of!(Place, destination)),
+        protocol: protocol as u8,
         source_port: (ports >> 16) as u16,
         destination_port: ports as u16,
-        packets: u64_at(place, 48),
-        bytes: u64_at(place, 56),
+        packets: u64_at(place, offset_of!(Place, packets)),
+        bytes: u64_at(place, offset_of!(Place, bytes)),
     }
+}
+
+/// Returns C++ text that asserts the layout of the state.
+pub(super) fn layout() -> String {
+    let place = struct_layout!(Place as "flow" { tag, protocol, ports, reserved, source, destination, packets, bytes });
+    place + &struct_layout!(State as "flow_count" { others, unplaced, flows })
 }
 
 pub(super) fn report(state: &[u8], _settings: &str) -> FunctionReport {
@@ -68,7 +96,7 @@ pub(super) fn report(state: &[u8], _settings: &str) -> FunctionReport {
         &["source", "destination", "protocol", "packets", "bytes"],
     );
     for flow in flows.iter().take(LISTED) {
-        let end = |address: IpAddr, port: u16| match (address, port) {
+        let endpoint = |address: IpAddr, port: u16| match (address, port) {
             (address, 0) => address.to_string(),
             (IpAddr::V4(address), port) => format!("{address}:{port}"),
             (IpAddr::V6(address), port) => format!("[{address}]:{port}"),
@@ -82,14 +110,14 @@ pub(super) fn report(state: &[u8], _settings: &str) -> FunctionReport {
             other => other.to_string(),
         };
         table.rows.push(vec![
-            end(flow.source, flow.source_port),
-            end(flow.destination, flow.destination_port),
+            endpoint(flow.source, flow.source_port),
+            endpoint(flow.destination, flow.destination_port),
             protocol,
             flow.packets.to_string(),
             flow.bytes.to_string(),
         ]);
     }
-    report.counters.push(crate::report::Counter { name: "flows".into(), value: flows.len() as u64 });
+    report.counters.push(Counter { name: "flows".into(), value: flows.len() as u64 });
     report.tables.push(table);
     report
 }

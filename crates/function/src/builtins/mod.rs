@@ -1,5 +1,5 @@
-//! The functions that inlane brings: sources in `functions/`, compiled into it by build.rs; here what each is, how its
-//! settings are read and what it reports.
+//! The built-in packet functions. build.rs compiles their sources in `functions/` into this crate. This module says what each one
+//! does, how its settings are written, and what it reports.
 
 mod flows;
 mod oran;
@@ -11,39 +11,42 @@ pub use oran::{OranSlot, Reason, oran_slot};
 use crate::abi::FunctionEntry;
 use crate::report::FunctionReport;
 
-/// A function as build.rs compiled it.
+/// A built-in function's code, as build.rs compiled it.
 pub(crate) struct Built {
-    /// Its struct in the source.
+    /// The struct's name in the source.
     pub symbol: &'static str,
-    /// Its file's name.
+    /// The source file's name.
     pub file: &'static str,
+    /// The source.
     pub source: &'static str,
     any: *const FunctionEntry,
     avx2: *const FunctionEntry,
 }
 
-// SAFETY: the pointers are to constants.
+// SAFETY: the pointers are to constants of this program.
 unsafe impl Sync for Built {}
 
 include!(concat!(env!("OUT_DIR"), "/builtins.rs"));
 
-/// A built-in function.
+/// A packet function that inlane brings.
 pub struct Builtin {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it does, in a line.
+    /// What the function does, in one line.
     pub about: &'static str,
-    /// How its settings are written, after its name and a colon; empty when it has none.
+    /// How settings are written after the name and a colon. Empty if there are none.
     pub syntax: &'static str,
-    /// How it may be written on a command line.
+    /// An example for the command line.
     pub example: &'static str,
-    /// Reads its settings into the beginning of its state.
+    /// Converts settings to the beginning of the state.
     pub(crate) settings: fn(&str) -> Result<Vec<u8>, String>,
-    /// Reads its state, with its settings.
+    /// Makes the report from the state and the settings.
     pub(crate) report: fn(&[u8], &str) -> FunctionReport,
+    /// Returns C++ text that asserts the layout of the state that this crate reads or writes. Empty if it touches none.
+    pub(crate) layout: fn() -> String,
 }
 
-/// All of them, in the order of a list for users.
+/// Returns the built-in functions, in the order in which lists show them.
 pub fn builtins() -> &'static [Builtin] {
     &BUILTINS
 }
@@ -51,23 +54,25 @@ pub fn builtins() -> &'static [Builtin] {
 static BUILTINS: [Builtin; 7] = [
     Builtin {
         name: "io",
-        about: "forwards packets as they came",
+        about: "forwards packets unchanged",
         syntax: "",
         example: "io",
         settings: none,
         report: |_, _| FunctionReport::default(),
+        layout: String::new,
     },
     Builtin {
         name: "macswap",
-        about: "swaps source and destination MAC address",
+        about: "swaps the source and destination MAC addresses",
         syntax: "",
         example: "macswap",
         settings: none,
         report: |_, _| FunctionReport::default(),
+        layout: String::new,
     },
     Builtin {
         name: "l3-decrement",
-        about: "one hop of a router: IPv4 time to live with checksum, IPv6 hop limit; drops what expires",
+        about: "acts as a router's hop: decrements TTL (with checksum) or hop limit, drops expired packets",
         syntax: "",
         example: "l3-decrement",
         settings: none,
@@ -78,74 +83,95 @@ static BUILTINS: [Builtin; 7] = [
                 &["decremented_packets", "expired_packets", "other_packets"],
             )
         },
+        layout: || counters_layout("l3_decrement", &["decremented", "expired", "others"]),
     },
     Builtin {
         name: "flow-count",
-        about: "counts packets and bytes by addresses, protocol and ports",
+        about: "counts packets and bytes per flow (addresses, protocol, ports)",
         syntax: "",
         example: "flow-count",
         settings: none,
         report: flows::report,
+        layout: flows::layout,
     },
     Builtin {
         name: "drop-rule",
-        about: "drops, or sends to a port, what the first matching rule says",
+        about: "drops matching packets or sends them to a port; the first matching rule decides",
         syntax: "RULE[,RULE...], each udp|tcp|sctp[:[from:]PORT[-PORT]]|icmp|icmp6|ip|ip6|arp|all|proto:N|type:N|src:NET|dst:NET, \
-                 then @PORT to send it there",
+                 optionally followed by @PORT",
         example: "drop-rule:udp:53,src:10.0.0.0/8@1",
         settings: rules::settings,
         report: rules::report,
+        layout: rules::layout,
     },
     Builtin {
         name: "checksum",
-        about: "drops packets with a wrong IPv4, TCP, UDP or ICMP checksum",
+        about: "drops packets with a wrong IPv4, TCP, UDP, ICMP or ICMPv6 checksum",
         syntax: "",
         example: "checksum",
         settings: none,
         report: |state, _| {
             FunctionReport::from_numbers(state, 0, &["right_packets", "wrong_packets", "unchecked_packets"])
         },
+        layout: || counters_layout("checksum", &["right", "wrong", "unchecked"]),
     },
     Builtin {
         name: "oran-reorder",
-        about: "assembles O-RAN U-plane packets, in any order, into contiguous symbol buffers",
+        about: "assembles O-RAN U-plane packets, arriving in any order, into contiguous symbol buffers",
         syntax: "eaxc=ID+ID...,prbs=N,scs=15|30|60|120,iq=BITS|bfpBITS,header,windows=N,limit=TIME,pass",
         example: "oran-reorder:eaxc=0+1,prbs=106,iq=bfp9",
         settings: oran::settings,
         report: oran::report,
+        layout: oran::layout,
     },
 ];
 
+/// The settings of a function that has none.
 fn none(settings: &str) -> Result<Vec<u8>, String> {
     if settings.is_empty() {
         Ok(Vec::new())
     } else {
-        Err("it has no settings; leave out what follows its name".into())
+        Err("this function has no settings; leave out the colon and what follows it".into())
     }
 }
 
+/// Returns C++ text that asserts that a state begins with these 64-bit counters.
+fn counters_layout(c_struct: &str, counters: &[&str]) -> String {
+    let assertion = |(i, counter): (usize, &&str)| {
+        format!(
+            "static_assert(INLANE_OFFSETOF({c_struct}, {counter}) == {} && sizeof({c_struct}::{counter}) == 8, \
+             \"Rust's {c_struct}.{counter}\");\n",
+            8 * i
+        )
+    };
+    counters.iter().enumerate().map(assertion).collect()
+}
+
+/// Finds a built-in function by its name.
 pub(crate) fn find(name: &str) -> Option<&'static Builtin> {
     BUILTINS.iter().find(|builtin| builtin.name == name)
 }
 
+/// The names of all built-in functions.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     BUILTINS.iter().map(|builtin| builtin.name)
 }
 
 impl Builtin {
+    /// The function's compiled code.
     pub(crate) fn built(&self) -> &'static Built {
         let symbol = self.name.replace('-', "_");
-        BUILT.iter().find(|built| built.symbol == symbol).expect("every name has its source; tested")
+        BUILT.iter().find(|built| built.symbol == symbol).expect("a test shows that every name has a source")
     }
 
-    /// The code for the CPU that this runs on.
+    /// The build for the CPU that this program runs on.
     pub(crate) fn entry(&self) -> *const FunctionEntry {
         let built = self.built();
         if has_avx2() { built.avx2 } else { built.any }
     }
 }
 
-/// True when this CPU has what `-march=x86-64-v3` uses.
+/// Returns true if this CPU has the instructions that `-march=x86-64-v3` uses.
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
     use std::arch::is_x86_feature_detected as has;
@@ -168,8 +194,40 @@ mod tests {
     use super::*;
     use inlane_core::ring::layout::{Descriptor, PacketVerdict};
 
+    /// The C++ compiler sees every field of the shared structs where Rust does, in each function's own source.
     #[test]
-    fn every_name_has_its_source_and_every_source_its_name() {
+    fn rust_and_cpp_lay_out_shared_structs_alike() {
+        use std::io::Write;
+        let include = concat!(env!("CARGO_MANIFEST_DIR"), "/include");
+        let compile = |text: &str| {
+            let mut child = std::process::Command::new("c++")
+                .args(["-std=c++17", "-fsyntax-only", "-Wall", "-Werror", "-I", include, "-xc++", "-"])
+                .stdin(std::process::Stdio::piped())
+                .stderr(std::process::Stdio::piped())
+                .spawn()
+                .expect("the compiler that built this crate");
+            child
+                .stdin
+                .take()
+                .expect("piped")
+                .write_all(text.as_bytes())
+                .expect("the compiler reads its input");
+            child.wait_with_output().expect("the compiler ends")
+        };
+        for builtin in builtins() {
+            let function = crate::PacketFunction::parse(builtin.example).expect(builtin.example);
+            let (source, layout) = (function.source(), function.layout_assertions());
+            let output = compile(&format!("{source}\n{layout}"));
+            assert!(output.status.success(), "{}: {}", builtin.name, String::from_utf8_lossy(&output.stderr));
+            // The assertions are not vacuous: another size of the first field fails.
+            let wrong = layout.replacen("sizeof(inlane_info::abi) == 4", "sizeof(inlane_info::abi) == 8", 1);
+            assert_ne!(wrong, layout);
+            assert!(!compile(&format!("{source}\n{wrong}")).status.success(), "a wrong layout compiled");
+        }
+    }
+
+    #[test]
+    fn every_name_has_a_source_and_every_source_a_name() {
         for builtin in builtins() {
             builtin.built();
             crate::PacketFunction::parse(builtin.example).expect(builtin.example);
@@ -177,11 +235,11 @@ mod tests {
         assert_eq!(BUILTINS.len(), BUILT.len());
     }
 
-    /// Both builds of every function do the same; otherwise only one would be tested on any machine.
+    /// Without this, each machine would test only the build that it selects.
     #[test]
-    fn both_builds_agree() {
+    fn both_builds_give_the_same_results() {
         if !has_avx2() {
-            eprintln!("SKIPPED both_builds_agree: no AVX2");
+            eprintln!("SKIPPED both_builds_give_the_same_results: this CPU has no AVX2");
             return;
         }
         let mut seed = 1u32;
@@ -189,7 +247,7 @@ mod tests {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (seed >> 16) as u8
         };
-        // IPv4 and UDP, with noise behind and in some of the fields.
+        // IPv4 and UDP headers, with random bytes after them and in some of their fields.
         let frame = |random: &mut dyn FnMut() -> u8| {
             let mut frame: Vec<u8> = (0..12 + random() as usize % 90).map(|_| random()).collect();
             for (at, byte) in
@@ -219,14 +277,14 @@ mod tests {
                         })
                         .collect();
                     let mut outcomes = vec![PacketVerdict::default(); frames.len()];
-                    // SAFETY: the frames are here, and nobody else has them.
+                    // SAFETY: this closure owns the frames, and nothing else uses them.
                     let info = unsafe { instance.run_descriptors(&packets, &mut outcomes, 1) };
                     (frames, outcomes, info)
                 });
                 assert!(runs[0] == runs[1], "{}", builtin.name);
             }
             let [any, avx2] = &instances;
-            assert!(any.state() == avx2.state(), "{}: another state", builtin.name);
+            assert!(any.state() == avx2.state(), "{}: the states differ", builtin.name);
         }
     }
 }

@@ -1,35 +1,93 @@
-//! `oran-reorder`: its settings, and its output read by the host. The other half of `functions/oran_reorder.cu` and
+//! Reads the settings and the output region of `oran-reorder`. Its device half is `functions/oran_reorder.cu` and
 //! `include/inlane_oran.h`.
 //!
 //! ```text
 //! oran-reorder[:KEY=VALUE,...]
-//!   eaxc=0+1+2+3      the antenna-carriers to assemble (0x10 too; at most 16)
-//!   prbs=273          PRBs a symbol, 1 to 288
-//!   scs=30            subcarrier spacing in kHz: 15, 30, 60, 120
-//!   iq=16             bits of I and of Q, 1 to 16; bfp9: block floating point with 9
-//!   header            sections carry udCompHdr, and it must say the same
-//!   windows=4         slots assembled at a time: 1, 2, 4, 8, 16
-//!   limit=1ms         a slot is delivered so long after its first packet
-//!   pass              assembled packets are forwarded, too
+//!   eaxc=0+1+2+3      the antenna-carriers (eAxC) to assemble, also as 0x10; at most 16
+//!   prbs=273          PRBs per symbol, 1 to 288
+//!   scs=30            subcarrier spacing in kHz: 15, 30, 60 or 120
+//!   iq=16             bits of I and of Q, 1 to 16; bfp9: block floating point with 9 bits
+//!   header            sections carry udCompHdr, and it must match iq
+//!   windows=4         slots assembled at a time: 1, 2, 4, 8 or 16
+//!   limit=1ms         deliver a slot this long after its first packet, even if packets are missing
+//!   pass              forward assembled packets instead of dropping them
 //! ```
 
 use crate::report::{FunctionReport, Table, u32_at, u64_at};
+use crate::struct_layout;
 use inlane_core::ring::layout::{DROP, FORWARD};
+use std::mem::offset_of;
 
 const STREAMS: usize = 16;
 const WINDOWS: usize = 16;
 const SYMBOLS: usize = 14;
-/// Most PRBs a symbol: nine words of bits.
+/// The most PRBs per symbol: the device half keeps one bit for each in nine 32-bit words.
 const PRBS: u64 = 288;
-/// `output_bytes` of the function.
+/// The function's `output_bytes`.
 const OUTPUT: usize = 32 << 20;
-/// Where the counters begin in the state.
-const COUNTERS: usize = 40 + 4 * STREAMS;
+/// The number of records that the output region keeps.
 const RECORDS: usize = 64;
-const RECORD: usize = 64;
-/// Where the data begins in the output region.
-const DATA: usize = RECORDS * RECORD + WINDOWS * STREAMS * SYMBOLS * 4;
+/// The offset of the assembled data in the output region.
+const DATA: usize = RECORDS * size_of::<Record>() + WINDOWS * STREAMS * SYMBOLS * 4;
 
+/// The beginning of `struct oran_reorder`: settings and counters.
+#[repr(C)]
+struct State {
+    streams: u32,
+    prbs: u32,
+    prb_bytes: u32,
+    slots_per_subframe: u32,
+    windows: u32,
+    has_compression: u32,
+    compression: u32,
+    taken: u32,
+    limit_ns: u64,
+    eaxc: [u32; STREAMS],
+    packets: u64,
+    others: u64,
+    malformed: u64,
+    late: u64,
+    received: u64,
+    duplicates: u64,
+    missing: u64,
+    delivered: [u64; 3],
+    next_record: u64,
+}
+
+/// `struct oran_record`: a delivered slot.
+#[repr(C)]
+struct Record {
+    sequence: u64,
+    opened_ns: u64,
+    delivered_ns: u64,
+    data: u64,
+    received: u32,
+    missing: u32,
+    counts: u32,
+    symbol_bytes: u32,
+    stream_bytes: u32,
+    prb_bytes: u32,
+    frame: u8,
+    subframe: u8,
+    slot: u8,
+    reason: u8,
+    reserved: u32,
+}
+
+/// Returns C++ text that asserts the layouts of the state and of a record.
+pub(super) fn layout() -> String {
+    let state = struct_layout!(State as beginning of "oran_reorder" {
+        streams, prbs, prb_bytes, slots_per_subframe, windows, has_compression, compression, taken, limit_ns, eaxc, packets,
+        others, malformed, late, received, duplicates, missing, delivered, next_record
+    });
+    state
+        + &struct_layout!(Record as "oran_record" {
+            sequence, opened_ns, delivered_ns, data, received, missing, counts, symbol_bytes, stream_bytes, prb_bytes, frame,
+            subframe, slot, reason, reserved
+        })
+}
+
+/// The counters, in the order in which they follow `State::packets`.
 const COUNTED: [&str; 10] = [
     "uplane_packets",
     "other_packets",
@@ -46,70 +104,84 @@ const COUNTED: [&str; 10] = [
 /// Why a slot was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// All of it had come.
+    /// All of its PRBs had arrived.
     Complete,
-    /// Its time was up.
+    /// Its time limit had passed.
     TimeUp,
     /// A later slot needed its window.
     Overtaken,
 }
 
-/// A slot that `oran-reorder` delivered, in its output region.
+/// A slot that `oran-reorder` delivered to its output region.
 #[derive(Clone, Copy, Debug)]
 pub struct OranSlot<'a> {
     output: &'a [u8],
     record: &'a [u8],
 }
 
-/// Slot `n`, counted from 0 in the order of delivery; `None` while it is not there. The last 64 are kept, their data until
-/// a slot `windows` later begins.
+/// Returns the `n`th delivered slot, counted from 0. Returns `None` if it has not been delivered yet, or is not among the last 64.
+///
+/// A slot's data is valid until a slot `windows` later begins to use its window.
 pub fn oran_slot(output: &[u8], n: u64) -> Option<OranSlot<'_>> {
-    let at = (n % RECORDS as u64) as usize * RECORD;
-    let record = output.get(at..at + RECORD)?;
-    (u64_at(record, 0) == n + 1).then_some(OranSlot { output, record })
+    let at = (n % RECORDS as u64) as usize * size_of::<Record>();
+    let record = output.get(at..at + size_of::<Record>())?;
+    (u64_at(record, offset_of!(Record, sequence)) == n + 1).then_some(OranSlot { output, record })
 }
 
 impl<'a> OranSlot<'a> {
-    /// Frame (0 to 255), subframe and slot.
+    /// The frame (0 to 255), the subframe and the slot.
     pub fn time(&self) -> (u8, u8, u8) {
-        (self.record[56], self.record[57], self.record[58])
+        let [frame, subframe, slot] =
+            [offset_of!(Record, frame), offset_of!(Record, subframe), offset_of!(Record, slot)];
+        (self.record[frame], self.record[subframe], self.record[slot])
     }
 
-    /// When its first packet came, and when it was delivered, in nanoseconds of the executor's clock.
+    /// The arrival of the slot's first packet and its delivery, in nanoseconds of the executor's clock.
     pub fn times_ns(&self) -> (u64, u64) {
-        (u64_at(self.record, 8), u64_at(self.record, 16))
+        (
+            u64_at(self.record, offset_of!(Record, opened_ns)),
+            u64_at(self.record, offset_of!(Record, delivered_ns)),
+        )
     }
 
-    /// Why it was delivered.
+    /// Why the slot was delivered.
     pub fn reason(&self) -> Reason {
-        match self.record[59] {
+        match self.record[offset_of!(Record, reason)] {
             0 => Reason::Complete,
             1 => Reason::TimeUp,
             _ => Reason::Overtaken,
         }
     }
 
-    /// PRBs that came, and PRBs that did not.
+    /// The numbers of PRBs that arrived and that did not.
     pub fn received_and_missing(&self) -> (u32, u32) {
-        (u32_at(self.record, 32), u32_at(self.record, 36))
+        (u32_at(self.record, offset_of!(Record, received)), u32_at(self.record, offset_of!(Record, missing)))
     }
 
-    /// PRBs that came of a symbol of stream `stream`, the position of its eAxC in the settings.
+    /// The number of PRBs that arrived of one symbol. `stream` is the position of the eAxC in the settings.
     pub fn received(&self, stream: usize, symbol: usize) -> u32 {
-        u32_at(self.output, u32_at(self.record, 40) as usize + 4 * (stream * SYMBOLS + symbol))
+        let counts = u32_at(self.record, offset_of!(Record, counts)) as usize;
+        u32_at(self.output, counts + 4 * (stream * SYMBOLS + symbol))
     }
 
-    /// The PRBs of a symbol, `prbs` of them, one after the other; those that did not come are zero.
+    /// The first `prbs` PRBs of a symbol, one after the other. PRBs that did not arrive are zero.
     ///
     /// # Panics
-    /// When there are not so many in the output region.
+    /// If the output region does not hold that many.
     pub fn symbol(&self, stream: usize, symbol: usize, prbs: usize) -> &'a [u8] {
-        let [symbol_bytes, stream_bytes, prb_bytes] = [44, 48, 52].map(|at| u32_at(self.record, at) as usize);
-        let at = u64_at(self.record, 24) as usize + stream * stream_bytes + symbol * symbol_bytes;
+        let [symbol_bytes, stream_bytes, prb_bytes] = [
+            offset_of!(Record, symbol_bytes),
+            offset_of!(Record, stream_bytes),
+            offset_of!(Record, prb_bytes),
+        ]
+        .map(|at| u32_at(self.record, at) as usize);
+        let data = u64_at(self.record, offset_of!(Record, data)) as usize;
+        let at = data + stream * stream_bytes + symbol * symbol_bytes;
         &self.output[at..at + prbs * prb_bytes]
     }
 }
 
+/// The settings, as the module's description lists them.
 struct Settings {
     eaxc: Vec<u32>,
     prbs: u32,
@@ -142,7 +214,7 @@ impl Settings {
         let bytes = settings.eaxc.len() * SYMBOLS * settings.symbol_bytes() * settings.windows as usize;
         if DATA + bytes > OUTPUT {
             return Err(format!(
-                "{bytes} bytes to assemble in; there are {}: give fewer windows, antenna-carriers or PRBs",
+                "the windows need {bytes} bytes, but there are {}; give fewer windows, antenna-carriers or PRBs",
                 OUTPUT - DATA
             ));
         }
@@ -155,11 +227,13 @@ impl Settings {
                 Some(digits) => u64::from_str_radix(digits, 16).ok(),
                 None => value.parse().ok(),
             };
-            number.filter(|number| (from..=to).contains(number)).ok_or_else(|| format!("{from} to {to}"))
+            number
+                .filter(|number| (from..=to).contains(number))
+                .ok_or_else(|| format!("write a number from {from} to {to}"))
         };
         let one_of = |values: &[u32]| {
             let found = value.parse().ok().filter(|number| values.contains(number));
-            found.ok_or_else(|| format!("one of {values:?}"))
+            found.ok_or_else(|| format!("choose one of {values:?}"))
         };
         match key {
             "eaxc" => {
@@ -168,12 +242,12 @@ impl Settings {
                     None => text.parse::<u16>().ok(),
                 };
                 let ids: Option<Vec<u32>> = value.split('+').map(|text| id(text).map(u32::from)).collect();
-                let mut ids = ids.ok_or("ids from 0 to 65535, as in eaxc=0+1+0x10")?;
+                let mut ids = ids.ok_or("write ids from 0 to 65535, for example eaxc=0+1+0x10")?;
                 let given = ids.len();
                 ids.sort_unstable();
                 ids.dedup();
                 if ids.len() < given || given > STREAMS {
-                    return Err(format!("each once, at most {STREAMS}"));
+                    return Err(format!("name each antenna-carrier once, and at most {STREAMS}"));
                 }
                 self.eaxc = value.split('+').filter_map(id).map(u32::from).collect();
             }
@@ -184,7 +258,7 @@ impl Settings {
                 let bits = value.trim_start_matches("bfp").parse().ok();
                 self.bits = bits
                     .filter(|bits| (1..=16).contains(bits))
-                    .ok_or("1 to 16 bits, as in iq=16 or iq=bfp9")?;
+                    .ok_or("write 1 to 16 bits, for example iq=16 or iq=bfp9")?;
             }
             "windows" => self.windows = one_of(&[1, 2, 4, 8, 16])?,
             "limit" => {
@@ -194,27 +268,29 @@ impl Settings {
             "header" if value.is_empty() => self.header = true,
             "pass" if value.is_empty() => self.pass = true,
             _ => {
-                return Err("settings are eaxc=, prbs=, scs=, iq=, windows=, limit=, header and pass".into());
+                return Err("choose from eaxc=, prbs=, scs=, iq=, windows=, limit=, header and pass".into());
             }
         }
         Ok(())
     }
 
-    /// Twelve subcarriers of I and Q, and the exponent of block floating point.
+    /// The bytes of a PRB: twelve subcarriers of I and Q, and the exponent of block floating point.
     fn prb_bytes(&self) -> usize {
         (12 * 2 * self.bits as usize).div_ceil(8) + self.block_floating_point as usize
     }
 
+    /// The bytes from one symbol to the next, as in the device half.
     fn symbol_bytes(&self) -> usize {
         (self.prbs as usize * self.prb_bytes()).next_multiple_of(128)
     }
 
-    /// udCompHdr: width (0 for 16) and method.
+    /// The value of udCompHdr: the width, 0 for 16, and the method.
     fn compression(&self) -> u32 {
         (self.bits % 16) << 4 | self.block_floating_point as u32
     }
 }
 
+/// Returns the beginning of the state for the given settings, up to the counters.
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     let settings = Settings::parse(text)?;
     let mut eaxc = settings.eaxc.clone();
@@ -235,11 +311,12 @@ pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     Ok(state)
 }
 
+/// Returns the counters and what the settings mean.
 pub(super) fn report(state: &[u8], text: &str) -> FunctionReport {
-    let mut report = FunctionReport::from_numbers(state, COUNTERS, &COUNTED);
+    let mut report = FunctionReport::from_numbers(state, offset_of!(State, packets), &COUNTED);
     if let Ok(settings) = Settings::parse(text) {
         let mut table =
-            Table::new("assembled", &["eAxC", "PRBs", "bytes a PRB", "slots a subframe", "windows"]);
+            Table::new("assembled", &["eAxC", "PRBs", "bytes per PRB", "slots per subframe", "windows"]);
         for eaxc in &settings.eaxc {
             table.rows.push(
                 [*eaxc, settings.prbs, settings.prb_bytes() as u32, settings.spacing / 15, settings.windows]
@@ -257,10 +334,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_read() {
+    fn settings_become_state() {
         let state =
             settings("eaxc=0x10+3,prbs=100,scs=60,iq=bfp9,windows=8,limit=250us,header,pass").unwrap();
-        assert_eq!(state.len(), COUNTERS);
+        assert_eq!(state.len(), offset_of!(State, packets));
         let numbers: Vec<u32> = (0..8).map(|i| u32_at(&state, 4 * i)).collect();
         assert_eq!(numbers, [2, 100, 28, 4, 8, 1, 0x91, FORWARD]);
         assert_eq!(u64_at(&state, 32), 250_000);
@@ -269,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_settings_are_refused_by_name() {
+    fn wrong_settings_are_refused_and_named() {
         for text in [
             "eaxc=",
             "eaxc=1+1",

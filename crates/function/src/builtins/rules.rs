@@ -1,19 +1,20 @@
-//! The settings of `drop-rule`, read into the rules that it applies. The other half of `functions/drop_rule.cu`.
+//! Reads the settings of `drop-rule` into the rules that `functions/drop_rule.cu` applies, and its state after a run.
 //!
 //! ```text
-//! drop-rule:RULE[,RULE...]      RULE = MATCH[@PORT]: dropped, or sent to port PORT
+//! drop-rule:RULE[,RULE...]      RULE = MATCH[@PORT]: matching packets are dropped, or sent to port PORT
 //! MATCH: udp tcp sctp icmp icmp6 ip ip6 arp all | udp:53 tcp:8000-8080 | udp:from:53 (source port)
 //!        proto:47 | type:0x88f7 | src:10.0.0.0/8 | dst:2001:db8::/32
 //! ```
 
 use crate::report::{FunctionReport, Table, u64_at};
+use crate::struct_layout;
+use std::mem::offset_of;
 use std::net::IpAddr;
 
-/// How many rules there may be, and where they and their hits lie in the state.
+/// The most rules that a setting may have.
 const MOST: usize = 32;
-const RULES: usize = 64;
-const HITS: usize = RULES + MOST * size_of::<Rule>();
 
+// Bits of `Rule::checks`: which fields must match.
 const TYPE: u32 = 1;
 const VERSION: u32 = 2;
 const PROTOCOL: u32 = 4;
@@ -22,12 +23,12 @@ const DESTINATION_PORT: u32 = 16;
 const SOURCE_NET: u32 = 32;
 const DESTINATION_NET: u32 = 64;
 
-/// `struct rule`.
+/// `struct rule`: one rule as the function reads it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Rule {
     checks: u32,
-    kind: u32,
+    ether_type: u32,
     version: u32,
     protocol: u32,
     first_port: u32,
@@ -38,24 +39,40 @@ struct Rule {
     mask: [u8; 16],
 }
 
-const _: () = assert!(size_of::<Rule>() == 64);
+/// `struct drop_rule`: the function's state.
+#[repr(C)]
+struct State {
+    count: u32,
+    reserved: [u32; 15],
+    rules: [Rule; MOST],
+    hits: [u64; MOST],
+}
 
+/// Returns C++ text that asserts the layout of the state.
+pub(super) fn layout() -> String {
+    let rule = struct_layout!(Rule as "rule" {
+        checks, ether_type as "type", version, protocol, first_port, last_port, verdict, reserved, net, mask
+    });
+    rule + &struct_layout!(State as "drop_rule" { count, reserved, rules, hits })
+}
+
+/// Returns the state that a setting stands for, up to its last rule.
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Err(
-            "it needs rules; write for example drop-rule:udp:53,tcp:8000-8080,src:10.0.0.0/8,arp@1".into()
+            "it has no rules; write for example drop-rule:udp:53,tcp:8000-8080,src:10.0.0.0/8,arp@1".into()
         );
     }
     let rules: Vec<Rule> = text.split(',').map(rule).collect::<Result<_, _>>()?;
     if rules.len() > MOST {
-        return Err(format!("{} rules; there is room for {MOST}", rules.len()));
+        return Err(format!("{} rules were given; at most {MOST} are possible", rules.len()));
     }
-    let mut state = vec![0u8; RULES];
+    let mut state = vec![0u8; offset_of!(State, rules)];
     state[..4].copy_from_slice(&(rules.len() as u32).to_ne_bytes());
     for rule in rules {
         let numbers = [
             rule.checks,
-            rule.kind,
+            rule.ether_type,
             rule.version,
             rule.protocol,
             rule.first_port,
@@ -70,22 +87,24 @@ pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     Ok(state)
 }
 
+/// Returns how many packets each rule matched.
 pub(super) fn report(state: &[u8], settings: &str) -> FunctionReport {
     let mut table = Table::new("rules", &["rule", "packets"]);
     for (i, rule) in settings.split(',').enumerate() {
-        table.rows.push(vec![rule.into(), u64_at(state, HITS + 8 * i).to_string()]);
+        table.rows.push(vec![rule.into(), u64_at(state, offset_of!(State, hits) + 8 * i).to_string()]);
     }
     FunctionReport { counters: Vec::new(), tables: vec![table] }
 }
 
+/// Converts one rule.
 fn rule(text: &str) -> Result<Rule, String> {
     let wrong = |why: &str| format!("rule '{text}': {why}");
     let (what, verdict) = match text.split_once('@') {
         None => (text, inlane_core::ring::layout::DROP),
         Some((what, port)) => {
-            let port: u16 = port.parse().map_err(|_| wrong("after @ comes a port's number, 0 to 65534"))?;
+            let port: u16 = port.parse().map_err(|_| wrong("write a port number from 0 to 65534 after @"))?;
             if port == u16::MAX {
-                return Err(wrong("after @ comes a port's number, 0 to 65534"));
+                return Err(wrong("write a port number from 0 to 65534 after @"));
             }
             (what, inlane_core::ring::layout::PORT_BASE + port as u32)
         }
@@ -98,18 +117,19 @@ fn rule(text: &str) -> Result<Rule, String> {
     };
     match (kind, value) {
         ("all", None) => {}
-        ("arp", None) => check(TYPE, |rule| &mut rule.kind, 0x0806),
+        ("arp", None) => check(TYPE, |rule| &mut rule.ether_type, 0x0806),
         ("ip", None) => check(VERSION, |rule| &mut rule.version, 4),
         ("ip6", None) => check(VERSION, |rule| &mut rule.version, 6),
         ("icmp", None) => check(PROTOCOL, |rule| &mut rule.protocol, 1),
         ("icmp6", None) => check(PROTOCOL, |rule| &mut rule.protocol, 58),
         ("type", Some(value)) => {
             let number =
-                number(value, u16::MAX.into()).ok_or_else(|| wrong("an EtherType is 0 to 0xffff"))?;
-            check(TYPE, |rule| &mut rule.kind, number);
+                number(value, u16::MAX.into()).ok_or_else(|| wrong("write an EtherType from 0 to 0xffff"))?;
+            check(TYPE, |rule| &mut rule.ether_type, number);
         }
         ("proto", Some(value)) => {
-            let number = number(value, u8::MAX.into()).ok_or_else(|| wrong("a protocol is 0 to 255"))?;
+            let number = number(value, u8::MAX.into())
+                .ok_or_else(|| wrong("write a protocol number from 0 to 255"))?;
             check(PROTOCOL, |rule| &mut rule.protocol, number);
         }
         ("udp" | "tcp" | "sctp", ports) => {
@@ -128,26 +148,30 @@ fn rule(text: &str) -> Result<Rule, String> {
                 let (first, last) = number(first, u16::MAX.into())
                     .zip(number(last, u16::MAX.into()))
                     .filter(|(first, last)| first <= last)
-                    .ok_or_else(|| wrong("ports are 53, 8000-8080, or from:53 for the sender's"))?;
+                    .ok_or_else(|| {
+                        wrong("write ports as 53, as 8000-8080, or as from:53 for source ports")
+                    })?;
                 check(side, |rule| &mut rule.first_port, first);
                 rule.last_port = last;
             }
         }
         ("src" | "dst", Some(value)) => {
             rule.checks |= if kind == "src" { SOURCE_NET } else { DESTINATION_NET };
-            (rule.version, rule.net, rule.mask) =
-                net(value).ok_or_else(|| wrong("a net is 10.0.0.0/8, 2001:db8::/32, or one address"))?;
+            (rule.version, rule.net, rule.mask) = net(value).ok_or_else(|| {
+                wrong("write a network as 10.0.0.0/8 or 2001:db8::/32, or write one address")
+            })?;
         }
         _ => {
             return Err(wrong(
-                "a rule is udp, tcp or sctp with :PORT, icmp, icmp6, ip, ip6, arp, all, proto:N, type:N, src:NET or dst:NET, \
-                 each with @PORT to send it there",
+                "choose udp, tcp or sctp (also with :PORT), icmp, icmp6, ip, ip6, arp, all, proto:N, type:N, src:NET or dst:NET; \
+                 append @PORT to send matching packets to a port",
             ));
         }
     }
     Ok(rule)
 }
 
+/// Converts a decimal or hexadecimal number of at most `most`.
 fn number(text: &str, most: u32) -> Option<u32> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok()?,
@@ -156,7 +180,7 @@ fn number(text: &str, most: u32) -> Option<u32> {
     (number <= most).then_some(number)
 }
 
-/// IP version, masked address and mask of a net.
+/// Converts a network to its IP version, masked address and mask.
 fn net(text: &str) -> Option<(u32, [u8; 16], [u8; 16])> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits.parse::<u32>().ok()?)),
@@ -190,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_read() {
+    fn settings_become_rules() {
         let rule = rule("udp:from:53-99@3").unwrap();
         assert_eq!((rule.checks, rule.protocol), (PROTOCOL | SOURCE_PORT, 17));
         assert_eq!((rule.first_port, rule.last_port, rule.verdict), (53, 99, 5));
@@ -200,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_rules_are_refused_by_name() {
+    fn wrong_rules_are_refused_and_named() {
         for text in [
             "",
             "udp:",

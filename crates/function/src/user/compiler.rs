@@ -1,6 +1,7 @@
-//! The C++ compiler of this machine: found, and run on a user's function.
+//! The C++ compiler of this machine: finding it, and compiling a user's function with it.
 
 use crate::{Error, HEADERS, Result};
+use inlane_core::code_cache;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,13 +19,14 @@ const FLAGS: [&str; 10] = [
     "-Wextra",
 ];
 
+/// A C++ compiler that runs.
 pub(super) struct Compiler {
     path: PathBuf,
     version: String,
 }
 
 impl Compiler {
-    /// `CXX`, else the first of c++, g++ and clang++ that there is.
+    /// Finds the compiler: the program named by `CXX`, otherwise the first of c++, g++ and clang++ that runs.
     pub fn find() -> Result<Self> {
         let set = std::env::var_os("CXX").filter(|set| !set.is_empty());
         let candidates: Vec<PathBuf> = match set {
@@ -42,39 +44,33 @@ impl Compiler {
         }
         let names: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
         Err(Error::Environment {
-            what: "running one's own packet function on the CPU".into(),
+            what: "compiling a user's packet function for the CPU".into(),
             why: format!(
-                "no C++ compiler (tried {}); install one with 'apt-get install g++', or name one in CXX",
+                "no C++ compiler runs (tried {}); install one with 'apt-get install g++', or name it in CXX",
                 names.join(", ")
             ),
         })
     }
 
-    /// What is compiled: the user's lines, under the user's file name.
+    /// Returns the translation unit for a user's source: the header, the source under its own file name and line numbers, and
+    /// assertions that the shared structs have the layout that this build expects.
     pub fn unit(&self, file: &str, source: &str) -> String {
-        format!("#include <inlane.h>\n#line 1 \"{}\"\n{source}\n", crate::gpu_source::escaped(file))
+        format!(
+            "#include <inlane.h>\n#line 1 \"{}\"\n{source}\n#line 1 \"inlane layout\"\n{}",
+            crate::gpu_source::escaped(file),
+            crate::abi::layout_assertions()
+        )
     }
 
-    /// All that the result depends on.
+    /// Returns the cache key: everything that the compiled code depends on.
     pub fn key(&self, unit: &str) -> Vec<u8> {
-        let mut key = Vec::new();
-        let mut part = |text: &str| {
-            key.extend((text.len() as u64).to_le_bytes());
-            key.extend(text.as_bytes());
-        };
-        part(&self.path.to_string_lossy());
-        part(&self.version);
-        part(&processor());
-        part(unit);
-        FLAGS.iter().for_each(|flag| part(flag));
-        HEADERS.iter().for_each(|(name, text)| {
-            part(name);
-            part(text);
-        });
-        key
+        let (path, processor) = (self.path.to_string_lossy(), processor());
+        let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
+        let fixed = [&*path, &self.version, &processor, unit];
+        code_cache::key(fixed.into_iter().chain(FLAGS).chain(headers))
     }
 
-    /// Compiles into the shared object `to`; headers are written beside it meanwhile.
+    /// Compiles `unit` into the shared object `to`. Writes inlane's headers beside it while the compiler runs.
     pub fn compile(&self, file: &str, unit: &str, to: &Path) -> Result<()> {
         let failed = |error: std::io::Error| Error::Environment {
             what: format!("compiling {file} with {}", self.path.display()),
@@ -97,8 +93,8 @@ impl Compiler {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(failed)?;
-        let mut input = child.stdin.take().expect("piped");
-        // A compiler that gives up early closes its input; what it says matters, not that.
+        let mut input = child.stdin.take().expect("stdin is piped");
+        // A compiler that fails early closes its input. Its messages say why, so the failed write is ignored.
         let _ = input.write_all(unit.as_bytes());
         drop(input);
         let output = child.wait_with_output().map_err(failed)?;
@@ -114,9 +110,9 @@ impl Compiler {
     }
 }
 
-/// What `-march=native` means here: a cache may be shared by machines.
+/// Describes the processor that `-march=native` compiles for. Needed in the key because machines may share a cache directory.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let of = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
-    format!("{} {} {} {}", std::env::consts::ARCH, of("model name"), of("flags"), of("Features"))
+    let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
+    format!("{} {} {} {}", std::env::consts::ARCH, line("model name"), line("flags"), line("Features"))
 }

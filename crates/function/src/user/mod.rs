@@ -1,34 +1,39 @@
-//! Users' own functions: a `.cu` file, found on the command line, compiled for the CPU when first run there.
+//! Packet functions that the user wrote: a `.cu` file named on the command line, compiled for the CPU when it first runs there.
 //!
-//! It is the user's code, trusted as such: it runs in this process with this process's rights, so ports are opened and
-//! privileges given up before.
+//! # Privileges
+//!
+//! The code is trusted: it runs in this process with all of its rights. Reading the file, which [`UserFunction::read`] does, runs
+//! nothing. [`UserFunction::load`] runs the compiler (`CXX`) and loads the result, so callers drop privileges before it.
 
 mod compiler;
-mod store;
 
 use crate::abi::{ABI, FunctionEntry};
 use crate::{Error, Result};
+use inlane_core::code_cache::CodeCache;
+use libloading::Library;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// A user's function, and its CPU code once that was needed.
+/// A user's function: its source, and its CPU code once that was needed.
 pub(crate) struct UserFunction {
+    /// The struct's name in the source.
     pub symbol: String,
-    /// The file as the user wrote it, for messages.
+    /// The file's path as the user wrote it, for messages.
     pub file: String,
     pub source: String,
-    code: Mutex<Option<Loaded>>,
+    code: Mutex<Option<LoadedCode>>,
 }
 
-struct Loaded {
+/// A loaded shared object and its entry.
+struct LoadedCode {
     entry: *const FunctionEntry,
-    _library: libloading::Library,
+    _library: Library,
 }
 
-// SAFETY: the entry is a constant of the library, which is loaded for as long as this lives.
-unsafe impl Send for Loaded {}
+// SAFETY: the entry is a constant in the library, which stays loaded as long as this value lives.
+unsafe impl Send for LoadedCode {}
 
-/// Splits `FILE.cu[:NAME[:PARAMETERS]]` into its three; `None` for what does not name a file.
+/// Splits `FILE.cu[:NAME[:PARAMETERS]]` into its three parts. Returns `None` if `text` names no source file.
 pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
     let end = [".cu:", ".cpp:", ".cc:"]
         .iter()
@@ -44,37 +49,37 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
 }
 
 impl UserFunction {
-    /// Reads the file; `name` may be empty when it registers one function only.
+    /// Reads the file and finds the function called `name`. An empty name stands for the only function in the file.
     pub fn read(path: &Path, name: &str) -> Result<Self> {
         let wrong = |why: String| Error::File { path: path.into(), why };
         let source =
             std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
         if source.contains('\0') {
-            return Err(wrong("it has a zero byte; it is no source".into()));
+            return Err(wrong("contains a zero byte, so it is not C++ source; name a .cu file".into()));
         }
         let found = registered(&source);
         let list = found.join(", ");
         let symbol = match (name.replace('-', "_"), found.as_slice()) {
             (_, []) => {
                 return Err(wrong(
-                    "it registers no function; end it with INLANE_FUNCTION(name of the struct)".into(),
+                    "registers no function; end the file with INLANE_FUNCTION(name of the struct)".into(),
                 ));
             }
             (symbol, [only]) if symbol.is_empty() => only.clone(),
             (symbol, _) if symbol.is_empty() => {
                 return Err(wrong(format!(
-                    "it registers several functions ({list}); write {}:NAME",
+                    "registers several functions ({list}); name one as {}:NAME",
                     path.display()
                 )));
             }
             (symbol, found) if found.contains(&symbol) => symbol,
-            (symbol, _) => return Err(wrong(format!("it registers no function '{symbol}', but {list}"))),
+            (symbol, _) => return Err(wrong(format!("has no function '{symbol}'; choose from {list}"))),
         };
         Ok(Self { symbol, file: path.display().to_string(), source, code: Mutex::new(None) })
     }
 
-    /// Its code for this CPU, compiled now unless it was before.
-    pub fn entry(&self) -> Result<*const FunctionEntry> {
+    /// Returns the function's code for this CPU. The first call compiles it, or takes it from the cache, and loads it.
+    pub fn load(&self) -> Result<*const FunctionEntry> {
         let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = &*code {
             return Ok(loaded.entry);
@@ -82,22 +87,55 @@ impl UserFunction {
         let failed = |why: String| Error::File { path: self.file.clone().into(), why };
         let compiler = compiler::Compiler::find()?;
         let unit = compiler.unit(&self.file, &self.source);
-        let library = store::library(&compiler.key(&unit), |to| compiler.compile(&self.file, &unit, to))?;
+        let library = library(&compiler.key(&unit), |to| compiler.compile(&self.file, &unit, to))?;
         let symbol = format!("inlane_function_{}\0", self.symbol);
-        // SAFETY: a symbol of that name is an inlane_entry (INLANE_FUNCTION), whose version is checked before the rest is used.
+        // SAFETY: INLANE_FUNCTION defines a symbol of this name as an inlane_entry. Its version is checked before other fields are used.
         let entry = unsafe { library.get::<*const FunctionEntry>(symbol.as_bytes()).map(|symbol| *symbol) }
-            .map_err(|error| failed(format!("compiled, yet its function is missing: {error}")))?;
-        // SAFETY: as above; the first word is the version.
+            .map_err(|error| {
+            failed(format!("compiled, but its function is missing from the result: {error}"))
+        })?;
+        // SAFETY: as above; the version is the first field in every version.
         let abi = unsafe { (*entry).info.abi };
         if abi != ABI {
-            return Err(failed(format!("compiled against another inlane.h (version {abi}, here {ABI})")));
+            return Err(failed(format!(
+                "compiled against version {abi} of inlane.h, but this build needs {ABI}; include this build's header"
+            )));
         }
-        *code = Some(Loaded { entry, _library: library });
+        *code = Some(LoadedCode { entry, _library: library });
         Ok(entry)
     }
 }
 
-/// The names that the source gives to INLANE_FUNCTION, outside comments.
+/// Loads the shared object that the cache holds for `key`. If there is none, `compile` writes it to the given path first. Without a
+/// usable cache, the object is compiled into a temporary directory and not kept.
+fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Library> {
+    let failed = |path: &Path, error: &dyn std::fmt::Display| Error::Environment {
+        what: format!("compiled packet function {}", path.display()),
+        why: format!("{error}; set INLANE_CACHE to a directory of your own on a file system without noexec"),
+    };
+    let open = |path: &Path| {
+        // SAFETY: the object holds the user's own code, which is trusted. Only this user can write the file.
+        unsafe { Library::new(path) }.map_err(|error| failed(path, &error))
+    };
+    let cache = CodeCache::open("functions").unwrap_or_else(|error| {
+        tracing::warn!("compiled packet functions are not cached: {error}");
+        None
+    });
+    let cache = match cache {
+        Some(cache) => cache,
+        None => CodeCache::temporary().map_err(|error| failed(&std::env::temp_dir(), &error))?,
+    };
+    if let Some(path) = cache.find(key) {
+        return open(&path);
+    }
+    let entry = cache.insert(key);
+    compile(entry.path())?;
+    let path = entry.commit().map_err(|error| failed(cache.directory(), &error))?;
+    // A temporary cache removes its files when it is dropped. The loaded object no longer needs its file.
+    open(&path)
+}
+
+/// Returns the names that the source passes to INLANE_FUNCTION, ignoring comments.
 fn registered(source: &str) -> Vec<String> {
     let code = without_comments(source);
     code.match_indices("INLANE_FUNCTION")
@@ -109,6 +147,7 @@ fn registered(source: &str) -> Vec<String> {
         .collect()
 }
 
+/// Replaces each comment by a space.
 fn without_comments(source: &str) -> String {
     let mut code = String::with_capacity(source.len());
     let mut rest = source;
@@ -125,7 +164,7 @@ fn without_comments(source: &str) -> String {
     code + rest
 }
 
-/// `1,0x20,3` as the numbers that a state begins with.
+/// Converts parameters such as `1,0x20,3` to the 64-bit numbers that a state begins with.
 pub(crate) fn parameters(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Ok(Vec::new());
@@ -137,7 +176,7 @@ pub(crate) fn parameters(text: &str) -> Result<Vec<u8>, String> {
     let mut image = Vec::new();
     for text in text.split(',') {
         let value = number(text).ok_or_else(|| {
-            format!("'{text}' is no number; parameters of one's own functions are whole numbers: 4789,0x10")
+            format!("'{text}' is not a number; write parameters as whole numbers, for example 4789,0x10")
         })?;
         image.extend(value.to_ne_bytes());
     }
@@ -149,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_split() {
+    fn file_name_and_parameters_are_split() {
         assert_eq!(split("a/my.cu:name"), Some(("a/my.cu", "name", "")));
         assert_eq!(split("my.cu:name:1,2"), Some(("my.cu", "name", "1,2")));
         assert_eq!(split("my.cu"), Some(("my.cu", "", "")));
@@ -159,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn registrations_are_found_outside_comments() {
+    fn registrations_in_comments_are_ignored() {
         let source = "// INLANE_FUNCTION(no)\n/* INLANE_FUNCTION(neither) */ INLANE_FUNCTION( a_1 )\nINLANE_FUNCTION(b)";
         assert_eq!(registered(source), ["a_1", "b"]);
         assert!(registered("#define INLANE_FUNCTIONS(x)\n/* INLANE_FUNCTION(open").is_empty());
     }
 
     #[test]
-    fn parameters_are_numbers() {
+    fn parameters_become_numbers() {
         assert_eq!(parameters("1,0x10").unwrap(), [1u64.to_ne_bytes(), 16u64.to_ne_bytes()].concat());
         assert!(parameters("1,,2").is_err() && parameters("x").is_err());
     }

@@ -2,7 +2,7 @@
 //! it, with its timestamp and its length on the wire.
 
 use super::reference::Reference;
-use crate::pcap::reader::{Reader, Resolution};
+use crate::pcap::reader::{CaptureReader, Resolution};
 use inlane_core::result::Verification;
 use inlane_core::{Error, Result};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -37,18 +37,18 @@ const REMEMBERED: usize = 1 << 16;
 /// # Errors
 /// When one of the two cannot be read to its end.
 pub fn compare(input: &Path, output: &Path, reference: &dyn Reference) -> Result<Verification> {
-    let open = |path: &Path| {
+    let open = |path: &Path| -> Result<CaptureReader> {
         let name = format!("pcap:{}", path.display());
         let file = File::open(path)
             .map_err(|error| Error::port_environment(&name, format!("it cannot be read again: {error}")))?;
-        Reader::new(&name, Box::new(file))
+        Ok(CaptureReader::new(&name, Box::new(file)))
     };
     let (mut input, mut output) = (open(input)?, open(output)?);
     let mut verification = Verification {
         method: format!("every packet of the capture against a reference {}", reference.name()),
         ..Verification::default()
     };
-    let unit = move |output: &Reader| if output.resolution() == Resolution::Micro { 1000 } else { 1 };
+    let unit = move |output: &CaptureReader| if output.resolution() == Resolution::Micro { 1000 } else { 1 };
     let mut expect = |unit: u64| expected(&mut input, reference, unit);
     let mut recent = VecDeque::new();
     loop {
@@ -99,7 +99,7 @@ pub fn compare(input: &Path, output: &Path, reference: &dyn Reference) -> Result
     }
 }
 
-fn next(reader: &mut Reader) -> Result<Option<Seen>> {
+fn next(reader: &mut CaptureReader) -> Result<Option<Seen>> {
     let Some(record) = reader.peek()? else { return Ok(None) };
     let seen = Seen {
         time_ns: record.time_ns,
@@ -111,9 +111,9 @@ fn next(reader: &mut Reader) -> Result<Option<Seen>> {
 }
 
 /// The next packet that has to come.
-fn expected(input: &mut Reader, reference: &dyn Reference, unit: u64) -> Result<Option<Seen>> {
+fn expected(input: &mut CaptureReader, reference: &dyn Reference, unit: u64) -> Result<Option<Seen>> {
     while let Some(mut seen) = next(input)? {
-        if reference.apply(&mut seen.bytes).arrives() {
+        if reference.apply(&mut seen.bytes).arrives_at(0) {
             seen.time_ns = seen.time_ns / unit * unit;
             return Ok(Some(seen));
         }
@@ -125,17 +125,19 @@ fn expected(input: &mut Reader, reference: &dyn Reference, unit: u64) -> Result<
 mod tests {
     use super::super::reference;
     use super::*;
-    use crate::pcap::writer::Writer;
+    use crate::pcap::writer::CaptureWriter;
     use inlane_core::packet::PacketMeta;
 
     fn compared(before: &[u8], after: &[u8], function: &str) -> Verification {
         let folder = tempfile::tempdir().unwrap();
         let paths = ["in", "out"].map(|name| folder.path().join(name));
         for (path, packets) in paths.iter().zip([before, after]) {
-            let mut writer = Writer::create("pcap:x", path.to_str().unwrap(), Resolution::Micro).unwrap();
+            let mut writer =
+                CaptureWriter::create("pcap:x", path.to_str().unwrap(), Resolution::Micro).unwrap();
+            writer.begin().unwrap();
             for &value in packets {
                 let meta = PacketMeta { time_ns: value as u64 * 1000, ..PacketMeta::default() };
-                writer.record(meta, 60, |buffer| buffer.extend([value; 60])).unwrap();
+                writer.record(0, meta, 60, |buffer| buffer.extend([value; 60])).unwrap();
             }
         }
         compare(&paths[0], &paths[1], &*reference::find(function).unwrap()).unwrap()

@@ -13,6 +13,8 @@ pub struct Expectation {
     traffic: Arc<Traffic>,
     body: Vec<u8>,
     reference: Box<dyn Reference>,
+    /// The port's number in verdicts.
+    number: u16,
     /// By flow, then by size; empty where packets must be rebuilt one by one.
     templates: Vec<Template>,
     /// Which of the same do not arrive.
@@ -34,19 +36,25 @@ pub enum Found {
 
 impl Expectation {
     /// What `reference` makes of `traffic`.
-    pub fn new(traffic: Arc<Traffic>, reference: Box<dyn Reference>) -> Self {
-        let mut expectation =
-            Self { body: traffic.body(), traffic, reference, templates: Vec::new(), dropped: Vec::new() };
+    pub fn new(traffic: Arc<Traffic>, reference: Box<dyn Reference>, number: u16) -> Self {
+        let mut expectation = Self {
+            body: traffic.body(),
+            traffic,
+            reference,
+            number,
+            templates: Vec::new(),
+            dropped: Vec::new(),
+        };
         let cases = expectation.traffic.flows as usize * expectation.traffic.sizes.len();
         let mut templates = Vec::with_capacity(cases);
         for flow in 0..expectation.traffic.flows {
             for index in 0..expectation.traffic.sizes.len() {
                 let stamp = Stamp { flow, number: index as u32, due_ns: 0 };
                 let (frame, fate) = expectation.frame(stamp);
-                expectation.dropped.push(!fate.arrives());
+                expectation.dropped.push(!fate.arrives_at(number));
                 templates.extend(
                     Template::of(&frame)
-                        .map(|template| if fate.arrives() { template } else { template.dropped() }),
+                        .map(|template| if fate.arrives_at(number) { template } else { template.dropped() }),
                 );
             }
         }
@@ -132,7 +140,7 @@ impl Expectation {
         }
         let (expected, fate) = self.frame(stamp);
         let padded = length > bytes.len() && length > 60;
-        if expected == bytes && fate.arrives() && !padded {
+        if expected == bytes && fate.arrives_at(self.number) && !padded {
             return Some(Found::Right(stamp));
         }
         // Headers differ: believe the stamp where its checksum holds, which covers all of the payload.

@@ -16,7 +16,7 @@ mod tracker;
 #[cfg(test)]
 mod tests;
 
-use super::generate::{Generator, Ledger, Traffic, cpu_memory};
+use super::generate::{Generator, Ledger, Traffic, require_cpu_memory};
 use expect::{Expectation, Found};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
@@ -62,6 +62,7 @@ impl Checker {
         clock: &Clock,
         source: Option<&Generator>,
         reference: Box<dyn Reference>,
+        number: u16,
     ) -> Result<Self> {
         let own = (text != "check").then(|| Traffic::parse(text)).transpose()?;
         let (traffic, ledger) = match (own, source) {
@@ -88,7 +89,7 @@ impl Checker {
                 reached: vec![0; traffic.flows as usize],
                 ..Findings::default()
             })),
-            expectation: Arc::new(Expectation::new(traffic, reference)),
+            expectation: Arc::new(Expectation::new(traffic, reference, number)),
             ledger,
             queues: 0,
             taken: Vec::new(),
@@ -133,7 +134,7 @@ impl Port for Checker {
     }
 
     fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
-        cpu_memory(&self.info.name, &pool)?;
+        require_cpu_memory(&self.info.name, &pool)?;
         match self.taken.get_mut(queue as usize) {
             Some(taken @ false) => *taken = true,
             _ => {

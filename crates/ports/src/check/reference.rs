@@ -17,9 +17,13 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// It arrives at the first port sent to, where packets go that no verdict sends elsewhere.
-    pub fn arrives(self) -> bool {
-        matches!(self, Fate::Forwarded | Fate::Port(0))
+    /// Returns true if the frame arrives at the port of this number. Frames without a port in their verdict go to port 0.
+    pub fn arrives_at(self, number: u16) -> bool {
+        match self {
+            Fate::Forwarded => number == 0,
+            Fate::Port(port) => port == number,
+            Fate::Dropped => false,
+        }
     }
 }
 

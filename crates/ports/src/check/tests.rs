@@ -14,7 +14,7 @@ fn bench(text: &str, function: &str) -> Bench {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).unwrap();
     let mut checker =
-        Checker::open("check", &clock, Some(&generator), reference::find(function).unwrap()).unwrap();
+        Checker::open("check", &clock, Some(&generator), reference::find(function).unwrap(), 0).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());
     generator.configure(std::slice::from_ref(&pool), 0).unwrap();
     checker.configure(&[], 1).unwrap();
@@ -164,13 +164,13 @@ fn other_traffic_is_foreign() {
 fn a_checker_alone_is_told_what_comes() {
     let clock = Clock::new();
     let reference = || reference::find("io").unwrap();
-    let error = Checker::open("check", &clock, None, reference()).err().unwrap().to_string();
+    let error = Checker::open("check", &clock, None, reference(), 0).err().unwrap().to_string();
     assert!(error.contains("check:64,flows=8"), "{error}");
     for text in ["check,foo=1", "check:64,foo=1"] {
-        assert!(Checker::open(text, &clock, None, reference()).is_err(), "{text}");
+        assert!(Checker::open(text, &clock, None, reference(), 0).is_err(), "{text}");
     }
     let mut generator = Generator::open("gen:64,flows=3", &clock).unwrap();
-    let mut checker = Checker::open("check:64,flows=3", &clock, None, reference()).unwrap();
+    let mut checker = Checker::open("check:64,flows=3", &clock, None, reference(), 0).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());
     generator.configure(std::slice::from_ref(&pool), 0).unwrap();
     checker.configure(&[], 2).unwrap();
@@ -232,7 +232,7 @@ fn segments_are_one_packet() {
     let clock = Clock::new();
     let mut generator = Generator::open("gen:1000", &clock).unwrap();
     let mut checker =
-        Checker::open("check", &clock, Some(&generator), reference::find("io").unwrap()).unwrap();
+        Checker::open("check", &clock, Some(&generator), reference::find("io").unwrap(), 0).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(Halves(HeapPool::new(64, 2048).unwrap()));
     generator.configure(std::slice::from_ref(&pool), 0).unwrap();
     checker.configure(&[], 1).unwrap();

@@ -122,7 +122,7 @@ impl Generator {
     }
 
     fn queue(&self, pool: &Arc<dyn Pool>, queue: u32, queues: u32, sent: Arc<AtomicU64>) -> Result<Queue> {
-        cpu_memory(&self.info.name, pool)?;
+        require_cpu_memory(&self.info.name, pool)?;
         let needed = self.traffic.longest().max(HEADER_ROOM);
         if pool.room() < needed {
             return Err(Error::port_usage(
@@ -160,7 +160,7 @@ impl Generator {
 }
 
 /// Fails unless the CPU can write the pool's packets.
-pub(crate) fn cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()> {
+pub(crate) fn require_cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()> {
     let location = pool.region().location();
     if location.is_cpu_memory() {
         return Ok(());

@@ -7,8 +7,8 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
-use super::generate::cpu_memory;
 use super::generate::pace::Schedule;
+use super::generate::require_cpu_memory;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
@@ -69,7 +69,7 @@ impl Port for Radio {
         let [pool] = pools else {
             return Err(Error::port_usage(&self.info.name, "a radio has one queue: use one pipeline"));
         };
-        cpu_memory(&self.info.name, pool)?;
+        require_cpu_memory(&self.info.name, pool)?;
         if pool.room() < self.plan.longest() {
             let (needed, room) = (self.plan.longest(), pool.room());
             let why = format!("frames need buffers of {needed} bytes, they have {room}: give larger ones");

@@ -147,14 +147,14 @@ fn tshark_reads_what_was_planned() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("oran.pcap");
     let (plan, frames) = frames("gen:oran,slots=23,prbs=25,eaxc=0x1234+7,shuffle=30,loss=3%");
-    let mut writer = crate::pcap::writer::Writer::create(
+    let mut writer = crate::pcap::writer::CaptureWriter::create(
         "pcap:oran",
         path.to_str().unwrap(),
         crate::pcap::reader::Resolution::Nano,
     )
     .unwrap();
     for frame in &frames {
-        writer.record(Default::default(), frame.len(), |buffer| buffer.extend(frame)).unwrap();
+        writer.record(0, Default::default(), frame.len(), |buffer| buffer.extend(frame)).unwrap();
         writer.reserve(9000).unwrap();
     }
     drop(writer);

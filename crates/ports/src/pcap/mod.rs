@@ -1,10 +1,15 @@
-//! `pcap:FILE`: captures as ports. Received from, a [`Source`] plays a capture; sent to, a [`Sink`] writes one.
+//! `pcap:FILE`: captures as ports. [`CaptureSource`] receives the packets of a capture, and [`CaptureSink`] writes a capture.
 //!
-//! Timestamps and the lengths of packets that were cut travel with each packet as its [`PacketMeta`](inlane_core::packet::PacketMeta), so that what a source
-//! played and a sink wrote is the same capture again, whatever stood between them. A source is read once from front to
-//! back, so that it may be a pipe (`pcap:-`); a file is looked through beforehand, for its longest packet and its
-//! resolution.
+//! Each packet carries its capture time and its length on the wire as [`PacketMeta`](inlane_core::packet::PacketMeta). A sink
+//! therefore writes the capture that a source read, whatever lies between them. A source reads its input once from front to back,
+//! so the input may be a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
+//!
+//! Neither end blocks on a pipe: a source returns no packets while its writer pauses, and a sink takes none while its reader
+//! pauses.
 
+mod file;
+mod output;
+mod pcapng;
 pub mod reader;
 mod sink;
 mod source;
@@ -13,18 +18,20 @@ pub mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use file::{FileId, same_file};
 use inlane_core::{Error, PortInfo, Result};
-pub(super) use sink::Tap;
-pub use sink::{Sink, Stamps};
-pub use source::Source;
+pub(crate) use sink::QueueWriter;
+pub use sink::{CaptureSink, TimestampSource};
+pub use source::CaptureSource;
+use std::path::Path;
 
 /// How fast a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
-    /// As fast as it is asked for.
+    /// As fast as packets are received.
     #[default]
     Full,
-    /// As its timestamps say.
+    /// With the distances between its timestamps.
     Original,
 }
 
@@ -33,25 +40,28 @@ pub enum Pace {
 pub struct Playback {
     /// How fast.
     pub pace: Pace,
-    /// Again from the front when it ends, without end; timestamps go on.
+    /// Plays the capture again whenever it ends. Timestamps continue from one lap to the next, and start again before the
+    /// year 2106, where the classic format ends.
     pub repeat: bool,
 }
 
-/// What was seen of a capture when it was looked through.
+/// What scanning a capture found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Whole packets.
+    /// Number of packets before the end, or before the first damage.
     pub packets: u64,
-    /// Bytes of the longest.
+    /// Length of the longest packet, in bytes.
     pub longest: usize,
+    /// The latest timestamp, in nanoseconds since the epoch.
+    pub latest_ns: u64,
     /// The finest resolution of its timestamps.
     pub resolution: reader::Resolution,
 }
 
-fn info(text: &str, path: String, max_queues: u16) -> PortInfo {
+fn info(text: &str, max_queues: u16) -> PortInfo {
     PortInfo {
         name: text.into(),
-        path,
+        path: "capture file".into(),
         touches_payload: true,
         max_queues,
         spreads_flows: false,
@@ -60,9 +70,15 @@ fn info(text: &str, path: String, max_queues: u16) -> PortInfo {
     }
 }
 
+/// Returns the file that a `pcap` port names. Everything behind the colon belongs to the name, commas included.
 fn path_of(text: &str) -> Result<&str> {
     match text.split_once(':') {
         Some((_, path)) if !path.is_empty() => Ok(path),
         _ => Err(Error::port_usage(text, "name the file: pcap:FILE, or pcap:- for standard input or output")),
     }
+}
+
+/// Returns the file that the port `text` reads or writes. Returns `None` for other kinds of ports, and for standard input and output.
+pub fn file_of(text: &str) -> Option<&Path> {
+    text.strip_prefix("pcap:").filter(|path| !matches!(*path, "" | "-")).map(Path::new)
 }

@@ -1,160 +1,245 @@
-//! Writes a capture.
+//! Writes what is sent to a capture.
 
+use super::file::{FileId, same_file};
 use super::reader::Resolution;
-use super::source::Source;
-use super::writer::Writer;
+use super::source::CaptureSource;
+use super::writer::{CaptureWriter, LostPackets, SharedResolution};
 use super::{info, path_of};
-use crate::generate::cpu_memory;
+use crate::generate::require_cpu_memory;
 use inlane_core::packet::PacketMeta;
 use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a sink writes as a packet's time.
+/// Where the timestamps of a written capture come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stamps {
-    /// What its source noted.
-    Noted,
-    /// When it was sent.
-    Sent,
+pub enum TimestampSource {
+    /// The packet's metadata, for packets that were read from a capture.
+    Metadata,
+    /// The system's clock when the packet is sent.
+    SendTime,
 }
 
-/// A capture to send to. Queues share it, a burst at a time.
-pub struct Sink {
+/// A capture that packets are sent to. Its queues share the file, one burst at a time.
+pub struct CaptureSink {
     info: PortInfo,
-    writer: Arc<Mutex<Writer>>,
-    stamps: Stamps,
-    queues: Vec<bool>,
+    writer: Arc<Mutex<CaptureWriter>>,
+    timestamps: TimestampSource,
+    /// Queues that were not taken yet.
+    free: Vec<bool>,
 }
 
-impl Sink {
-    /// Creates `pcap:FILE` (`-` is standard output). What comes from `source` keeps its timestamps, and their resolution;
-    /// what comes from elsewhere is stamped when it is sent.
+impl CaptureSink {
+    /// Opens `pcap:FILE` for writing (`-` is standard output).
+    ///
+    /// Packets from `source` keep their timestamps and the resolution of these. Packets from elsewhere get the time at which they
+    /// are sent, in nanoseconds. An existing file keeps its content until [`Port::start`], or until the first packet.
     ///
     /// # Errors
-    /// When it cannot be created, or is the file of `source`.
-    pub fn create(text: &str, source: Option<&Source>) -> Result<Self> {
+    /// If the file cannot be created, or is the file that `source` reads.
+    pub fn open(text: &str, source: Option<&CaptureSource>) -> Result<Self> {
         let path = path_of(text)?;
-        if source.is_some_and(|source| source.is(path)) {
-            return Err(Error::port_usage(text, "it is the capture that is read: name another file"));
+        if source
+            .and_then(CaptureSource::file_id)
+            .is_some_and(|id| FileId::of_path(path.as_ref()) == Some(id))
+        {
+            return Err(Error::port_usage(text, "this run reads the same file; name another one to write"));
         }
-        let resolution = source.map_or(Resolution::Nano, Source::resolution);
+        let resolution = match source {
+            Some(source) => source.resolution().clone(),
+            None => SharedResolution::new(OnceLock::from(Resolution::Nano)),
+        };
         Ok(Self {
-            info: info(text, "capture file".into(), u16::MAX),
-            writer: Arc::new(Mutex::new(Writer::create(text, path, resolution)?)),
-            stamps: if source.is_some() { Stamps::Noted } else { Stamps::Sent },
-            queues: Vec::new(),
+            info: info(text, u16::MAX),
+            writer: Arc::new(Mutex::new(CaptureWriter::open(text, path, resolution)?)),
+            timestamps: match source {
+                Some(_) => TimestampSource::Metadata,
+                None => TimestampSource::SendTime,
+            },
+            free: Vec::new(),
         })
+    }
+
+    /// Refuses two ports that would write one file.
+    ///
+    /// # Errors
+    /// Names the second port.
+    pub(crate) fn require_distinct(names: &[String]) -> Result<()> {
+        let file = |name: &str| super::file_of(name).map(Path::to_owned);
+        for (index, name) in names.iter().enumerate() {
+            let Some(path) = file(name) else { continue };
+            if names[..index].iter().filter_map(|other| file(other)).any(|other| same_file(&other, &path)) {
+                return Err(Error::port_usage(
+                    name,
+                    "another port of this run uses the same file; name two files",
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
-impl Port for Sink {
+impl Port for CaptureSink {
     fn info(&self) -> &PortInfo {
         &self.info
     }
 
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> Result<()> {
         if !pools.is_empty() {
-            let why = "this capture is written: name another file to receive from";
+            let why = "this run writes the capture; name another file to receive from";
             return Err(Error::port_usage(&self.info.name, why));
         }
-        self.queues = vec![true; tx_queues as usize];
+        self.free = vec![true; tx_queues as usize];
         Ok(())
     }
 
     fn take_rx(&mut self, _queue: u16) -> Result<Box<dyn Rx>> {
-        Err(Error::port_usage(&self.info.name, "this capture is written: name another file to receive from"))
+        let why = "this run writes the capture; name another file to receive from";
+        Err(Error::port_usage(&self.info.name, why))
     }
 
     fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
-        cpu_memory(&self.info.name, &pool)?;
-        match self.queues.get_mut(queue as usize) {
+        require_cpu_memory(&self.info.name, &pool)?;
+        match self.free.get_mut(queue as usize) {
             Some(free) if *free => *free = false,
             _ => {
-                let why = format!("there is no send queue {queue}, or it is taken");
+                let why = format!("send queue {queue} does not exist or is taken");
                 return Err(Error::port_usage(&self.info.name, why));
             }
         }
-        Ok(Box::new(SinkQueue {
-            name: self.info.name.clone(),
-            tap: Tap::new(self.writer.clone(), self.stamps, pool.clone()),
-            pool,
-            counters: Counters::default(),
-        }))
+        let writer = QueueWriter::new(self.writer.clone(), self.timestamps, pool.clone())?;
+        Ok(Box::new(CaptureTx::new(writer, pool)))
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.writer.lock().map_err(|_| poisoned())?.begin()
     }
 }
 
-/// Writes packets to a capture that several may share, and leaves them to their holder.
-pub(crate) struct Tap {
-    writer: Arc<Mutex<Writer>>,
-    stamps: Stamps,
+/// One queue's access to a capture that several queues write. Packets stay with their holder.
+pub(crate) struct QueueWriter {
+    writer: Arc<Mutex<CaptureWriter>>,
+    queue: u32,
+    lost: Arc<LostPackets>,
+    timestamps: TimestampSource,
     pool: Arc<dyn Pool>,
 }
 
-impl Tap {
-    pub(crate) fn new(writer: Arc<Mutex<Writer>>, stamps: Stamps, pool: Arc<dyn Pool>) -> Self {
-        Self { writer, stamps, pool }
+impl QueueWriter {
+    pub(crate) fn new(
+        writer: Arc<Mutex<CaptureWriter>>,
+        timestamps: TimestampSource,
+        pool: Arc<dyn Pool>,
+    ) -> Result<Self> {
+        let (queue, lost) = writer.lock().map_err(|_| poisoned())?.add_queue();
+        Ok(Self { writer, queue, lost, timestamps, pool })
     }
 
-    /// Writes the front of `packets`: returns how many, and the error that came behind them.
-    pub(crate) fn write(&self, packets: &[Packet]) -> (usize, Result<()>) {
-        let Ok(mut writer) = self.writer.lock() else { return (0, Err(poisoned())) };
-        let sent_ns = self.sent_ns();
+    /// Writes the front of `packets`. Returns how many were accepted, and the error that stopped it.
+    ///
+    /// # Safety
+    /// The caller holds the packets, and they are from this queue's pool.
+    pub(crate) unsafe fn write(&self, packets: &[Packet]) -> (usize, Result<()>) {
+        let mut writer = match self.lock() {
+            Ok(writer) => writer,
+            Err(error) => return (0, Err(error)),
+        };
+        let send_ns = self.send_ns();
         for (index, packet) in packets.iter().enumerate() {
-            let length = self.length(packet);
-            let outcome =
-                writer.reserve(length).and_then(|()| self.record(&mut writer, packet, length, sent_ns));
-            if let Err(error) = outcome {
-                return (index, Err(error));
+            // SAFETY: the caller holds the packet, and it is from this pool.
+            let length = unsafe { self.length(packet) };
+            let outcome = writer.reserve(length).and_then(|has_room| match has_room {
+                // SAFETY: as above.
+                true => unsafe { self.record(&mut writer, packet, length, send_ns) }.map(|()| true),
+                false => Ok(false),
+            });
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => return (index, Ok(())),
+                Err(error) => return (index, Err(error)),
             }
         }
         (packets.len(), Ok(()))
     }
 
-    /// Sends packets by `send`, and writes those that it takes. They are written down before, while they can be read.
-    pub(crate) fn write_sent(
+    /// Sends packets by `send`, and writes those that it accepts.
+    ///
+    /// The packets are copied first, because they belong to the port once it has accepted them. Sends nothing while the
+    /// capture's reader pauses.
+    ///
+    /// # Safety
+    /// The caller holds the packets, and they are from this queue's pool. `send` frees or keeps only packets that it counts.
+    pub(crate) unsafe fn write_sent(
         &self,
         packets: &[Packet],
         send: impl FnOnce(&[Packet]) -> Result<usize>,
     ) -> Result<usize> {
-        let mut writer = self.writer.lock().map_err(|_| poisoned())?;
-        let sent_ns = self.sent_ns();
-        writer.reserve(packets.iter().map(|packet| self.length(packet)).sum())?;
+        let mut writer = self.lock()?;
+        let send_ns = self.send_ns();
+        // SAFETY: the caller holds the packets, and they are from this pool.
+        let length = packets.iter().map(|packet| unsafe { self.length(packet) }).sum();
+        if !writer.reserve(length)? {
+            return Ok(0);
+        }
         let before = writer.buffered();
         let mut outcome = Ok(());
         for packet in packets {
-            outcome = outcome.and_then(|()| self.record(&mut writer, packet, self.length(packet), sent_ns));
+            // SAFETY: the caller holds the packet, and it is from this pool.
+            outcome = outcome.and_then(|()| unsafe {
+                let length = self.length(packet);
+                self.record(&mut writer, packet, length, send_ns)
+            });
         }
         let sent = outcome.and_then(|()| send(packets));
-        writer.unwrite(before + sent.as_ref().map_or(0, |&sent| sent));
+        writer.remove_after(before + sent.as_ref().map_or(0, |&sent| sent));
         sent
     }
 
-    fn sent_ns(&self) -> u64 {
-        match self.stamps {
-            Stamps::Noted => 0,
-            Stamps::Sent => {
+    fn lock(&self) -> Result<MutexGuard<'_, CaptureWriter>> {
+        self.writer.lock().map_err(|_| poisoned())
+    }
+
+    fn send_ns(&self) -> u64 {
+        match self.timestamps {
+            TimestampSource::Metadata => 0,
+            TimestampSource::SendTime => {
                 SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
             }
         }
     }
 
-    fn length(&self, packet: &Packet) -> usize {
+    /// Returns the bytes of all segments of a packet.
+    ///
+    /// # Safety
+    /// The caller holds the packet, and it is from this queue's pool.
+    unsafe fn length(&self, packet: &Packet) -> usize {
         let mut length = 0;
-        // SAFETY: the packet is held here and of this pool.
+        // SAFETY: the caller promises what the pool asks for.
         unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
         length
     }
 
-    fn record(&self, writer: &mut Writer, packet: &Packet, length: usize, sent_ns: u64) -> Result<()> {
-        let meta = match self.stamps {
-            // SAFETY: the packet is held here and of this pool.
-            Stamps::Noted => unsafe { self.pool.meta(packet) },
-            Stamps::Sent => PacketMeta { time_ns: sent_ns, ..PacketMeta::default() },
+    /// Buffers a packet of `length` bytes.
+    ///
+    /// # Safety
+    /// As for [`QueueWriter::length`].
+    unsafe fn record(
+        &self,
+        writer: &mut CaptureWriter,
+        packet: &Packet,
+        length: usize,
+        send_ns: u64,
+    ) -> Result<()> {
+        let meta = match self.timestamps {
+            // SAFETY: the caller promises what the pool asks for.
+            TimestampSource::Metadata => unsafe { self.pool.meta(packet) },
+            TimestampSource::SendTime => PacketMeta { time_ns: send_ns, ..PacketMeta::default() },
         };
-        writer.record(meta, length, |buffer| {
-            // SAFETY: the packet is held here and of this pool; each segment lies in memory that the CPU maps (checked at set-up).
+        writer.record(self.queue, meta, length, |buffer| {
+            // SAFETY: the caller holds the packet, so nothing writes its segments. Ports refuse pools in memory that the CPU
+            // does not map.
             unsafe {
                 self.pool.for_each_segment(packet, &mut |address, bytes| {
                     buffer
@@ -164,12 +249,29 @@ impl Tap {
         })
     }
 
+    /// Writes what is buffered, as far as the output takes it.
     pub(crate) fn flush(&self) -> Result<()> {
-        self.writer.lock().map_or(Ok(()), |mut writer| writer.flush())
+        self.lock()?.flush().map(|_| ())
     }
 
-    pub(crate) fn lost_packets(&self) -> u64 {
-        self.writer.lock().map_or(0, |writer| writer.lost_packets())
+    /// Writes what is buffered, unless the capture has not begun. Logs an error, because the queue ends here.
+    fn flush_at_end(&self) {
+        let Ok(mut writer) = self.lock() else { return };
+        if writer.has_begun()
+            && let Err(error) = writer.flush()
+        {
+            tracing::error!("{error}");
+        }
+    }
+
+    /// Writes what is buffered; see [`CaptureWriter::finish`].
+    pub(crate) fn finish(&self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.lock()?.finish(keep_waiting)
+    }
+
+    /// Returns this queue's packets that were accepted and could not be written.
+    pub(crate) fn lost(&self) -> &LostPackets {
+        &self.lost
     }
 }
 
@@ -177,47 +279,60 @@ fn poisoned() -> Error {
     Error::port_failed("capture", "another of its queues panicked")
 }
 
-/// A send queue of a sink.
-struct SinkQueue {
-    name: String,
-    tap: Tap,
+/// A send queue of a capture.
+pub(super) struct CaptureTx {
+    writer: QueueWriter,
     pool: Arc<dyn Pool>,
-    counters: Counters,
+    /// Packets that the writer accepted. Some of them may be lost later.
+    accepted: Counters,
 }
 
-// SAFETY: it frees exactly the packets that it returns as sent.
-unsafe impl Tx for SinkQueue {
+impl CaptureTx {
+    pub(super) fn new(writer: QueueWriter, pool: Arc<dyn Pool>) -> Self {
+        Self { writer, pool, accepted: Counters::default() }
+    }
+}
+
+// SAFETY: `send` frees exactly the packets that it returns as sent.
+unsafe impl Tx for CaptureTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        let (written, outcome) = self.tap.write(packets);
+        // SAFETY: the caller holds the packets, and they are from this pool.
+        let (written, outcome) = unsafe { self.writer.write(packets) };
         for packet in &packets[..written] {
-            // SAFETY: the packet is held here and of this pool.
-            unsafe {
-                self.pool.for_each_segment(packet, &mut |_, bytes| self.counters.bytes += bytes as u64)
-            };
+            // SAFETY: as above.
+            self.accepted.bytes += unsafe { self.writer.length(packet) } as u64;
         }
-        self.counters.packets += written as u64;
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        self.accepted.packets += written as u64;
+        // SAFETY: as above, and the caller does not use packets that were sent.
         unsafe { self.pool.free(&packets[..written]) };
         match outcome {
-            // Those before the error are taken; it comes again with the next call.
+            // The next call returns the error again.
             Err(_) if written > 0 => Ok(written),
             outcome => outcome.map(|()| written),
         }
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.tap.flush()
+        self.writer.flush()
+    }
+
+    fn finish(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.writer.finish(keep_waiting)
     }
 
     fn counters(&self) -> Counters {
-        Counters { errors: self.tap.lost_packets(), ..self.counters }
+        let lost = self.writer.lost();
+        Counters {
+            packets: self.accepted.packets - lost.packets(),
+            bytes: self.accepted.bytes - lost.bytes(),
+            errors: lost.packets(),
+            missed: 0,
+        }
     }
 }
 
-impl Drop for SinkQueue {
+impl Drop for CaptureTx {
     fn drop(&mut self) {
-        if let Err(error) = self.tap.flush() {
-            tracing::error!("{}: {error}", self.name);
-        }
+        self.writer.flush_at_end();
     }
 }

@@ -1,180 +1,180 @@
 //! Plays a capture.
 
-use super::reader::{self, Reader, Resolution};
+use super::file::FileId;
+use super::reader::{CaptureReader, Record, Resolution};
+use super::writer::{MAX_TIME_NS, SharedResolution};
 use super::{Pace, Playback, Summary, info, path_of};
-use crate::generate::cpu_memory;
+use crate::generate::require_cpu_memory;
 use inlane_core::clock::Clock;
 use inlane_core::packet::PacketMeta;
 use inlane_core::port::Counters;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
-/// What a frame has at most where nobody knows: links beyond are rare, and then the user says so.
+/// The longest frame that a pipe is expected to hold, in bytes. For longer ones the user sets --room.
 const JUMBO: usize = 9216;
+/// Distance between the last packet of a lap and the first packet of the next, in nanoseconds.
+const LAP_GAP_NS: u64 = 1000;
 
-/// A capture to receive from.
-pub struct Source {
+/// A capture that packets are received from.
+pub struct CaptureSource {
     info: PortInfo,
-    /// The file, where it is one that can be read again.
+    /// The file, if it can be read again. Shares its position with the reader.
     file: Option<File>,
+    file_id: Option<FileId>,
     summary: Option<Summary>,
-    reader: Option<Reader>,
+    resolution: SharedResolution,
+    reader: Option<CaptureReader>,
     playback: Playback,
-    queue: Option<Queue>,
+    queue: Option<CaptureRx>,
 }
 
-impl Source {
-    /// Opens `pcap:FILE`; `-` is standard input.
+impl CaptureSource {
+    /// Opens `pcap:FILE` (`-` is standard input). Scans a file; opens a pipe without waiting for its writer.
     ///
     /// # Errors
-    /// When there is no such file or it is no capture of Ethernet.
+    /// If the file does not exist or is not a capture of Ethernet packets, or if a pipe is to be repeated.
     pub fn open(text: &str, playback: Playback) -> Result<Self> {
         let path = path_of(text)?;
-        if path == "-" {
-            if playback.repeat {
-                return Err(Error::port_usage(text, "standard input cannot be repeated: give a file"));
-            }
-            let input = std::io::stdin().as_fd().try_clone_to_owned();
-            let input = input.map_err(|source| Error::Os { what: "standard input".into(), source })?;
-            let reader = Reader::new(text, Box::new(Pipe { file: input.into(), read: 0 }))?;
-            return Ok(Self::new(text, None, None, reader, playback));
-        }
-        let unreadable =
-            |error| Error::port_environment(text, format!("{path} cannot be read: {error}; name a capture"));
-        let file = File::open(path).map_err(unreadable)?;
-        let kind = file.metadata().map_err(unreadable)?;
+        let refused = |error| {
+            Error::port_environment(
+                text,
+                format!("cannot read {path}: {error}; name a capture that you may read"),
+            )
+        };
+        let file: File = if path == "-" {
+            std::io::stdin().as_fd().try_clone_to_owned().map_err(refused)?.into()
+        } else {
+            // Otherwise opening a named pipe would block until it has a writer. Has no effect on regular files.
+            let flags = OFlags::NONBLOCK.bits() as i32;
+            OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(refused)?
+        };
+        let kind = file.metadata().map_err(refused)?;
         if kind.is_dir() {
-            return Err(Error::port_usage(text, "it is a directory: name a capture in it"));
+            return Err(Error::port_usage(text, "it is a directory; name a capture in it"));
         }
-        if !kind.is_file() {
-            // A named pipe, say.
-            if playback.repeat {
-                return Err(Error::port_usage(text, "what is no plain file cannot be repeated"));
-            }
-            let reader = Reader::new(text, Box::new(Pipe { file, read: 0 }))?;
-            return Ok(Self::new(text, None, None, reader, playback));
+        let mut source = Self {
+            info: info(text, 1),
+            file_id: FileId::of_file(&file),
+            file: None,
+            summary: None,
+            resolution: SharedResolution::default(),
+            reader: None,
+            playback,
+            queue: None,
+        };
+        if path != "-" && kind.is_file() {
+            source.scan(file)?;
+        } else if playback.repeat {
+            return Err(Error::port_usage(text, "standard input and pipes cannot be repeated; give a file"));
+        } else {
+            source.reader = Some(CaptureReader::new(text, Box::new(Pipe { file })));
         }
-        let summary = Self::look_through(text, &file)?;
-        let reader = rewound(text, &file)?;
-        Ok(Self::new(text, Some(file), Some(summary), reader, playback))
+        Ok(source)
     }
 
-    fn new(
-        text: &str,
-        file: Option<File>,
-        summary: Option<Summary>,
-        reader: Reader,
-        playback: Playback,
-    ) -> Self {
-        let info = info(text, "capture file".into(), 1);
-        Self { info, file, summary, reader: Some(reader), playback, queue: None }
-    }
-
-    fn look_through(text: &str, file: &File) -> Result<Summary> {
-        let mut reader = rewound(text, file)?;
-        let mut longest = 0;
+    /// Reads the whole file for its summary, and rewinds it.
+    fn scan(&mut self, mut file: File) -> Result<()> {
+        let text = &self.info.name;
+        let input = file
+            .try_clone()
+            .map_err(|source| Error::Os { what: format!("cannot open {text} a second time"), source })?;
+        let mut reader = CaptureReader::new(text, Box::new(input));
+        reader.read_header()?;
+        let (mut longest, mut latest_ns) = (0, 0);
         // Damage is reported when the packets before it have been played.
         while let Ok(Some(record)) = reader.peek() {
             longest = longest.max(record.length());
+            latest_ns = latest_ns.max(record.time_ns);
             reader.consume();
         }
-        Ok(Summary { packets: reader.packets(), longest, resolution: reader.resolution() })
+        let resolution = reader.resolution();
+        self.summary = Some(Summary { packets: reader.packets(), longest, latest_ns, resolution });
+        let _ = self.resolution.set(resolution);
+        reader.restart(&mut file)?;
+        self.reader = Some(reader);
+        self.file = Some(file);
+        Ok(())
     }
 
-    /// Bytes that buffers must hold: of its longest packet, or for a pipe of a jumbo frame.
+    /// Returns the bytes that buffers must hold: the longest packet of a file, or a jumbo frame for a pipe.
     pub fn longest(&self) -> usize {
         self.summary.map_or(JUMBO, |summary| summary.longest)
     }
 
-    /// What was seen when it was looked through; `None` for a pipe.
+    /// Returns what scanning the file found, or `None` for a pipe.
     pub fn summary(&self) -> Option<Summary> {
         self.summary
     }
 
-    /// The resolution of its timestamps: of a pipe, nanoseconds, unless it is classic and says otherwise.
-    pub fn resolution(&self) -> Resolution {
-        match (&self.summary, &self.reader) {
-            (Some(summary), _) => summary.resolution,
-            (None, Some(reader)) if reader.offset() > 0 => reader.resolution(),
-            _ => Resolution::Nano,
-        }
+    /// Returns the resolution of the timestamps. That of a pipe is set when its header has arrived: nanoseconds for pcapng.
+    pub fn resolution(&self) -> &SharedResolution {
+        &self.resolution
     }
 
-    pub(super) fn is(&self, path: &str) -> bool {
-        let same = |a: std::fs::Metadata, b: std::fs::Metadata| a.dev() == b.dev() && a.ino() == b.ino();
-        let (Some(file), Ok(other)) = (&self.file, std::fs::metadata(path)) else { return false };
-        file.metadata().is_ok_and(|own| same(own, other))
+    /// Returns the identity of the file, also if it is standard input. Returns `None` for a pipe.
+    pub fn file_id(&self) -> Option<FileId> {
+        self.file_id
     }
 }
 
-/// An input that fills while it is read. It waits for a capture's header, which says what it is; whoever plays the packets
-/// behind it is not held up by one that is still to come.
+/// An input that is written while it is read. Never blocks.
 struct Pipe {
     file: File,
-    /// Bytes so far.
-    read: usize,
 }
 
 impl Read for Pipe {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let at_once = Timespec::default();
-        let patience = if self.read < reader::HEADER { None } else { Some(&at_once) };
-        if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], patience)? == 0 {
+        // Without this, a named pipe that no writer has opened yet would read as ended.
+        if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&Timespec::default()))? == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
-        let count = self.file.read(buffer)?;
-        self.read += count;
-        Ok(count)
+        self.file.read(buffer)
     }
 }
 
-/// A reader of `file` from its front.
-fn rewound(text: &str, file: &File) -> Result<Reader> {
-    let mut again = file
-        .try_clone()
-        .map_err(|source| Error::Os { what: format!("opening {text} a second time"), source })?;
-    again
-        .seek(SeekFrom::Start(0))
-        .map_err(|source| Error::Os { what: format!("rewinding {text}"), source })?;
-    Reader::new(text, Box::new(again))
-}
-
-impl Port for Source {
+impl Port for CaptureSource {
     fn info(&self) -> &PortInfo {
         &self.info
     }
 
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> Result<()> {
         if tx_queues > 0 {
-            let why = "a capture is either read or written: name another file to send to";
+            let why = "this run reads the capture; name another file to send to";
             return Err(Error::port_usage(&self.info.name, why));
         }
         let [pool] = pools else {
-            return Err(Error::port_usage(&self.info.name, "a capture has one queue: use one pipeline"));
+            return Err(Error::port_usage(&self.info.name, "a capture has one queue; use one pipeline"));
         };
-        cpu_memory(&self.info.name, pool)?;
+        require_cpu_memory(&self.info.name, pool)?;
         if let Some(summary) = self.summary.filter(|summary| summary.longest > pool.room()) {
             return Err(Error::port_usage(&self.info.name, too_long(summary.longest, pool.room())));
         }
         let Some(reader) = self.reader.take() else {
-            return Err(Error::port_usage(&self.info.name, "it is in use already"));
+            return Err(Error::port_usage(&self.info.name, "it is already configured"));
         };
-        self.queue = Some(Queue {
+        self.queue = Some(CaptureRx {
             name: self.info.name.clone(),
             reader,
-            again: if self.playback.repeat { self.file.take() } else { None },
+            repeated: match self.playback.repeat {
+                true => self.file.take(),
+                false => None,
+            },
+            latest_ns: self.summary.map_or(0, |summary| summary.latest_ns),
+            resolution: self.resolution.clone(),
             pace: self.playback.pace,
             pool: pool.clone(),
             clock: Clock::new(),
             started: None,
             shift_ns: 0,
             last_ns: 0,
-            failed: None,
+            pending_error: None,
             ended: false,
             counters: Counters::default(),
         });
@@ -184,44 +184,55 @@ impl Port for Source {
     fn take_rx(&mut self, _queue: u16) -> Result<Box<dyn Rx>> {
         match self.queue.take() {
             Some(queue) => Ok(Box::new(queue)),
-            None => Err(Error::port_usage(&self.info.name, "its one receive queue is taken")),
+            None => Err(Error::port_usage(&self.info.name, "its only receive queue is taken")),
         }
     }
 
     fn take_tx(&mut self, _queue: u16, _pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
-        Err(Error::port_usage(&self.info.name, "this capture is read: name another file to send to"))
+        let why = "this run reads the capture; name another file to send to";
+        Err(Error::port_usage(&self.info.name, why))
     }
 }
 
 fn too_long(length: usize, room: usize) -> String {
-    format!("a packet of {length} bytes does not fit into buffers of {room}: give --room {length} or more")
+    format!("a packet of {length} bytes exceeds the buffers' {room} bytes; give --room {length} or more")
 }
 
-/// The queue of a source.
-struct Queue {
+/// The receive queue of a capture.
+struct CaptureRx {
     name: String,
-    reader: Reader,
-    /// To begin again with.
-    again: Option<File>,
+    reader: CaptureReader,
+    /// The reader's file, if it is played again at its end.
+    repeated: Option<File>,
+    /// The latest timestamp in the file.
+    latest_ns: u64,
+    /// Set when the header has been read.
+    resolution: SharedResolution,
     pace: Pace,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The clock's time and the capture's when the first packet was played.
+    /// The clock's time and the packet's timestamp when the first packet was played.
     started: Option<(u64, u64)>,
-    /// What repeats add to timestamps.
+    /// What the current lap adds to the file's timestamps.
     shift_ns: u64,
+    /// Timestamp of the packet that was played last, with the shift.
     last_ns: u64,
-    /// An error found behind packets that had to be handed out first.
-    failed: Option<Error>,
+    /// An error behind packets that have to be returned first.
+    pending_error: Option<Error>,
     ended: bool,
     counters: Counters,
 }
 
-impl Queue {
-    /// The next record, if one is due at `now_ns`.
-    fn next(&mut self, now_ns: u64) -> Result<Option<(reader::Record, u64)>> {
+impl CaptureRx {
+    /// Returns the next record and its timestamp, if it is due at `now_ns`.
+    fn next(&mut self, now_ns: u64) -> Result<Option<(Record, u64)>> {
         loop {
-            if let Some(record) = self.reader.peek()? {
+            let record = self.reader.peek()?;
+            if self.counters.packets == 0 && self.reader.has_header() {
+                let resolution = self.reader.classic_resolution().unwrap_or(Resolution::Nano);
+                self.resolution.get_or_init(|| resolution);
+            }
+            if let Some(record) = record {
                 let time_ns = record.time_ns.saturating_add(self.shift_ns);
                 if self.pace == Pace::Original {
                     let (clock, capture) = *self.started.get_or_insert((now_ns, time_ns));
@@ -231,15 +242,13 @@ impl Queue {
                 }
                 return Ok(Some((record, time_ns)));
             }
-            if self.reader.waits() {
+            if self.reader.waiting() {
                 return Ok(None);
             }
-            match &self.again {
+            match &mut self.repeated {
                 Some(file) if self.reader.packets() > 0 => {
-                    self.reader = rewound(&self.name, file)?;
-                    let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
-                    // The first of the next lap comes a microsecond behind the last of this.
-                    self.shift_ns = self.last_ns.saturating_add(1000).saturating_sub(first);
+                    self.reader.restart(file)?;
+                    self.begin_lap()?;
                 }
                 _ => {
                     self.ended = true;
@@ -249,17 +258,29 @@ impl Queue {
         }
     }
 
-    fn fill(&mut self, packet: &mut Packet, record: &reader::Record, time_ns: u64) -> Result<()> {
+    /// Shifts the timestamps of the next lap behind those of the last one. Starts again with those of the file if the shifted ones
+    /// would exceed what a capture can hold.
+    fn begin_lap(&mut self) -> Result<()> {
+        let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
+        self.shift_ns = self.last_ns.saturating_add(LAP_GAP_NS).saturating_sub(first);
+        if self.shift_ns.saturating_add(self.latest_ns) > MAX_TIME_NS {
+            self.shift_ns = 0;
+            self.started = None;
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, packet: &mut Packet, record: &Record, time_ns: u64) -> Result<()> {
         let length = record.length();
         if length > self.pool.room() {
-            let at = format!("at offset {} ", self.reader.offset());
-            return Err(Error::port_usage(&self.name, at + &too_long(length, self.pool.room())));
+            let position = format!("at offset {} ", self.reader.offset());
+            return Err(Error::port_usage(&self.name, position + &too_long(length, self.pool.room())));
         }
         packet.length = length as u32;
-        // SAFETY: just taken from the pool, in memory that the CPU maps (checked at set-up), and it has room for so many.
+        // SAFETY: the packet was just allocated and has room for `length` bytes. `configure` checked that the CPU maps the pool.
         unsafe { packet.bytes_mut() }.copy_from_slice(self.reader.data(record));
         let meta = PacketMeta { time_ns, wire_length: record.wire_length, interface: record.interface };
-        // SAFETY: the packet is held here and of this pool.
+        // SAFETY: the packet was just allocated from this pool.
         unsafe { self.pool.set_meta(packet, meta) };
         self.last_ns = time_ns;
         self.counters.bytes += length as u64;
@@ -269,9 +290,9 @@ impl Queue {
 }
 
 // SAFETY: the packets are just allocated, and `fill` keeps each within its data room.
-unsafe impl Rx for Queue {
+unsafe impl Rx for CaptureRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
-        if let Some(error) = self.failed.take() {
+        if let Some(error) = self.pending_error.take() {
             self.ended = true;
             return Err(error);
         }
@@ -279,42 +300,49 @@ unsafe impl Rx for Queue {
             return Ok(0);
         }
         let now_ns = self.clock.now_ns();
-        // Nothing due, nothing taken from the pool.
-        if self.pace == Pace::Original && self.next(now_ns)?.is_none() {
-            return Ok(0);
+        // Allocates nothing while no packet is due.
+        if self.pace == Pace::Original {
+            match self.next(now_ns) {
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(0),
+                Err(error) => {
+                    self.ended = true;
+                    return Err(error);
+                }
+            }
         }
-        let taken = self.pool.allocate(packets);
-        let mut given = 0;
-        while given < taken {
-            let next = match self.next(now_ns) {
-                Ok(Some((record, time_ns))) => self.fill(&mut packets[given], &record, time_ns),
+        let allocated = self.pool.allocate(packets);
+        let mut filled = 0;
+        while filled < allocated {
+            let outcome = match self.next(now_ns) {
+                Ok(Some((record, time_ns))) => self.fill(&mut packets[filled], &record, time_ns),
                 Ok(None) => break,
                 Err(error) => Err(error),
             };
-            if let Err(error) = next {
-                self.failed = Some(error);
+            if let Err(error) = outcome {
+                self.pending_error = Some(error);
                 break;
             }
-            given += 1;
+            filled += 1;
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
-        unsafe { self.pool.free(&packets[given..taken]) };
-        self.counters.packets += given as u64;
-        match self.failed.take() {
-            // What was received is handed out; the error comes with the next call.
-            Some(error) if given == 0 => {
+        // SAFETY: these packets were allocated from this pool above, and are not used again.
+        unsafe { self.pool.free(&packets[filled..allocated]) };
+        self.counters.packets += filled as u64;
+        match self.pending_error.take() {
+            Some(error) if filled == 0 => {
                 self.ended = true;
                 Err(error)
             }
-            failed => {
-                self.failed = failed;
-                Ok(given)
+            // The packets are returned now, and the error by the next call.
+            pending => {
+                self.pending_error = pending;
+                Ok(filled)
             }
         }
     }
 
     fn exhausted(&self) -> bool {
-        self.ended && self.failed.is_none()
+        self.ended && self.pending_error.is_none()
     }
 
     fn counters(&self) -> Counters {

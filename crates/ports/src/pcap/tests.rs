@@ -1,10 +1,11 @@
-use super::reader::{Reader, Resolution};
-use super::writer::Writer;
+use super::reader::{CaptureReader, Resolution};
+use super::writer::CaptureWriter;
 use super::*;
 use inlane_core::packet::PacketMeta;
-use inlane_core::{HeapPool, Packet, Pool, Port, Rx};
+use inlane_core::{HeapPool, Packet, Pool, Port, Rx, Tx};
 use proptest::prelude::*;
 use reader::Record;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ fn entry(time_ns: u64, bytes: &[u8]) -> Entry {
 fn read(bytes: &[u8]) -> Result<(Vec<Entry>, Resolution), (Vec<Entry>, String)> {
     let mut entries = Vec::new();
     let mut run = || {
-        let mut reader = Reader::new("pcap:test", Box::new(std::io::Cursor::new(bytes.to_vec())))?;
+        let mut reader = CaptureReader::new("pcap:test", Box::new(std::io::Cursor::new(bytes.to_vec())));
         while let Some(record) = reader.peek()? {
             let bytes = reader.data(&record).to_vec();
             let Record { time_ns, wire_length, interface, .. } = record;
@@ -186,7 +187,7 @@ fn foreign_and_damaged_files_are_named() {
     let error = |bytes: &[u8]| read(bytes).unwrap_err().1;
     assert!(error(b"").contains("is empty"));
     assert!(error(b"GIF").contains("fewer than four"));
-    assert!(error(b"GIF89a, certainly no capture").contains("no capture"));
+    assert!(error(b"GIF89a, certainly no capture").contains("not a capture"));
     assert!(error(&classic(0xa1b2_c3d4, false, 113, &[])).contains("link type 113"));
     let whole = classic(0xa1b2_c3d4, false, 1, &[entry(SECOND, &[1; 60]), entry(SECOND, &[2; 60])]);
     let (before, cut) = read(&whole[..whole.len() - 1]).unwrap_err();
@@ -198,13 +199,14 @@ fn foreign_and_damaged_files_are_named() {
 
     let mut ng = Ng::new(false);
     ng.packet(0, 0, 1, b"x");
-    assert!(error(&ng.bytes).contains("interface 0, which is not described"));
+    assert!(error(&ng.bytes).contains("names interface 0, which is not described"));
     let mut ng = Ng::new(false);
     ng.interface(1, 0, None, None);
     ng.block(2, &[0; 40]);
     assert!(error(&ng.bytes).contains("editcap"));
     let mut ng = Ng::new(false);
     ng.interface(105, 0, None, None);
+    ng.packet(0, 0, 1, b"x");
     assert!(error(&ng.bytes).contains("link type 105"));
     let mut ng = Ng::new(false);
     ng.bytes[8] = 0;
@@ -224,12 +226,12 @@ fn blocks_that_say_wrong_lengths_end_a_pcapng_file() {
         ng.packet(0, 0, 60, &[3; 60]);
         let length = (end - second) as u32;
         for (first, last, said) in [
-            (length, length - 4, "two lengths are"),
-            (length - 4, length, "two lengths are"),
-            (0, 0, "a block of 0 bytes"),
-            (8, 8, "a block of 8 bytes"),
+            (length, length - 4, "two lengths differ"),
+            (length - 4, length, "two lengths differ"),
+            (0, 0, "a block claims 0 bytes"),
+            (8, 8, "a block claims 8 bytes"),
             (length + 1, length + 1, "which no block has"),
-            (length + 4, length + 4, "two lengths are"),
+            (length + 4, length + 4, "two lengths differ"),
             (u32::MAX - 3, u32::MAX - 3, "claims"),
         ] {
             let mut bytes = ng.bytes.clone();
@@ -245,12 +247,12 @@ fn blocks_that_say_wrong_lengths_end_a_pcapng_file() {
         // The section header, too.
         let mut bytes = ng.bytes.clone();
         bytes[24..28].copy_from_slice(&ng.word(32));
-        assert!(read(&bytes).unwrap_err().1.contains("two lengths are 28 and 32"));
+        assert!(read(&bytes).unwrap_err().1.contains("two lengths differ: 28 and 32"));
     }
 }
 
-fn source(path: &Path, playback: Playback, room: usize) -> (Source, Arc<dyn Pool>, Box<dyn Rx>) {
-    let mut source = Source::open(&format!("pcap:{}", path.display()), playback).unwrap();
+fn source(path: &Path, playback: Playback, room: usize) -> (CaptureSource, Arc<dyn Pool>, Box<dyn Rx>) {
+    let mut source = CaptureSource::open(&format!("pcap:{}", path.display()), playback).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, room).unwrap());
     source.configure(std::slice::from_ref(&pool), 0).unwrap();
     let rx = source.take_rx(0).unwrap();
@@ -260,7 +262,7 @@ fn source(path: &Path, playback: Playback, room: usize) -> (Source, Arc<dyn Pool
 /// Copies a capture through ports as a pipeline does.
 fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
     let (source, pool, mut rx) = source(from, Playback::default(), 9216);
-    let mut sink = Sink::create(&format!("pcap:{}", to.display()), Some(&source)).unwrap();
+    let mut sink = CaptureSink::open(&format!("pcap:{}", to.display()), Some(&source)).unwrap();
     sink.configure(&[], 1).unwrap();
     let mut tx = sink.take_tx(0, pool.clone()).unwrap();
     let mut packets = [Packet::EMPTY; 32];
@@ -356,7 +358,8 @@ fn pcapng_is_looked_through_for_its_resolution() {
 
 #[test]
 fn a_full_disk_is_an_error_from_the_start() {
-    let error = Sink::create("pcap:/dev/full", None).err().unwrap().to_string();
+    let mut sink = CaptureSink::open("pcap:/dev/full", None).unwrap();
+    let error = sink.start().unwrap_err().to_string();
     assert!(error.contains("after 0 packets") && error.contains("free some space"), "{error}");
 }
 
@@ -364,20 +367,21 @@ fn a_full_disk_is_an_error_from_the_start() {
 fn a_disk_that_fills_up_costs_what_is_counted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
-    let mut writer = Writer::create("pcap:out", path.to_str().unwrap(), Resolution::Nano).unwrap();
+    let mut writer = CaptureWriter::create("pcap:out", path.to_str().unwrap(), Resolution::Nano).unwrap();
     let meta = PacketMeta { time_ns: SECOND, ..PacketMeta::default() };
+    let (queue, lost) = writer.add_queue();
     for _ in 0..10 {
-        writer.record(meta, 100, |buffer| buffer.extend([5; 100])).unwrap();
+        writer.record(queue, meta, 100, |buffer| buffer.extend([5; 100])).unwrap();
     }
     writer.flush().unwrap();
-    writer.fail_with(150);
+    writer.fail_after(150);
     for _ in 0..4 {
-        writer.record(meta, 100, |buffer| buffer.extend([6; 100])).unwrap();
+        writer.record(queue, meta, 100, |buffer| buffer.extend([6; 100])).unwrap();
     }
     let error = writer.flush().unwrap_err().to_string();
     assert!(error.contains("after 11 packets"), "{error}");
     assert!(writer.reserve(1).unwrap_err().to_string().contains("free some space"), "from then on");
-    assert_eq!(writer.lost_packets(), 3);
+    assert_eq!((lost.packets(), lost.bytes()), (3, 300));
     drop(writer);
     assert_eq!(read(&std::fs::read(&path).unwrap()).unwrap().0.len(), 11, "cut behind the last whole one");
 }
@@ -388,20 +392,23 @@ fn what_cannot_be_is_refused() {
     let path = folder.path().join("in");
     std::fs::write(&path, classic(0xa1b2_c3d4, false, 1, &[entry(SECOND, &[1; 3000])])).unwrap();
     let text = format!("pcap:{}", path.display());
-    let open = |text: &str| Source::open(text, Playback::default());
+    let open = |text: &str| CaptureSource::open(text, Playback::default());
     assert!(open("pcap:").err().unwrap().to_string().contains("name the file"));
-    assert!(open("pcap:/nowhere/x").err().unwrap().to_string().contains("cannot be read"));
+    assert!(open("pcap:/nowhere/x").err().unwrap().to_string().contains("cannot read"));
     assert!(open("pcap:/").err().unwrap().to_string().contains("directory"));
     let mut source = open(&text).unwrap();
-    assert_eq!(source.summary(), Some(Summary { packets: 1, longest: 3000, resolution: Resolution::Micro }));
+    assert_eq!(
+        source.summary(),
+        Some(Summary { packets: 1, longest: 3000, latest_ns: SECOND, resolution: Resolution::Micro })
+    );
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 2048).unwrap());
     let pools = std::slice::from_ref(&pool);
     assert!(source.configure(pools, 0).unwrap_err().to_string().contains("--room 3000"));
     assert!(source.configure(pools, 1).is_err() && source.configure(&[], 0).is_err());
     assert!(
-        Sink::create(&text, Some(&source)).err().unwrap().to_string().contains("the capture that is read")
+        CaptureSink::open(&text, Some(&source)).err().unwrap().to_string().contains("reads the same file")
     );
-    assert!(Sink::create("pcap:/nowhere/x", None).err().unwrap().to_string().contains("cannot be created"));
+    assert!(CaptureSink::open("pcap:/nowhere/x", None).err().unwrap().to_string().contains("cannot create"));
 }
 
 #[test]
@@ -453,7 +460,7 @@ fn repeats_of_the_end_of_time_stay_there() {
 fn what_no_source_noted_is_stamped_when_sent() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
-    let mut sink = Sink::create(&format!("pcap:{}", path.display()), None).unwrap();
+    let mut sink = CaptureSink::open(&format!("pcap:{}", path.display()), None).unwrap();
     sink.configure(&[], 1).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 2048).unwrap());
     let mut tx = sink.take_tx(0, pool.clone()).unwrap();
@@ -527,13 +534,13 @@ fn what_comes_in_pieces_is_read_as_it_comes() {
     ng.packet(0, 9, 3, b"def");
     for bytes in [classic(0xa1b2_c3d4, false, 1, &[entry(1000, b"abc"), entry(2000, b"defg")]), ng.bytes] {
         let whole = read(&bytes).unwrap().0;
-        for cut in reader::HEADER..bytes.len() {
+        for cut in 0..bytes.len() {
             let pieces = [bytes[..cut].to_vec(), bytes[cut..].to_vec()].into();
-            let mut reader = Reader::new("pcap:test", Box::new(Trickle { pieces })).unwrap();
+            let mut reader = CaptureReader::new("pcap:test", Box::new(Trickle { pieces }));
             let mut entries = Vec::new();
             loop {
                 let Some(record) = reader.peek().unwrap() else {
-                    if reader.waits() {
+                    if reader.waiting() {
                         continue;
                     }
                     break;
@@ -554,7 +561,7 @@ fn a_pipe_without_packets_holds_nothing_up() {
     let name = format!("pcap:/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
     let two = classic(0xa1b2_c3d4, false, 1, &[entry(1000, b"abc"), entry(2000, b"defg")]);
     std::io::Write::write_all(&mut writer, &two).unwrap();
-    let mut source = Source::open(&name, Playback::default()).unwrap();
+    let mut source = CaptureSource::open(&name, Playback::default()).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());
     source.configure(std::slice::from_ref(&pool), 0).unwrap();
     let mut rx = source.take_rx(0).unwrap();
@@ -567,4 +574,224 @@ fn a_pipe_without_packets_holds_nothing_up() {
     assert!(rx.exhausted());
     // SAFETY: these packets are held here, are of this pool, and are not used again.
     unsafe { pool.free(&packets[..2]) };
+}
+
+#[test]
+fn packets_of_ethernet_are_read_whatever_other_interfaces_are_described() {
+    let mut ng = Ng::new(false);
+    ng.interface(105, 0, Some(9), None);
+    ng.interface(1, 0, None, None);
+    ng.packet(1, SECOND / 1000, 5, b"ether");
+    let expected = Entry { interface: 1, ..entry(SECOND, b"ether") };
+    assert_eq!(read(&ng.bytes), Ok((vec![expected], Resolution::Micro)));
+    ng.packet(0, 0, 5, b"radio");
+    let (before, error) = read(&ng.bytes).unwrap_err();
+    assert!(before.len() == 1 && error.contains("link type 105"), "{error}");
+}
+
+/// Receives once, returns the packets' timestamps, and frees the packets.
+fn times(rx: &mut dyn Rx, pool: &dyn Pool, count: usize) -> Vec<u64> {
+    let mut packets = vec![Packet::EMPTY; count];
+    let count = rx.receive(&mut packets).unwrap();
+    let packets = &packets[..count];
+    // SAFETY: these packets were just received and come from this pool.
+    let times = packets.iter().map(|packet| unsafe { pool.meta(packet) }.time_ns).collect();
+    // SAFETY: as above, and they are not used again.
+    unsafe { pool.free(packets) };
+    times
+}
+
+#[test]
+fn a_looped_capture_starts_its_timestamps_again_before_the_format_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in");
+    let first = writer::MAX_TIME_NS - 2_000_000_999;
+    let entries = [entry(first, &[1; 60]), entry(first + 1_000_000_000, &[2; 60])];
+    std::fs::write(&path, classic(0xa1b2_3c4d, false, 1, &entries)).unwrap();
+    let (_source, pool, mut rx) = source(&path, Playback { repeat: true, ..Playback::default() }, 64);
+    let found = times(&mut *rx, &*pool, 8);
+    let second = first + 1_000_001_000;
+    assert_eq!(found[..2], [first, first + 1_000_000_000]);
+    assert!(second + 1_000_000_000 > writer::MAX_TIME_NS, "a second lap would exceed the format");
+    assert_eq!(found[2..4], found[..2], "so the second lap repeats the timestamps");
+    assert!(found.iter().all(|&time| time <= writer::MAX_TIME_NS));
+}
+
+#[test]
+fn errors_of_a_sink_are_counted_once_whatever_its_queues() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let writer = CaptureWriter::create("pcap:out", path.to_str().unwrap(), Resolution::Nano).unwrap();
+    let writer = Arc::new(std::sync::Mutex::new(writer));
+    writer.lock().unwrap().begin().unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());
+    let mut queues: Vec<_> = (0..3)
+        .map(|_| {
+            QueueWriter::new(writer.clone(), TimestampSource::SendTime, pool.clone())
+                .map(|writer| sink::CaptureTx::new(writer, pool.clone()))
+                .unwrap()
+        })
+        .collect();
+    writer.lock().unwrap().fail_after(2 * (16 + 60) + 10);
+    for queue in &mut queues {
+        let mut packets = [Packet::EMPTY; 2];
+        assert_eq!(pool.allocate(&mut packets), 2);
+        packets.iter_mut().for_each(|packet| packet.length = 60);
+        // SAFETY: these packets were just allocated from this pool, and are not used again.
+        assert_eq!(unsafe { queue.send(&packets) }.unwrap(), 2);
+    }
+    assert!(queues[0].finish(&mut || true).unwrap_err().to_string().contains("after 2 packets"));
+    let counters: Vec<_> = queues.iter().map(|queue| queue.counters()).collect();
+    let of = |read: fn(&inlane_core::port::Counters) -> u64| counters.iter().map(read).collect::<Vec<_>>();
+    assert_eq!(of(|counters| counters.packets), [2, 0, 0], "only what was written was sent");
+    assert_eq!(of(|counters| counters.bytes), [120, 0, 0]);
+    assert_eq!(of(|counters| counters.errors), [0, 2, 2]);
+    drop(queues);
+    drop(writer);
+    assert_eq!(read(&std::fs::read(&path).unwrap()).unwrap().0.len(), 2);
+}
+
+fn fifo(folder: &Path) -> (std::path::PathBuf, String) {
+    let path = folder.join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let name = format!("pcap:{}", path.display());
+    (path, name)
+}
+
+#[test]
+fn a_named_pipe_without_a_writer_blocks_neither_opening_nor_receiving() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, name) = fifo(folder.path());
+    let mut source = CaptureSource::open(&name, Playback::default()).unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 64).unwrap());
+    source.configure(std::slice::from_ref(&pool), 0).unwrap();
+    let mut rx = source.take_rx(0).unwrap();
+    assert!(times(&mut *rx, &*pool, 4).is_empty());
+    assert!(!rx.exhausted(), "a writer may still come");
+    let bytes = classic(0xa1b2_c3d4, false, 1, &[entry(SECOND, b"abc")]);
+    let mut writer = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for byte in &bytes[..bytes.len() - 1] {
+        std::io::Write::write_all(&mut writer, &[*byte]).unwrap();
+        assert!(times(&mut *rx, &*pool, 4).is_empty());
+    }
+    assert!(source.resolution().get() == Some(&Resolution::Micro), "known as soon as the header is");
+    std::io::Write::write_all(&mut writer, &bytes[bytes.len() - 1..]).unwrap();
+    assert_eq!(times(&mut *rx, &*pool, 4), [SECOND]);
+    drop(writer);
+    assert!(times(&mut *rx, &*pool, 4).is_empty());
+    assert!(rx.exhausted());
+}
+
+#[test]
+fn a_named_pipe_whose_reader_is_absent_or_pauses_blocks_no_sender() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, name) = fifo(folder.path());
+    let mut sink = CaptureSink::open(&name, None).unwrap();
+    sink.configure(&[], 1).unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 4096).unwrap());
+    let mut tx = sink.take_tx(0, pool.clone()).unwrap();
+    sink.start().unwrap();
+    let mut packets = [Packet::EMPTY; 32];
+    let mut send_until_full = |tx: &mut dyn Tx| {
+        let mut total = 0;
+        loop {
+            let count = pool.allocate(&mut packets);
+            packets[..count].iter_mut().for_each(|packet| packet.length = 4000);
+            // SAFETY: these packets were just allocated from this pool.
+            let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
+            // SAFETY: as above. Those that were not sent are freed here.
+            unsafe { pool.free(&packets[sent..count]) };
+            total += sent as u64;
+            if sent < count {
+                return total;
+            }
+        }
+    };
+    let unread = send_until_full(&mut *tx);
+    assert!(unread > 0, "without a reader packets are buffered");
+    tx.flush().unwrap();
+    let reader = std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+        .open(&path)
+        .unwrap();
+    tx.flush().unwrap();
+    send_until_full(&mut *tx);
+    let reading = std::thread::spawn(move || {
+        let mut file = reader;
+        let mut bytes = Vec::new();
+        let mut part = [0; 65536];
+        loop {
+            match std::io::Read::read(&mut file, &mut part) {
+                Ok(0) => return bytes,
+                Ok(count) => bytes.extend(&part[..count]),
+                Err(_) => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        }
+    });
+    tx.finish(&mut || true).unwrap();
+    let written = tx.counters();
+    drop((tx, sink));
+    let (entries, _) = read(&reading.join().unwrap()).unwrap();
+    assert_eq!((written.packets, written.errors), (entries.len() as u64, 0));
+    assert!(entries.iter().all(|entry| entry.bytes.len() == 4000));
+}
+
+#[test]
+fn packets_that_no_reader_took_are_lost_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_path, name) = fifo(folder.path());
+    let mut sink = CaptureSink::open(&name, None).unwrap();
+    sink.configure(&[], 1).unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 64).unwrap());
+    let mut tx = sink.take_tx(0, pool.clone()).unwrap();
+    let mut packets = [Packet::EMPTY; 3];
+    pool.allocate(&mut packets);
+    packets.iter_mut().for_each(|packet| packet.length = 60);
+    // SAFETY: these packets were just allocated from this pool, and are not used again.
+    assert_eq!(unsafe { tx.send(&packets) }.unwrap(), 3);
+    let mut asked = 0;
+    let outcome = tx.finish(&mut || {
+        asked += 1;
+        asked < 3
+    });
+    assert!(outcome.unwrap_err().to_string().contains("its reader stopped reading"));
+    assert_eq!(asked, 3);
+    assert_eq!((tx.counters().packets, tx.counters().errors, pool.outstanding()), (0, 3, 0));
+}
+
+#[test]
+fn an_output_is_emptied_when_the_run_begins_and_not_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out");
+    let name = format!("pcap:{}", path.display());
+    std::fs::write(&path, "precious, and longer than a header of a capture").unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 64).unwrap());
+    let mut sink = CaptureSink::open(&name, None).unwrap();
+    sink.configure(&[], 1).unwrap();
+    drop(sink.take_tx(0, pool.clone()).unwrap());
+    drop(sink);
+    assert!(std::fs::read(&path).unwrap().starts_with(b"precious"));
+    let mut sink = CaptureSink::open(&name, None).unwrap();
+    sink.configure(&[], 1).unwrap();
+    sink.start().unwrap();
+    drop(sink);
+    assert_eq!(read(&std::fs::read(&path).unwrap()), Ok((vec![], Resolution::Nano)));
+}
+
+#[test]
+fn a_sink_that_would_overwrite_the_source_is_refused_through_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let text = |name: &str| format!("pcap:{}", at(name).display());
+    let bytes = classic(0xa1b2_c3d4, false, 1, &[entry(SECOND, &[1; 60])]);
+    std::fs::write(at("in"), &bytes).unwrap();
+    std::fs::hard_link(at("in"), at("hard")).unwrap();
+    std::os::unix::fs::symlink(at("in"), at("soft")).unwrap();
+    let source = CaptureSource::open(&text("in"), Playback::default()).unwrap();
+    for name in ["in", "hard", "soft"] {
+        let error = CaptureSink::open(&text(name), Some(&source)).err().unwrap().to_string();
+        assert!(error.contains("reads the same file"), "{error}");
+    }
+    assert_eq!(std::fs::read(at("in")).unwrap(), bytes);
 }

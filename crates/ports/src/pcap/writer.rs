@@ -1,142 +1,186 @@
-//! Writes classic captures, little-endian, in micro- or nanoseconds.
+//! Writes classic captures: little-endian, with micro- or nanoseconds.
 //!
-//! Records gather in a buffer. When the disk refuses them, those that did not get there whole are counted, and the file is
-//! cut behind the last whole one, so that what is there can be read.
+//! Records are collected in a buffer. If the output refuses them, the writer counts the records that were not written whole, and
+//! cuts the file behind the last whole record.
 
+use super::output::Output;
 use super::reader::{ETHERNET, Resolution};
 use inlane_core::error::Class;
 use inlane_core::packet::PacketMeta;
 use inlane_core::{Error, Result};
-use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-/// Bytes gathered before they are written.
+/// Bytes collected before they are written.
 const BUFFER: usize = 1 << 18;
+const HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
-/// What libpcap takes for 'nothing is cut'.
+/// libpcap's snap length for captures of whole packets.
 const SNAP_LENGTH: u32 = 262_144;
+/// The latest time that a classic capture can represent (in the year 2106), in nanoseconds since the epoch.
+pub const MAX_TIME_NS: u64 = (u32::MAX as u64 + 1) * 1_000_000_000 - 1;
 
-enum Output {
-    File(File),
-    Stdout(std::io::Stdout),
-    /// A disk with room for so many bytes.
-    #[cfg(test)]
-    Full(File, usize),
+/// A resolution that becomes known when the header of a piped source has arrived.
+pub type SharedResolution = Arc<OnceLock<Resolution>>;
+
+/// Packets of one queue that the writer accepted and could not write.
+#[derive(Debug, Default)]
+pub struct LostPackets {
+    packets: AtomicU64,
+    bytes: AtomicU64,
 }
 
-impl Output {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        match self {
-            Output::File(file) => file.write(bytes),
-            #[cfg(test)]
-            Output::Full(_, 0) => Err(ErrorKind::StorageFull.into()),
-            #[cfg(test)]
-            Output::Full(file, room) => {
-                let count = file.write(&bytes[..bytes.len().min(*room)])?;
-                *room -= count;
-                Ok(count)
-            }
-            Output::Stdout(stdout) => stdout.write(bytes).and_then(|count| stdout.flush().map(|()| count)),
-        }
+impl LostPackets {
+    /// Returns the number of lost packets.
+    pub fn packets(&self) -> u64 {
+        self.packets.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of bytes in the lost packets.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 }
 
-/// A capture that is written.
-pub struct Writer {
+/// A record in the buffer.
+struct Buffered {
+    /// Where it ends.
+    end: u32,
+    /// The queue that its packet came from.
+    queue: u32,
+}
+
+/// Writes packets to a capture.
+///
+/// Opening the writer changes no file. The first packet, [`CaptureWriter::begin`] or [`CaptureWriter::flush`] replaces what a
+/// file held before.
+pub struct CaptureWriter {
     name: String,
     output: Output,
-    resolution: Resolution,
+    begun: bool,
+    resolution: SharedResolution,
+    /// The resolution in the header, once the header is written or in the buffer.
+    header: Option<Resolution>,
     buffer: Vec<u8>,
-    /// Where each record in the buffer ends.
-    ends: Vec<u32>,
-    /// Bytes and packets that are out.
-    written_bytes: u64,
+    /// Bytes at the front of the buffer that were written.
+    written: usize,
+    /// Where the buffer's first record begins: behind the header, if that is in the buffer.
+    first_record: usize,
+    records: Vec<Buffered>,
+    /// Bytes written from earlier contents of the buffer.
+    written_before: u64,
     written_packets: u64,
-    lost_packets: u64,
+    queues: Vec<Arc<LostPackets>>,
     broken: Option<String>,
 }
 
-impl Writer {
-    /// Creates `path` (or overwrites it; `-` is standard output) and writes the header; `name` is what errors call it.
+impl CaptureWriter {
+    /// Opens the capture at `path`, or standard output for `-`. Errors call it `name`.
     ///
     /// # Errors
-    /// When it cannot be created or written.
-    pub fn create(name: &str, path: &str, resolution: Resolution) -> Result<Self> {
-        let output = if path == "-" {
-            Output::Stdout(std::io::stdout())
-        } else {
-            Output::File(File::create(path).map_err(|error| {
-                Error::port_environment(
-                    name,
-                    format!(
-                        "{path} cannot be created: {error}; name a file in a directory that you may write"
-                    ),
-                )
-            })?)
-        };
-        let mut writer = Self {
+    /// If the path can be neither opened nor created.
+    pub fn open(name: &str, path: &str, resolution: SharedResolution) -> Result<Self> {
+        Ok(Self {
             name: name.into(),
-            output,
+            output: Output::open(name, path)?,
+            begun: false,
             resolution,
+            header: None,
             buffer: Vec::with_capacity(BUFFER),
-            ends: Vec::with_capacity(BUFFER / 64),
-            written_bytes: 0,
+            written: 0,
+            first_record: 0,
+            records: Vec::with_capacity(BUFFER / 64),
+            written_before: 0,
             written_packets: 0,
-            lost_packets: 0,
+            queues: Vec::new(),
             broken: None,
-        };
-        let magic: u32 = match resolution {
-            Resolution::Micro => 0xa1b2_c3d4,
-            Resolution::Nano => 0xa1b2_3c4d,
-        };
-        writer.buffer.extend(magic.to_le_bytes());
-        writer.buffer.extend([2, 0, 4, 0]);
-        writer.buffer.extend([0; 8]);
-        writer.buffer.extend(SNAP_LENGTH.to_le_bytes());
-        writer.buffer.extend(ETHERNET.to_le_bytes());
-        writer.flush()?;
-        Ok(writer)
+        })
     }
 
-    /// Packets taken that did not get to the disk.
-    pub fn lost_packets(&self) -> u64 {
-        self.lost_packets
-    }
-
-    /// From now on the disk has room for `bytes` more.
-    #[cfg(test)]
-    pub fn fail_with(&mut self, bytes: usize) {
-        let Output::File(file) = &self.output else { unreachable!("asked of files only") };
-        self.output = Output::Full(file.try_clone().unwrap(), bytes);
-    }
-
-    /// Makes room for a packet of `length` bytes: writes what is buffered when there is none.
+    /// Opens the capture at `path` with a known resolution.
     ///
     /// # Errors
-    /// When the disk refuses what is buffered.
-    pub fn reserve(&mut self, length: usize) -> Result<()> {
-        self.check()?;
-        if self.buffer.len() + RECORD_HEADER + length > BUFFER && !self.buffer.is_empty() {
+    /// As for [`CaptureWriter::open`].
+    pub fn create(name: &str, path: &str, resolution: Resolution) -> Result<Self> {
+        Self::open(name, path, Arc::new(OnceLock::from(resolution)))
+    }
+
+    /// Adds a queue. Returns its number for [`CaptureWriter::record`], and the count of its lost packets.
+    pub fn add_queue(&mut self) -> (u32, Arc<LostPackets>) {
+        let lost = Arc::<LostPackets>::default();
+        self.queues.push(lost.clone());
+        (self.queues.len() as u32 - 1, lost)
+    }
+
+    /// Empties the output, and writes the header if the resolution is known. Has no effect the second time.
+    ///
+    /// # Errors
+    /// If the output refuses it, for example because the disk is full.
+    pub fn begin(&mut self) -> Result<()> {
+        if self.begun {
+            return Ok(());
+        }
+        self.begun = true;
+        if let Err(error) = self.output.begin() {
+            return Err(self.give_up(&cause(&error)));
+        }
+        if self.resolution.get().is_some() {
             self.flush()?;
         }
         Ok(())
     }
 
-    /// Takes a packet, whose `length` bytes `fill` appends.
+    /// Returns true once the output may have been changed.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Simulates a disk with room for `bytes` more.
+    #[cfg(test)]
+    pub(super) fn fail_after(&mut self, bytes: usize) {
+        self.output.fail_after(bytes);
+    }
+
+    /// Makes room in the buffer for a packet of `length` bytes, by writing what is buffered if necessary.
+    ///
+    /// Returns false if a reader must take bytes first. If the buffer is empty, there is room for any packet.
     ///
     /// # Errors
-    /// For a time that the format cannot say: beyond 2106.
-    pub fn record(&mut self, meta: PacketMeta, length: usize, fill: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+    /// If the output refuses what is buffered.
+    pub fn reserve(&mut self, length: usize) -> Result<bool> {
+        self.check()?;
+        if !self.begun {
+            self.begin()?;
+        }
+        if self.buffer.len() + RECORD_HEADER + length <= BUFFER || self.buffer.is_empty() {
+            return Ok(true);
+        }
+        self.write_buffer()
+    }
+
+    /// Buffers a packet of queue `queue`. `fill` appends its `length` bytes.
+    ///
+    /// # Errors
+    /// If the packet's time exceeds [`MAX_TIME_NS`].
+    pub fn record(
+        &mut self,
+        queue: u32,
+        meta: PacketMeta,
+        length: usize,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<()> {
         let seconds = u32::try_from(meta.time_ns / 1_000_000_000).map_err(|_| Error::Port {
             port: self.name.clone(),
             why: format!(
-                "a packet's time, {} ns since 1970, is beyond what the format holds (2106)",
+                "a packet has time {} ns after 1970, and the format ends in 2106; shift the timestamps: editcap -t",
                 meta.time_ns
             ),
             class: Class::Failed,
         })?;
         let nanoseconds = (meta.time_ns % 1_000_000_000) as u32;
-        let fraction = match self.resolution {
+        let fraction = match self.header() {
             Resolution::Micro => nanoseconds / 1000,
             Resolution::Nano => nanoseconds,
         };
@@ -147,67 +191,129 @@ impl Writer {
         let start = self.buffer.len();
         fill(&mut self.buffer);
         debug_assert_eq!(self.buffer.len() - start, length);
-        self.ends.push(self.buffer.len() as u32);
+        self.records.push(Buffered { end: self.buffer.len() as u32, queue });
         Ok(())
     }
 
-    /// Records that are buffered.
-    pub fn buffered(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Forgets what is buffered behind the first `records`.
-    pub fn unwrite(&mut self, records: usize) {
-        if let Some(&end) = records.checked_sub(1).and_then(|last| self.ends.get(last)) {
-            self.buffer.truncate(end as usize);
-        } else if records == 0 {
-            self.buffer.clear();
+    /// Returns the resolution of this capture. The first call puts the header into the buffer.
+    #[inline]
+    fn header(&mut self) -> Resolution {
+        match self.header {
+            Some(resolution) => resolution,
+            None => self.write_header(),
         }
-        self.ends.truncate(records);
     }
 
-    /// Writes what is buffered.
+    #[cold]
+    fn write_header(&mut self) -> Resolution {
+        let resolution = self.resolution.get().copied().unwrap_or(Resolution::Nano);
+        let magic: u32 = match resolution {
+            Resolution::Micro => 0xa1b2_c3d4,
+            Resolution::Nano => 0xa1b2_3c4d,
+        };
+        self.buffer.extend(magic.to_le_bytes());
+        self.buffer.extend([2, 0, 4, 0]);
+        self.buffer.extend([0; 8]);
+        self.buffer.extend(SNAP_LENGTH.to_le_bytes());
+        self.buffer.extend(ETHERNET.to_le_bytes());
+        self.first_record = HEADER;
+        self.header = Some(resolution);
+        resolution
+    }
+
+    /// Returns the number of buffered records.
+    pub fn buffered(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Removes all buffered records behind the first `records`. They must have been buffered since the last
+    /// [`CaptureWriter::reserve`].
+    pub fn remove_after(&mut self, records: usize) {
+        let end = match records.checked_sub(1).and_then(|last| self.records.get(last)) {
+            Some(record) => record.end as usize,
+            None if records == 0 => self.first_record,
+            None => return,
+        };
+        self.buffer.truncate(end);
+        self.records.truncate(records);
+    }
+
+    /// Writes what is buffered, and the header. Returns false if a reader must take bytes first; the rest stays buffered.
     ///
     /// # Errors
-    /// When the disk refuses it, then and from then on.
-    pub fn flush(&mut self) -> Result<()> {
+    /// If the output refuses it, in this and every later call.
+    pub fn flush(&mut self) -> Result<bool> {
         self.check()?;
-        let mut done = 0;
-        while done < self.buffer.len() {
-            match self.output.write(&self.buffer[done..]) {
-                Ok(0) => return Err(self.give_up(done, "it takes no more")),
-                Ok(count) => done += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.give_up(done, &error.to_string())),
+        self.begin()?;
+        self.header();
+        self.write_buffer()
+    }
+
+    /// Writes what is buffered, and waits for a slow reader as long as `keep_waiting` returns true.
+    ///
+    /// # Errors
+    /// If the output refuses it, or if packets remain when the wait ends. These are lost.
+    pub fn finish(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
+        while !self.flush()? {
+            if !keep_waiting() {
+                return self.abandon();
             }
+            self.output.wait(Duration::from_millis(10));
         }
-        self.written_bytes += done as u64;
-        self.written_packets += self.ends.len() as u64;
-        self.buffer.clear();
-        self.ends.clear();
         Ok(())
     }
 
-    /// Notes that only `done` bytes of the buffer could be written.
-    fn give_up(&mut self, done: usize, why: &str) -> Error {
-        let whole = self.ends.partition_point(|&end| end as usize <= done);
-        self.lost_packets += (self.ends.len() - whole) as u64;
-        self.written_packets += whole as u64;
-        let kept = whole.checked_sub(1).map_or(0, |last| self.ends[last] as u64);
-        let file = match &self.output {
-            Output::File(file) => Some(file),
-            #[cfg(test)]
-            Output::Full(file, _) => Some(file),
-            Output::Stdout(_) => None,
-        };
-        if let Some(file) = file {
-            // What cannot be cut off stays: a reader will name it.
-            let _ = file.set_len(self.written_bytes + kept);
+    /// Gives up what is still buffered.
+    fn abandon(&mut self) -> Result<()> {
+        let packets = self.records.len();
+        let error = self.give_up("its reader stopped reading");
+        if packets == 0 { Ok(()) } else { Err(error) }
+    }
+
+    /// Writes the buffer as far as the output takes it. Returns true if all of it was written.
+    fn write_buffer(&mut self) -> Result<bool> {
+        while self.written < self.buffer.len() {
+            match self.output.write(&self.buffer[self.written..]) {
+                Ok(0) => return Err(self.give_up(&cause(&ErrorKind::StorageFull.into()))),
+                Ok(count) => self.written += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(self.give_up(&cause(&error))),
+            }
         }
+        self.written_packets += self.records.len() as u64;
+        self.clear();
+        Ok(true)
+    }
+
+    fn clear(&mut self) {
+        self.written_before += self.written as u64;
+        self.written = 0;
+        self.first_record = 0;
         self.buffer.clear();
-        self.ends.clear();
+        self.records.clear();
+    }
+
+    /// Counts the buffered records that were not written whole as lost, and refuses all further packets.
+    fn give_up(&mut self, why: &str) -> Error {
+        let whole = self.records.partition_point(|record| record.end as usize <= self.written);
+        self.written_packets += whole as u64;
+        let mut start = match whole.checked_sub(1) {
+            Some(last) => self.records[last].end as usize,
+            None => self.first_record,
+        };
+        let kept = start.min(self.written);
+        for record in &self.records[whole..] {
+            if let Some(lost) = self.queues.get(record.queue as usize) {
+                lost.packets.fetch_add(1, Ordering::Relaxed);
+                lost.bytes.fetch_add((record.end as usize - start - RECORD_HEADER) as u64, Ordering::Relaxed);
+            }
+            start = record.end as usize;
+        }
+        self.output.cut(self.written_before + kept as u64);
+        self.clear();
         let why = format!(
-            "writing failed after {} packets: {why}; what is there can be read; free some space or write elsewhere",
+            "writing failed after {} packets: {why}; the packets written can be read",
             self.written_packets
         );
         self.broken = Some(why.clone());
@@ -222,10 +328,20 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+/// Describes why the output refused bytes, and the remedy.
+fn cause(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::BrokenPipe => "its reader closed the pipe".into(),
+        _ => format!("{error}; free some space or write elsewhere"),
+    }
+}
+
+impl Drop for CaptureWriter {
     fn drop(&mut self) {
-        if self.broken.is_none()
-            && let Err(error) = self.flush()
+        // Users that need the outcome call `finish`. Here a paused reader is not waited for.
+        if self.begun
+            && self.broken.is_none()
+            && let Err(error) = self.finish(&mut || false)
         {
             tracing::error!("{error}");
         }

@@ -1,101 +1,77 @@
-//! Writes what goes through a queue to a capture.
+//! Writes the packets that a run sends to a capture.
 //!
-//! The capture is part of the run: when its disk is full the run ends with that error, rather than with a capture that lacks
-//! packets.
+//! The capture is part of the run: if its disk is full, the run ends with that error instead of an incomplete capture.
 
+use crate::generate::require_cpu_memory;
 use crate::pcap::reader::Resolution;
-use crate::pcap::writer::Writer;
-use crate::pcap::{Stamps, Tap};
+use crate::pcap::writer::CaptureWriter;
+use crate::pcap::{QueueWriter, TimestampSource, file_of, same_file};
 use inlane_core::port::Counters;
-use inlane_core::{Error, Packet, Pool, Result, Rx, Tx};
+use inlane_core::{Error, Packet, Pool, Result, Tx};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// A capture that queues share.
+/// A capture that the send queues of a run share.
 #[derive(Clone)]
 pub struct Capture {
-    writer: Arc<Mutex<Writer>>,
-    stamps: Stamps,
+    writer: Arc<Mutex<CaptureWriter>>,
+    timestamps: TimestampSource,
 }
 
 impl Capture {
-    /// Creates the capture `path`, in nanoseconds. [`Stamps::Noted`] is for packets that come from a capture.
+    /// Opens the capture at `path`, with timestamps in nanoseconds. `ports` are the ports of the run.
+    ///
+    /// An existing file keeps its content until the first packet is sent.
     ///
     /// # Errors
-    /// When it cannot be created.
-    pub fn create(path: &Path, stamps: Stamps) -> Result<Self> {
+    /// If the file cannot be created, or if one of the ports reads or writes it.
+    pub fn open(path: &Path, timestamps: TimestampSource, ports: &[String]) -> Result<Self> {
         let name = format!("capture {}", path.display());
-        let text =
-            path.to_str().ok_or_else(|| Error::port_usage(&name, "its name is no UTF-8: choose another"))?;
-        let writer = Writer::create(&name, text, Resolution::Nano)?;
-        Ok(Self { writer: Arc::new(Mutex::new(writer)), stamps })
-    }
-
-    fn tap(&self, port: &str, pool: &Arc<dyn Pool>) -> Result<Tap> {
-        crate::generate::cpu_memory(port, pool)?;
-        Ok(Tap::new(self.writer.clone(), self.stamps, pool.clone()))
-    }
-
-    /// `inner`, whose packets are of `pool`, with what it receives captured.
-    ///
-    /// # Errors
-    /// When the CPU cannot read those packets.
-    pub fn rx(&self, inner: Box<dyn Rx>, pool: &Arc<dyn Pool>) -> Result<Box<dyn Rx>> {
-        Ok(Box::new(CapturedRx { inner, tap: self.tap("capture", pool)?, failed: None }))
-    }
-
-    /// `inner`, whose packets are of `pool`, with what it sends captured.
-    ///
-    /// # Errors
-    /// When the CPU cannot read those packets.
-    pub fn tx(&self, inner: Box<dyn Tx>, pool: &Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
-        Ok(Box::new(CapturedTx { inner, tap: self.tap("capture", pool)? }))
-    }
-}
-
-struct CapturedRx {
-    inner: Box<dyn Rx>,
-    tap: Tap,
-    failed: Option<Error>,
-}
-
-// SAFETY: the packets are the inner port's, unchanged.
-unsafe impl Rx for CapturedRx {
-    fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
-        if let Some(error) = self.failed.take() {
-            return Err(error);
+        if let Some(port) = ports.iter().find(|port| file_of(port).is_some_and(|file| same_file(file, path)))
+        {
+            return Err(Error::port_usage(
+                &name,
+                format!("port {port} uses the same file; name another one"),
+            ));
         }
-        let count = self.inner.receive(packets)?;
-        // They are the caller's by now: the error comes with the next call.
-        self.failed = self.tap.write(&packets[..count]).1.err();
-        Ok(count)
+        let text =
+            path.to_str().ok_or_else(|| Error::port_usage(&name, "its name is not UTF-8; rename it"))?;
+        let writer = CaptureWriter::create(&name, text, Resolution::Nano)?;
+        Ok(Self { writer: Arc::new(Mutex::new(writer)), timestamps })
     }
 
-    fn exhausted(&self) -> bool {
-        self.failed.is_none() && self.inner.exhausted()
-    }
-
-    fn counters(&self) -> Counters {
-        self.inner.counters()
+    /// Wraps a send queue whose packets come from `pool`. The wrapper writes what the queue sends to the capture.
+    ///
+    /// # Errors
+    /// If the CPU cannot read the packets.
+    pub fn tx(&self, inner: Box<dyn Tx>, pool: &Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
+        require_cpu_memory("capture", pool)?;
+        let writer = QueueWriter::new(self.writer.clone(), self.timestamps, pool.clone())?;
+        Ok(Box::new(CapturedTx { inner, writer }))
     }
 }
 
 struct CapturedTx {
     inner: Box<dyn Tx>,
-    tap: Tap,
+    writer: QueueWriter,
 }
 
-// SAFETY: the inner port sends, and its count is returned.
+// SAFETY: the inner queue sends the packets, and its count is returned.
 unsafe impl Tx for CapturedTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        let Self { inner, tap } = self;
-        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
-        tap.write_sent(packets, |packets| unsafe { inner.send(packets) })
+        let Self { inner, writer } = self;
+        // SAFETY: the caller holds the packets, and they are from this queue's pool. The inner queue keeps its contract.
+        unsafe { writer.write_sent(packets, |packets| inner.send(packets)) }
     }
 
     fn flush(&mut self) -> Result<()> {
         self.inner.flush()?;
-        self.tap.flush()
+        self.writer.flush()
+    }
+
+    fn finish(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
+        self.inner.finish(keep_waiting)?;
+        self.writer.finish(keep_waiting)
     }
 
     fn counters(&self) -> Counters {

@@ -1,12 +1,12 @@
 //! A faulty wire by choice: drops, duplicates, reorders, corrupts and delays packets, each with a probability, in a way that a
 //! seed repeats. What it does is counted, so that a checker's findings can be compared with it.
 
-use crate::generate::cpu_memory;
+use crate::generate::require_cpu_memory;
 use crate::generate::traffic::mix;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::units::parse_time;
-use inlane_core::{Error, Packet, Pool, Result, Rx, Tx};
+use inlane_core::{Error, Packet, Pool, Result, Rx};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,14 +97,6 @@ impl Faults {
         let counters = Counters::default();
         Ok(FaultyRx { inner, wire: Wire::new(self, pool, clock)?, counters })
     }
-
-    /// `inner`, whose packets are of `pool`, with faults in front of it.
-    ///
-    /// # Errors
-    /// When the CPU cannot write those packets.
-    pub fn tx(self, inner: Box<dyn Tx>, pool: &Arc<dyn Pool>, clock: &Clock) -> Result<FaultyTx> {
-        Ok(FaultyTx { inner, wire: Wire::new(self, pool, clock)? })
-    }
 }
 
 /// What was done to packets.
@@ -154,7 +146,7 @@ struct Reordered {
 
 impl Wire {
     fn new(faults: Faults, pool: &Arc<dyn Pool>, clock: &Clock) -> Result<Self> {
-        cpu_memory("faults", pool)?;
+        require_cpu_memory("faults", pool)?;
         Ok(Self {
             faults,
             random: faults.seed,
@@ -269,20 +261,6 @@ impl Wire {
     fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.reordered.is_empty() && self.delayed.is_empty()
     }
-
-    /// Sends on as much of what is ready as `inner` takes.
-    fn push(&mut self, inner: &mut dyn Tx) -> Result<()> {
-        while !self.ready.is_empty() {
-            let (front, _) = self.ready.as_slices();
-            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
-            let sent = unsafe { inner.send(front) }?;
-            self.ready.drain(..sent);
-            if sent == 0 {
-                break;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Wire {
@@ -343,44 +321,5 @@ unsafe impl Rx for FaultyRx {
         let inner = self.inner.counters();
         let dropped = self.wire.done.dropped.load(Ordering::Relaxed);
         Counters { missed: inner.missed + dropped, errors: inner.errors, ..self.counters }
-    }
-}
-
-/// A send queue with faults in front of it.
-pub struct FaultyTx {
-    inner: Box<dyn Tx>,
-    wire: Wire,
-}
-
-impl FaultyTx {
-    /// What it does, counted while it does it.
-    pub fn done(&self) -> Arc<Done> {
-        self.wire.done.clone()
-    }
-}
-
-// SAFETY: it keeps exactly the packets that it counts, and an error comes before it keeps any.
-unsafe impl Tx for FaultyTx {
-    unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        let now_ns = self.wire.clock.now_ns();
-        self.wire.catch_up(now_ns, false);
-        // An error of the port is one of what is on the wire: the caller still holds its own.
-        self.wire.push(&mut *self.inner)?;
-        let count = packets.len().min(MOST_READY.saturating_sub(self.wire.ready.len()));
-        for &packet in &packets[..count] {
-            self.wire.accept(packet, now_ns);
-        }
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.wire.catch_up(self.wire.clock.now_ns(), true);
-        self.wire.push(&mut *self.inner)?;
-        self.inner.flush()
-    }
-
-    fn counters(&self) -> Counters {
-        let inner = self.inner.counters();
-        Counters { missed: inner.missed + self.wire.done.dropped.load(Ordering::Relaxed), ..inner }
     }
 }

@@ -3,7 +3,7 @@ use super::fault::Faults;
 use super::pace::PacedRx;
 use crate::check::{Checker, captures, reference};
 use crate::generate::Generator;
-use crate::pcap::{Playback, Sink, Source, Stamps};
+use crate::pcap::{CaptureSink, CaptureSource, Playback, TimestampSource};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::result::Verification;
@@ -23,7 +23,7 @@ fn bench(text: &str) -> Bench {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).unwrap();
     let mut checker =
-        Checker::open("check", &clock, Some(&generator), reference::find("io").unwrap()).unwrap();
+        Checker::open("check", &clock, Some(&generator), reference::find("io").unwrap(), 0).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(1024, 2048).unwrap());
     generator.configure(std::slice::from_ref(&pool), 0).unwrap();
     checker.configure(&[], 1).unwrap();
@@ -79,25 +79,19 @@ fn a_checker_finds_what_a_faulty_queue_did() {
     compare(&checker, done.counts(), "rx");
     assert_eq!(pool.outstanding(), 0);
 
-    let Bench { clock, checker, pool, mut rx, tx } = bench(TEXT);
-    let mut faulty = Faults::parse(FAULTS).unwrap().tx(tx, &pool, &clock).unwrap();
-    let again = faulty.done();
-    forward(&mut *rx, &mut faulty).unwrap();
-    // What is delayed is still on the wire.
-    std::thread::sleep(std::time::Duration::from_millis(1));
-    faulty.flush().unwrap();
-    drop(faulty);
-    compare(&checker, again.counts(), "tx");
-    assert_eq!(pool.outstanding(), 0);
-    assert_eq!(done.counts(), again.counts(), "the seed decides");
+    let Bench { clock, pool, rx, mut tx, .. } = bench(TEXT);
+    let mut again = Faults::parse(FAULTS).unwrap().rx(rx, &pool, &clock).unwrap();
+    forward(&mut again, &mut *tx).unwrap();
+    assert_eq!(done.counts(), again.done().counts(), "the seed decides");
 }
 
 #[test]
-fn what_is_on_the_wire_when_it_is_cut_is_counted() {
-    let Bench { clock, pool, mut rx, tx, .. } = bench("gen:64,packets=100");
-    let mut faulty = Faults::parse("delay=100%:1h").unwrap().tx(tx, &pool, &clock).unwrap();
+fn packets_on_the_wire_at_the_end_count_as_dropped() {
+    let Bench { clock, pool, rx, .. } = bench("gen:64,packets=100");
+    let mut faulty = Faults::parse("delay=100%:1h").unwrap().rx(rx, &pool, &clock).unwrap();
     let done = faulty.done();
-    forward(&mut *rx, &mut faulty).unwrap();
+    let mut packets = [Packet::EMPTY; 100];
+    assert_eq!(faulty.receive(&mut packets).unwrap(), 0);
     assert_eq!(done.counts(), [0, 0, 0, 0, 100]);
     drop(faulty);
     assert_eq!((done.counts()[0], pool.outstanding()), (100, 0));
@@ -144,24 +138,23 @@ fn what_goes_through_is_captured() {
     let text = |name: &str| format!("pcap:{}", at(name).display());
     // A capture to begin with: generated, stamped when sent.
     let Bench { pool, mut rx, .. } = bench("gen:imix,packets=3000");
-    let mut sink = Sink::create(&text("made"), None).unwrap();
+    let mut sink = CaptureSink::open(&text("made"), None).unwrap();
     sink.configure(&[], 1).unwrap();
     let mut tx = sink.take_tx(0, pool.clone()).unwrap();
     forward(&mut *rx, &mut *tx).unwrap();
     drop(tx);
-    // Played, received and sent: three captures alike.
-    let mut source = Source::open(&text("made"), Playback::default()).unwrap();
+    // Played and sent: two equal captures.
+    let mut source = CaptureSource::open(&text("made"), Playback::default()).unwrap();
     source.configure(std::slice::from_ref(&pool), 0).unwrap();
-    let mut sink = Sink::create(&text("sent"), Some(&source)).unwrap();
+    let mut sink = CaptureSink::open(&text("sent"), Some(&source)).unwrap();
     sink.configure(&[], 1).unwrap();
-    let received = Capture::create(&at("received"), Stamps::Noted).unwrap();
-    let passed = Capture::create(&at("passed"), Stamps::Noted).unwrap();
-    let mut rx = received.rx(source.take_rx(0).unwrap(), &pool).unwrap();
+    let passed = Capture::open(&at("passed"), TimestampSource::Metadata, &[]).unwrap();
+    let mut rx = source.take_rx(0).unwrap();
     let picky = Box::new(Picky(sink.take_tx(0, pool.clone()).unwrap(), 0));
     let mut tx = passed.tx(picky, &pool).unwrap();
     forward(&mut *rx, &mut *tx).unwrap();
-    drop((rx, tx, received, passed));
-    for name in ["sent", "received", "passed"] {
+    drop((rx, tx, passed));
+    for name in ["sent", "passed"] {
         let found = captures::compare(&at("made"), &at(name), &*reference::find("io").unwrap()).unwrap();
         assert!(found.passed() && found.checked == 3000, "{name}: {found:?}");
     }
@@ -192,7 +185,24 @@ unsafe impl Tx for Picky {
 }
 
 #[test]
-fn a_capture_that_cannot_be_made_is_named() {
-    let error: Error = Capture::create("/nowhere/x".as_ref(), Stamps::Sent).err().unwrap();
+fn a_capture_that_cannot_be_created_is_named() {
+    let error: Error = Capture::open("/nowhere/x".as_ref(), TimestampSource::SendTime, &[]).err().unwrap();
     assert!(error.to_string().contains("/nowhere/x"));
+}
+
+#[test]
+fn a_capture_over_a_file_of_the_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("in"), "precious").unwrap();
+    std::fs::hard_link(at("in"), at("hard")).unwrap();
+    std::os::unix::fs::symlink(at("in"), at("soft")).unwrap();
+    let ports = [format!("pcap:{}", at("in").display()), "null".into()];
+    for name in ["in", "hard", "soft"] {
+        let error = Capture::open(&at(name), TimestampSource::Metadata, &ports).err().unwrap();
+        assert!(error.to_string().contains("uses the same file"), "{error}");
+    }
+    drop(Capture::open(&at("other"), TimestampSource::Metadata, &ports).unwrap());
+    assert!(!at("other").exists(), "a run that never began leaves no file");
+    assert_eq!(std::fs::read(at("in")).unwrap(), b"precious");
 }

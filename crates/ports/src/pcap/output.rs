@@ -1,0 +1,172 @@
+//! Where a capture is written: a file, a pipe, a device. Writing never blocks on a pipe whose reader pauses or is absent.
+
+use inlane_core::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags, fstat};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The most bytes that a pipe accepts without blocking once poll reports it writable (PIPE_BUF).
+const PIPE_CHUNK: usize = 4096;
+
+/// An opened output. Opening it changes nothing: [`Output::begin`] empties a file that existed before.
+pub(super) struct Output {
+    kind: Kind,
+    /// The file that opening created. It is removed if nothing is written.
+    created: Option<PathBuf>,
+}
+
+enum Kind {
+    /// A regular file at a path.
+    File(File),
+    /// A pipe or device that does not block: writes fail with [`ErrorKind::WouldBlock`].
+    NonBlocking(File),
+    /// A named pipe that no process reads yet.
+    AwaitsReader(PathBuf),
+    /// Standard output of a kind that may block. It is polled before each write.
+    Polled(File),
+    /// A regular file that is standard output. It may hold earlier bytes, so it is never cut.
+    Appended(File),
+    /// A disk with room for a number of bytes.
+    #[cfg(test)]
+    Full(File, usize),
+}
+
+fn open_nonblocking(path: &Path, create: bool) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(create).truncate(false).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)
+}
+
+impl Output {
+    /// Opens `path`, or standard output for `-`. Errors call it `name`.
+    ///
+    /// # Errors
+    /// If the path can be neither opened nor created.
+    pub(super) fn open(name: &str, path: &str) -> Result<Self> {
+        if path == "-" {
+            let duplicate = std::io::stdout().as_fd().try_clone_to_owned();
+            let file: File = duplicate
+                .map_err(|source| Error::Os { what: "cannot open standard output".into(), source })?
+                .into();
+            let kind = match file_type(&file) {
+                FileType::RegularFile => Kind::Appended(file),
+                // Opened again, so that other holders of this pipe are not made non-blocking too.
+                FileType::Fifo => match open_nonblocking(Path::new("/proc/self/fd/1"), false) {
+                    Ok(file) => Kind::NonBlocking(file),
+                    Err(_) => Kind::Polled(file),
+                },
+                _ => Kind::Polled(file),
+            };
+            return Ok(Self { kind, created: None });
+        }
+        let refused = |error: std::io::Error| {
+            let remedy = "name a file in a folder that you may write to";
+            Error::port_environment(name, format!("cannot create {path}: {error}; {remedy}"))
+        };
+        if let Ok(file) = OpenOptions::new().write(true).create_new(true).open(path) {
+            return Ok(Self { kind: Kind::File(file), created: Some(path.into()) });
+        }
+        let kind = match open_nonblocking(Path::new(path), true) {
+            Ok(file) if file_type(&file) == FileType::RegularFile => Kind::File(file),
+            Ok(file) => Kind::NonBlocking(file),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {
+                Kind::AwaitsReader(path.into())
+            }
+            Err(error) => return Err(refused(error)),
+        };
+        Ok(Self { kind, created: None })
+    }
+
+    /// Empties the file, and keeps it from now on.
+    pub(super) fn begin(&mut self) -> std::io::Result<()> {
+        self.created = None;
+        match &self.kind {
+            Kind::File(file) => file.set_len(0),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the front of `bytes` and returns how many were written.
+    ///
+    /// Fails with [`ErrorKind::WouldBlock`] if a reader must take bytes first.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        match &mut self.kind {
+            Kind::File(file) | Kind::Appended(file) | Kind::NonBlocking(file) => file.write(bytes),
+            Kind::Polled(file) => match is_writable(file, Duration::ZERO) {
+                true => file.write(&bytes[..bytes.len().min(PIPE_CHUNK)]),
+                false => Err(ErrorKind::WouldBlock.into()),
+            },
+            Kind::AwaitsReader(path) => match open_nonblocking(path, false) {
+                Ok(file) => {
+                    self.kind = Kind::NonBlocking(file);
+                    self.write(bytes)
+                }
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {
+                    Err(ErrorKind::WouldBlock.into())
+                }
+                Err(error) => Err(error),
+            },
+            #[cfg(test)]
+            Kind::Full(_, 0) => Err(ErrorKind::StorageFull.into()),
+            #[cfg(test)]
+            Kind::Full(file, room) => {
+                let count = file.write(&bytes[..bytes.len().min(*room)])?;
+                *room -= count;
+                Ok(count)
+            }
+        }
+    }
+
+    /// Blocks until the output can take bytes, for at most `timeout`.
+    pub(super) fn wait(&self, timeout: Duration) {
+        match &self.kind {
+            Kind::NonBlocking(file) | Kind::Polled(file) => {
+                is_writable(file, timeout);
+            }
+            Kind::AwaitsReader(_) => std::thread::sleep(timeout),
+            _ => {}
+        }
+    }
+
+    /// Cuts a regular file to `length` bytes. Has no effect on other outputs.
+    pub(super) fn cut(&self, length: u64) {
+        let file = match &self.kind {
+            Kind::File(file) => file,
+            #[cfg(test)]
+            Kind::Full(file, _) => file,
+            _ => return,
+        };
+        // If this fails too, a partial record remains, which readers report.
+        let _ = file.set_len(length);
+    }
+
+    /// Simulates a disk with room for `bytes` more.
+    #[cfg(test)]
+    pub(super) fn fail_after(&mut self, bytes: usize) {
+        let Kind::File(file) = &self.kind else { unreachable!("only files are made to fail") };
+        self.kind = Kind::Full(file.try_clone().unwrap(), bytes);
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Some(path) = &self.created {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn file_type(file: &File) -> FileType {
+    fstat(file).map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode))
+}
+
+fn is_writable(file: &File, timeout: Duration) -> bool {
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    // An error of poll shows in the write that follows.
+    poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&timeout)).map_or(true, |ready| ready > 0)
+}
