@@ -2,8 +2,9 @@
  * may suspend a PE before it asks; a tenth of an equal share therefore suffices. Unfair locks gave 0.1 % of it. */
 #include <shmem.h>
 #include <stdio.h>
+#include <unistd.h>
 
-enum { TOTAL = 4000 };
+enum { TOTAL = 800 };
 static long lock;
 static int taken;  /* at PE 0 */
 static int holder; /* at PE 0 */
@@ -19,6 +20,7 @@ int main(void) {
         shmem_int_p(&holder, me + 1, 0);
         all = shmem_int_g(&taken, 0) + 1;
         shmem_int_p(&taken, all, 0);
+        usleep(100); /* long enough for the others to ask */
         shmem_int_p(&holder, 0, 0);
         shmem_clear_lock(&lock);
         mine++;
