@@ -3,7 +3,7 @@
 use super::wakeup::{BACKSTOP, Interest, LAST_LOOK, Waiter, barrier_everywhere};
 use super::windows::{PeContext, WAKE};
 use crate::error::{Error, Result};
-use inlane_core::completion::{CompletionMode, Expectation, Slept, sleep_precisely};
+use inlane_core::completion::{CompletionMode, Expectation, Slept, Wait, WaitPlan};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -53,86 +53,106 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The longest first sleep of an adaptive wait, whatever the expected duration.
 const LONGEST: Duration = Duration::from_millis(20);
-/// Looks between two readings of the clock.
-const LOOKS: u32 = 64;
 /// How long an adaptive wait polls beyond the expected duration before it sleeps: about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
+/// One wait; core's [`Wait::run`] is its loop.
+struct OneWait<'a, F> {
+    context: &'a PeContext,
+    options: WaitOptions,
+    scope: FailureScope,
+    done: F,
+    /// How long the next sleep lasts without a doorbell.
+    backstop: Duration,
+}
+
+impl<F: FnMut() -> bool> OneWait<'_, F> {
+    fn is_adaptive(&self) -> bool {
+        self.options.mode == CompletionMode::Adaptive && self.options.bytes > 0
+    }
+}
+
+impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
+    type Error = Error;
+    // Most waits end at the first polls, without a clock.
+    const FIRST_POLLS: u32 = 64;
+    const POLLS: u32 = 64;
+
+    #[inline(always)]
+    fn poll(&mut self, _watched: bool) -> Result<bool> {
+        Ok((self.done)())
+    }
+
+    fn plan(&mut self) -> WaitPlan {
+        // PEs that share processors block at once, because the other PE may need this one.
+        let poll_for = if self.context.yields { Duration::ZERO } else { POLL_FOR };
+        match self.options.mode {
+            CompletionMode::Poll => WaitPlan::POLL,
+            CompletionMode::Interrupt => WaitPlan::BLOCK,
+            CompletionMode::Adaptive if self.is_adaptive() => {
+                let expectation = lock(&self.context.waits.expectation);
+                let expected = expectation.expected(self.options.bytes).unwrap_or_default();
+                WaitPlan {
+                    sleep: expectation.sleep(self.options.bytes).min(LONGEST),
+                    poll_for: if poll_for.is_zero() { poll_for } else { poll_for + expected.min(LONGEST) },
+                }
+            }
+            CompletionMode::Adaptive => WaitPlan { sleep: Duration::ZERO, poll_for },
+        }
+    }
+
+    fn slept(&mut self, slept: &Slept) {
+        let mut expectation = lock(&self.context.waits.expectation);
+        expectation.slept(self.options.bytes, slept);
+        if slept.late {
+            // The true duration is shorter than the sleep, but unknown. Half of it is learnt, or two sides that wait for
+            // each other would learn each other's sleep and sleep ever longer.
+            expectation.learn(self.options.bytes, slept.took.as_nanos() as u64 / 2);
+        }
+    }
+
+    fn check(&mut self, waited: Duration) -> Result<()> {
+        self.context.serve(false);
+        self.context.check(self.scope)?;
+        if self.options.timeout.is_some_and(|timeout| waited > timeout) {
+            let peer = if let FailureScope::Peer(peer) = self.scope { peer } else { self.context.me };
+            let lost = self.context.peers[peer as usize].lost();
+            return Err(Error::Timeout { peer, what: self.options.what, waited, lost });
+        }
+        if self.options.mode == CompletionMode::Poll && self.context.yields {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn block(&mut self) -> Result<()> {
+        self.context.sleep_announced(self.backstop, self.options.interest, &mut self.done);
+        self.backstop = (self.backstop * 2).min(self.context.backstop.1);
+        Ok(())
+    }
+}
+
 impl PeContext {
-    /// Waits until `done` returns true, and serves other PEs' requests meanwhile.
+    /// Waits until `done` returns true, and serves other PEs' requests meanwhile. A store that arrived before the link went
+    /// down still ends the wait.
     ///
     /// # Errors
     /// [`Error::LinkLost`] when a peer of the failure scope is lost, [`Error::Timeout`] at the options' timeout.
+    #[inline]
     pub(super) fn wait_for(
         &self,
         options: WaitOptions,
         scope: FailureScope,
-        mut done: impl FnMut() -> bool,
+        done: impl FnMut() -> bool,
     ) -> Result<()> {
-        // Most waits end at the first looks, without a clock.
-        for _ in 0..LOOKS {
-            if done() {
-                return Ok(());
-            }
-            std::hint::spin_loop();
+        let mut wait = OneWait { context: self, options, scope, done, backstop: self.backstop.0 };
+        let waited = wait.run()?;
+        if wait.is_adaptive()
+            && let Some(took) = waited.took()
+        {
+            lock(&self.waits.expectation).learn(options.bytes, took.as_nanos() as u64);
         }
-        let start = Instant::now();
-        let adaptive = options.mode == CompletionMode::Adaptive && options.bytes > 0;
-        let mut poll_for = POLL_FOR;
-        if adaptive {
-            let sleep = {
-                let expectation = lock(&self.waits.expectation);
-                poll_for += expectation.expected(options.bytes).unwrap_or_default().min(LONGEST);
-                expectation.sleep(options.bytes).min(LONGEST)
-            };
-            if !sleep.is_zero() {
-                sleep_precisely(sleep);
-                let over = done();
-                let mut expectation = lock(&self.waits.expectation);
-                let took = start.elapsed();
-                let slept = Slept { overshoot: took.saturating_sub(sleep), took, late: over };
-                expectation.slept(options.bytes, &slept);
-                if over {
-                    // The true duration is shorter than the sleep, but unknown. Half of it is learnt, or two sides that
-                    // wait for each other would learn each other's sleep and sleep ever longer.
-                    expectation.learn(options.bytes, start.elapsed().as_nanos() as u64 / 2);
-                    return Ok(());
-                }
-            }
-        }
-        let mut backstop = self.backstop.0;
-        let outcome = loop {
-            if (0..LOOKS).any(|_| {
-                std::hint::spin_loop();
-                done()
-            }) {
-                break Ok(());
-            }
-            self.serve(false);
-            if let Err(error) = self.check(scope) {
-                // Stores that arrived before the link went down count.
-                break if done() { Ok(()) } else { Err(error) };
-            }
-            let waited = start.elapsed();
-            if options.timeout.is_some_and(|timeout| waited > timeout) {
-                let peer = if let FailureScope::Peer(peer) = scope { peer } else { self.me };
-                let lost = self.peers[peer as usize].lost();
-                break Err(Error::Timeout { peer, what: options.what, waited, lost });
-            }
-            match options.mode {
-                CompletionMode::Poll if self.yields => std::thread::yield_now(),
-                CompletionMode::Poll => {}
-                CompletionMode::Adaptive if !self.yields && waited < poll_for => {}
-                CompletionMode::Adaptive | CompletionMode::Interrupt => {
-                    self.sleep_announced(backstop, options.interest, &mut done);
-                    backstop = (backstop * 2).min(self.backstop.1);
-                }
-            }
-        };
-        if adaptive && outcome.is_ok() {
-            lock(&self.waits.expectation).learn(options.bytes, start.elapsed().as_nanos() as u64);
-        }
-        outcome
+        Ok(())
     }
 
     /// Announces a sleep to all peers, then sleeps until one rings or for `backstop`. [`super::wakeup`] explains the
