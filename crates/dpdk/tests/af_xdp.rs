@@ -275,21 +275,21 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     if !private_network("a_port_that_only_sends_counts_nothing_as_missed") {
         return;
     }
-    for spec in ["af_xdp:v0", "af_packet:v0,descriptors=16"] {
-        veth(1);
-        let pool: Arc<dyn Pool> = MbufPool::new(8192, 2048).unwrap();
-        let mut port = open(spec).unwrap();
-        port.configure(&[], 1).unwrap();
-        let _tx = port.take_tx(0, pool).unwrap();
-        port.start().unwrap();
-        let socket = other_end();
-        // More than its rings hold.
-        for _ in 0..6000 {
-            socket.send(&frame(60, 1));
-        }
-        assert_eq!(port.device_counters(), Default::default(), "{spec}");
-        port.stop();
-        assert_eq!(port.device_counters(), Default::default(), "{spec}");
-        ip("link delete v0");
+    veth(1);
+    for end in ["v0", "v1"] {
+        ip(&format!("link set {end} mtu 1900"));
     }
+    let pool: Arc<dyn Pool> = MbufPool::new(8192, 2048).unwrap();
+    let mut port = open("af_xdp:v0").unwrap();
+    port.configure(&[], 1).unwrap();
+    let _tx = port.take_tx(0, pool).unwrap();
+    port.start().unwrap();
+    let socket = other_end();
+    // The kernel drops the first frames, which do not fit the buffers, and some of the others, for which the ring has no room.
+    for size in [1914; 100].into_iter().chain([60; 6000]) {
+        socket.send(&frame(size, 1));
+    }
+    assert_eq!(port.device_counters(), Default::default());
+    port.stop();
+    assert_eq!(port.device_counters(), Default::default());
 }

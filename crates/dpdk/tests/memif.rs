@@ -1,4 +1,4 @@
-//! memif: against dpdk-testpmd as a process at the other end, and what happens when nobody is there.
+//! memif ports, with dpdk-testpmd as the process at the other end, and without a peer.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::Port;
@@ -8,13 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// testpmd with one memif port, started; ends with the value.
+/// A running testpmd with one memif port. Dropping it kills the process.
 struct Testpmd(Child);
 
 impl Testpmd {
     fn start(test: &str, device: &str, mode: &str) -> Option<Self> {
         let output = tempfile::NamedTempFile::new().unwrap();
-        // Its threads float: one bound to a busy core would not get round to answering.
+        // Its threads may run on every core: one that is bound to a busy core would not answer in time.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
         let child = Command::new("dpdk-testpmd")
@@ -37,13 +37,13 @@ impl Testpmd {
             eprintln!("SKIPPED {test}: the program dpdk-testpmd is missing; install dpdk-dev");
             return None;
         };
-        // As server it listens before its device is up: a client that it turns away then can leave it with freed memory
-        // (22.11), so nobody calls before it is ready. As client it calls once, when it starts.
+        // As server it listens before its device is started. In 22.11 a client that it disconnects then can leave it with freed memory,
+        // so the test waits until it is ready. As client it connects when it starts.
         let start = Instant::now();
         while device.contains("role=server")
             && !std::fs::read_to_string(output.path()).is_ok_and(|text| text.contains("testpmd>"))
         {
-            assert!(start.elapsed() < Duration::from_secs(60), "testpmd does not come up");
+            assert!(start.elapsed() < Duration::from_secs(60), "testpmd does not start");
             assert!(child.try_wait().unwrap().is_none(), "testpmd ended");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -54,7 +54,7 @@ impl Testpmd {
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // Its lcores poll: it is not worth waiting for its own way out.
+        // Killed, because its polling threads would end slowly.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -67,7 +67,7 @@ fn configured(spec: &str, pool: &Arc<MbufPool>) -> Box<dyn Port> {
     port
 }
 
-/// What is sent comes back from testpmd with its addresses swapped; when testpmd dies the receiver hears of it.
+/// Checks that packets come back from testpmd with their addresses swapped, and that the receiver gets an error when testpmd ends.
 fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let Some(peer) = peer else { return };
     let pool = MbufPool::new(4096, 2048).unwrap();
@@ -80,31 +80,32 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
     while back < 10_000 {
         assert!(start.elapsed() < Duration::from_secs(60), "{spec}: only {back} packets came back");
         let mut packets = [Packet::EMPTY; 16];
-        let taken = pool.allocate(&mut packets);
-        for (i, packet) in packets[..taken].iter_mut().enumerate() {
+        let allocated = pool.allocate(&mut packets);
+        for (i, packet) in packets[..allocated].iter_mut().enumerate() {
             packet.length = 60 + 90 * i as u32;
-            // SAFETY: just taken; host memory.
+            // SAFETY: just allocated, in host memory.
             let bytes = unsafe { packet.bytes_mut() };
             bytes.fill(i as u8);
             bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb]);
         }
-        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
-        let sent = unsafe { tx.send(&packets[..taken]) }.unwrap();
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
-        unsafe { pool.free(&packets[sent..taken]) };
+        // SAFETY: just allocated from this queue's pool. Sent packets are not used again; the others are freed.
+        unsafe {
+            let sent = tx.send(&packets[..allocated]).unwrap();
+            pool.free(&packets[sent..allocated]);
+        }
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: held; host memory.
+            // SAFETY: just received, in host memory.
             let bytes = unsafe { packet.bytes() };
             assert_eq!(bytes[..12], [2, 0, 0, 0, 0, 0xbb, 2, 0, 0, 0, 0, 0xaa]);
             assert_eq!(packet.length, 60 + 90 * bytes[12] as u32);
             assert!(bytes[12..].iter().all(|&byte| byte == bytes[12]));
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: received from a queue of this pool, and not used again.
         unsafe { pool.free(&packets[..count]) };
         back += count as u64;
         if count == 0 {
-            // One core may be all there is, and testpmd needs it too.
+            // testpmd may need this core.
             std::thread::yield_now();
         }
     }
@@ -113,17 +114,15 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let error = loop {
         let mut packets = [Packet::EMPTY; 16];
         match rx.receive(&mut packets) {
-            Ok(count) => {
-                // SAFETY: these packets are held here, are of this pool, and are not used again.
-                unsafe { pool.free(&packets[..count]) }
-            }
+            // SAFETY: received from a queue of this pool, and not used again.
+            Ok(count) => unsafe { pool.free(&packets[..count]) },
             Err(error) => break error.to_string(),
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "{spec}: nobody noticed that the peer left");
+        assert!(start.elapsed() < Duration::from_secs(20), "{spec}: no error after the peer ended");
     };
     assert!(error.contains("peer"), "{error}");
     port.stop();
-    assert_eq!(pool.outstanding(), 0, "{spec}: buffers leaked");
+    assert_eq!(pool.outstanding(), 0, "{spec}: leaked buffers");
 }
 
 #[test]
@@ -139,7 +138,7 @@ fn as_client_of_testpmd() {
 fn as_server_of_testpmd() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("b.sock").display().to_string();
-    // Left by a program that died: a socket file nobody listens at.
+    // The socket of a server that has died.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let device = format!("net_memif0,role=client,id=0,socket={socket},socket-abstract=no");
     let peer = Testpmd::start("as_server_of_testpmd", &device, "macswap");
@@ -156,7 +155,7 @@ fn without_a_peer() {
         let start = Instant::now();
         let error = port.start().unwrap_err().to_string();
         assert!(start.elapsed() < Duration::from_secs(5));
-        assert!(error.contains("no peer came") && error.contains("wait=SECONDS"), "{error}");
+        assert!(error.contains("no peer connected") && error.contains("wait=SECONDS"), "{error}");
         port.stop();
     }
     assert_eq!(pool.outstanding(), 0);
@@ -164,4 +163,37 @@ fn without_a_peer() {
     std::fs::write(&socket, "a file").unwrap();
     let error = open(&format!("memif:{socket},role=server,wait=40s")).err().unwrap().to_string();
     assert!(error.contains("is no socket"), "{error}");
+}
+
+/// Runs in a process of its own, because it changes the current folder.
+#[test]
+fn a_relative_path_names_a_socket_in_the_current_folder() {
+    const CASE: &str = "INLANE_TEST_RELATIVE_PATH";
+    if std::env::var_os(CASE).is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["a_relative_path_names_a_socket_in_the_current_folder", "--exact", "--nocapture"])
+            .env(CASE, "1")
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let pool = MbufPool::new(4096, 2048).unwrap();
+    let mut port = configured("memif:relative.sock,role=server,wait=0.2s", &pool);
+    let error = port.start().unwrap_err().to_string();
+    assert!(error.contains("no peer connected"), "{error}");
+    let error = open("memif:no/such/folder.sock").err().unwrap().to_string();
+    assert!(error.contains("no/such does not exist"), "{error}");
+}
+
+#[test]
+fn a_socket_in_use_is_not_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("d.sock");
+    let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let _ = open(&format!("memif:{},role=server", path.display()));
+    assert!(path.exists());
+    std::os::unix::net::UnixStream::connect(&path).expect("the other server still listens");
 }

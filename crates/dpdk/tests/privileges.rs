@@ -1,95 +1,196 @@
-//! Ports that are open work on, and close without a leak, after privileges are given up. One test, since the process keeps
-//! none: each case runs in a process of its own, this program started again.
+//! Ports that are open work, and close without a leak, after the process has given up its privileges. Each case runs in a process of its
+//! own, which is this program started again, because privileges do not come back.
 
 mod network;
 
 use inlane_core::packet::{Packet, Pool};
+use inlane_core::port::{Port, Rx, Tx};
 use inlane_dpdk::{Error, MbufPool, open, privileges};
-use network::{RawSocket, frame, ip, private_network};
-use std::process::Command;
+use network::{RawSocket, frame, ip, output_of_ip, private_network};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// The port that a process of its own opens.
 const CASE: &str = "INLANE_TEST_PORT";
 
 #[test]
-fn ports_work_without_privileges() {
+fn ports_work_after_root_has_become_a_user() {
     if let Ok(spec) = std::env::var(CASE) {
-        return case(&spec);
+        return as_root(&spec);
     }
     // SAFETY: reads a number.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED ports_work_without_privileges: there are none to give up; run as root");
+        eprintln!("SKIPPED ports_work_after_root_has_become_a_user: run as root");
         return;
     }
-    for spec in ["af_packet:v0", "af_xdp:v0", "tap:v1"] {
+    for spec in ["net_null", "af_packet:v0", "af_xdp:v0", "tap:v1"] {
         let output = Command::new(std::env::current_exe().unwrap())
-            .args(["ports_work_without_privileges", "--nocapture"])
+            .args(["ports_work_after_root_has_become_a_user", "--nocapture"])
             .env(CASE, spec)
             .env("SUDO_UID", "1000")
             .env("SUDO_GID", "1000")
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{spec}: {said}{}", String::from_utf8_lossy(&output.stdout));
+        succeeded(spec, &output);
     }
 }
 
-fn case(spec: &str) {
-    if !private_network("ports_work_without_privileges") {
+fn succeeded(spec: &str, output: &Output) {
+    let (errors, text) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success(), "{spec}: {errors}{text}");
+}
+
+/// A port, its only queue in each direction, and its pool.
+struct Opened {
+    pool: Arc<MbufPool>,
+    port: Box<dyn Port>,
+    rx: Box<dyn Rx>,
+    tx: Box<dyn Tx>,
+}
+
+impl Opened {
+    fn new(spec: &str) -> Self {
+        let pool = MbufPool::new(8192, 2048).unwrap();
+        let as_pool: Arc<dyn Pool> = pool.clone();
+        let mut port = open(spec).unwrap();
+        port.configure(std::slice::from_ref(&as_pool), 1).unwrap();
+        let (rx, tx) = (port.take_rx(0).unwrap(), port.take_tx(0, as_pool).unwrap());
+        port.start().unwrap();
+        Self { pool, port, rx, tx }
+    }
+
+    /// Receives frames from the other end and sends them back.
+    fn exchange(&mut self, raw: &RawSocket) {
+        for round in 0..10 {
+            let sent = frame(200, round);
+            raw.send(&sent);
+            let start = Instant::now();
+            let mut packets = [Packet::EMPTY; 32];
+            loop {
+                let count = self.rx.receive(&mut packets).unwrap();
+                // SAFETY: just received, in host memory.
+                if count == 1 && unsafe { packets[0].bytes() } == sent {
+                    break;
+                }
+                // SAFETY: received from a queue of this pool, and not used again.
+                unsafe { self.pool.free(&packets[..count]) };
+                assert!(start.elapsed() < Duration::from_secs(2), "no frame is received");
+            }
+            // SAFETY: received from a queue of this pool, and not used again.
+            assert_eq!(unsafe { self.tx.send(&packets[..1]) }.unwrap(), 1);
+            assert_eq!(raw.receive(Duration::from_secs(1)).as_deref(), Some(&sent[..]));
+        }
+    }
+
+    fn stop(mut self) {
+        self.port.stop();
+        assert_eq!(self.pool.outstanding(), 0, "leaked buffers");
+    }
+}
+
+fn as_root(spec: &str) {
+    if !private_network("ports_work_after_root_has_become_a_user") {
         return;
     }
     if !spec.starts_with("tap") {
         ip("link add v0 type veth peer name v1");
         ip("link set v0 up");
     }
-    let pool = MbufPool::new(8192, 2048).unwrap();
-    let as_pool: Arc<dyn Pool> = pool.clone();
-    let mut port = open(spec).unwrap();
-    port.configure(std::slice::from_ref(&as_pool), 1).unwrap();
-    let mut rx = port.take_rx(0).unwrap();
-    let mut tx = port.take_tx(0, as_pool).unwrap();
-    port.start().unwrap();
-    ip("link set v1 up");
-    let raw = RawSocket::open("v1");
-    std::thread::sleep(Duration::from_millis(300));
-
-    let dropped = privileges::drop_privileges().unwrap().expect("root had some");
+    let mut opened = Opened::new(spec);
+    let mut raw = None;
+    if spec != "net_null" {
+        ip("link set v1 up");
+        raw = Some(RawSocket::open("v1"));
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let dropped = privileges::drop_privileges().unwrap().expect("root has privileges");
     assert_eq!((dropped.user, dropped.group), (1000, 1000));
-    assert!(std::fs::read("/etc/shadow").is_err(), "root's files are closed");
-    // SAFETY: numbers.
-    assert_eq!(unsafe { libc::setuid(0) }, -1, "there is no way back");
+    assert_eq!(threads_with_capabilities(), 0);
+    assert!(std::fs::read("/etc/shadow").is_err(), "root's files are readable");
+    // SAFETY: a number.
+    assert_eq!(unsafe { libc::setuid(0) }, -1, "the process became root again");
     assert!(privileges::drop_privileges().unwrap().is_none());
 
-    for round in 0..10 {
-        let sent = frame(200, round);
-        raw.send(&sent);
-        let start = Instant::now();
-        let mut packets = [Packet::EMPTY; 32];
-        loop {
-            let count = rx.receive(&mut packets).unwrap();
-            // SAFETY: held; host memory.
-            if count == 1 && unsafe { packets[0].bytes() } == sent {
-                break;
-            }
-            // SAFETY: these packets are held here, are of this pool, and are not used again.
-            unsafe { pool.free(&packets[..count]) };
-            assert!(start.elapsed() < Duration::from_secs(2), "{spec}: nothing comes in");
-        }
-        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
-        assert_eq!(unsafe { tx.send(&packets[..1]) }.unwrap(), 1);
-        assert_eq!(raw.receive(Duration::from_secs(1)).as_deref(), Some(&sent[..]));
+    if let Some(raw) = raw {
+        opened.exchange(&raw);
+        let denied = open("af_packet:v1").err().unwrap();
+        assert!(matches!(denied, Error::Permission { .. }), "{denied}");
+        assert!(denied.to_string().contains("setcap cap_net_raw"), "{denied}");
     }
-    let denied = open("af_packet:v1").err().unwrap();
-    assert!(matches!(denied, Error::Permission { .. }), "{denied}");
-    assert!(denied.to_string().contains("setcap cap_net_raw"), "{denied}");
-    assert!(open("net_null").is_ok(), "software ports need nothing");
-
-    port.stop();
-    assert_eq!(pool.outstanding(), 0, "{spec}: buffers leaked");
+    assert!(open("net_null").is_ok(), "software ports need no privilege");
+    opened.stop();
     if spec.starts_with("af_xdp") {
-        let output = Command::new("ip").args(["link", "show", "v0"]).output().unwrap();
-        let shown = String::from_utf8_lossy(&output.stdout);
-        assert!(!shown.contains("xdp"), "the program is still on the interface: {shown}");
+        assert!(!output_of_ip("link show v0").contains("xdp"), "the program is still on the interface");
     }
+}
+
+/// A program whose file has capabilities, run by an ordinary user.
+#[test]
+fn capabilities_of_the_programs_file_are_dropped_in_every_thread() {
+    const TEST: &str = "capabilities_of_the_programs_file_are_dropped_in_every_thread";
+    if let Ok(spec) = std::env::var(CASE) {
+        return with_capabilities(&spec);
+    }
+    if !private_network(TEST) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("program");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let setcap = Command::new("setcap")
+        .arg("cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep")
+        .arg(&program)
+        .status();
+    if !setcap.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED {TEST}: setcap does not work here; install libcap2-bin");
+        return;
+    }
+    ip("link add v0 type veth peer name v1");
+    ip("link set v0 up");
+    for spec in ["net_null", "af_packet:v0", "af_xdp:v0"] {
+        let output = Command::new(&program)
+            .args([TEST, "--nocapture"])
+            .env(CASE, spec)
+            .current_dir("/")
+            .uid(1000)
+            .gid(1000)
+            .output()
+            .unwrap();
+        succeeded(spec, &output);
+        assert!(
+            !output_of_ip("link show v0").contains("xdp"),
+            "{spec}: the program is still on the interface"
+        );
+    }
+}
+
+fn with_capabilities(spec: &str) {
+    let opened = Opened::new(spec);
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || stopped.recv().is_err());
+    assert!(threads_with_capabilities() >= 2);
+    let dropped = privileges::drop_privileges().unwrap().expect("the file has capabilities");
+    assert_eq!((dropped.user, dropped.group), (1000, 1000));
+    assert_eq!(threads_with_capabilities(), 0);
+    assert!(privileges::drop_privileges().unwrap().is_none());
+    drop(stop);
+    assert!(thread.join().unwrap(), "the other thread goes on");
+    opened.stop();
+}
+
+/// Counts the threads of this process that hold a capability.
+fn threads_with_capabilities() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).ok());
+    let holds = |status: &String| {
+        let mut sets = status
+            .lines()
+            .filter(|line| ["CapPrm", "CapEff", "CapInh"].iter().any(|set| line.starts_with(set)));
+        sets.any(|line| line.split_once(':').unwrap().1.trim().chars().any(|digit| digit != '0'))
+    };
+    statuses.filter(holds).count()
 }
