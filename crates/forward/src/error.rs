@@ -36,9 +36,11 @@ pub enum Error {
     #[error(transparent)]
     Function(#[from] inlane_function::Error),
     /// From DPDK.
+    #[cfg(feature = "dpdk")]
     #[error(transparent)]
     Dpdk(#[from] inlane_dpdk::Error),
     /// From CUDA.
+    #[cfg(feature = "cuda")]
     #[error("{0}{or}", or = instead(.0))]
     Cuda(#[from] inlane_cuda::Error),
     /// The GPU did not finish an item.
@@ -68,6 +70,7 @@ pub enum Error {
     },
 }
 
+#[cfg(feature = "cuda")]
 /// What runs a packet function where there is no GPU.
 fn instead(error: &inlane_cuda::Error) -> &'static str {
     match error {
@@ -80,6 +83,7 @@ impl From<inlane_ports::Error> for Error {
     fn from(error: inlane_ports::Error) -> Self {
         match error {
             inlane_ports::Error::Core(error) => Error::Core(error),
+            #[cfg(feature = "dpdk")]
             inlane_ports::Error::Dpdk(error) => Error::Dpdk(error),
             error => Error::config("port", error.to_string()),
         }
@@ -98,7 +102,9 @@ impl Error {
             Error::Panicked { .. } | Error::Verification(_) | Error::Leaked { .. } => Class::Failed,
             Error::Stuck { .. } | Error::Competitor(_) | Error::Interrupted(_) => Class::Failed,
             Error::Function(error) => error.class(),
+            #[cfg(feature = "dpdk")]
             Error::Dpdk(error) => error.class(),
+            #[cfg(feature = "cuda")]
             Error::Cuda(error) => error.class(),
         }
     }

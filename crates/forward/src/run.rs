@@ -10,6 +10,8 @@
 
 mod open;
 mod outcome;
+#[cfg(test)]
+mod tests;
 mod wiring;
 mod wrappers;
 
@@ -17,13 +19,12 @@ use crate::config::{Config, CpuMethod, Executor};
 use crate::control::{Control, Progress, ProgressSnapshot};
 use crate::error::{Error, Result};
 use crate::experiment::CompetingJob;
-use crate::gpu;
+use crate::gpu::{self, Gpu, LinkMeter, LinkSamples};
 use crate::pipeline::{self, Pipeline, PipelineContext, Tally};
 use crate::result::Competitor;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::{Pool, Port};
-use inlane_cuda::{Gpu, LinkMeter, LinkSamples};
 use inlane_function::PacketFunction;
 use inlane_ports::wrap::fault;
 use std::sync::{Arc, mpsc};
@@ -108,12 +109,7 @@ impl<'a> Run<'a> {
         let open::OpenPorts { ports, room } = open::ports(&names, config, &clock)?;
         let gpu = match config.executor {
             Executor::Cpu(_) => None,
-            Executor::Gpu { index, .. } => {
-                let gpu = Gpu::open(index)?;
-                // Loads the compiler while its folder is readable: it is used after privileges are dropped.
-                inlane_cuda::compiler_version()?;
-                Some(gpu)
-            }
+            Executor::Gpu { index, .. } => Some(gpu::open(index)?),
         };
         let pools = open::pools(&names, config, room, directions.len(), gpu.as_ref())?;
         let location = pools.iter().flatten().map(|pool| pool.region().location());
@@ -155,9 +151,11 @@ impl<'a> Connected<'a> {
         let cores = config.cores_for(config.executor.threads() * pipelines.len());
         // The competing job is first measured alone. The ports start later, because their queues would overflow meanwhile.
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
-        let pipelines = if config.drops_needed_privileges() {
+        let drops = config.drops_needed_privileges()
+            || config.drop_privileges && gpu::runs_user_code(&config.executor, &run.function);
+        let pipelines = if drops {
             run.start_ports()?;
-            inlane_dpdk::privileges::drop_privileges()?;
+            open::drop_privileges()?;
             ready(config, &run.function, pipelines, run.gpu.as_ref())?
         } else {
             let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
@@ -173,9 +171,9 @@ impl<'a> Started<'a> {
     pub fn join(self, control: &Control, watch: &mut dyn FnMut(Duration, ProgressSnapshot)) -> Joined<'a> {
         let Started { pipelines, competing, cores, faults, run } = self;
         let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
-        let meter = match (&run.gpu, &run.config.executor) {
+        let meter: Option<Result<LinkMeter>> = match (&run.gpu, &run.config.executor) {
             (Some(gpu), Executor::Gpu { settings, .. }) if settings.measure_pcie => {
-                Some(LinkMeter::start(gpu))
+                Some(LinkMeter::start(gpu).map_err(Into::into))
             }
             _ => None,
         };
@@ -188,7 +186,7 @@ impl<'a> Started<'a> {
             }
             None => (flow(), None),
         };
-        let link = meter.map(|meter| meter.map(LinkMeter::stop).map_err(Error::from));
+        let link = meter.map(|meter| meter.map(LinkMeter::stop));
         let flowed: Option<Vec<_>> = tallies.iter().map(|(tally, _)| tally.flowed).collect();
         let flowed = flowed.unwrap_or_default();
         let begun = flowed.iter().map(|(begun, _)| *begun).min().unwrap_or(started);

@@ -62,6 +62,11 @@ impl PacketFunction {
         })
     }
 
+    /// Returns true for a function of the user's own, false for a built-in one.
+    pub fn is_user_code(&self) -> bool {
+        matches!(self.code, Code::User(_))
+    }
+
     /// The user's own function `name` of a source file; its name may be empty when the file has one only. `parameters` are
     /// whole numbers (`4789,0x10`) that its state begins with. Nothing is compiled yet.
     ///

@@ -168,7 +168,11 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
             _ if is_dpdk(name) => inlane_dpdk::open_for(name, request.queues)?,
             kind => {
                 let kinds = [&["null", "gen", "check", "pcap"], DPDK_KINDS].concat().join(", ");
-                let why = format!("'{kind}' is not a kind of port; choose from {kinds}");
+                let missing = match DPDK_KINDS {
+                    [] => "; build with the cargo feature dpdk for DPDK's ports",
+                    _ => "",
+                };
+                let why = format!("'{kind}' is not a kind of port; choose from {kinds}{missing}");
                 return Err(Error::port_usage(name, why).into());
             }
         };

@@ -8,14 +8,15 @@
 use super::baseline::is_repeatable;
 use crate::config::{Config, Device, Executor, Route};
 use crate::error::{Error, Result};
-use crate::gpu::{self, Memory};
+#[cfg(feature = "cuda")]
+use crate::gpu;
+use crate::gpu::Memory;
 use crate::result::PacketResult;
 use crate::run::ports;
 use inlane_core::clock::Clock;
 use inlane_core::result::Ceiling;
 use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::{HeapPool, Packet, Pool, units};
-use inlane_cuda::Gpu;
 use inlane_function::PacketFunction;
 use inlane_ports::pcap::{Pace, Playback};
 use std::collections::HashMap;
@@ -98,9 +99,10 @@ fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &Pack
     })
 }
 
+#[cfg(feature = "cuda")]
 fn gpu_ceiling(config: &Config, index: u32, memory: Memory, result: &PacketResult) -> Result<Ceiling> {
     let size = mean_size(result).max(1) as u32;
-    let gpu = Gpu::open(index)?;
+    let gpu = gpu::open(index)?;
     let program = gpu::LoadedFunction::new(&gpu, &PacketFunction::parse(&config.function)?, memory)?;
     let read = size.min(program.info().reads).max(1);
     let (moved, what) = match memory {
@@ -121,13 +123,24 @@ fn gpu_ceiling(config: &Config, index: u32, memory: Memory, result: &PacketResul
     })
 }
 
+#[cfg(feature = "cuda")]
 fn round_trip_note(index: u32) -> Option<String> {
-    let gpu = Gpu::open(index).ok()?;
+    let gpu = gpu::open(index).ok()?;
     let bare = gpu::round_trip(&gpu, 200_000).ok()?.nanoseconds?;
     let (p50, p99) = (units::nanoseconds(bare.p50_ns), units::nanoseconds(bare.p99_ns));
     Some(format!(
         "round trip of a bare kernel with the same dependent reads, one packet and one fence per item: p50 {p50}, p99 {p99}"
     ))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu_ceiling(_: &Config, index: u32, _: Memory, _: &PacketResult) -> Result<Ceiling> {
+    Err(crate::gpu::open(index).err().expect("a GPU cannot be opened without feature cuda"))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn round_trip_note(_: u32) -> Option<String> {
+    None
 }
 
 /// Bytes of the result's packets on average; 64 if it has none.

@@ -7,10 +7,9 @@
 
 use crate::config::{Compete, Config};
 use crate::error::{Error, Result};
-use crate::gpu::competing_kernel::CompetingKernel;
+use crate::gpu::{CompetingKernel, Gpu};
 use crate::pipeline::{panic_message, pin};
 use crate::result::Competitor;
-use inlane_cuda::Gpu;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

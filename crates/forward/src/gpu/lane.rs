@@ -1,5 +1,6 @@
 //! What one pipeline has on a GPU: its ring in pinned memory, the function's state and output, room for payload.
 
+use super::lane_report::LaneReport;
 use super::loaded_function::LoadedFunction;
 use super::settings::{Memory, Settings};
 use crate::config::Method;
@@ -54,10 +55,6 @@ impl Parameters {
 /// A host that gives no sign for so long is dead: a persistent kernel ends by itself.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// How a result's bytes over PCIe are computed.
-pub const PCIE_MODEL: &str = "an item: 32 B of words read, 8 B written; a packet: its descriptor of 16 B, what is read of it in sectors \
-     of 32 B, what is written back; without packet headers of PCIe, polling, and the chunks around unaligned starts";
-
 /// Bytes of a packet in `stage`, and in `shadow`: the sixteen-byte chunks that hold the most of it, wherever it begins; 0 where there is none.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
@@ -84,21 +81,6 @@ pub struct Lane {
     /// It counts among those of its program that have not started, and its users.
     starting: AtomicBool,
     uses: AtomicBool,
-}
-
-/// What a result says of a lane once it has ended.
-#[derive(Clone, Debug)]
-pub struct LaneReport {
-    /// Where the ring's words lie.
-    pub flags: String,
-    /// Where packets lie, and what of them crosses PCIe.
-    pub memory: String,
-    /// Blocks, threads, streams.
-    pub shape: String,
-    /// Bytes that crossed PCIe, both ways, as modelled ([`PCIE_MODEL`]).
-    pub pcie_bytes: u64,
-    /// The function's state at the end.
-    pub state: Vec<u8>,
 }
 
 impl Lane {

@@ -18,23 +18,69 @@
 //! word without packets. A function that never ends is noticed by the thread that waits for a pipeline's others; the device is then
 //! given up, and the process must end without exit handlers ([`inlane_cuda::any_abandoned`]).
 
+#[cfg(not(feature = "cuda"))]
+mod absent;
+#[cfg(feature = "cuda")]
 mod ceilings;
-pub(crate) mod competing_kernel;
-#[cfg(test)]
+#[cfg(feature = "cuda")]
+mod competing_kernel;
+#[cfg(all(test, feature = "cuda"))]
 mod emulated;
+#[cfg(feature = "cuda")]
 mod feeder;
+#[cfg(feature = "cuda")]
 mod lane;
+mod lane_report;
+#[cfg(feature = "cuda")]
 mod launch;
+#[cfg(feature = "cuda")]
 mod loaded_function;
+#[cfg(feature = "cuda")]
 mod posters;
+#[cfg(feature = "cuda")]
 mod run;
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "lanes use most of it"))]
 mod settings;
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests;
+#[cfg(feature = "cuda")]
 mod watchdog;
 
+#[cfg(not(feature = "cuda"))]
+pub(crate) use absent::{CompetingKernel, Gpu, Lane, LinkMeter, LinkSamples, LoadedFunction, open, run};
+#[cfg(feature = "cuda")]
 pub use ceilings::{Ceilings, Pull, RoundTrip, ceilings, round_trip};
-pub use lane::{Lane, LaneReport, PCIE_MODEL};
+#[cfg(feature = "cuda")]
+pub(crate) use competing_kernel::CompetingKernel;
+#[cfg(feature = "cuda")]
+pub(crate) use inlane_cuda::{Gpu, LinkMeter, LinkSamples};
+#[cfg(feature = "cuda")]
+pub use lane::Lane;
+pub use lane_report::{LaneReport, PCIE_MODEL};
+#[cfg(feature = "cuda")]
 pub use loaded_function::LoadedFunction;
+#[cfg(feature = "cuda")]
 pub use run::run;
 pub use settings::{Memory, Settings};
+
+/// Opens the GPU with this CUDA index, and locates the run-time compiler while its folder is readable: it is loaded later, after
+/// privileges were dropped.
+///
+/// # Errors
+/// When the driver or the GPU is missing.
+#[cfg(feature = "cuda")]
+pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
+    let gpu = Gpu::open(index)?;
+    inlane_cuda::locate_compiler();
+    Ok(gpu)
+}
+
+/// Returns true if running `function` compiles or loads code that the user chose: a packet function of the user's, or on a GPU the
+/// compiler that `INLANE_NVRTC` names.
+pub(crate) fn runs_user_code(
+    executor: &crate::config::Executor,
+    function: &inlane_function::PacketFunction,
+) -> bool {
+    let gpu = executor.device() != crate::config::Device::Cpu;
+    function.is_user_code() || gpu && std::env::var_os("INLANE_NVRTC").is_some()
+}

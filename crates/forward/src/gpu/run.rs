@@ -9,7 +9,8 @@
 //! What the threads work with belongs to who started them: when one panics, the ring can still be drained and the GPU let go.
 
 use super::feeder::{Feeder, Ticks, settle};
-use super::lane::{Lane, LaneReport};
+use super::lane::Lane;
+use super::lane_report::LaneReport;
 use super::launch::Launcher;
 use super::watchdog::watch_until;
 use crate::config::Method;

@@ -2,10 +2,10 @@
 
 use crate::config::{Config, Executor, Route};
 use crate::error::Result;
-use crate::gpu::Memory;
+use crate::gpu::{Gpu, Memory};
 use inlane_core::clock::Clock;
 use inlane_core::{Error, HeapPool, Pool};
-use inlane_cuda::Gpu;
+#[cfg(feature = "dpdk")]
 use inlane_dpdk::MbufPool;
 pub(crate) use inlane_ports::open::{OpenPorts, is_shared, kind, takes_privileges};
 use inlane_ports::open::{OpenRequest, is_dpdk};
@@ -45,7 +45,7 @@ pub(super) fn pools(
     directions: usize,
     gpu: Option<&Arc<Gpu>>,
 ) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
-    let mbufs = names.iter().any(|name| is_dpdk(name));
+    let uses_mbufs = names.iter().any(|name| is_dpdk(name));
     let buffers = config.buffers();
     let one = || -> Result<Arc<dyn Pool>> {
         if let (Some(gpu), Executor::Gpu { settings, .. }) = (gpu, &config.executor) {
@@ -55,9 +55,9 @@ pub(super) fn pools(
                     Error::invalid(what, "is too large; ask for fewer with --buffers")
                 })
             };
-            match (settings.memory, mbufs) {
+            match (settings.memory, uses_mbufs) {
                 (Memory::Pool, true) => {
-                    return Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?);
+                    return mbufs_on_gpu(gpu, buffers, room);
                 }
                 (Memory::Pool, false) => {
                     return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
@@ -68,10 +68,48 @@ pub(super) fn pools(
                 (_, true) => {}
             }
         }
-        Ok(match mbufs {
-            true => MbufPool::new(buffers, room)?,
+        Ok(match uses_mbufs {
+            true => mbufs(buffers, room)?,
             false => Arc::new(HeapPool::new(buffers, room)?),
         })
     };
     (0..directions).map(|_| (0..config.pipelines).map(|_| one()).collect()).collect()
+}
+
+/// Creates a pool of mbufs in host memory.
+#[cfg(feature = "dpdk")]
+fn mbufs(buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
+    Ok(MbufPool::new(buffers, room)?)
+}
+
+/// Creates a pool of mbufs whose data lies in GPU memory.
+#[cfg(feature = "dpdk")]
+fn mbufs_on_gpu(gpu: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
+    Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?)
+}
+
+/// Makes the process an ordinary user without capabilities, for good.
+///
+/// # Errors
+/// When a step fails. The process must end then, because it may have dropped only part of its privileges.
+#[cfg(feature = "dpdk")]
+pub(super) fn drop_privileges() -> Result<()> {
+    inlane_dpdk::privileges::drop_privileges()?;
+    Ok(())
+}
+
+#[cfg(not(feature = "dpdk"))]
+fn mbufs(_: usize, _: usize) -> Result<Arc<dyn Pool>> {
+    unreachable!("only DPDK's ports need mbufs, and this build has none")
+}
+
+#[cfg(not(feature = "dpdk"))]
+fn mbufs_on_gpu(_: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
+    mbufs(buffers, room)
+}
+
+#[cfg(not(feature = "dpdk"))]
+pub(super) fn drop_privileges() -> Result<()> {
+    tracing::warn!("privileges are kept: this build lacks the cargo feature dpdk, which can drop them");
+    Ok(())
 }

@@ -6,14 +6,13 @@ use super::{Joined, Run};
 use crate::config::{Compete, Config, Executor};
 use crate::control::TimeShares;
 use crate::error::Error;
-use crate::gpu;
+use crate::gpu::{self, LinkSamples};
 use crate::pipeline::{StageHistograms, Tally};
 use crate::result::{Flow, PacketResult, Parameters, Pcie, PcieMeasured, Quantity, Stages};
 use inlane_core::Port;
 use inlane_core::port::Counters;
 use inlane_core::result::Path;
 use inlane_core::stats::{LatencyHistogram, Summary};
-use inlane_cuda::LinkSamples;
 use inlane_function::FunctionReport;
 use std::time::Duration;
 
@@ -41,9 +40,7 @@ impl RunOutcome {
     /// Adds up the figures of a run. `device` is what devices counted beside their queues.
     pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
         let Joined { tallies, elapsed, progress, competitor, link, faults, run } = joined;
-        let Run {
-            ref config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, ..
-        } = run;
+        let Run { config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, .. } = run;
         let received: Vec<String> = tallies.iter().map(|(tally, _)| tally.rx.packets.to_string()).collect();
         let mut sum = Tally::default();
         let mut reported = FunctionReport::default();

@@ -1,0 +1,125 @@
+//! Stands in for the GPU executor in builds without the cargo feature `cuda`.
+//!
+//! It has the names that a run uses, over a GPU that cannot be opened. No value of its types exists, so the compiler removes the
+//! code that uses them.
+
+use super::{LaneReport, Memory, Settings};
+use crate::error::{Error, Result};
+use crate::pipeline::{Pipeline, PipelineContext, PipelineSettings, Tally};
+use inlane_core::{Pool, Region};
+use inlane_function::PacketFunction;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+/// A GPU: none can be opened.
+pub enum Gpu {}
+
+/// Refuses to open the GPU `index`.
+///
+/// # Errors
+/// Always: [`Error::Config`] with the feature to build with.
+pub(crate) fn open(index: u32) -> Result<Arc<Gpu>> {
+    let why = "this build has no GPU support; build inlane-forward with the cargo feature cuda";
+    Err(Error::config(format!("--on gpu:{index}"), why))
+}
+
+impl Gpu {
+    pub(crate) fn allocate(&self, _bytes: usize) -> Result<Region> {
+        match *self {}
+    }
+
+    pub(crate) fn pinned(&self, _bytes: usize) -> Result<Region> {
+        match *self {}
+    }
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {}
+    }
+}
+
+/// A packet function loaded on a GPU.
+pub enum LoadedFunction {}
+
+impl LoadedFunction {
+    pub(crate) fn new(gpu: &Arc<Gpu>, _: &PacketFunction, _: Memory) -> Result<Arc<Self>> {
+        match **gpu {}
+    }
+
+    pub(crate) fn began(&self) -> Option<Instant> {
+        match *self {}
+    }
+}
+
+/// One pipeline's share of a GPU.
+pub enum Lane {}
+
+impl Lane {
+    pub(crate) fn new(
+        function: &Arc<LoadedFunction>,
+        _: &Settings,
+        _: &PipelineSettings,
+        _: &dyn Pool,
+        _lanes: u32,
+    ) -> Result<Self> {
+        match **function {}
+    }
+
+    pub(crate) fn check_residence<'a>(_: impl IntoIterator<Item = &'a Lane>) -> Result<()> {
+        Ok(())
+    }
+
+    pub(crate) fn program(&self) -> &Arc<LoadedFunction> {
+        match *self {}
+    }
+}
+
+pub(crate) fn run(
+    _: Pipeline,
+    lane: Lane,
+    _: &PipelineSettings,
+    _: &PipelineContext<'_>,
+) -> (Tally, Option<LaneReport>) {
+    match lane {}
+}
+
+/// The GPU's counters of its PCIe link.
+pub(crate) enum LinkMeter {}
+
+/// What the counters of a PCIe link showed: bytes per second in each window.
+pub(crate) struct LinkSamples {
+    pub(crate) received: Vec<f64>,
+    pub(crate) sent: Vec<f64>,
+}
+
+impl LinkMeter {
+    pub(crate) fn start(gpu: &Gpu) -> inlane_core::Result<Self> {
+        match *gpu {}
+    }
+
+    pub(crate) fn stop(self) -> LinkSamples {
+        match self {}
+    }
+}
+
+/// The competing job on a GPU.
+pub(crate) enum CompetingKernel {}
+
+impl CompetingKernel {
+    pub(crate) fn new(gpu: &Arc<Gpu>, _large: bool) -> Result<Self> {
+        match **gpu {}
+    }
+
+    pub(crate) fn run(&self, _: &AtomicBool) -> Result<f64> {
+        match *self {}
+    }
+}
+
+impl fmt::Display for CompetingKernel {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {}
+    }
+}
