@@ -20,7 +20,7 @@ ON = os.environ.get("ON", "gpu:0")
 CPU = ON == "cpu"
 METHODS = ["single", "split"] if CPU else ["single", "split", "persistent", "stream", "graph"]
 IN_PLACE = [] if CPU else ["--memory", "pinned"]
-MEMORIES = [[]] if CPU else [IN_PLACE, ["--memory", "gpu"], ["--split", "128"]]
+MEMORIES = [[]] if CPU else [IN_PLACE, ["--memory", "gpu"], ["--header-split", "128"]]
 # Side by side, and so bound to no cores: what is checked is not how fast it is.
 UNBOUND = ["--cores", "none"]
 WORKERS = 2

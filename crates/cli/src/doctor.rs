@@ -69,7 +69,7 @@ type DoctorReport = Document<Check>;
 /// # Errors
 /// [`NotReady`] if a required part is missing; an error of the output if the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let output = Output::open(args.json.as_deref(), None)?;
+    let output = Output::open(args.json.as_deref(), None, None)?;
     let machine = Machine { files: Files::under("/"), trials: Trials::run() };
     let wanted =
         |name: Name| args.only.is_empty() || args.only.contains(&name) || args.require.contains(&name);

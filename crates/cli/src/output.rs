@@ -9,6 +9,7 @@ use std::path::Path;
 /// The open outputs of a command.
 pub struct Output {
     json: Option<Target>,
+    csv: Option<Target>,
     svg: Option<Target>,
     text: bool,
 }
@@ -20,9 +21,10 @@ impl Output {
     ///
     /// # Errors
     /// If a file cannot be opened for writing.
-    pub fn open(json: Option<&str>, svg: Option<&Path>) -> Result<Self, Error> {
+    pub fn open(json: Option<&str>, csv: Option<&Path>, svg: Option<&Path>) -> Result<Self, Error> {
         Ok(Self {
             json: json.map(Target::open).transpose()?,
+            csv: csv.map(Target::file).transpose()?,
             svg: svg.map(Target::file).transpose()?,
             text: json != Some("-"),
         })
@@ -44,6 +46,9 @@ impl Output {
         }
         if let Some(json) = self.json {
             json.json(document)?;
+        }
+        if let Some(csv) = self.csv {
+            csv.text(&inlane_report::csv(&document.results)?)?;
         }
         if let Some(svg) = self.svg {
             match figure(document) {

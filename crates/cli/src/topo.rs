@@ -79,7 +79,7 @@ impl Entry {
 /// # Errors
 /// When the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let output = Output::open(args.json.as_deref(), None)?;
+    let output = Output::open(args.json.as_deref(), None, None)?;
     let mut report = TopologyReport::new("topo", Path::default());
     report.results.push(read(&Sysfs::system(), &Names::system()));
     output.write(&mut report, |out, report| show(out, &report.results[0], args), |_| None)

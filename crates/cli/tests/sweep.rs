@@ -144,7 +144,7 @@ fn what_cannot_be_swept_is_said_before_anything_runs() {
         (&["--rx", "ring:x", "--sweep", "size=64"], "--size"),
         (&["--sweep", "memory=all"], "memory=gpu: --memory gpu: applies to GPUs only"),
         (&["--sweep", "blocks=0,8"], "blocks=8: --blocks: applies to GPUs only"),
-        (&["--on", "gpu:0", "--sweep", "memory=all", "--split", "64"], "leave one of them out"),
+        (&["--on", "gpu:0", "--sweep", "memory=all", "--header-split", "64"], "leave one of them out"),
     ];
     for (flags, said) in cases {
         let arguments: &[&str] = if flags[0] == "--rx" { &["forward", "--tx", "null"] } else { &NULL };

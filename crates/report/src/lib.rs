@@ -1,12 +1,14 @@
-//! Renders result documents for people and programs: text, tables, JSON, SVG.
+//! Renders result documents for people and programs: text, tables, JSON, CSV, SVG.
 //!
 //! This crate knows `core` alone. The systems describe their rows by [`inlane_core::result::Row`].
 
+mod csv;
 mod plot;
 mod table;
 mod text;
 mod write;
 
+pub use csv::csv;
 pub use plot::{Line, Plot, Scale, figure};
 pub use table::{Lines, grid};
 pub use text::text;

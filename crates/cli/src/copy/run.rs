@@ -28,7 +28,7 @@ impl Copy {
             return Err(Error::invalid("--measure latency", why).into());
         }
         let options = self.options()?;
-        let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
+        let output = Output::open(self.json.as_deref(), None, self.svg.as_deref())?;
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         signal::on_signal(move |signal, before| match before {

@@ -1,43 +1,80 @@
-//! What stands on the terminal while `inlane forward` runs.
+//! Progress of `inlane forward` on standard error.
 
 use inlane_core::units;
 use inlane_forward::control::ProgressSnapshot;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// The live line: rates of the last second, on a terminal only.
+/// The progress display. A terminal shows one line with the rates of the last second. `--interval` prints a line each time.
 pub(super) struct Live {
-    on: bool,
+    terminal: bool,
+    interval: Option<Duration>,
+    /// The time and the counters of the last display.
     last: (Duration, ProgressSnapshot),
 }
 
 impl Live {
-    pub(super) fn new() -> Self {
-        Self { on: std::io::stderr().is_terminal(), last: Default::default() }
+    /// Creates the display. With an interval, lines are printed even if standard error is no terminal.
+    pub(super) fn new(interval: Option<Duration>) -> Self {
+        Self { terminal: std::io::stderr().is_terminal(), interval, last: Default::default() }
     }
 
+    /// Shows the rates since the last display. The run calls this about once per second.
     pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
-        if !self.on {
-            return;
-        }
+        let since = elapsed.saturating_sub(self.last.0);
+        // The calls come a little early or late.
+        let due = self.interval.map(|interval| since + Duration::from_millis(100) >= interval);
+        let text = match due {
+            Some(false) => return,
+            Some(true) => format!("{}\n", self.line(elapsed, reading)),
+            None if self.terminal => format!("\r{}   \x1b[K", self.line(elapsed, reading)),
+            None => return,
+        };
+        let _ = write!(std::io::stderr(), "{text}");
+        self.last = (elapsed, reading);
+    }
+
+    fn line(&self, elapsed: Duration, reading: ProgressSnapshot) -> String {
         let (then, before) = self.last;
-        let seconds = (elapsed - then).as_secs_f64();
+        let seconds = elapsed.saturating_sub(then).as_secs_f64().max(1e-9);
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
-        let _ = write!(
-            std::io::stderr(),
-            "\r{:>5.0} s  rx {}  tx {}  {}  dropped {}   \x1b[K",
+        format!(
+            "{:>5.0} s  rx {}  tx {}  {}  dropped {}",
             elapsed.as_secs_f64(),
             units::packets_per_second(rate(reading.rx_packets, before.rx_packets)),
             units::packets_per_second(rate(reading.tx_packets, before.tx_packets)),
             units::bits_per_second(rate(reading.tx_bytes, before.tx_bytes) * 8.0),
             reading.dropped,
-        );
-        self.last = (elapsed, reading);
+        )
     }
 
+    /// Clears the terminal's line.
     pub(super) fn end(&self) {
-        if self.on {
+        if self.terminal && self.interval.is_none() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_rates_since_the_last_one() {
+        let mut live =
+            Live { terminal: false, interval: Some(Duration::from_secs(2)), last: Default::default() };
+        let reading = |packets| ProgressSnapshot {
+            rx_packets: packets,
+            tx_packets: packets,
+            tx_bytes: packets * 64,
+            ..Default::default()
+        };
+        live.show(Duration::from_secs(1), reading(1000));
+        assert_eq!(live.last.0, Duration::ZERO, "the interval is not over yet");
+        live.show(Duration::from_secs(2), reading(4000));
+        assert_eq!(live.last.0, Duration::from_secs(2));
+        let line = live.line(Duration::from_secs(4), reading(10_000));
+        assert_eq!(line, "    4 s  rx 3.00 kpps  tx 3.00 kpps  1.54 Mb/s  dropped 0");
     }
 }

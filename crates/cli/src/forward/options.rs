@@ -1,12 +1,11 @@
-//! What flags of `inlane forward` may be given: choices, lists, and all that concerns a GPU.
+//! The values that flags of `inlane forward` accept.
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 use inlane_core::units;
 use inlane_forward::config::Method;
-use inlane_forward::gpu::{self, Memory};
 use std::time::Duration;
 
-/// A method, or the one that suits best.
+/// The value of `--method`: a method, or `auto`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
     Auto,
@@ -21,130 +20,59 @@ impl std::str::FromStr for Choice {
     }
 }
 
-/// What `--method auto` aims at.
+/// What `--method auto` optimises.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum Aim {
-    /// The most packets a second
+pub(super) enum Goal {
+    /// The most packets per second
     Throughput,
 }
 
-/// How a GPU is used.
-#[derive(Args, Debug)]
-#[command(next_help_heading = "On a GPU")]
-pub(super) struct OnGpu {
-    /// Where packets are: pinned (host memory, worked on in place), gpu (pulled into GPU memory, changes written back), gpu-pool
-    /// (buffers in GPU memory, for ports that never touch payload) [default: pinned]
-    #[arg(long, value_name = "WHERE")]
-    pub(super) memory: Option<Memory>,
-    /// Pull only so many bytes of each packet into GPU memory; the rest of the payload stays in the host's
-    #[arg(long, value_name = "BYTES")]
-    pub(super) split: Option<u32>,
-    /// Blocks of a persistent kernel; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(super) blocks: u32,
-    /// Threads a block; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(super) threads: u32,
-    /// Streams that kernels are launched or posted in; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(super) streams: u32,
-    /// Items of a graph; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(super) graph_items: u32,
-    /// Chains of a graph that run beside each other; 0 chooses
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(super) graph_branches: u32,
-    /// Pause of a persistent kernel's blocks between two looks at the ring
-    #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
-    pub(super) pause: Duration,
-    /// An item that the GPU does not finish in this time is stuck: the run ends with an error
-    #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
-    pub(super) watchdog: Duration,
-    /// Whether packets' kernels go ahead of other jobs' that wait for room on the GPU
-    #[arg(long, value_enum, default_value_t = Priority::High)]
-    pub(super) priority: Priority,
-    /// Read the GPU's counter of what crosses its PCIe link, too (NVML)
-    #[arg(long)]
-    pub(super) measure_pcie: bool,
-}
-
-/// Against other jobs on the GPU.
+/// The priority of inlane's kernels on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Priority {
-    /// First
+    /// Before kernels of other jobs
     High,
     /// In the order of arrival
     Normal,
 }
 
-/// What runs beside.
+/// The competing job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Compete {
-    /// Nothing
+    /// No job
     None,
-    /// Arithmetic without end: on every multiprocessor of the GPU, or on every core that the pipelines use
+    /// Endless arithmetic on every multiprocessor of the GPU, or on every core of the pipelines
     Compute,
-    /// On a GPU: the same in blocks that take a multiprocessor each, as those of matrix products do
+    /// On a GPU: the same in blocks that fill a multiprocessor each, as matrix products do
     Large,
 }
 
-impl OnGpu {
-    /// What they come to.
-    ///
-    /// # Errors
-    /// Where one would make nothing of another.
-    pub(super) fn settings(&self) -> Result<gpu::Settings, inlane_forward::Error> {
-        let memory = match (self.memory, self.split) {
-            (None, None) => Memory::default(),
-            (Some(memory), None) => memory,
-            (None | Some(Memory::Gpu), Some(bytes)) => Memory::Split(bytes),
-            (Some(memory), Some(_)) => {
-                return Err(inlane_forward::Error::config(
-                    format!("--memory {memory} and --split"),
-                    "packets that stay where they are have no front that is pulled; leave one of them out",
-                ));
-            }
-        };
-        Ok(gpu::Settings {
-            memory,
-            blocks: self.blocks,
-            threads: self.threads,
-            streams: self.streams,
-            graph_items: self.graph_items,
-            graph_branches: self.graph_branches,
-            pause: self.pause,
-            watchdog: self.watchdog,
-            urgent: self.priority == Priority::High,
-            measure_pcie: self.measure_pcie,
-            ..gpu::Settings::default()
-        })
-    }
-}
-
+/// The pace at which a capture is played.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum PlayPace {
-    /// As fast as it goes
+    /// As fast as possible
     Full,
-    /// As its timestamps say
+    /// As the timestamps say
     Original,
 }
 
+/// The policy for a full ring or transmit port.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum OnOverload {
-    /// Wait; the port in front fills and counts what it misses
+    /// Wait. The receive port fills and counts missed packets
     Wait,
-    /// Drop the newest packets, and count them
+    /// Drop and count the newest packets
     Drop,
-    /// Take fewer packets at a time until there is room
+    /// Receive smaller bursts until there is room
     Shrink,
 }
 
-/// `0,2,4-7` as a list.
+/// Parses a list of cores: `0,2,4-7`.
 pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
     let bad = || inlane_core::Error::Quantity {
         text: list.into(),
         what: "a list of cores",
-        why: "not numbers and ranges separated by commas".into(),
+        why: "must be numbers and ranges, separated by commas".into(),
         example: "2,3 or 4-7 or none",
     };
     let mut cores = Vec::new();
@@ -160,9 +88,20 @@ pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
     Ok(cores)
 }
 
-/// A share of the highest rate without loss.
+/// Parses a percentage of the highest rate without loss.
 pub(super) fn percent(text: &str) -> Result<f64, &'static str> {
-    text.parse().ok().filter(|share| (0.01..=1000.0).contains(share)).ok_or("give per cents, 0.01 to 1000")
+    text.parse()
+        .ok()
+        .filter(|share| (0.01..=100.0).contains(share))
+        .ok_or("must be a percentage from 0.01 to 100; above 100 packets would be lost")
+}
+
+/// Parses the interval of progress lines.
+pub(super) fn interval(text: &str) -> inlane_core::Result<Duration> {
+    match units::parse_time(text)? {
+        time if time >= Duration::from_secs(1) => Ok(time),
+        _ => Err(inlane_core::Error::invalid(format!("'{text}'"), "must be 1s or more")),
+    }
 }
 
 #[cfg(test)]
@@ -170,10 +109,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn core_lists() {
+    fn core_lists_are_numbers_and_ranges() {
         assert_eq!(cores("0,2,4-6").unwrap(), [0, 2, 4, 5, 6]);
         for bad in ["", "a", "3-1", "1,", "0-99999999"] {
             assert!(cores(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn percentages_above_the_lossless_rate_are_refused() {
+        assert_eq!(percent("100"), Ok(100.0));
+        for bad in ["101", "0", "-1", "NaN", "x"] {
+            assert!(percent(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn intervals_are_a_second_or_more() {
+        assert_eq!(interval("2s").unwrap(), Duration::from_secs(2));
+        assert!(interval("100ms").is_err());
     }
 }

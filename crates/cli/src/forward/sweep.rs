@@ -1,7 +1,7 @@
-//! `--sweep` and `--repeats`: the same run again and again, with other values of its flags.
+//! `--sweep` and `--repeats`: runs the same command line with different values of its flags.
 //!
-//! A point of a sweep is the command line with values put behind it: whatever a flag takes can be swept, and what is wrong with a
-//! value is said as for the flag, before anything runs. A point that fails is recorded, and the others go on.
+//! A point of a sweep is the command line with the point's values appended. So every flag with one value can be swept, and a
+//! wrong value gets the flag's own error message before anything runs. A point that fails is recorded, and the next one runs.
 
 mod axis;
 
@@ -23,7 +23,7 @@ pub use axis::Axis;
 
 /// One run of a sweep.
 struct Point {
-    /// The flags that distinguish it, and their values.
+    /// The swept flags with this point's values.
     values: Vec<(String, String)>,
     forward: Forward,
 }
@@ -34,61 +34,63 @@ impl Point {
     }
 }
 
-/// All the runs that the flags ask for.
+/// All points of a sweep and their repeats.
 pub struct Series {
+    /// The swept flags.
     keys: Vec<String>,
-    /// None for a plain run.
+    /// Empty for a single run.
     points: Vec<Point>,
     repeats: u32,
     by_load: bool,
 }
 
 impl Series {
-    /// What `forward` asks for, checked; `arguments` are those it was parsed from.
+    /// Creates and checks all points. `arguments` are the command line that `forward` was parsed from.
     ///
     /// # Errors
-    /// For flags that there are not or that take no single value, and values that the flag refuses.
+    /// If a flag is unknown or takes several values, or refuses one of its values.
     pub fn new(forward: &Forward, arguments: &[OsString]) -> anyhow::Result<Self> {
-        let keys: Vec<String> = forward.sweep.iter().map(|axis| axis.key.clone()).collect();
-        let by_load = forward.load.is_some();
-        let mut series = Self { keys, points: Vec::new(), repeats: forward.repeats, by_load };
+        let keys: Vec<String> = forward.experiment.sweep.iter().map(|axis| axis.key.clone()).collect();
+        let by_load = forward.experiment.load.is_some();
+        let mut series = Self { keys, points: Vec::new(), repeats: forward.experiment.repeats, by_load };
         if series.keys.is_empty() && series.repeats == 1 {
             return Ok(series);
         }
         for (index, key) in series.keys.iter().enumerate() {
             if series.keys[..index].contains(key) {
-                let why = "is swept twice; give its values in one list";
+                let why = "is swept twice; put all its values in one list";
                 return Err(Error::invalid(format!("--sweep {key}"), why).into());
             }
         }
-        let all = |key: &str| forward.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
-        for values in combinations(&forward.sweep)? {
+        let all =
+            |key: &str| forward.experiment.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
+        for values in combinations(&forward.experiment.sweep)? {
             let point = Point { forward: parse(arguments, &values)?, values };
             // `all` stands for the values that the device supports.
             let forward = &point.forward;
-            let only_gpu = (all("method") && matches!(forward.method, Choice::Method(m) if !m.is_cpu()))
-                || (all("compete") && forward.compete == Compete::Large);
-            if only_gpu && forward.on == Device::Cpu {
+            let only_gpu = (all("method")
+                && matches!(forward.function.method, Choice::Method(m) if !m.is_cpu()))
+                || (all("compete") && forward.experiment.compete == Compete::Large);
+            if only_gpu && forward.function.on == Device::Cpu {
                 continue;
             }
             let config = forward.config().with_context(|| point.name())?;
             config.check().with_context(|| point.name())?;
             if config.drops_needed_privileges() {
-                let why = "runs again and again on ports that take privileges, which the first run gives up; add \
-                           --keep-privileges";
-                return Err(Error::invalid("a sweep", why).into());
+                let why = "needs privileges for its ports again after the first run gave them up; add --keep-privileges";
+                return Err(Error::invalid("--sweep or --repeats", why).into());
             }
             series.points.push(point);
         }
         Ok(series)
     }
 
-    /// There is nothing to combine and nothing to repeat.
+    /// True for a single run: nothing is swept or repeated.
     pub fn is_plain(&self) -> bool {
         self.points.is_empty()
     }
 
-    /// The parameter that figures are drawn against.
+    /// Returns the parameter for the x axis of figures: the offered rate, or the first swept number.
     pub fn axis(&self) -> Option<&str> {
         if self.by_load {
             return Some(OFFERED);
@@ -100,15 +102,16 @@ impl Series {
         self.keys.iter().find(numeric).map(String::as_str)
     }
 
-    /// The parameters that distinguish lines of a figure.
+    /// Returns the swept parameters that are not on the x axis. Each combination of them is a line of the figure.
     pub fn line_keys(&self) -> Vec<&str> {
         self.keys.iter().map(String::as_str).filter(|&key| Some(key) != self.axis()).collect()
     }
 
-    /// Runs all of it, the repeats in turns, a line of progress each; the outcome, and what failed.
+    /// Runs all points, once per repeat in turns, and prints a line of progress for each run. Returns the results and the
+    /// first failure.
     ///
     /// # Errors
-    /// When not one point could be run: what was wrong with the first.
+    /// If no point could run: the error of the first.
     pub fn run(
         &self,
         control: &Arc<Control>,
@@ -117,21 +120,21 @@ impl Series {
         let mut failed: Vec<Option<String>> = self.points.iter().map(|_| None).collect();
         let mut first: Option<anyhow::Error> = None;
         let mut ceilings = Ceilings::default();
-        // While it is held, a GPU's context is not torn down and made again for each point.
-        let mut held = Vec::new();
+        // Keeps the GPU's context alive between points, because creating one takes long.
+        let mut kept_gpus = Vec::new();
         let total = self.points.len() * self.repeats as usize;
         let mut done = 0;
         'all: for _ in 0..self.repeats {
             for (index, point) in self.points.iter().enumerate() {
-                if let Device::Gpu(gpu) = point.forward.on
-                    && held.is_empty()
+                if let Device::Gpu(gpu) = point.forward.function.on
+                    && kept_gpus.is_empty()
                 {
-                    held.extend(inlane_cuda::Gpu::open(gpu));
+                    kept_gpus.extend(inlane_cuda::Gpu::open(gpu));
                 }
                 let own = Arc::new(Control::child_of(control));
                 let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());
                 if control.stopping() {
-                    // It was cut short.
+                    // The signal cut this run short.
                     break 'all;
                 }
                 done += 1;
@@ -139,16 +142,16 @@ impl Series {
                     Ok((document, error)) => (Some(document), error.map(anyhow::Error::from)),
                     Err(error) => (None, Some(error)),
                 };
-                let said = match (&error, &document) {
+                let summary = match (&error, &document) {
                     (Some(error), _) => crate::exit::text(error),
                     (None, Some(document)) => document.results.last().map(brief).unwrap_or_default(),
                     (None, None) => String::new(),
                 };
                 let name = point.name();
                 let colon = if name.is_empty() { "" } else { ": " };
-                crate::say(format_args!("[{done}/{total}] {name}{colon}{said}"));
+                crate::say(format_args!("[{done}/{total}] {name}{colon}{summary}"));
                 if let Some(error) = error {
-                    failed[index].get_or_insert(said);
+                    failed[index].get_or_insert(summary);
                     first.get_or_insert(error);
                 }
                 runs[index].extend(document);
@@ -162,12 +165,12 @@ impl Series {
         let failure = first.map(|error| {
             let failures = failed.iter().flatten().count();
             let (of, first) = (self.points.len(), crate::exit::text(&error));
-            anyhow::anyhow!("{failures} of {of} points failed; the first: {first}")
+            anyhow::anyhow!("{failures} of {of} points failed; the first error is: {first}")
         });
         let mut document = self.document(runs, failed);
         if done < total {
             document.notes.push(format!(
-                "ended by a signal after {done} of {total} runs; the one cut short is left out"
+                "a signal ended the sweep after {done} of {total} runs; the interrupted run is left out"
             ));
         }
         Ok((document, failure))
@@ -189,7 +192,7 @@ impl Series {
         }
         let mut notes: Vec<(String, Vec<String>)> = Vec::new();
         for ((point, documents), error) in self.points.iter().zip(runs).zip(failed) {
-            let mut by_place: Vec<Vec<PacketResult>> = Vec::new();
+            let mut by_index: Vec<Vec<PacketResult>> = Vec::new();
             for one in documents {
                 for note in one.notes {
                     match notes.iter_mut().find(|(known, _)| *known == note) {
@@ -197,15 +200,15 @@ impl Series {
                         None => notes.push((note, vec![point.name()])),
                     }
                 }
-                for (place, result) in one.results.into_iter().enumerate() {
-                    by_place.resize_with(by_place.len().max(place + 1), Vec::new);
-                    by_place[place].push(result);
+                for (index, result) in one.results.into_iter().enumerate() {
+                    by_index.resize_with(by_index.len().max(index + 1), Vec::new);
+                    by_index[index].push(result);
                 }
             }
-            if by_place.is_empty() && error.is_some() {
-                by_place.push(vec![PacketResult::default()]);
+            if by_index.is_empty() && error.is_some() {
+                by_index.push(vec![PacketResult::default()]);
             }
-            for runs in by_place {
+            for runs in by_index {
                 let mut result = merge(runs);
                 for (key, value) in &point.values {
                     result.parameters.set(key, axis::quantity(key, value));
@@ -216,14 +219,14 @@ impl Series {
         }
         document.notes.extend(notes.into_iter().map(|(note, mut of)| {
             of.dedup();
-            // What several say is of all.
+            // A note of several points is shown once, without their names.
             if of.len() > 1 || self.points.len() == 1 { note } else { format!("{}: {note}", of[0]) }
         }));
         document
     }
 }
 
-/// The run with the median rate, and the medians and spread of all.
+/// Merges the repeats of a point: returns the run with the median rate, with the medians and the spread of all runs.
 fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
     let rate = |run: &PacketResult| run.tx.packets_per_second;
     runs.sort_by(|a, b| rate(a).total_cmp(&rate(b)));
@@ -246,7 +249,7 @@ fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
     median
 }
 
-/// A result in a few words.
+/// Summarises a result for a line of progress.
 fn brief(result: &PacketResult) -> String {
     let mut words = vec![
         units::packets_per_second(result.tx.packets_per_second),
@@ -257,7 +260,7 @@ fn brief(result: &PacketResult) -> String {
         words.push(format!("p99 {}", units::nanoseconds(latency.p99_ns)));
     }
     if let Some(competitor) = &result.competitor {
-        words.push(format!("the other job keeps {:.0} %", competitor.kept * 100.0));
+        words.push(format!("the competing job keeps {:.0} % of its speed", competitor.kept * 100.0));
     }
     words.join(", ")
 }

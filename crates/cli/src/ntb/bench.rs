@@ -193,7 +193,7 @@ impl Bench {
             ucx: self.ucx.clone().map(|program| Ucx { program, repeats: self.ucx_repeats }),
             only: self.only,
         };
-        let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
+        let output = Output::open(self.json.as_deref(), None, self.svg.as_deref())?;
         signal::on_signal(|signal, _| signal::end_by(signal)).context("cannot watch for Ctrl-C")?;
         let points = match self.ivshmem {
             None => self.measure(&plan)?,

@@ -227,7 +227,7 @@ impl Executor {
 fn gpu_flag(set: &gpu::Settings) -> Option<String> {
     let default = gpu::Settings::default();
     let memory = match set.memory {
-        Memory::Split(bytes) => format!("--split {bytes}"),
+        Memory::Split(bytes) => format!("--header-split {bytes}"),
         memory => format!("--memory {memory}"),
     };
     let flags = [

@@ -57,7 +57,7 @@ fn settings_of_the_other_device_are_refused() {
     type Set = fn(&mut Settings);
     let cases: [(&str, Set); 10] = [
         ("--memory gpu-pool", |s| s.memory = Memory::Pool),
-        ("--split 64", |s| s.memory = Memory::Split(64)),
+        ("--header-split 64", |s| s.memory = Memory::Split(64)),
         ("--blocks", |s| s.blocks = 8),
         ("--threads", |s| s.threads = 64),
         ("--streams", |s| s.streams = 2),

@@ -132,7 +132,7 @@ impl Lane {
         if pull < info.reads.max(info.writes).min(room) && pull != 0 {
             let needs = info.reads.max(info.writes);
             return Err(Error::config(
-                format!("--split {pull}"),
+                format!("--header-split {pull}"),
                 format!(
                     "function {} touches {needs} bytes of a packet; split there or later",
                     program.function.name()

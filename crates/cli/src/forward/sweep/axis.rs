@@ -1,4 +1,4 @@
-//! What is swept: flags and their values, as the command line has them, and the command line for each combination.
+//! The axes of a sweep: flags with lists of values, and the command line of each combination.
 
 use super::Forward;
 use crate::{Cli, Command};
@@ -9,13 +9,14 @@ use inlane_forward::result::Quantity;
 use std::ffi::OsString;
 use std::str::FromStr;
 
-/// Flags that take one value and make no sense in a sweep.
-const REFUSED: [&str; 8] = ["config", "json", "svg", "capture", "repeats", "faults", "cores", "goal"];
+/// Flags that cannot be swept although they take one value: all points share them, or their values contain commas.
+const REFUSED: [&str; 10] =
+    ["config", "json", "csv", "svg", "interval", "capture", "repeats", "faults", "cores", "goal"];
 
-/// Most points of a sweep: more is a typing error.
+/// The largest number of points. A sweep with more is taken for a typing error.
 const MOST_POINTS: usize = 10_000;
 
-/// One `--sweep`.
+/// The value of one `--sweep`: a flag and its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Axis {
     pub(super) key: String,
@@ -35,10 +36,10 @@ impl FromStr for Axis {
                 Some((first, last)) => {
                     let number = |text: &str| text.parse().ok().filter(|&number: &u64| number > 0);
                     let (Some(first), Some(last)) = (number(first), number(last)) else {
-                        return Err(bad("a range is of whole numbers above zero: 16..128"));
+                        return Err(bad("a range must be whole numbers above zero: 16..128"));
                     };
                     if first > last {
-                        return Err(bad("the range ends before it begins"));
+                        return Err(bad("the range ends before it starts; write the smaller number first"));
                     }
                     let doubled = std::iter::successors(Some(first), |number| number.checked_mul(2));
                     values.extend(doubled.take_while(|&number| number < last).map(|n| n.to_string()));
@@ -52,13 +53,16 @@ impl FromStr for Axis {
     }
 }
 
-/// Every combination of the axes' values, the last axis changing fastest.
+/// Returns all combinations of the axes' values. The last axis changes fastest.
 pub(super) fn combinations(axes: &[Axis]) -> Result<Vec<Vec<(String, String)>>, Error> {
     let mut combinations = vec![Vec::new()];
     for axis in axes {
         let values = expand(axis)?;
         if combinations.len() * values.len() > MOST_POINTS {
-            return Err(Error::invalid("--sweep", format!("makes more than {MOST_POINTS} points")));
+            return Err(Error::invalid(
+                "--sweep",
+                format!("more than {MOST_POINTS} points; give fewer values"),
+            ));
         }
         let longer = |so_far: &Vec<(String, String)>, value: &String| {
             let mut longer = so_far.clone();
@@ -71,11 +75,11 @@ pub(super) fn combinations(axes: &[Axis]) -> Result<Vec<Vec<(String, String)>>, 
     Ok(combinations)
 }
 
-/// The values of an axis, `all` written out.
+/// Returns the values of an axis, with `all` replaced by the list of all values.
 fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
     let mut command = Cli::command();
     command.build();
-    let forward = command.find_subcommand("forward").expect("this one");
+    let forward = command.find_subcommand("forward").expect("the command has this subcommand");
     let single = |argument: &&clap::Arg| {
         matches!(argument.get_action(), ArgAction::Set)
             && argument.get_num_args().is_some_and(|range| range.max_values() == 1)
@@ -86,7 +90,7 @@ fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
         let mut known: Vec<_> =
             forward.get_arguments().filter(single).filter_map(clap::Arg::get_long).collect();
         known.sort_unstable();
-        let why = format!("cannot be swept; these flags can: {}", known.join(", "));
+        let why = format!("cannot be swept; choose one of: {}", known.join(", "));
         return Err(Error::invalid(format!("--sweep {}", axis.key), why));
     };
     if axis.values != ["all"] {
@@ -98,13 +102,13 @@ fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
         _ => argument.get_possible_values().iter().map(|value| value.get_name().to_string()).collect(),
     };
     if listed.is_empty() {
-        let why = format!("has no list of all values; write those you want: {}=1,2,4", axis.key);
+        let why = format!("this flag has no list of all values; write the values: {}=1,2,4", axis.key);
         return Err(Error::invalid(format!("--sweep {}=all", axis.key), why));
     }
     Ok(listed)
 }
 
-/// A flag's value with its unit, which the placeholder in the flag's help names.
+/// Converts a flag's value to a quantity. The placeholder in the flag's help tells the unit.
 pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
     let mut command = Cli::command();
     command.build();
@@ -114,7 +118,7 @@ pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
     Quantity::of_flag(names.and_then(|names| names.first()).map_or("", |name| name.as_str()), value)
 }
 
-/// The command line with these values in place of those it has.
+/// Parses the command line with these values in place of its own.
 pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Result<Forward, Error> {
     let flags = values.iter().map(|(key, value)| OsString::from(format!("--{key}={value}")));
     let again = Cli::command().mut_subcommand("forward", |forward| forward.args_override_self(true));
@@ -123,9 +127,9 @@ pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Resu
         .and_then(|matches| Cli::from_arg_matches(&matches));
     match parsed {
         Ok(Cli { command: Command::Forward(forward), .. }) => Ok(*forward),
-        Ok(_) => unreachable!("the subcommand stands in front"),
+        Ok(_) => unreachable!("the arguments start with this subcommand"),
         Err(error) => {
-            // What was wrong, without the hints that clap puts behind it.
+            // Drops the hints that clap appends to the error.
             let text = error.to_string();
             let lines = text.trim_start_matches("error: ").lines().map(str::trim);
             let hint = |line: &&str| !line.starts_with("For more") && !line.starts_with("Usage");
@@ -135,7 +139,7 @@ pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Resu
     }
 }
 
-/// What a point is called.
+/// Returns the name of a point: its flags and values.
 pub(super) fn name(values: &[(String, String)]) -> String {
     let values: Vec<_> = values.iter().map(|(key, value)| format!("{key}={value}")).collect();
     values.join(" ")
@@ -146,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_are_lists_ranges_and_all() {
+    fn an_axis_is_a_list_a_range_or_all() {
         let values = |text: &str| text.parse::<Axis>().unwrap().values;
         assert_eq!(values("burst=16,32"), ["16", "32"]);
         assert_eq!(values("size=64..1500"), ["64", "128", "256", "512", "1024", "1500"]);

@@ -1,0 +1,275 @@
+//! The flags of `inlane forward`.
+
+use super::options::{Choice, Compete, Goal, OnOverload, PlayPace, Priority, interval, percent};
+use super::sweep::Axis;
+use clap::Args;
+use inlane_core::units;
+use inlane_forward::config::Device;
+use inlane_forward::gpu::Memory;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Ports, with their options after a comma (af_packet:eth1,frame=4096):
+  null[:SIZE]      makes packets of SIZE bytes or discards packets, without touching their bytes
+  gen:SIZE|imix    generates flows with sequence numbers and checksums: flows=N (64), seed=N, v4, v6,
+                   udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N
+  gen:oran         generates the packets of an O-RAN radio: eaxc=0+1, prbs=N, scs=15|30|60|120, mtu=N,
+                   shuffle=N, loss=N%, slots=N, realtime, downlink; seed, vlan, smac, dmac, rate
+  check            receives and verifies the packets of this run's gen; check:SIZE,... verifies those
+                   of another run's gen with the same options
+  pcap:FILE        reads or writes a capture; pcap:- is standard input or output
+  net_null[:SIZE]  DPDK's null driver: copy=on touches the bytes
+  ring:NAME        returns the packets that are sent to it: prime=N packets at the start, size=BYTES each
+  af_xdp:IFACE     queue=N is the first queue (0), busy=N packets per busy poll, copy=on
+  af_packet:IFACE  queues=N (one per pipeline), frame=BYTES of a slot, bypass=on skips the qdisc
+  tap:NAME         creates the interface NAME: mac=fixed
+  memif:SOCKET     role=server|client (client), id=N (0), wait=SECONDS (10), secret=TEXT
+  pci:ADDRESS      a network card bound to vfio-pci
+  net_null and the ports after it take descriptors=N; af_xdp and the ports after it take mtu=BYTES.
+
+Units:
+  sizes are binary (4K = 4096 bytes); rates are decimal (10G = 10^10 bits/s of frames, 1.5Mpps);
+  times have a unit (200ns, 50us, 5s, 2m)
+
+Examples:
+  # swap the MAC addresses of every packet in a capture, in order, with timestamps kept
+  inlane forward --rx pcap:in.pcap --tx pcap:out.pcap --function macswap --packets all --json result.json
+
+  # measure the pipeline of this machine without a network
+  inlane forward --rx null:64 --tx null:64 --function macswap --duration 5s
+
+  # verify that no generated packet is lost, duplicated, reordered or altered
+  inlane forward --rx gen:imix,flows=64 --tx check --function macswap --method split --packets 10000000
+
+  # forward between two interfaces, both ways
+  inlane forward --between af_xdp:eth1 af_xdp:eth2 --function l3-decrement
+
+  # find the highest rate without loss (RFC 2544)
+  inlane forward --rx gen:64 --tx check --zero-loss --duration 2s
+
+  # compare all methods at four burst sizes, three runs each, and draw rate against burst
+  inlane forward --rx null:1024 --tx null --on gpu:0 --function macswap --duration 1s \
+      --sweep burst=16,32,64,128 --sweep method=all --repeats 3 --svg figure.svg
+
+  # measure latency against offered load, beside a job on the same GPU
+  inlane forward --rx gen:1024 --tx check --on gpu:0 --sweep method=persistent,stream --load --compete --svg figure.svg
+
+INLANE_LOG=debug shows DPDK's own messages.
+
+Exit status: 0 done; 1 the run failed; 2 wrong usage; 3 the machine is not ready (try inlane doctor).";
+
+/// Receives packets, runs a packet function on them, and sends them
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Forward {
+    #[command(flatten)]
+    pub(super) ports: PortArgs,
+    #[command(flatten)]
+    pub(super) function: FunctionArgs,
+    #[command(flatten)]
+    pub(super) gpu: GpuArgs,
+    #[command(flatten)]
+    pub(super) pipeline: PipelineArgs,
+    #[command(flatten)]
+    pub(super) run: RunArgs,
+    #[command(flatten)]
+    pub(super) experiment: ExperimentArgs,
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
+}
+
+/// Where packets come from and go to.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Ports")]
+pub(super) struct PortArgs {
+    /// Receive from this port
+    #[arg(long, value_name = "PORT", required_unless_present_any = ["between", "list_functions"], conflicts_with = "between")]
+    pub(super) rx: Option<String>,
+    /// Send to this port. Repeat the flag for more ports, which verdicts can choose by number
+    #[arg(long, value_name = "PORT", requires = "rx")]
+    pub(super) tx: Vec<String>,
+    /// Forward between two ports, both ways
+    #[arg(long, num_args = 2, value_names = ["PORT", "PORT"])]
+    pub(super) between: Option<Vec<String>>,
+    /// Make packets of this size at --rx null, net_null or gen. Overrides the size in the port's name
+    #[arg(long, value_name = "BYTES")]
+    pub(super) size: Option<u64>,
+    /// Offer packets at this rate, in bits/s of frames (10G) or packets/s (1.5Mpps). A late generator sends late packets
+    #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
+    pub(super) rate: Option<units::Rate>,
+    /// Play a capture at this pace
+    #[arg(long, value_enum, default_value_t = PlayPace::Full, value_name = "PACE")]
+    pub(super) pace: PlayPace,
+    /// Play a capture again and again
+    #[arg(long = "loop")]
+    pub(super) repeat: bool,
+    /// Write the sent packets to this capture file, too
+    #[arg(long, value_name = "FILE")]
+    pub(super) capture: Option<PathBuf>,
+    /// Inject faults into the received packets: drop=P,duplicate=P,reorder=P,corrupt=P,delay=TIME,seed=N (P is 1% or 0.01)
+    #[arg(long, value_name = "FAULTS")]
+    pub(super) faults: Option<String>,
+}
+
+/// What runs on the packets, and on which device.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Packet function")]
+pub(super) struct FunctionArgs {
+    /// Run this packet function: a built-in one, or your own as FILE.cu:NAME
+    #[arg(long, default_value = "io", value_name = "FUNCTION")]
+    pub(super) function: String,
+    /// List the built-in packet functions and exit
+    #[arg(long)]
+    pub(super) list_functions: bool,
+    /// Run the packet function on this device: cpu, or gpu:0 for the first GPU
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub(super) on: Device,
+    /// Use this control flow: single or split; on a GPU also persistent, stream or graph; or auto to try them
+    #[arg(long, default_value = "single", value_name = "METHOD|auto")]
+    pub(super) method: Choice,
+    /// With --method auto: choose the method, burst and flush time for this goal
+    #[arg(long, value_enum, conflicts_with = "max_latency", value_name = "GOAL")]
+    pub(super) goal: Option<Goal>,
+    /// With --method auto: choose the highest rate at which 99 % of packets take at most this time from receive to send
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    pub(super) max_latency: Option<Duration>,
+    /// With --method split on the CPU: use this many worker threads; 0 means one
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) workers: usize,
+    /// Spend this extra time on each packet
+    #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
+    pub(super) work: Duration,
+}
+
+/// How a GPU is used.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "GPU, with --on gpu:N (0 chooses a value)")]
+pub(super) struct GpuArgs {
+    /// Where packets lie: pinned (host memory, used in place), gpu (copied to GPU memory, changes copied back) or gpu-pool
+    /// (GPU memory from the start; for ports that do not touch payload) [default: pinned]
+    #[arg(long, value_name = "WHERE")]
+    pub(super) memory: Option<Memory>,
+    /// Copy only this many bytes of each packet to GPU memory. The rest stays in host memory
+    #[arg(long, value_name = "BYTES")]
+    pub(super) header_split: Option<u32>,
+    /// Blocks of a persistent kernel
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) blocks: u32,
+    /// Threads per block
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) threads: u32,
+    /// Streams in which kernels are launched or posted
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) streams: u32,
+    /// Items per launch of a graph
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) graph_items: u32,
+    /// Parallel branches of a graph
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) graph_branches: u32,
+    /// Pause between two polls of the ring by a block of a persistent kernel
+    #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
+    pub(super) pause: Duration,
+    /// End the run with an error if the GPU does not finish an item in this time
+    #[arg(long, default_value = "2s", value_name = "TIME", value_parser = units::parse_time)]
+    pub(super) watchdog: Duration,
+    /// Priority of inlane's kernels over kernels of other jobs that wait for the GPU
+    #[arg(long, value_enum, default_value_t = Priority::High, value_name = "PRIORITY")]
+    pub(super) priority: Priority,
+    /// Measure the traffic on the GPU's PCIe link with the GPU's own counter (NVML)
+    #[arg(long)]
+    pub(super) measure_pcie: bool,
+}
+
+/// How pipelines are built.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Pipeline")]
+pub(super) struct PipelineArgs {
+    /// The largest number of packets in a burst
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub(super) burst: usize,
+    /// Let a partial burst wait this long for more packets
+    #[arg(long, default_value = "0", value_name = "TIME", value_parser = units::parse_time)]
+    pub(super) flush: Duration,
+    /// Slots of the burst ring, a power of two
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub(super) slots: usize,
+    /// The number of pipelines. Each has a receive queue and threads of its own
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(super) pipelines: u16,
+    /// What to do if the ring or the transmit port is full
+    #[arg(long, value_enum, default_value_t = OnOverload::Wait, value_name = "POLICY")]
+    pub(super) overload: OnOverload,
+    /// Pin threads to these cores, for example 2,4-7. For each pipeline: first the threads that receive and send, then the
+    /// workers. 'none' pins no thread [default: chosen]
+    #[arg(long, value_name = "LIST|none")]
+    pub(super) cores: Option<String>,
+    /// Packet buffers per pipeline; 0 chooses
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) buffers: usize,
+    /// Data room: the bytes that a packet buffer can hold
+    #[arg(long, default_value = "2K", value_name = "SIZE", value_parser = units::parse_size)]
+    pub(super) room: u64,
+    /// Keep root's privileges. By default, a run that needed root for its ports continues as the user who called sudo, or nobody
+    #[arg(long)]
+    pub(super) keep_privileges: bool,
+}
+
+/// When the run ends.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "End of the run")]
+pub(super) struct RunArgs {
+    /// End after this time [default: 5s; a capture runs to its end, --between until a signal]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    pub(super) duration: Option<Duration>,
+    /// End after this many packets per pipeline, or after 'all' packets of a capture
+    #[arg(long, value_name = "N|all")]
+    pub(super) packets: Option<String>,
+}
+
+/// Series of runs, and what is measured besides rates.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Experiments")]
+pub(super) struct ExperimentArgs {
+    /// Find the highest rate without loss (RFC 2544). Each trial takes --duration
+    #[arg(long, conflicts_with_all = ["rate", "load"])]
+    pub(super) zero_loss: bool,
+    /// Measure latency at these percentages of the highest rate without loss
+    #[arg(long, value_delimiter = ',', value_name = "PERCENT,...", num_args = 0.., value_parser = percent, default_missing_value = "10,30,50,70,80,90,95,100")]
+    pub(super) load: Option<Vec<f64>>,
+    /// Run once for each value of a flag: burst=16,32,64 or burst=16..64 (doubling) or method=all. Repeat the flag to run all
+    /// combinations
+    #[arg(long, value_name = "FLAG=VALUE,...")]
+    pub(super) sweep: Vec<Axis>,
+    /// Run each point this many times, in turns, and report median, minimum and maximum
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) repeats: u32,
+    /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report what each costs the other
+    #[arg(long, value_enum, default_value_t = Compete::None, default_missing_value = "compute", num_args = 0..=1, require_equals = true, value_name = "JOB")]
+    pub(super) compete: Compete,
+    /// Measure the latency of each stage
+    #[arg(long)]
+    pub(super) stages: bool,
+    /// Skip the baseline, which runs the same ports without the work first. Sweeps and repeats skip it, too
+    #[arg(long)]
+    pub(super) no_baseline: bool,
+}
+
+/// Where results go.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Output")]
+pub(super) struct OutputArgs {
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    pub(super) json: Option<String>,
+    /// Write the result as CSV to a file, one line per run
+    #[arg(long, value_name = "FILE")]
+    pub(super) csv: Option<PathBuf>,
+    /// Draw rate and latency to an SVG file, against the first swept number or the offered load
+    #[arg(long, value_name = "FILE")]
+    pub(super) svg: Option<PathBuf>,
+    /// Print a line with the current rates to standard error at this interval, 1s or more. A terminal shows them anyway
+    #[arg(long, value_name = "TIME", value_parser = interval)]
+    pub(super) interval: Option<Duration>,
+}

@@ -1,0 +1,144 @@
+//! From flags to the configuration of a run.
+
+use super::args::{Forward, GpuArgs};
+use super::options::{Choice, Compete, OnOverload, PlayPace, Priority, cores};
+use inlane_forward::config::{self, Config, Executor, Method, Route};
+use inlane_forward::gpu::{self, Memory};
+use inlane_forward::pipeline::{Overload, PipelineSettings};
+use inlane_ports::pcap::{Pace, Playback};
+use std::time::Duration;
+
+impl Forward {
+    /// Returns the configuration that the flags ask for.
+    ///
+    /// # Errors
+    /// If flags contradict each other, or a value is out of range.
+    pub(super) fn config(&self) -> anyhow::Result<Config> {
+        let route = match (&self.ports.between, &self.ports.rx) {
+            (Some(between), _) => Route::Between(between[0].clone(), between[1].clone()),
+            (None, Some(rx)) => Route::OneWay { rx: rx.clone(), tx: self.ports.tx.clone() },
+            (None, None) => unreachable!("clap requires one of them"),
+        };
+        let mut config = Config::new(route);
+        config.function = self.function.function.clone();
+        if matches!(self.function.method, Choice::Method(_))
+            && (self.function.goal.is_some() || self.function.max_latency.is_some())
+        {
+            return Err(inlane_forward::Error::config(
+                "--goal and --max-latency",
+                "need --method auto; add it, or leave them out",
+            )
+            .into());
+        }
+        let method = match self.function.method {
+            Choice::Method(method) => method,
+            // --method auto starts from this executor. Only split has workers.
+            Choice::Auto if self.function.workers > 0 => Method::Split,
+            Choice::Auto => Method::Single,
+        };
+        config.executor =
+            Executor::new(self.function.on, method, self.function.workers, self.gpu.settings()?)?;
+        config.pipelines = self.pipeline.pipelines;
+        config.rate = self.ports.rate;
+        let pace = match self.ports.pace {
+            PlayPace::Full => Pace::Full,
+            PlayPace::Original => Pace::Original,
+        };
+        let plays = matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("pcap:"));
+        if !plays && (self.ports.repeat || pace != Pace::Full) {
+            let why = "need a capture as the receive port: --rx pcap:FILE";
+            return Err(inlane_forward::Error::config("--loop and --pace", why).into());
+        }
+        config.drop_privileges = !self.pipeline.keep_privileges;
+        config.playback = Playback { pace, repeat: self.ports.repeat };
+        config.buffers = self.pipeline.buffers;
+        config.room = self.pipeline.room as usize;
+        config.capture = self.ports.capture.clone();
+        config.faults = self.ports.faults.clone();
+        config.compete = match self.experiment.compete {
+            Compete::None => config::Compete::None,
+            Compete::Compute => config::Compete::Compute,
+            Compete::Large => config::Compete::Large,
+        };
+        config.per_pipeline = PipelineSettings {
+            burst: self.pipeline.burst,
+            flush: self.pipeline.flush,
+            slots: self.pipeline.slots,
+            overload: match self.pipeline.overload {
+                OnOverload::Wait => Overload::Wait,
+                OnOverload::Drop => Overload::Drop,
+                OnOverload::Shrink => Overload::Shrink,
+            },
+            work: self.function.work,
+            stages: self.experiment.stages,
+            packets: u64::MAX,
+        };
+        let mut whole_capture = false;
+        match self.run.packets.as_deref() {
+            Some("all") => whole_capture = true,
+            Some(text) => {
+                config.per_pipeline.packets =
+                    text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
+                        inlane_core::Error::Quantity {
+                            text: text.into(),
+                            what: "a number of packets",
+                            why: "must be a whole number above zero, or 'all'".into(),
+                            example: "1000000 or all",
+                        }
+                    })?;
+            }
+            None => {}
+        }
+        config.cores = match self.pipeline.cores.as_deref() {
+            None => None,
+            Some("none") => Some(Vec::new()),
+            Some(list) => Some(cores(list)?),
+        };
+        // A source without an end runs for 5 s, so that the default run ends. --between runs until a signal.
+        let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
+        config.duration = match self.run.duration {
+            Some(duration) => Some(duration),
+            None if endless && !whole_capture && config.per_pipeline.packets == u64::MAX => {
+                Some(Duration::from_secs(5))
+            }
+            None => None,
+        };
+        Ok(match self.ports.size {
+            Some(size) => config.with_size(size)?,
+            None => config,
+        })
+    }
+}
+
+impl GpuArgs {
+    /// Returns the settings of the GPU executor.
+    ///
+    /// # Errors
+    /// If flags contradict each other.
+    fn settings(&self) -> Result<gpu::Settings, inlane_forward::Error> {
+        let memory = match (self.memory, self.header_split) {
+            (None, None) => Memory::default(),
+            (Some(memory), None) => memory,
+            (None | Some(Memory::Gpu), Some(bytes)) => Memory::Split(bytes),
+            (Some(memory), Some(_)) => {
+                return Err(inlane_forward::Error::config(
+                    format!("--memory {memory} and --header-split"),
+                    "only --memory gpu copies packets, whole or split; leave one of the flags out",
+                ));
+            }
+        };
+        Ok(gpu::Settings {
+            memory,
+            blocks: self.blocks,
+            threads: self.threads,
+            streams: self.streams,
+            graph_items: self.graph_items,
+            graph_branches: self.graph_branches,
+            pause: self.pause,
+            watchdog: self.watchdog,
+            urgent: self.priority == Priority::High,
+            measure_pcie: self.measure_pcie,
+            ..gpu::Settings::default()
+        })
+    }
+}

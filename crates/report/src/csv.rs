@@ -1,0 +1,95 @@
+//! Rows as CSV.
+
+use crate::write::Error;
+use serde::Serialize;
+use serde_json::Value;
+
+/// Renders rows as CSV (RFC 4180) with a header. Each value of a row's JSON is a column, named by its keys joined with dots
+/// (`tx.packets_per_second`). Lists are one column each, with `; ` between their texts.
+///
+/// # Errors
+/// If a row cannot be expressed as JSON.
+pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
+    let mut columns: Vec<String> = Vec::new();
+    let mut lines: Vec<Vec<(String, String)>> = Vec::new();
+    for row in rows {
+        let mut line = Vec::new();
+        flatten(String::new(), &serde_json::to_value(row)?, &mut line);
+        for (column, _) in &line {
+            if !columns.contains(column) {
+                columns.push(column.clone());
+            }
+        }
+        lines.push(line);
+    }
+    // A column that is an object in some rows and null in others has only the object's columns.
+    columns.retain(|column| {
+        let prefix = format!("{column}.");
+        !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))
+    });
+    let mut out = record(columns.iter().map(String::as_str));
+    for line in &lines {
+        out.push_str(&record(columns.iter().map(|column| {
+            line.iter().find(|(name, _)| name == column).map_or("", |(_, text)| text.as_str())
+        })));
+    }
+    Ok(out)
+}
+
+fn flatten(name: String, value: &Value, line: &mut Vec<(String, String)>) {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            for (key, value) in fields {
+                let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+                flatten(name, value, line);
+            }
+        }
+        Value::Array(values) => {
+            let texts: Vec<String> = values.iter().map(text).collect();
+            line.push((name, texts.join("; ")));
+        }
+        value => line.push((name, text(value))),
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Object(fields) if fields.is_empty() => String::new(),
+        value => value.to_string(),
+    }
+}
+
+fn record<'a>(fields: impl Iterator<Item = &'a str>) -> String {
+    let quoted = fields.map(|field| match field.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", field.replace('"', "\"\"")),
+        false => field.to_string(),
+    });
+    let mut line = quoted.collect::<Vec<_>>().join(",");
+    line.push_str("\r\n");
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn values_become_columns_named_by_their_keys() {
+        let rows = [
+            json!({"burst": 16, "tx": {"packets": 5, "rate": 1.5}, "ports": ["a", "b"], "latency": null}),
+            json!({"burst": 32, "tx": {"packets": 6, "rate": null}, "ports": [], "latency": {"p50_ns": 7}}),
+        ];
+        assert_eq!(
+            csv(&rows).unwrap(),
+            "burst,ports,tx.packets,tx.rate,latency.p50_ns\r\n16,a; b,5,1.5,\r\n32,,6,,7\r\n"
+        );
+    }
+
+    #[test]
+    fn separators_and_quotes_are_quoted() {
+        assert_eq!(csv(&[json!({"a": "x,\"y\""})]).unwrap(), "a\r\n\"x,\"\"y\"\"\"\r\n");
+    }
+}
