@@ -1,4 +1,4 @@
-//! The `inlane` command: a subcommand a module, each of which parses its flags, calls its crate and prints the result.
+//! The `inlane` command. Each subcommand has a module, which parses the flags, calls the system's crate and prints the result.
 
 mod copy;
 mod doctor;
@@ -16,20 +16,20 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Moves bytes between network, host memory, accelerators and other machines over the fastest path this machine has, and
-/// shows why it is the fastest.
+/// Moves bytes between network, host memory, accelerators and other machines over the fastest path of this machine, and
+/// shows why that path is the fastest.
 #[derive(Parser)]
 #[command(name = "inlane", version, max_term_width = 110, after_help = exit::STATUSES)]
 struct Cli {
-    /// Read settings from this TOML file: a table for each subcommand ([forward], [ntb.bench]), its long flags as keys. A flag may
-    /// also be set in the environment: INLANE_FORWARD_BURST, INLANE_NTB_BENCH_TO [env: INLANE_CONFIG]
+    /// Read flags from this TOML file: a table per subcommand ([forward], [ntb.bench]) with long flags as keys. Environment
+    /// variables set flags, too: INLANE_FORWARD_BURST=32 is --burst 32. The command line wins [env: INLANE_CONFIG]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<std::path::PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
 
-/// Each subcommand's arguments live in its module.
+/// The subcommands. The arguments of each are defined in its module.
 #[derive(Subcommand)]
 enum Command {
     Doctor(doctor::Args),
@@ -43,11 +43,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    say_warnings();
+    show_warnings();
     let environment: Vec<_> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| name.starts_with("INLANE_"))
         .collect();
+    for name in settings::unknown_variables(&Cli::command(), &environment) {
+        say(format_args!(
+            "inlane: warning: the environment variable {name} is ignored, because no flag has this name"
+        ));
+    }
     let arguments = match settings::expand(&Cli::command(), std::env::args_os().collect(), &environment) {
         Ok(arguments) => arguments,
         Err(error) => return exit::with(exit::report(&error.into())),
@@ -69,8 +74,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// What falls back, or cannot be done as asked, is said on stderr; `INLANE_LOG=debug` says more (DPDK's own messages).
-fn say_warnings() {
+/// Sends warnings to standard error. `INLANE_LOG=debug` shows more, such as DPDK's own messages.
+fn show_warnings() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("INLANE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     tracing_subscriber::fmt()
@@ -82,14 +87,14 @@ fn say_warnings() {
         .init();
 }
 
-/// Writes to stdout.
+/// Writes text to standard output.
 fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     let mut text = Vec::new();
     write(&mut text)?;
     Ok(inlane_report::stdout(&text)?)
 }
 
-/// Says something on stderr. That nobody reads there any more ends nothing.
+/// Writes a line to standard error. A closed standard error is ignored.
 fn say(what: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "{what}");
 }

@@ -1,29 +1,70 @@
-//! Settings from a file and from the environment, as if they had been given as flags in front of those that were.
+//! Flags from a settings file and from the environment.
 //!
-//! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table for each subcommand with its long flags as keys (`[forward]`,
-//! `[ntb.bench]`); the environment has `INLANE_<SUBCOMMAND>_<FLAG>`. A flag on the command line beats the environment, which
-//! beats the file. Keys that no flag has are refused.
+//! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand with long flags as keys (`[forward]`,
+//! `[ntb.bench]`). The environment has `INLANE_<SUBCOMMAND>_<FLAG>`. Both are inserted into the command line before it is
+//! parsed. A flag on the command line wins over the environment, which wins over the file. An unknown key in the file is an
+//! error. An unknown variable is a warning, because another program may use it.
 
 use clap::{Arg, Command};
 use inlane_core::Error;
 use std::ffi::OsString;
 
-/// Where the name of the settings file may come from beside `--config`.
+/// The variable that names the settings file. `--config` wins over it.
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
-/// The arguments with those from file and environment added.
+/// Variables that set no flag. The library and the launcher read them.
+const OTHER_VARIABLES: [&str; 12] = [
+    CONFIG_VARIABLE,
+    "INLANE_LOG",
+    "INLANE_CACHE",
+    "INLANE_NVRTC",
+    "INLANE_COPY_TRACE",
+    "INLANE_BLESS",
+    "INLANE_NTB_FD",
+    "INLANE_NTB_HEAP",
+    "INLANE_NTB_COMPLETION",
+    "INLANE_NTB_FAULTS",
+    "INLANE_NTB_MOVER",
+    "INLANE_NTB_YIELD",
+];
+
+/// Returns the names of `INLANE_*` variables that nothing reads: most are misspelt.
+pub fn unknown_variables<'a>(command: &Command, environment: &'a [(String, String)]) -> Vec<&'a str> {
+    let mut known: Vec<String> = OTHER_VARIABLES.map(String::from).into();
+    collect_variables(command, "", &mut known);
+    let unknown = |name: &&str| !known.iter().any(|known| known == name) && !name.starts_with("INLANE_TEST_");
+    environment.iter().map(|(name, _)| name.as_str()).filter(unknown).collect()
+}
+
+fn collect_variables(command: &Command, table: &str, known: &mut Vec<String>) {
+    for subcommand in command.get_subcommands() {
+        let dot = if table.is_empty() { "" } else { "." };
+        let table = format!("{table}{dot}{}", subcommand.get_name());
+        known.extend(
+            subcommand.get_arguments().filter_map(Arg::get_long).map(|long| variable_of(&table, long)),
+        );
+        collect_variables(subcommand, &table, known);
+    }
+}
+
+/// Returns the name of the variable that sets a flag: `INLANE_NTB_BENCH_SIZES` for `--sizes` of `ntb bench`.
+fn variable_of(table: &str, long: &str) -> String {
+    format!("INLANE_{table}_{long}").to_uppercase().replace(['-', '.'], "_")
+}
+
+/// Returns the command line with the flags of the file and of the environment inserted behind the subcommand.
 ///
 /// # Errors
-/// When the file cannot be read or understood, or holds a key that no flag has.
+/// If the file cannot be read or parsed, or has a key that is no flag.
 pub fn expand(
     command: &Command,
     arguments: Vec<OsString>,
     environment: &[(String, String)],
 ) -> Result<Vec<OsString>, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    // Nothing after a `--` is a flag of ours.
+    // Arguments after `--` belong to another program.
     let texts: Vec<&str> = texts.iter().map(String::as_str).take_while(|text| *text != "--").collect();
-    // The subcommand, and one of its own: the name of its table, and behind which argument its flags stand.
+    // Finds the innermost subcommand, its table's name, and the index of the argument that names it.
     let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
     for (index, text) in texts.iter().enumerate().skip(1) {
         if *text == "help" && subcommand.has_subcommands() {
@@ -45,10 +86,9 @@ pub fn expand(
         |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     let mut extra: Vec<OsString> = Vec::new();
     let mut set: Vec<String> = Vec::new();
-    let shouted = |name: &str| name.to_uppercase().replace(['-', '.'], "_");
     for argument in subcommand.get_arguments() {
         let Some(long) = argument.get_long() else { continue };
-        let name = format!("INLANE_{}_{}", shouted(&table), shouted(long));
+        let name = variable_of(&table, long);
         if let Some(value) = variable(&name) {
             set.push(long.to_string());
             if !given(long) {
@@ -86,7 +126,7 @@ fn invalid(what: String, why: impl Into<String>) -> Error {
     Error::Invalid { what, why: why.into() }
 }
 
-/// A line of the file.
+/// A key of the file.
 struct Setting<'a> {
     table: String,
     argument: &'a Arg,
@@ -94,7 +134,7 @@ struct Setting<'a> {
     value: &'a toml::Value,
 }
 
-/// All settings of a command's table, which is called `name`, and of the tables in it.
+/// Collects the keys of the table `name` and of the tables in it.
 fn read<'a>(
     command: &'a Command,
     name: &str,
@@ -122,11 +162,11 @@ fn read<'a>(
                 settings.push(Setting { table: name.into(), argument, key: key.clone(), value });
             }
             None if name.is_empty() => {
-                return Err(format!("no subcommand '{key}'; there are {}", tables.join(", ")));
+                return Err(format!("there is no subcommand '{key}'; the tables are {}", tables.join(", ")));
             }
             None => {
                 return Err(format!(
-                    "[{name}] has no setting '{key}'; see inlane {} --help",
+                    "[{name}] has the unknown key '{key}'; run 'inlane {} --help' for the flags",
                     name.replace('.', " ")
                 ));
             }
@@ -135,7 +175,7 @@ fn read<'a>(
     Ok(())
 }
 
-/// Adds the flag `name` with what it was set to, or says what that must be.
+/// Appends the flag `name` with its value. The error says what the value must be.
 fn push(
     arguments: &mut Vec<OsString>,
     argument: &Arg,
@@ -217,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_beat_the_environment_which_beats_the_file() {
+    fn the_command_line_wins_over_the_environment_and_that_over_the_file() {
         let file = "[forward]\nburst = 16\ntx = ['a', 'b']\nstages = true\n";
         assert_eq!(expanded(file, &[], &[]).unwrap(), ["--burst=16", "--stages", "--tx=a", "--tx=b"]);
         assert_eq!(
@@ -256,5 +296,14 @@ mod tests {
         ] {
             assert!(expanded(bad, &[], &[]).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn variables_that_set_no_flag_are_unknown() {
+        let environment: Vec<_> =
+            ["INLANE_FORWARD_BURST", "INLANE_FORWARD_BURTS", "INLANE_LOG", "INLANE_NTB_BENCH_REPEATS"]
+                .map(|name| (name.to_string(), "1".to_string()))
+                .into();
+        assert_eq!(unknown_variables(&command(), &environment), ["INLANE_FORWARD_BURTS"]);
     }
 }

@@ -1,24 +1,40 @@
-//! SIGINT and SIGTERM: what a command does then.
+//! What a command does on SIGINT, SIGTERM and SIGHUP.
 
 use inlane_forward::control::Control;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
 
-/// Has signals acted upon, on a thread of its own, until the process ends: with each goes how many came before it.
+/// Calls `act` for each signal, on a thread of its own, until the process ends. `act` receives the signal and the number of
+/// signals before it.
+///
+/// SIGHUP is handled too, so that a run whose terminal closes ends in order. A process started by nohup keeps ignoring it.
 ///
 /// # Errors
-/// When the handlers cannot be installed.
+/// If the handlers cannot be installed.
 pub fn on_signal(mut act: impl FnMut(i32, u32) + Send + 'static) -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut handled = vec![SIGINT, SIGTERM];
+    if !is_ignored(SIGHUP) {
+        handled.push(SIGHUP);
+    }
+    let mut signals = Signals::new(handled)?;
     std::thread::Builder::new().name("inlane-signals".into()).spawn(move || {
         signals.forever().zip(0..).for_each(|(signal, before)| act(signal, before));
     })?;
     Ok(())
 }
 
-/// Ends a run of packets in order: the first signal lets what is in flight go out, a second does not wait for it, a third ends
-/// the process where it stands, be it before a file that never opens.
+/// Returns true if the process ignores a signal, as it does for SIGHUP under nohup.
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: an all-zero sigaction is valid, and the call writes to it only.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Ends a packet run by signals. The first signal stops receiving and sends the packets in flight. The second gives these up.
+/// The third ends the process at once, which may be necessary if a file or pipe blocks.
 ///
 /// # Errors
 /// As [`on_signal`].
@@ -34,7 +50,7 @@ pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     })
 }
 
-/// Ends the process as `signal` does, and leaves no empty file behind.
+/// Removes output files that are still empty, and ends the process as the signal would.
 pub fn end_by(signal: i32) {
     inlane_report::remove_fresh();
     let _ = signal_hook::low_level::emulate_default_handler(signal);

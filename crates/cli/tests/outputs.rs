@@ -1,0 +1,141 @@
+//! Outputs of `inlane forward`: an input is never overwritten, a refused run leaves files as they are, and a signal leaves no
+//! empty file.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn inlane(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
+    command.arg("forward").args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    inlane(arguments).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Writes a capture with 20 packets.
+fn capture(path: &Path) -> Vec<u8> {
+    let port = format!("pcap:{}", path.display());
+    let output = run(&["--rx", "gen:64", "--tx", &port, "--packets", "20", "--no-baseline"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn no_output_overwrites_an_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let input = at("in.pcap");
+    let content = capture(input.as_ref());
+    std::os::unix::fs::symlink(&input, at("soft")).unwrap();
+    std::fs::hard_link(&input, at("hard")).unwrap();
+    let rx = format!("pcap:{input}");
+    for file in [&input, &at("soft"), &at("hard")] {
+        for flag in ["--json", "--csv", "--svg", "--capture"] {
+            let more: &[&str] = if flag == "--svg" { &["--sweep", "burst=16,32"] } else { &[] };
+            let output = run(&[&["--rx", &rx, "--tx", "null", flag, file], more].concat());
+            assert_eq!(output.status.code(), Some(2), "{flag} {file}: {}", stderr(&output));
+            assert_eq!(std::fs::read(&input).unwrap(), content, "{flag} {file}");
+        }
+    }
+    let settings = at("settings.toml");
+    std::fs::write(&settings, "[forward]\nburst = 16\n").unwrap();
+    let output = run(&["--rx", "gen:64", "--tx", "null", "--config", &settings, "--json", &settings]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("is the input of --config"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_refused_run_leaves_its_outputs_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let refused: [&[&str]; 4] = [
+        &["--rx", "pcap:/no/such.pcap", "--tx", "null"],
+        &["--rx", "gen:64", "--tx", "null", "--function", "nothing"],
+        &["--rx", "gen:64", "--tx", "null", "--load=101"],
+        &["--rx", "gen:64", "--tx", "null", "--slots", "3", "--method", "split"],
+    ];
+    for (name, flag) in [("result.json", "--json"), ("result.csv", "--csv"), ("out.pcap", "--capture")] {
+        for arguments in refused {
+            std::fs::write(at(name), "earlier").unwrap();
+            let output = run(&[arguments, &[flag, &at(name)]].concat());
+            assert!(matches!(output.status.code(), Some(2 | 3)), "{arguments:?}: {}", stderr(&output));
+            assert_eq!(std::fs::read_to_string(at(name)).unwrap(), "earlier", "{flag}, {arguments:?}");
+        }
+    }
+}
+
+#[test]
+fn csv_has_a_line_per_run_with_units_in_its_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.csv");
+    let arguments = ["--rx", "null:64", "--tx", "null", "--duration", "100ms", "--sweep", "burst=16,32"];
+    let output = run(&[&arguments[..], &["--csv", file.to_str().unwrap()]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    let column = |name: &str| lines[0].split(',').position(|column| column == name).expect(name);
+    let burst: Vec<&str> =
+        lines[1..].iter().map(|line| line.split(',').nth(column("parameters.burst")).unwrap()).collect();
+    assert_eq!(burst, ["16", "32"]);
+    column("tx.packets_per_second");
+}
+
+#[test]
+fn progress_lines_come_at_the_interval() {
+    let output = run(&[
+        "--rx",
+        "null:64",
+        "--tx",
+        "null",
+        "--duration",
+        "2500ms",
+        "--interval",
+        "1s",
+        "--no-baseline",
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stderr(&output).matches(" s  rx ").count(), 2, "{}", stderr(&output));
+}
+
+#[test]
+fn a_hang_up_ends_a_run_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("result.json");
+    let mut child =
+        inlane(&["--rx", "null:64", "--tx", "null", "--duration", "60s", "--no-baseline", "--json"])
+            .arg(&json)
+            .stderr(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while !json.exists() {
+        assert!(Instant::now() < until, "the output is not opened");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    // SAFETY: the child has not been waited for, so its id is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGHUP) }, 0);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let document: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert!(document["results"][0]["tx"]["packets"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn an_unknown_variable_is_a_warning() {
+    let output = inlane(&["--rx", "null:64", "--tx", "null", "--packets", "100", "--no-baseline"])
+        .env("INLANE_FORWARD_BURTS", "7")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let said = stderr(&output);
+    assert!(said.contains("the environment variable INLANE_FORWARD_BURTS is ignored"), "{said}");
+}
