@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Renders rows as CSV (RFC 4180) with a header. Each value of a row's JSON is a column, named by its keys joined with dots
-/// (`tx.packets_per_second`). Lists are one column each, with `; ` between their texts.
+/// (`tx.packets_per_second`). The parameters come first. A list is one column, with `; ` between its texts.
 ///
 /// # Errors
 /// If a row cannot be expressed as JSON.
@@ -27,6 +27,7 @@ pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
         let prefix = format!("{column}.");
         !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))
     });
+    columns.sort_by_key(|column| !column.starts_with("parameters."));
     let mut out = record(columns.iter().map(String::as_str));
     for line in &lines {
         out.push_str(&record(columns.iter().map(|column| {
@@ -79,12 +80,12 @@ mod tests {
     #[test]
     fn values_become_columns_named_by_their_keys() {
         let rows = [
-            json!({"burst": 16, "tx": {"packets": 5, "rate": 1.5}, "ports": ["a", "b"], "latency": null}),
-            json!({"burst": 32, "tx": {"packets": 6, "rate": null}, "ports": [], "latency": {"p50_ns": 7}}),
+            json!({"parameters": {"burst": 16}, "tx": {"packets": 5, "rate": 1.5}, "ports": ["a", "b"], "latency": null}),
+            json!({"parameters": {"burst": 32}, "tx": {"packets": 6, "rate": null}, "ports": [], "latency": {"p50_ns": 7}}),
         ];
         assert_eq!(
             csv(&rows).unwrap(),
-            "burst,ports,tx.packets,tx.rate,latency.p50_ns\r\n16,a; b,5,1.5,\r\n32,,6,,7\r\n"
+            "parameters.burst,ports,tx.packets,tx.rate,latency.p50_ns\r\n16,a; b,5,1.5,\r\n32,,6,,7\r\n"
         );
     }
 

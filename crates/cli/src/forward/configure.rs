@@ -123,7 +123,7 @@ impl GpuArgs {
             (Some(memory), Some(_)) => {
                 return Err(inlane_forward::Error::config(
                     format!("--memory {memory} and --header-split"),
-                    "only --memory gpu copies packets, whole or split; leave one of the flags out",
+                    "only --memory gpu copies packets, whole or split; leave one of them out",
                 ));
             }
         };
