@@ -1,7 +1,7 @@
-//! What a burst costs: packets received from a port, MAC addresses swapped, sent to the same port, on one core.
+//! Measures the cost of a burst: receives packets from a port, swaps their MAC addresses, sends them to the same port, on one core.
 //!
-//! `cargo bench -p inlane-dpdk --bench turnaround -- [PORT [BURST [MBUFS [SECONDS]]]]`; rates are per second of CPU time, so that other
-//! programs on the machine disturb little.
+//! `cargo bench -p inlane-dpdk --bench turnaround -- [PORT [BURST [MBUFS [SECONDS]]]]`. Rates are per second of CPU time, so other programs
+//! on the machine disturb them little.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_dpdk::{MbufPool, open};
@@ -49,12 +49,14 @@ fn main() {
     assert_eq!(pool.outstanding(), 0);
 }
 
+/// Swaps the MAC addresses of each packet.
+///
 /// # Safety
-/// SSSE3 (in every x86-64 of this millennium's second decade), and at least 16 bytes at the packet's address, which the caller holds.
+/// The CPU has SSSE3, as x86-64 has since about 2010. The caller holds the packets, in memory of the CPU, with at least 16 bytes each.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "ssse3"))]
 unsafe fn swap(packets: &[Packet]) {
     for packet in packets {
-        // SAFETY: as the caller says; frames are at least 16 bytes long here.
+        // SAFETY: the caller's promise.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             use std::arch::x86_64::{
@@ -65,7 +67,7 @@ unsafe fn swap(packets: &[Packet]) {
             _mm_storeu_si128(frame, _mm_shuffle_epi8(_mm_loadu_si128(frame), order));
         }
         #[cfg(not(target_arch = "x86_64"))]
-        // SAFETY: the packet is held here and at least 64 bytes long: two addresses of 6 bytes at its front.
+        // SAFETY: the caller's promise: the packet begins with two addresses of 6 bytes.
         unsafe {
             let frame = packet.address as *mut [u8; 6];
             std::ptr::swap(frame, frame.add(1));

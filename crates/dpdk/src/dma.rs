@@ -1,28 +1,28 @@
-//! Pool memory that network cards may reach.
+//! Makes pool memory accessible to network cards.
 //!
-//! DPDK's own memory is mapped for devices as it is made; pools bring memory of their own, so each is registered with
-//! DPDK and mapped in the IOMMU while a card uses it. Cards under vfio-pci share one set of mappings, so a pool that two
-//! cards use (one fills it, the other sends from it) is mapped with the first and unmapped with the last.
+//! DPDK maps its own memory for devices when it allocates it. A pool has memory of its own, which is registered with DPDK and mapped in the
+//! IOMMU while a card uses the pool. Cards under vfio-pci share one set of mappings. A pool that two cards use, one to receive and one to
+//! send, is therefore mapped for the first and unmapped after the last.
 
 use crate::error::{Error, Result};
 use crate::{MbufPool, eal, log, sys};
 use inlane_core::Pool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The pools mapped, each with how many cards use it.
+/// The mapped pools: address, and the number of cards that use the pool.
 static MAPPED: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 
-/// A pool mapped for a card. The card must have stopped, and still be attached, when it is dropped.
+/// A pool that is mapped for a card. Drop it after the card has been closed and before it is detached.
 pub(crate) struct Mapping {
     pool: Arc<MbufPool>,
     card: *mut sys::rte_device,
 }
 
 impl Mapping {
-    /// Maps `pool` for `card`, the device of the port that was written as `port`.
+    /// Maps `pool` for `card`, the device of the port `port`.
     ///
     /// # Errors
-    /// [`Error::Device`] with what the system lacks.
+    /// [`Error::Device`] with the reason and what to do.
     pub(crate) fn new(port: &str, pool: Arc<MbufPool>, card: *mut sys::rte_device) -> Result<Self> {
         let refuse = |why: String| Error::Device {
             port: port.to_owned(),
@@ -31,8 +31,8 @@ impl Mapping {
         };
         if !eal::start()?.virtual_addresses && !pool.is_in_hugepages() {
             return Err(refuse(
-                "without an IOMMU the card writes to physical addresses, and only hugepages keep theirs; reserve some \
-                 (inlane doctor hugepages) or switch the IOMMU on (inlane doctor iommu)"
+                "without an IOMMU a card needs buffers in hugepages, and the pool has none; reserve hugepages (inlane doctor hugepages), \
+                 or switch the IOMMU on (inlane doctor iommu)"
                     .into(),
             ));
         }
@@ -43,7 +43,7 @@ impl Mapping {
         } else if eal::start()?.virtual_addresses {
             let mark = log::Mark::new();
             if !pool.is_external() {
-                // SAFETY: the pool's memory, whole pages, unregistered before the pool goes (it is held here).
+                // SAFETY: whole pages of the pool's memory. They are unregistered before the pool is dropped, which is held here.
                 let code = unsafe {
                     let (start, length) = span(&pool);
                     sys::rte_extmem_register(start, length, std::ptr::null_mut(), 0, PAGE)
@@ -52,7 +52,7 @@ impl Mapping {
                     return Err(refuse(mark.explain(sys::error_text(sys::last_error()))));
                 }
             }
-            // SAFETY: registered memory, at the addresses by which mbufs name it; the device is attached.
+            // SAFETY: registered memory, mapped at the addresses that its mbufs contain. The device is attached.
             let code = unsafe {
                 let (start, length) = span(&pool);
                 sys::rte_dev_dma_map(card, start, base, length)
@@ -61,8 +61,7 @@ impl Mapping {
                 let why = mark.explain(sys::error_text(sys::last_error()));
                 unregister(&pool);
                 return Err(refuse(format!(
-                    "{why}; it must be locked (run as root, or raise the limit: inlane doctor memory-lock), and lie where the \
-                     IOMMU's addresses reach"
+                    "{why}; raise the limit of locked memory (inlane doctor memory-lock) or run as root"
                 )));
             }
             mapped.push((base, 1));
@@ -82,9 +81,9 @@ impl Drop for Mapping {
         }
         mapped.swap_remove(index);
         let (start, length) = span(&self.pool);
-        // SAFETY: mapped in `new`; no card uses it any more, and this one is still attached.
+        // SAFETY: mapped in `new`. No card uses it any more, and this one is still attached.
         if unsafe { sys::rte_dev_dma_unmap(self.card, start, base, length) } != 0 {
-            tracing::warn!("DPDK did not unmap packet buffers: {}", sys::error_text(sys::last_error()));
+            tracing::warn!("DPDK cannot unmap packet buffers: {}", sys::error_text(sys::last_error()));
         }
         unregister(&self.pool);
     }
@@ -96,11 +95,11 @@ fn span(pool: &MbufPool) -> (*mut std::ffi::c_void, usize) {
     (pool.region().as_ptr().cast(), pool.region().len())
 }
 
-/// Those over a region of the user's stay registered as long as the pool lives.
+/// Unregisters the memory of a pool. Memory that the user gave stays registered as long as its pool lives.
 fn unregister(pool: &MbufPool) {
     if !pool.is_external() {
         let (start, length) = span(pool);
-        // SAFETY: registered in `Mapping::new`, and in use by no card.
+        // SAFETY: registered in `Mapping::new`, and used by no card any more.
         unsafe { sys::rte_extmem_unregister(start, length) };
     }
 }

@@ -1,7 +1,6 @@
-//! DPDK's DMA devices as movers: the skeleton driver, which is DPDK's own software device of that class.
+//! A DPDK DMA device as a mover: the skeleton driver, a software device whose thread copies.
 //!
-//! Real devices (ioat, idxd, DPAA2, ...) hang on the same calls; they want memory registered for DMA, and are not
-//! supported yet, for nothing here can exercise them.
+//! Hardware devices (ioat, idxd, DPAA2) have the same interface. They need memory that is registered for DMA, and are not supported.
 
 use crate::error::{Error, Result};
 use crate::{eal, log, sys};
@@ -13,29 +12,37 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of one of the device's copies; longer transfers are several.
+/// Bytes of one copy of the device. A longer transfer consists of several.
 const PIECE: usize = 1 << 20;
-/// Copies that its queue holds.
+/// Length of the device's queue in copies.
 const DESCRIPTORS: u16 = 1024;
+/// Most pieces of one transfer, so that two transfers fit the queue.
+const MOST_PIECES: usize = DESCRIPTORS as usize / 2 - 1;
 
+/// The number of devices opened so far, which makes their names unique.
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
-/// A DMA device of DPDK with one channel, from memory to memory.
+/// A DMA device with one channel, which copies from memory to memory.
 pub struct DmaDev {
     id: i16,
     name: CString,
     flight: InFlight,
-    /// Of each transfer in flight: pieces to come, and the regions.
-    entries: VecDeque<(usize, [Region; 2])>,
+    /// For each transfer in flight, oldest first: the pieces that have not completed, and its regions.
+    entries: VecDeque<Entry>,
+    /// Pieces in the device's queue.
     queued: usize,
+    /// A copy failed. The device takes no more.
     lost: bool,
 }
 
+/// A transfer in flight: its pieces that have not completed, and its regions, which stay alive until then.
+type Entry = (usize, [Region; 2]);
+
 impl DmaDev {
-    /// A new device of the skeleton driver: a thread of DPDK's that copies.
+    /// Opens a new device of the skeleton driver.
     ///
     /// # Errors
-    /// When DPDK does not start, or the driver refuses.
+    /// If DPDK does not start, or the driver refuses.
     pub fn skeleton() -> Result<Self> {
         eal::start()?;
         let text = format!("dma_skeleton{}", OPENED.fetch_add(1, Ordering::Relaxed));
@@ -45,15 +52,15 @@ impl DmaDev {
             doing: doing.into(),
             why: mark.explain(std::io::Error::from_raw_os_error(-code).to_string()),
         };
-        let name = CString::new(text.clone()).expect("no zero byte in a made-up name");
-        // SAFETY: strings that live until the call returns.
+        let name = CString::new(text.clone()).expect("the name contains no zero byte");
+        // SAFETY: the strings are read during the call.
         let code = unsafe { sys::rte_eal_hotplug_add(c"vdev".as_ptr(), name.as_ptr(), c"".as_ptr()) };
         if code != 0 {
-            return Err(failed("attaching it", code));
+            return Err(failed("attaching the device", code));
         }
         // SAFETY: as above.
         let id = unsafe { sys::rte_dma_get_dev_id_by_name(name.as_ptr()) };
-        // From here on drop closes and detaches it.
+        // From here on `drop` closes and detaches the device.
         let device = Self {
             id: id as i16,
             name,
@@ -63,7 +70,7 @@ impl DmaDev {
             lost: false,
         };
         if id < 0 {
-            return Err(failed("finding it", id));
+            return Err(failed("finding the device", id));
         }
         let configuration = sys::rte_dma_conf { nb_vchans: 1, ..Default::default() };
         let channel = sys::rte_dma_vchan_conf {
@@ -71,12 +78,12 @@ impl DmaDev {
             nb_desc: DESCRIPTORS,
             ..Default::default()
         };
-        // SAFETY: the device exists and is stopped; the structs live until the calls return.
+        // SAFETY: the device exists and is stopped. The structures are read during the calls.
         unsafe {
             for (doing, code) in [
-                ("configuring it", sys::rte_dma_configure(device.id, &configuration)),
-                ("setting its channel up", sys::rte_dma_vchan_setup(device.id, 0, &channel)),
-                ("starting it", sys::rte_dma_start(device.id)),
+                ("configuring the device", sys::rte_dma_configure(device.id, &configuration)),
+                ("setting up its channel", sys::rte_dma_vchan_setup(device.id, 0, &channel)),
+                ("starting the device", sys::rte_dma_start(device.id)),
             ] {
                 if code != 0 {
                     return Err(failed(doing, code));
@@ -86,33 +93,34 @@ impl DmaDev {
         Ok(device)
     }
 
-    fn text(&self) -> String {
-        format!("dpdk {}", self.name.to_string_lossy())
+    /// Returns its name as results show it.
+    fn text(name: &CString) -> String {
+        format!("dpdk {}", name.to_string_lossy())
     }
 
-    /// Takes in what ended, and gives the newest ticket that is done; the oldest entry is that after `first`.
-    fn look(
+    /// Polls the device and returns the newest ticket that is done. `first` is the ticket before the oldest entry's.
+    fn poll(
         id: i16,
         queued: &mut usize,
-        entries: &mut VecDeque<(usize, [Region; 2])>,
+        entries: &mut VecDeque<Entry>,
         first: Ticket,
-        name: &dyn Fn() -> String,
+        name: &CString,
     ) -> inlane_core::Result<Ticket> {
         let mut failed = 0;
-        // SAFETY: the device is started; this thread alone drives its channel.
-        let mut ended = usize::from(unsafe { sys::inlane_dma_completed(id, DESCRIPTORS, &mut failed) });
-        *queued -= ended;
+        // SAFETY: the device is started. The exclusive references show that this thread alone uses it.
+        let mut completed = usize::from(unsafe { sys::inlane_dma_completed(id, DESCRIPTORS, &mut failed) });
+        *queued -= completed;
         if failed != 0 {
             return Err(inlane_core::Error::device_failed(
-                name(),
-                "a copy failed; transfers in flight count as not moved; open it again",
+                Self::text(name),
+                "a copy failed; treat all transfers in flight as not done, and open the device again",
             ));
         }
         let mut done = first.0;
         for (left, _) in entries.iter_mut() {
-            let taken = ended.min(*left);
-            *left -= taken;
-            ended -= taken;
+            let pieces = completed.min(*left);
+            *left -= pieces;
+            completed -= pieces;
             if *left > 0 {
                 break;
             }
@@ -121,17 +129,18 @@ impl DmaDev {
         Ok(Ticket(done))
     }
 
+    /// Polls the device and records what has completed. Returns the newest ticket that is done.
     fn advance(&mut self) -> inlane_core::Result<Ticket> {
         let first = self.flight.done();
-        let text = self.text();
-        let done = Self::look(self.id, &mut self.queued, &mut self.entries, first, &|| text.clone())
+        let done = Self::poll(self.id, &mut self.queued, &mut self.entries, first, &self.name)
             .inspect_err(|_| self.lost = true)?;
         self.flight.complete(done, false);
-        self.retire();
+        self.drop_completed();
         Ok(done)
     }
 
-    fn retire(&mut self) {
+    /// Drops the entries of transfers that are done, and with them their regions.
+    fn drop_completed(&mut self) {
         while self.entries.len() > self.flight.in_flight() {
             self.entries.pop_front();
         }
@@ -140,7 +149,7 @@ impl DmaDev {
 
 impl Mover for DmaDev {
     fn name(&self) -> String {
-        self.text()
+        Self::text(&self.name)
     }
 
     fn is_twin(&self) -> bool {
@@ -157,29 +166,34 @@ impl Mover for DmaDev {
             return Err(out_of_reach(self, source, destination));
         }
         let pieces = source.len().div_ceil(PIECE);
-        if self.lost || pieces > usize::from(DESCRIPTORS) / 2 {
-            return Err(inlane_core::Error::device_usage(
-                self.text(),
-                format!("is lost, or {source:?} is more than its queue holds at once; give at most 512 MiB"),
-            ));
+        if self.lost {
+            let why = "an earlier copy failed; open the device again";
+            return Err(inlane_core::Error::device_usage(self.name(), why));
+        }
+        if pieces > MOST_PIECES {
+            let why = format!(
+                "{source:?} is too long for its queue; give at most {} MiB",
+                (MOST_PIECES * PIECE) >> 20
+            );
+            return Err(inlane_core::Error::device_usage(self.name(), why));
         }
         while self.queued + pieces > usize::from(DESCRIPTORS) - 2 {
             self.advance()?;
         }
-        // Kept before the first piece is queued: a failure half-way leaves pieces that still run.
+        // The entry keeps the regions before the first piece is queued, because pieces are still copied if a later one is refused.
         self.entries.push_back((pieces, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
         for index in 0..pieces {
             let offset = index * PIECE;
             let length = PIECE.min(source.len() - offset) as u32;
             let at = |region: &Region| region.address() + offset as u64;
-            // SAFETY: both spans are mapped, and kept by the entry until the device has ended with them.
+            // SAFETY: both spans are mapped. The entry keeps them until the copy has completed.
             let code = unsafe { sys::inlane_dma_copy(self.id, at(source), at(destination), length) };
             if code < 0 {
                 self.lost = true;
                 return Err(inlane_core::Error::device_failed(
-                    self.text(),
-                    format!("took no copy: {}", std::io::Error::from_raw_os_error(-code)),
+                    self.name(),
+                    format!("cannot queue a copy: {}", std::io::Error::from_raw_os_error(-code)),
                 ));
             }
             self.queued += 1;
@@ -192,33 +206,32 @@ impl Mover for DmaDev {
     }
 
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
-        let text = self.text();
-        let name = || text.clone();
-        let Self { id, flight, entries, queued, .. } = self;
-        // Entries stay until `retire`, so they are counted from where the flight stands now.
+        let Self { id, flight, entries, queued, name, .. } = self;
+        let text = || Self::text(name);
+        // No entry is dropped during the wait, so tickets count from here.
         let first = flight.done();
         let mut poll = || {
-            // The device is a thread here: on a machine of few cores it needs the one that polls.
+            // The device's thread may need this core.
             std::thread::yield_now();
-            DmaDev::look(*id, queued, entries, first, &name)
+            DmaDev::poll(*id, queued, entries, first, name)
         };
         let outcome = match completion {
             CompletionMode::Interrupt => Err(inlane_core::Error::device_usage(
-                &text,
+                text(),
                 "DPDK's DMA devices raise no interrupts; choose poll or adaptive",
             )),
-            CompletionMode::Poll => flight.wait_polling(&name, ticket, &mut poll),
-            CompletionMode::Adaptive => flight.wait_adaptive(&name, ticket, &mut poll),
+            CompletionMode::Poll => flight.wait_polling(&text, ticket, &mut poll),
+            CompletionMode::Adaptive => flight.wait_adaptive(&text, ticket, &mut poll),
         };
         self.lost |= matches!(&outcome, Err(error) if error.class() == Class::Failed);
-        self.retire();
+        self.drop_completed();
         outcome
     }
 }
 
 impl Drop for DmaDev {
     fn drop(&mut self) {
-        // What is queued still copies to and from the regions kept here: let it end, if it does.
+        // Queued copies still access the regions, so they get time to complete.
         let began = Instant::now();
         while self.queued > 0 && !self.lost && began.elapsed() < Duration::from_secs(5) {
             if self.advance().is_err() {
@@ -226,7 +239,7 @@ impl Drop for DmaDev {
             }
             std::thread::yield_now();
         }
-        // SAFETY: stopped before it is closed, and detached once; nothing uses it after.
+        // SAFETY: the device is stopped, which ends its thread, then closed, then detached. Nothing uses it afterwards.
         unsafe {
             if self.id >= 0 {
                 sys::rte_dma_stop(self.id);
@@ -242,11 +255,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_by_poll_and_adaptive_and_has_no_interrupt() {
-        // With reserved hugepages and without an IOMMU, DPDK goes by physical addresses.
+    fn copies_in_every_mode_but_interrupt() {
+        // Only on a machine that has given a card to user space without an IOMMU.
         if !crate::eal::start().unwrap().virtual_addresses {
             eprintln!(
-                "SKIPPED copies_by_poll_and_adaptive_and_has_no_interrupt: DPDK's software DMA device takes virtual addresses"
+                "SKIPPED copies_in_every_mode_but_interrupt: the skeleton driver takes virtual addresses only"
             );
             return;
         }
@@ -254,7 +267,7 @@ mod tests {
         for length in [1usize, 4096, (3 << 20) + 17] {
             for completion in [CompletionMode::Poll, CompletionMode::Adaptive] {
                 let (source, destination) = (Region::host(length).unwrap(), Region::host(length).unwrap());
-                // SAFETY: this test's own memory, touched by the device only between submit and wait.
+                // SAFETY: the test's own memory. The device accesses it between submit and wait only.
                 let (from, to) = unsafe {
                     (
                         std::slice::from_raw_parts_mut(source.as_ptr(), length),

@@ -9,6 +9,7 @@ use network::{RawSocket, frame, ip, output_of_ip, private_network, xdp};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Names the port that this program opens when it is started again as a second process.
@@ -292,4 +293,52 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     assert_eq!(port.device_counters(), Default::default());
     port.stop();
     assert_eq!(port.device_counters(), Default::default());
+}
+
+/// Threads mark the packets that they hold while ports over the same pool are opened and closed. No packet is allocated twice or lost.
+#[test]
+fn ports_close_while_other_threads_use_their_pool() {
+    if !private_network("ports_close_while_other_threads_use_their_pool") {
+        return;
+    }
+    veth(1);
+    let socket = other_end();
+    let pool = MbufPool::new(16_384, 2048).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let threads: Vec<_> = (1..=3u8)
+        .map(|number| {
+            let (pool, stop) = (pool.clone(), stop.clone());
+            std::thread::spawn(move || {
+                let mut packets = [Packet::EMPTY; 48];
+                while !stop.load(Ordering::Relaxed) {
+                    let count = pool.allocate(&mut packets);
+                    // SAFETY: allocated here, in host memory, and freed once.
+                    unsafe {
+                        packets[..count].iter_mut().for_each(|packet| packet.length = 64);
+                        packets[..count].iter().for_each(|packet| packet.bytes_mut().fill(number));
+                        std::thread::yield_now();
+                        let whole = |packet: &Packet| packet.bytes().iter().all(|&byte| byte == number);
+                        assert!(packets[..count].iter().all(whole), "a packet was allocated twice");
+                        pool.free(&packets[..count]);
+                    }
+                }
+            })
+        })
+        .collect();
+    for round in 0..20 {
+        let (mut port, mut rx) = open_port("af_xdp:v0", &pool).unwrap();
+        assert!(arrives(&socket, &mut *rx, &pool, &frame(100, round)));
+        port.stop();
+    }
+    stop.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(pool.outstanding(), 0, "leaked buffers");
+    let mut packets = vec![Packet::EMPTY; pool.capacity()];
+    assert_eq!(pool.allocate(&mut packets), pool.capacity());
+    let mut cookies: Vec<u64> = packets.iter().map(|packet| packet.cookie).collect();
+    cookies.sort_unstable();
+    cookies.dedup();
+    assert_eq!(cookies.len(), packets.len(), "a buffer is in the pool twice");
+    // SAFETY: allocated above, and not used again.
+    unsafe { pool.free(&packets) };
 }

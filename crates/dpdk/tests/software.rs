@@ -1,4 +1,4 @@
-//! Ports without hardware or privileges: null and ring.
+//! Ports that need neither hardware nor privileges: net_null and ring.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Port, Rx, Tx};
@@ -6,7 +6,7 @@ use inlane_core::region::Region;
 use inlane_dpdk::{Error, MbufPool, open};
 use std::sync::Arc;
 
-/// Opens `spec` with one queue each way.
+/// Opens a port with one queue in each direction.
 fn one_queue(spec: &str, pool: &Arc<MbufPool>) -> (Box<dyn Port>, Box<dyn Rx>, Box<dyn Tx>) {
     let mut port = open(spec).unwrap();
     let pool: Arc<dyn Pool> = pool.clone();
@@ -18,7 +18,7 @@ fn one_queue(spec: &str, pool: &Arc<MbufPool>) -> (Box<dyn Port>, Box<dyn Rx>, B
 }
 
 #[test]
-fn null_makes_and_swallows() {
+fn net_null_generates_and_discards() {
     let pool = MbufPool::new(2048, 2048).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("net_null:1024", &pool);
     let mut packets = [Packet::EMPTY; 32];
@@ -33,13 +33,13 @@ fn null_makes_and_swallows() {
     port.stop();
     assert_eq!(pool.outstanding(), 0);
     assert!(rx.exhausted());
-    assert_eq!(rx.receive(&mut packets).unwrap(), 0, "a stopped port gives nothing");
+    assert_eq!(rx.receive(&mut packets).unwrap(), 0, "a stopped port receives nothing");
     // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
-    assert!(unsafe { tx.send(&packets[..1]) }.is_err(), "and takes nothing");
+    assert!(unsafe { tx.send(&packets[..1]) }.is_err(), "a stopped port sends nothing");
 }
 
 #[test]
-fn a_full_burst_of_null_comes_from_any_pool() {
+fn net_null_fills_bursts_from_every_kind_of_pool() {
     for pool in [
         MbufPool::new(512, 2048).unwrap(),
         MbufPool::over(Region::host(MbufPool::bytes(512, 2048)).unwrap(), 2048).unwrap(),
@@ -60,16 +60,16 @@ fn a_full_burst_of_null_comes_from_any_pool() {
 }
 
 #[test]
-fn a_ring_returns_what_it_is_given() {
+fn a_ring_returns_sent_packets() {
     let pool = MbufPool::new(4096, 2048).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:a,prime=32", &pool);
     let mut packets = [Packet::EMPTY; 64];
-    assert_eq!(rx.receive(&mut packets).unwrap(), 32, "as primed");
+    assert_eq!(rx.receive(&mut packets).unwrap(), 32, "the packets put in at the start");
     for (i, packet) in packets[..32].iter_mut().enumerate() {
-        // What packet functions do: other bytes, a header removed in front, another length.
+        // As a packet function may: other bytes, without the first header, with another length.
         packet.address += 14;
         packet.length = 20 + i as u32;
-        // SAFETY: held; host memory.
+        // SAFETY: held, in host memory.
         unsafe { packet.bytes_mut() }.fill(i as u8);
     }
     // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
@@ -77,10 +77,10 @@ fn a_ring_returns_what_it_is_given() {
     assert_eq!(rx.receive(&mut packets).unwrap(), 32);
     for (i, packet) in packets[..32].iter().enumerate() {
         assert_eq!(packet.length, 20 + i as u32);
-        // SAFETY: held; host memory.
+        // SAFETY: held, in host memory.
         assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
     }
-    // Left in the ring: the port must give them back.
+    // The port must free packets that are left in the ring.
     // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
     assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     port.stop();
@@ -88,7 +88,7 @@ fn a_ring_returns_what_it_is_given() {
 }
 
 #[test]
-fn a_full_ring_leaves_the_rest_with_the_caller() {
+fn a_full_ring_sends_a_part() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, _rx, mut tx) = one_queue("ring:b", &pool);
     let mut packets = vec![Packet::EMPTY; 2000];
@@ -106,13 +106,13 @@ fn a_full_ring_leaves_the_rest_with_the_caller() {
 }
 
 #[test]
-fn chains_go_out_whole() {
+fn packets_of_several_segments_are_sent_whole() {
     let pool = MbufPool::new(256, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:c", &pool);
     let mut packet = [Packet::EMPTY; 1];
     assert_eq!(pool.allocate(&mut packet), 1);
     packet[0].length = 100;
-    // SAFETY: held; of this pool.
+    // SAFETY: held, and from this pool.
     unsafe { pool.append_segment(&packet[0], &[7; 200]) }.unwrap();
     packet[0].length = 90;
     // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
@@ -131,7 +131,7 @@ fn chains_go_out_whole() {
 }
 
 #[test]
-fn what_nobody_changed_goes_out_as_it_came() {
+fn send_as_received_sends_every_kind_of_packet() {
     let pool = MbufPool::new(4096, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:e,prime=70,size=64", &pool);
     let mut packets = [Packet::EMPTY; 73];
@@ -142,10 +142,10 @@ fn what_nobody_changed_goes_out_as_it_came() {
     assert_eq!(unsafe { tx.send_as_received(&packets[..70]) }.unwrap(), 70);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Beside them one in two segments, and one whose mbuf knows nothing of its length: it was taken from the pool.
+    // Also a packet of two segments, and an allocated one, whose mbuf does not contain its length.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
-    // SAFETY: held; of this pool.
+    // SAFETY: held, and from this pool.
     unsafe { pool.append_segment(&packets[70], &[7; 200]) }.unwrap();
     // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
     assert_eq!(unsafe { tx.send(&packets[70..71]) }.unwrap(), 1);
@@ -170,7 +170,7 @@ fn what_nobody_changed_goes_out_as_it_came() {
 }
 
 #[test]
-fn lengths_that_leave_the_buffer_are_dropped_and_counted() {
+fn lengths_beyond_the_buffer_are_dropped_and_counted() {
     let pool = MbufPool::new(256, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:d", &pool);
     let mut packets = [Packet::EMPTY; 8];
@@ -190,7 +190,7 @@ fn lengths_that_leave_the_buffer_are_dropped_and_counted() {
 }
 
 #[test]
-fn stopping_while_another_thread_drives() {
+fn a_port_stops_while_another_thread_uses_its_queues() {
     let pool = MbufPool::new(4096, 2048).unwrap();
     for _ in 0..20 {
         let (mut port, mut rx, mut tx) = one_queue("net_null", &pool);
@@ -216,17 +216,17 @@ fn stopping_while_another_thread_drives() {
 }
 
 #[test]
-fn order_and_limits_are_kept() {
+fn calls_out_of_order_or_beyond_limits_are_refused() {
     let pool: Arc<dyn Pool> = MbufPool::new(256, 256).unwrap();
     let mut port = open("net_null").unwrap();
-    assert!(port.take_rx(0).is_err(), "not configured");
+    assert!(port.take_rx(0).is_err(), "the port is not configured");
     assert!(port.start().is_err());
     assert!(port.configure(&[], 0).is_err());
     assert!(port.configure(std::slice::from_ref(&pool), 5000).is_err());
     port.configure(std::slice::from_ref(&pool), 1).unwrap();
     assert!(port.configure(std::slice::from_ref(&pool), 1).is_err());
     let _rx = port.take_rx(0).unwrap();
-    assert!(port.take_rx(0).is_err(), "taken");
+    assert!(port.take_rx(0).is_err(), "the queue was taken");
     assert!(port.take_rx(1).is_err());
     let heap: Arc<dyn Pool> = Arc::new(inlane_core::HeapPool::new(8, 256).unwrap());
     let error = port.take_tx(0, heap).err().unwrap().to_string();

@@ -1,33 +1,33 @@
-//! The memory of a pool: hugepages, transparent hugepages, or ordinary pages, in that order.
+//! The memory of a pool: reserved hugepages if available, otherwise transparent hugepages, otherwise ordinary pages.
 
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A hugepage of x86-64 and of arm64 with pages of 4 KiB.
+/// Bytes of a hugepage on x86-64, and on arm64 with pages of 4 KiB.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// Where memory is placed if it can be: devices are given its virtual addresses, and the IOMMUs of smaller machines translate
-/// 39 bits of them. DPDK's own memory begins at 4 GiB.
+/// The addresses at which memory is placed if possible. Devices are given its virtual addresses, of which the IOMMUs of smaller machines
+/// translate 39 bits. DPDK's own memory begins at 4 GiB.
 const LOW: Range<usize> = 1 << 36..1 << 39;
 
-/// Where the next mapping is tried.
+/// The address at which the next mapping is tried.
 static NEXT: AtomicUsize = AtomicUsize::new(LOW.start);
 
-/// An anonymous mapping, given back on drop.
+/// An anonymous mapping. Dropping it unmaps the memory.
 pub(super) struct Mapping {
     base: *mut libc::c_void,
     length: usize,
     page: usize,
 }
 
-// SAFETY: a span of addresses; who touches it when is the business of its users.
+// SAFETY: it is a span of addresses. Its users order their accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// At least `length` bytes, aligned to a hugepage.
+    /// Maps at least `length` bytes, aligned to a hugepage. `hugepages` asks for reserved ones first.
     pub(super) fn new(length: usize, hugepages: bool) -> io::Result<Self> {
         let length = length.next_multiple_of(HUGE);
         const RESERVED: i32 = libc::MAP_HUGETLB | libc::MAP_POPULATE;
@@ -38,16 +38,16 @@ impl Mapping {
             return Ok(Self { base, length, page: HUGE });
         }
         if let Some(base) = map_low(length, 0) {
-            // SAFETY: the mapping just made. A wish: without it the pool works with small pages.
+            // SAFETY: the mapping just made. If the kernel refuses, the pool works with small pages.
             unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
             return Ok(Self { base, length, page: 4096 });
         }
-        // Room to align by hand, since the system may place ordinary mappings at any page.
+        // Maps more and unmaps the edges, because the kernel aligns to small pages only.
         let base = map(std::ptr::null_mut(), length + HUGE, 0)?;
         let aligned = (base as usize).next_multiple_of(HUGE);
         let before = aligned - base as usize;
         let behind = HUGE - before;
-        // SAFETY: the edges of the mapping just made, which nobody uses; the middle stays.
+        // SAFETY: unmaps the unused edges of the mapping just made. The middle stays.
         unsafe {
             if before > 0 {
                 libc::munmap(base, before);
@@ -68,12 +68,12 @@ impl Mapping {
         self.length
     }
 
-    /// It lies in hugepages that were reserved.
+    /// True if it lies in reserved hugepages.
     pub(super) fn in_hugepages(&self) -> bool {
         self.page == HUGE
     }
 
-    /// Bytes that are surely contiguous in physical memory.
+    /// Returns the page size: the bytes that are contiguous in physical memory.
     pub(super) fn page(&self) -> usize {
         self.page
     }
@@ -81,14 +81,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, unmapped once.
+        // SAFETY: mapped in `new`, and unmapped once.
         unsafe { libc::munmap(self.base, self.length) };
     }
 }
 
-/// A mapping of whole hugepages in [`LOW`], where there is room.
+/// Maps whole hugepages in [`LOW`]. Returns `None` if there is no room.
 fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
-    // Further on each time that something is there already.
+    // How far to go on if an address is in use.
     const STEP: usize = 1 << 30;
     loop {
         let at = NEXT.fetch_add(length, Ordering::Relaxed);
@@ -97,9 +97,9 @@ fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
         }
         match map(at as *mut _, length, flags | libc::MAP_FIXED_NOREPLACE) {
             Ok(base) if base as usize == at => return Some(base),
-            // A kernel that does not know the flag takes the address for a hint.
+            // A kernel that does not know the flag (before Linux 4.17) may choose another address.
             Ok(elsewhere) => {
-                // SAFETY: just mapped, used by nobody.
+                // SAFETY: just mapped, and not used.
                 unsafe { libc::munmap(elsewhere, length) };
                 return None;
             }
@@ -111,9 +111,9 @@ fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
     }
 }
 
-/// An anonymous mapping; `at` is null, or a free place with the flag that says so.
+/// Makes an anonymous mapping. `at` is null, or `flags` contain MAP_FIXED_NOREPLACE.
 fn map(at: *mut libc::c_void, length: usize, flags: i32) -> io::Result<*mut libc::c_void> {
-    // SAFETY: an anonymous mapping that replaces no other: at an address of the system's choice, or refused.
+    // SAFETY: the mapping replaces no other: the kernel chooses the address, or refuses one in use.
     let base = unsafe {
         libc::mmap(
             at,

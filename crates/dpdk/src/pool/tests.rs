@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn what_is_out_is_counted() {
+fn allocated_buffers_are_counted() {
     let pool = MbufPool::new(1024, 2048).unwrap();
     let mut packets = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut packets), 1024);
@@ -29,11 +29,11 @@ fn buffers_lie_in_the_region_and_do_not_overlap() {
             assert!(packet.address >= pool.region().address());
             assert!(end <= pool.region().address() + pool.region().len() as u64);
             assert_eq!(packet.address % 64, 0, "data begins on a cache line");
-            // SAFETY: just taken; host memory.
+            // SAFETY: just allocated, in host memory.
             unsafe { packet.bytes_mut() }.fill(i as u8);
         }
         for (i, packet) in packets.iter().enumerate() {
-            // SAFETY: still held.
+            // SAFETY: allocated above, in host memory, and not freed.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
         // SAFETY: these packets are held here, are of this pool, and are not used again.
@@ -58,14 +58,14 @@ fn metadata_and_segments() {
     assert_eq!(unsafe { pool.meta(&packets[1]) }, PacketMeta::default());
 
     packets[0].length = 14;
-    // SAFETY: held; host memory.
+    // SAFETY: allocated above, in host memory.
     unsafe { packets[0].bytes_mut() }.fill(1);
-    // SAFETY: held; of this pool.
+    // SAFETY: allocated above, from this pool.
     unsafe { pool.append_segment(&packets[0], &[2; 300]) }.unwrap();
-    // SAFETY: held; of this pool.
+    // SAFETY: allocated above, from this pool.
     unsafe { pool.append_segment(&packets[0], &[3; 512]) }.unwrap();
-    // SAFETY: held; of this pool.
-    assert!(unsafe { pool.append_segment(&packets[0], &[4; 513]) }.is_err(), "more than a buffer holds");
+    // SAFETY: allocated above, from this pool.
+    assert!(unsafe { pool.append_segment(&packets[0], &[4; 513]) }.is_err(), "the bytes do not fit a buffer");
     let mut lengths = Vec::new();
     // SAFETY: the packet is held here and of this pool.
     unsafe { pool.for_each_segment(&packets[0], &mut |_, length| lengths.push(length)) };
@@ -77,28 +77,31 @@ fn metadata_and_segments() {
 }
 
 #[test]
-fn objects_that_cross_no_page_find_room() {
-    // With reserved hugepages and no IOMMU, the pool is of pages that lie apart.
+fn a_pool_has_memory_for_objects_that_cross_no_page() {
+    // Where devices are given physical addresses, the pool consists of hugepages that need not be neighbours.
     assert_eq!(MbufPool::new(4096, 16384).unwrap().capacity(), 4096);
     let page = memory::HUGE;
     // SAFETY: computes a size.
-    let [whole, apart] = [0, page].map(|page| unsafe { sys::inlane_pool_bytes(10_000, 16_384, page) });
-    assert!(apart % page == 0 && apart > whole, "{apart} {whole}");
+    let [contiguous, paged] = [0, page].map(|page| unsafe { sys::inlane_pool_bytes(10_000, 16_384, page) });
+    assert!(paged % page == 0 && paged > contiguous, "{paged} {contiguous}");
 }
 
 #[test]
-fn senseless_pools_are_refused() {
+fn impossible_pools_are_refused() {
     assert!(matches!(MbufPool::new(0, 100), Err(Error::Pool { .. })));
     assert!(MbufPool::new(1, 0).is_err());
     assert!(MbufPool::new(1, 65536).is_err());
     assert!(MbufPool::new(usize::MAX, 2048).is_err());
     let region = Region::host(8192).unwrap();
-    assert!(MbufPool::over(region.slice(64, 4096).unwrap(), 1500).is_err(), "not on a page");
-    assert!(MbufPool::over(region, 9000).is_err(), "not one fits");
+    assert!(
+        MbufPool::over(region.slice(64, 4096).unwrap(), 1500).is_err(),
+        "the region does not begin on a page"
+    );
+    assert!(MbufPool::over(region, 9000).is_err(), "the region is too small for one buffer");
 }
 
 #[test]
-fn a_thread_that_ends_leaves_nothing_in_its_cache() {
+fn a_thread_returns_its_cache_when_it_ends() {
     let pool = MbufPool::new(600, 256).unwrap();
     for _ in 0..4 {
         let pool = pool.clone();
@@ -114,7 +117,7 @@ fn a_thread_that_ends_leaves_nothing_in_its_cache() {
         .unwrap();
     }
     let mut packets = vec![Packet::EMPTY; 600];
-    assert_eq!(pool.allocate(&mut packets), 600, "every buffer can be had by one thread");
+    assert_eq!(pool.allocate(&mut packets), 600, "one thread can allocate every buffer");
     // SAFETY: these packets are held here, are of this pool, and are not used again.
     unsafe { pool.free(&packets) };
 }
