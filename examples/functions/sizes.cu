@@ -1,12 +1,12 @@
-// A histogram of packet lengths in steps of 64 bytes: a burst function, in which a block's threads work together. They count in
-// the block's own memory first, so that the state, which all blocks share, is touched once a burst and step.
+// A histogram of packet lengths in steps of 64 bytes. It is a burst function: the threads of a block first count in shared memory, and
+// then add each step's sum to the state once, because all blocks share the state.
 //
 //     inlane forward --rx gen:imix --tx null --function examples/functions/sizes.cu:sizes
 #include <inlane.h>
 
 struct sizes {
     static constexpr uint32_t reads = 0, writes = 0;
-    static constexpr uint32_t steps = 32; // the last holds all that is longer
+    static constexpr uint32_t steps = 32; // the last step also counts all longer packets
     uint64_t packets[steps];
 
     INLANE void burst(inlane::burst &burst) {

@@ -1,13 +1,13 @@
-// Cuts packets to their first N bytes, as a capture with a snap length does:
+// Truncates packets to their first N bytes, as a capture with a snap length does:
 //
 //     inlane forward --rx gen:1024 --tx null --function examples/functions/truncate.cu:truncate:96
 #include <inlane.h>
 
 struct truncate {
-    static constexpr uint32_t parameters = 1; // the first so many members come from the command line
+    static constexpr uint32_t parameters = 1; // the command line sets the first member
     static constexpr uint32_t reads = 0, writes = 0;
-    uint64_t most;
-    uint64_t cut; // what was cut off, in bytes
+    uint64_t most; // the parameter N; 0 leaves packets alone
+    uint64_t cut; // the sum of the bytes that were cut off
 
     INLANE inlane::verdict packet(inlane::packet &packet) {
         uint32_t length = packet.length();

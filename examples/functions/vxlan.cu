@@ -1,5 +1,4 @@
-// Lets through what belongs to one VXLAN network (RFC 7348), sends other networks' packets to port 1, and drops what is not
-// VXLAN:
+// Forwards the packets of one VXLAN network (RFC 7348), sends other networks' packets to port 1, and drops packets that are not VXLAN:
 //
 //     inlane forward --rx ... --tx ... --function examples/functions/vxlan.cu:only_network:42
 #include <inlane.h>
@@ -7,12 +6,12 @@
 struct only_network {
     static constexpr uint32_t parameters = 1;
     static constexpr uint32_t reads = 96, writes = 0;
-    uint64_t network;
+    uint64_t network; // the parameter: a VXLAN network identifier
 
     INLANE inlane::verdict packet(inlane::packet &packet) {
-        auto head = packet.front<96>(); // on a GPU the packet may lie beyond PCIe: all of its headers in one go
+        auto head = packet.front<96>(); // fetches all headers at once, because on a GPU each access may cross PCIe
         inlane::layers at = inlane::layers_of(head);
-        uint32_t vxlan = at.upper + 8; // behind UDP's header
+        uint32_t vxlan = at.upper + 8; // the VXLAN header follows the UDP header
         bool is_vxlan = at.version != 0 && !at.fragment && at.protocol == 17 && head.be16(at.upper + 2) == 4789 &&
                         head.has(vxlan, 8) && (head.u8(vxlan) & 0x08);
         if (!is_vxlan) return inlane::drop;

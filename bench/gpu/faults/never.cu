@@ -1,11 +1,11 @@
-// Never ends: the watchdog has to notice, the process to end, and the GPU to serve the next one.
+// Never returns. The watchdog must report it, the process must end, and the next process must be able to use the GPU.
 #include <inlane.h>
 
 struct never {
     uint32_t stop;
 
     INLANE inlane::verdict packet(inlane::packet &) {
-        while (inlane::load(stop) == 0) {
+        while (inlane::load_acquire(stop) == 0) {
         }
         return inlane::forward;
     }

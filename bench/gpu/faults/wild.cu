@@ -1,4 +1,4 @@
-// Writes where no memory is: the run has to end with the GPU's error, and the next process to work.
+// Writes to an unmapped address. The run must end with the GPU's error, and the next process must be able to use the GPU.
 #include <inlane.h>
 
 struct wild {

@@ -1,17 +1,17 @@
-// Verifies checksums: IPv4's header, and what it or IPv6 carries as TCP, UDP, ICMP or ICMPv6 (RFC 1071). Drops what is wrong,
-// forwards the rest as it came. A burst function: on a GPU the 32 threads of a team sum one packet together.
+// Verifies the checksums (RFC 1071) of IPv4 headers and of TCP, UDP, ICMP and ICMPv6. Drops packets with a wrong checksum and forwards
+// the others unchanged. A burst function, because the 32 threads of a warp sum one packet together on a GPU.
 #include <inlane.h>
 
 struct checksum {
     static constexpr uint32_t writes = 0;
     uint64_t right;
     uint64_t wrong;
-    uint64_t unchecked; // not IP, a fragment, another protocol, or UDP without checksum
+    uint64_t unchecked; // not IP, a fragment, another protocol, or UDP without a checksum
 
     enum result : uint32_t { is_right, is_wrong, is_unchecked };
 
     INLANE void burst(inlane::burst &burst) {
-        for (uint32_t i = inlane::team(); i < burst.count(); i += inlane::teams()) {
+        for (uint32_t i = inlane::warp(); i < burst.count(); i += inlane::warps()) {
             result found = check(burst[i]);
             if (inlane::lane() != 0) continue;
             inlane::add(found == is_right ? right : found == is_wrong ? wrong : unchecked, 1);
@@ -24,11 +24,11 @@ struct checksum {
         inlane::layers at = inlane::layers_of(packet.front<96>());
         if (at.version == 0) return is_unchecked;
         if (at.version == 4 && folded(sum(packet, at.ip, at.upper)) != 0xffff) return is_wrong;
-        if (at.end > packet.length() || at.end < at.upper) return is_wrong; // IP longer than the frame, or than itself
+        if (at.end > packet.length() || at.end < at.upper) return is_wrong; // the datagram exceeds the frame, or ends inside its headers
         if (at.fragment || at.routed) return is_unchecked;
 
         uint32_t bytes = at.end - at.upper;
-        uint64_t pseudo = 0; // the pseudo header's sum: addresses, protocol, length
+        uint64_t pseudo = 0; // the sum of the pseudo-header: addresses, protocol, length
         if (at.protocol == 17) { // RFC 768
             if (bytes < 8) return is_wrong;
             uint32_t stated = packet.be16(at.upper + 4);
@@ -51,7 +51,8 @@ struct checksum {
         return folded(pseudo + sum(packet, at.upper, at.upper + bytes)) == 0xffff ? is_right : is_wrong;
     }
 
-    // The sum over bytes `from` to `to` as little-endian words: the same as RFC 1071's with its bytes swapped. `from` is even.
+    // Sums bytes `from` to `to` as 16-bit little-endian words. RFC 1071 section 2(B): the result is the big-endian sum with its bytes
+    // swapped. `from` must be even.
     INLANE static uint64_t sum(const inlane::packet &packet, uint32_t from, uint32_t to) {
         uint32_t total = 0;
         for (uint32_t at = from / 16 * 16 + inlane::lane() * 16; at < to; at += inlane::lanes() * 16) {
@@ -60,11 +61,11 @@ struct checksum {
             uint64_t words = (some.low & mask) + (some.low >> 16 & mask) + (some.high & mask) + (some.high >> 16 & mask);
             total += static_cast<uint32_t>(words) + static_cast<uint32_t>(words >> 32);
         }
-        return inlane::sum_of_lanes(total);
+        return inlane::warp_sum(total);
     }
     static constexpr uint64_t mask = 0x0000ffff0000ffff;
 
-    // Bytes `from` to `to` of sixteen; the others 0.
+    // Clears all bytes except `from` to `to`.
     INLANE static inlane::bytes16 within(inlane::bytes16 some, uint32_t from, uint32_t to) {
         return {some.low & below(to) & ~below(from), some.high & below(to > 8 ? to - 8 : 0) & ~below(from > 8 ? from - 8 : 0)};
     }

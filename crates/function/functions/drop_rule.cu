@@ -1,20 +1,20 @@
-// Drops, or sends to a port, what the first matching rule says; the rest goes on as it came. The rules are the beginning of
-// the state, written by the host (src/rules.rs).
+// Applies the first matching rule to each packet: drops it or sends it to a port. Packets that match no rule are forwarded unchanged.
+// The host writes the rules to the beginning of the state (src/builtins/rules.rs).
 #include <inlane.h>
 
 struct rule {
-    uint32_t checks;     // which of the following must hold: bits below
+    uint32_t checks;     // which fields below must match: a sum of the constants in drop_rule
     uint32_t type;       // EtherType
-    uint32_t version;    // of IP
+    uint32_t version;    // the IP version, 4 or 6
     uint32_t protocol;
-    uint32_t first_port; // of the range, both inclusive
+    uint32_t first_port; // the range of ports, both ends included
     uint32_t last_port;
     inlane::verdict verdict;
     uint32_t reserved;
-    inlane::bytes16 net; // address, already masked
+    inlane::bytes16 net; // the network address, already masked
     inlane::bytes16 mask;
 };
-static_assert(sizeof(rule) == 64, "as the host writes it");
+static_assert(sizeof(rule) == 64, "the host writes rules of 64 bytes");
 
 struct drop_rule {
     static constexpr uint32_t reads = 96, writes = 0;

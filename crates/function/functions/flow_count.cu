@@ -1,27 +1,27 @@
-// Counts packets and bytes of each flow (addresses, protocol, ports) in a hash table, and forwards them as they came.
+// Counts packets and bytes per flow (addresses, protocol, ports) in a hash table, and forwards packets unchanged.
 //
-// The table has open addressing and never moves what is in it: a packet looks at up to `probes` places from its hash on.
-// When all are taken by others it is counted as unplaced. Fragments count as their addresses' and protocol's, ports 0.
+// The table uses open addressing, and entries stay where they are. A packet's flow is searched in `probes` places, starting at its
+// hash. If other flows occupy all of them, the packet is counted as unplaced. Fragments have no ports, so they count with port 0.
 #include <inlane.h>
 
-// src/flows.rs is the other half of these two.
+// src/builtins/flows.rs has the same structs for the host.
 struct flow {
-    uint32_t tag;      // 0 free, 1 being written, else of the hash
+    uint32_t tag;      // 0: free; 1: a thread is filling it; otherwise part of the hash
     uint32_t protocol; // IP version << 8 | protocol
     uint32_t ports;    // source << 16 | destination
     uint32_t reserved;
-    inlane::bytes16 source; // as in the packet; IPv4 in the first four
+    inlane::bytes16 source; // in network order; IPv4 in the first four bytes
     inlane::bytes16 destination;
     uint64_t packets;
     uint64_t bytes;
 };
-static_assert(sizeof(flow) == 64, "a cache line");
+static_assert(sizeof(flow) == 64, "a place fills one cache line of the CPU");
 
 struct flow_count {
     static constexpr uint32_t reads = 96, writes = 0;
     static constexpr uint32_t places = 65536, probes = 16;
-    uint64_t others;   // not IP
-    uint64_t unplaced;
+    uint64_t others;   // packets that are not IP
+    uint64_t unplaced; // packets whose flow found no place
     alignas(64) flow flows[places];
 
     INLANE inlane::verdict packet(inlane::packet &packet) {
@@ -49,18 +49,18 @@ struct flow_count {
 
         for (uint32_t probe = 0; probe < probes; probe++) {
             flow &place = flows[(hash + probe) % places];
-            uint32_t there = inlane::load(place.tag);
-            if (there == 0) there = inlane::replace(place.tag, 0, 1);
-            if (there == 0) { // free, and now this thread's to fill
+            uint32_t found = inlane::load_acquire(place.tag);
+            if (found == 0) found = inlane::compare_and_swap(place.tag, 0, 1);
+            if (found == 0) { // the place was free, and this thread claimed it
                 place.protocol = protocol;
                 place.ports = ports;
                 place.source = source;
                 place.destination = destination;
-                inlane::store(place.tag, tag);
-                there = tag;
+                inlane::store_release(place.tag, tag);
+                found = tag;
             }
-            while (there == 1) there = inlane::load(place.tag); // another thread is filling it
-            if (there == tag && place.ports == ports && place.protocol == protocol && same(place.source, source) &&
+            while (found == 1) found = inlane::load_acquire(place.tag); // another thread is filling it
+            if (found == tag && place.ports == ports && place.protocol == protocol && same(place.source, source) &&
                 same(place.destination, destination)) {
                 inlane::add(place.packets, 1);
                 inlane::add(place.bytes, packet.length());

@@ -1,5 +1,7 @@
-// One hop of a router: decrements IPv4's time to live (RFC 791), mending the header checksum (RFC 1624, equation 3), or IPv6's
-// hop limit (RFC 8200). Drops packets that expire. What is not IP goes on as it came.
+// Acts as one hop of a router: decrements IPv4's time to live (RFC 791) and updates the header checksum (RFC 1624, equation 3), or
+// decrements IPv6's hop limit (RFC 8200). Drops packets that expire. Forwards other packets unchanged.
+//
+// It does not exempt link-local traffic: IPv6 neighbour discovery needs a hop limit of 255 (RFC 4861), so hosts ignore it after this hop.
 #include <inlane.h>
 
 struct l3_decrement {
@@ -22,7 +24,7 @@ struct l3_decrement {
             return inlane::drop;
         }
         if (at.version == 4) {
-            uint16_t old = head.be16(life); // with the protocol, the word that the checksum counts
+            uint16_t old = head.be16(life); // time to live and protocol form one 16-bit word of the checksum
             uint32_t sum = static_cast<uint16_t>(~head.be16(at.ip + 10)) + static_cast<uint16_t>(~old) + (old - 0x100u);
             sum = (sum & 0xffff) + (sum >> 16);
             sum = (sum & 0xffff) + (sum >> 16);

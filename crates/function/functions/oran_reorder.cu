@@ -1,11 +1,12 @@
-// Puts O-RAN U-plane packets (eCPRI message type 0, O-RAN.WG4.CUS section 8) into contiguous symbol buffers in the output region,
-// in whatever order they come: by eAxC, frame, subframe, slot, symbol and PRB. See inlane_oran.h for what comes out.
+// Assembles O-RAN U-plane packets (eCPRI message type 0, O-RAN.WG4.CUS section 8) in contiguous symbol buffers in the output region.
+// Packets may arrive in any order; eAxC, frame, subframe, slot, symbol and PRB say where their samples belong. inlane_oran.h describes
+// the output region.
 //
-// Slots are assembled in `windows`; a slot number's window is the remainder by their number. A slot is delivered when all of it
-// came, when its time is up, or when a slot comes that needs its window; what comes for it afterwards is late.
+// Slots are assembled in windows. Slot n uses window n % windows. A slot is delivered when all of its PRBs have arrived, when its time
+// limit has passed, or when a later slot needs its window. Packets that arrive for it afterwards are late.
 //
-// Blocks share windows: a block that writes into one is counted in `writers` meanwhile, and never waits for anything then;
-// who delivers a window first makes it busy, then waits until nobody writes. So nobody waits for one who waits.
+// Blocks share windows. A block that writes into a window is counted in `writers`, and waits for nothing until it has finished. The
+// block that delivers a window first marks it busy, then waits until no block writes. So there is no cycle of waiting blocks.
 #include <inlane.h>
 #include <inlane_oran.h>
 
@@ -18,48 +19,48 @@ struct oran_reorder {
 
     struct window {
         uint32_t tag;      // slot number << 2 | state
-        uint32_t writers;  // blocks that write into it now
+        uint32_t writers;  // blocks that are writing into it
         uint32_t received; // PRBs
         uint32_t reserved;
-        uint64_t since_ns; // when it was opened; closed: when that was
+        uint64_t since_ns; // when it was opened; if it is closed: when it was closed
         uint64_t unused;
-        uint32_t prbs[most_streams][symbols][words]; // a bit each that came
+        uint32_t prbs[most_streams][symbols][words]; // a bit per PRB that arrived
     };
 
-    // Settings, written by the host (src/builtins/oran.rs).
+    // Settings, written by the host (src/builtins/oran.rs). That file also reads the counters.
     uint32_t streams;
-    uint32_t prbs;               // a symbol
+    uint32_t prbs;               // per symbol
     uint32_t prb_bytes;
     uint32_t slots_per_subframe; // 1, 2, 4, 8: subcarriers of 15, 30, 60, 120 kHz
     uint32_t windows;            // a power of two
-    uint32_t has_compression;    // sections carry udCompHdr
-    uint32_t compression;        // which it must then be
-    inlane::verdict taken;       // of packets that were assembled, or came late
+    uint32_t has_compression;    // not 0: sections carry udCompHdr
+    uint32_t compression;        // the value that udCompHdr must have
+    inlane::verdict taken;       // the verdict of packets that were assembled or late
     uint64_t limit_ns;
     uint32_t eaxc[most_streams];
     // Counters.
     uint64_t packets;
-    uint64_t others;     // not U-plane, or of another eAxC: forwarded
+    uint64_t others;     // packets that are not U-plane or of another eAxC; they are forwarded
     uint64_t malformed;
-    uint64_t late;       // packets of a slot that was delivered
+    uint64_t late;       // packets of slots that were already delivered
     uint64_t received;   // PRBs
     uint64_t duplicates; // PRBs
     uint64_t missing;    // PRBs of delivered slots
-    uint64_t delivered[3]; // slots, by reason
+    uint64_t delivered[3]; // slots by reason
     uint64_t next_record;
     alignas(128) window at[most_windows];
 
-    // What the block does next; decided by one thread.
+    // What the block does next. Thread 0 decides, and the others read it after a barrier.
     struct plan {
         uint32_t window;
-        uint32_t step; // of the following
+        uint32_t step; // one of enum step
         uint32_t why;
         uint32_t missing;
     };
     enum step : uint32_t { go, is_late, deliver_first, open_first, nothing };
 
     INLANE void burst(inlane::burst &burst, const inlane::context &call) {
-        INLANE_SHARED uint32_t slot_of[INLANE_MAX_BURST]; // none: nothing more to do
+        INLANE_SHARED uint32_t slot_of[INLANE_MAX_BURST]; // each packet's slot; none: nothing more to do
         INLANE_SHARED plan plan;
         expire(call, plan);
         for (uint32_t i = inlane::thread_index(); i < burst.count(); i += inlane::threads()) {
@@ -75,7 +76,7 @@ struct oran_reorder {
             if (taken != inlane::forward) burst.set(i, taken);
         }
         inlane::sync();
-        // A round for each slot in the burst: mostly one, at its turn two.
+        // Handles the burst's slots one after the other. Most bursts have one slot; two where a slot ends.
         for (uint32_t first = 0; first < burst.count(); first++) {
             uint32_t slot = slot_of[first];
             if (slot != none) round(burst, call, slot_of, slot, plan);
@@ -91,11 +92,11 @@ struct oran_reorder {
     // ---- Packets. -------------------------------------------------------------------------------------------------------
 
     struct header {
-        uint32_t slot;   // number in the cycle of 256 frames, or none
+        uint32_t slot;   // the number in the cycle of 256 frames; none: malformed
         uint32_t stream;
         uint32_t symbol;
-        uint32_t begin;  // first section
-        uint32_t end;
+        uint32_t begin;  // the offset of the first section
+        uint32_t end;    // the offset at which the sections end
         bool is_other;
     };
 
@@ -107,7 +108,7 @@ struct oran_reorder {
             type = packet.be16(16);
             at = 18;
         }
-        // eCPRI 2.0, 3.1.3: version 1, nothing concatenated, message type 0: IQ data.
+        // eCPRI 2.0, section 3.1.3: version 1, no concatenation, message type 0 (IQ data).
         if (type != 0xaefe || (packet.be16(at) & 0xf1ff) != 0x1000) return found;
         uint32_t id = packet.be16(at + 4);
         while (found.stream < streams && eaxc[found.stream] != id) found.stream++;
@@ -115,7 +116,7 @@ struct oran_reorder {
         found.is_other = false;
         found.begin = at + 12;
         found.end = at + 4 + packet.be16(at + 2);
-        uint32_t time = packet.be32(at + 8); // direction, version, filter; frame; subframe, slot, symbol
+        uint32_t time = packet.be32(at + 8); // direction, version and filter; frame; subframe, slot and symbol
         uint32_t subframe = time >> 12 & 15, slot = time >> 6 & 63;
         found.symbol = time & 63;
         if (found.end > packet.length() || found.end < found.begin || subframe > 9 || slot >= slots_per_subframe ||
@@ -125,7 +126,7 @@ struct oran_reorder {
         return found;
     }
 
-    // Copies a packet's sections to their places; called by all lanes of a team.
+    // Copies a packet's sections to their places. All lanes of a warp call it together.
     INLANE void assemble(const inlane::packet &packet, window &to, uint32_t index, uint8_t *output) {
         header from = header_of(packet);
         uint32_t fresh = 0, all = 0;
@@ -157,7 +158,7 @@ struct oran_reorder {
                 if (bits != 0) fresh += ones(bits & ~inlane::set_bits(to.prbs[from.stream][from.symbol][word], bits));
             }
         }
-        fresh = inlane::sum_of_lanes(fresh);
+        fresh = inlane::warp_sum(fresh);
         if (inlane::lane() != 0) return;
         if (wrong) inlane::add(malformed, 1);
         inlane::add(to.received, fresh);
@@ -165,7 +166,7 @@ struct oran_reorder {
         if (all > fresh) inlane::add(duplicates, all - fresh);
     }
 
-    // Bits 32 * word and on of: `count` ones from `start` on, every `step`th.
+    // Returns bits 32 * word to 32 * word + 31 of a mask with `count` ones: at `start`, start + step, ...
     INLANE static uint32_t bits_of(uint32_t word, uint32_t start, uint32_t step, uint32_t count) {
         uint32_t base = word * 32, stop = start + step * (count - 1) + 1;
         if (stop <= base || start >= base + 32) return 0;
@@ -182,7 +183,7 @@ struct oran_reorder {
 #endif
     }
 
-    // ---- Where things are in the output region. ----------------------------------------------------------------------------
+    // ---- Offsets in the output region. --------------------------------------------------------------------------------------
 
     INLANE uint32_t symbol_bytes() const { return (prbs * prb_bytes + 127) / 128 * 128; }
     INLANE uint32_t counts_at(uint32_t index) const { return 4096 + index * (most_streams * symbols * 4); }
@@ -190,12 +191,13 @@ struct oran_reorder {
         return counts_at(most_windows) + static_cast<uint64_t>(index) * streams * symbols * symbol_bytes();
     }
 
-    // ---- Windows. Called by all threads of a block; the plan is one thread's, the others learn it at a barrier. -----------
+    // ---- Windows. All threads of a block call these, unless they say otherwise. --------------------------------------------
 
-    static constexpr uint64_t half_cycle_ns = 1280000000; // of 256 frames of 10 ms
+    static constexpr uint64_t half_cycle_ns = 1280000000; // half of 256 frames of 10 ms
+    // The number of slots after which slot numbers repeat.
     INLANE uint32_t cycle() const { return 2560 * slots_per_subframe; }
 
-    // All packets of one slot.
+    // Handles all packets of one slot in the burst.
     INLANE void round(inlane::burst &burst, const inlane::context &call, uint32_t *slot_of, uint32_t slot, plan &plan) {
         uint32_t index = slot % windows;
         window &window = at[index];
@@ -211,13 +213,13 @@ struct oran_reorder {
             inlane::sync();
             if (inlane::thread_index() == 0) {
                 window.since_ns = call.now_ns;
-                inlane::add(window.writers, 1); // others may be looking in, and out again
-                inlane::store(window.tag, slot << 2 | open);
+                inlane::add(window.writers, 1); // atomic, because other blocks may be joining and leaving
+                inlane::store_release(window.tag, slot << 2 | open);
             }
             inlane::sync();
         }
         bool joined = plan.step != is_late;
-        for (uint32_t i = inlane::team(); joined && i < burst.count(); i += inlane::teams())
+        for (uint32_t i = inlane::warp(); joined && i < burst.count(); i += inlane::warps())
             if (slot_of[i] == slot) assemble(burst[i], window, index, call.output);
         inlane::sync();
         for (uint32_t i = inlane::thread_index(); i < burst.count(); i += inlane::threads()) {
@@ -226,9 +228,9 @@ struct oran_reorder {
             if (!joined) inlane::add(late, 1);
         }
         if (joined && inlane::thread_index() == 0) {
-            inlane::fence(); // what was assembled is there before this block is gone
+            inlane::fence(); // the samples are written before this block stops counting as a writer
             inlane::add(window.writers, ~0u);
-            bool all = inlane::load(window.received) >= streams * symbols * prbs;
+            bool all = inlane::load_acquire(window.received) >= streams * symbols * prbs;
             plan.step = all && close(window, slot << 2 | open) ? deliver_first : nothing;
             plan.why = complete;
         }
@@ -237,21 +239,21 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // One thread: joins the slot's window, or says what must be done first. On open_first and deliver_first the window is
-    // busy, and this block's.
+    // Called by thread 0. Joins the slot's window, or plans what must happen first. After open_first and deliver_first the window is
+    // busy and belongs to this block.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
-            uint32_t tag = inlane::load(window.tag);
+            uint32_t tag = inlane::load_acquire(window.tag);
             uint32_t its = tag >> 2, ahead = (slot + cycle() - its) % cycle();
             bool newer = ahead > 0 && ahead < cycle() / 2;
             switch (tag & 3) {
-            case busy: // another block delivers or opens it; it does not wait for this one
+            case busy: // another block is delivering or opening it, and does not wait for this block
                 continue;
             case open:
                 if (ahead == 0) {
                     inlane::add(window.writers, 1);
                     inlane::fence();
-                    if (inlane::load(window.tag) == tag) {
+                    if (inlane::load_acquire(window.tag) == tag) {
                         plan.step = go;
                         return;
                     }
@@ -267,45 +269,45 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // What comes for a delivered slot is late until its number may be another's. Of an older slot only what comes
-                // soon after: one wrong slot number must not keep a window for half a cycle.
+                // Packets of the delivered slot are late for half a cycle; then the number means another slot. Packets of an older
+                // slot are late only for a short time, so that one wrong slot number does not block the window for half a cycle.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;
                 }
                 [[fallthrough]];
             default:
-                if (inlane::replace(window.tag, tag, its << 2 | busy) != tag) continue;
+                if (inlane::compare_and_swap(window.tag, tag, its << 2 | busy) != tag) continue;
                 plan.step = open_first;
                 return;
             }
         }
     }
 
-    // One thread: makes an open window busy, and waits for those who write into it. False when another was faster.
+    // Called by thread 0. Marks an open window busy and waits for its writers. Returns false if another block marked it first.
     INLANE static bool close(window &window, uint32_t tag) {
-        if (inlane::replace(window.tag, tag, (tag & ~3u) | busy) != tag) return false;
+        if (inlane::compare_and_swap(window.tag, tag, (tag & ~3u) | busy) != tag) return false;
         inlane::fence();
-        while (inlane::load(window.writers) != 0) {
+        while (inlane::load_acquire(window.writers) != 0) {
         }
         return true;
     }
 
-    // Delivers a busy window: counts, zeroes what is missing, writes the record, leaves it closed.
+    // Delivers a busy window: counts PRBs, zeroes missing ones, writes the record and closes the window.
     INLANE void deliver(uint32_t index, const inlane::context &call, plan &plan) {
         window &window = at[index];
         if (inlane::thread_index() == 0) plan.missing = 0;
         inlane::sync();
-        for (uint32_t i = inlane::team(); i < streams * symbols; i += inlane::teams()) {
-            const uint32_t *came = window.prbs[i / symbols][i % symbols];
+        for (uint32_t i = inlane::warp(); i < streams * symbols; i += inlane::warps()) {
+            const uint32_t *arrived = window.prbs[i / symbols][i % symbols];
             uint8_t *symbol = call.output + data_at(index) + i * symbol_bytes();
             uint32_t holes = 0;
             for (uint32_t prb = inlane::lane(); prb < prbs; prb += inlane::lanes()) {
-                if (came[prb / 32] >> prb % 32 & 1) continue;
+                if (arrived[prb / 32] >> prb % 32 & 1) continue;
                 holes++;
                 for (uint32_t byte = 0; byte < prb_bytes; byte++) symbol[prb * prb_bytes + byte] = 0;
             }
-            holes = inlane::sum_of_lanes(holes);
+            holes = inlane::warp_sum(holes);
             if (inlane::lane() != 0) continue;
             reinterpret_cast<uint32_t *>(call.output + counts_at(index))[i] = prbs - holes;
             inlane::add(plan.missing, holes);
@@ -331,26 +333,27 @@ struct oran_reorder {
             inlane::add(missing, plan.missing);
             inlane::add(delivered[plan.why], 1);
             window.since_ns = call.now_ns;
-            inlane::store(record.sequence, number + 1);
-            inlane::store(window.tag, slot << 2 | closed);
+            inlane::store_release(record.sequence, number + 1);
+            inlane::store_release(window.tag, slot << 2 | closed);
         }
         inlane::sync();
     }
 
+    // Prepares a busy window for a new slot.
     INLANE void clear(window &window) const {
         for (uint32_t i = inlane::thread_index(); i < streams * symbols * words; i += inlane::threads())
             window.prbs[i / words / symbols][i / words % symbols][i % words] = 0;
         if (inlane::thread_index() == 0) window.received = 0;
     }
 
-    // Delivers the windows whose time is up.
+    // Delivers the windows whose time limit has passed.
     INLANE void expire(const inlane::context &call, plan &plan) {
         bool mine = false;
         for (uint32_t i = inlane::thread_index(); i < windows; i += inlane::threads()) mine |= is_up(at[i], call.now_ns);
         if (!inlane::any(mine)) return;
         for (uint32_t i = 0; i < windows; i++) {
             if (inlane::thread_index() == 0) {
-                uint32_t tag = inlane::load(at[i].tag);
+                uint32_t tag = inlane::load_acquire(at[i].tag);
                 plan.step = is_up(at[i], call.now_ns) && close(at[i], tag) ? deliver_first : nothing;
                 plan.why = time_up;
             }
@@ -360,7 +363,7 @@ struct oran_reorder {
         }
     }
     INLANE bool is_up(const window &window, uint64_t now) const {
-        uint32_t tag = inlane::load(window.tag);
+        uint32_t tag = inlane::load_acquire(window.tag);
         return (tag & 3) == open && now > window.since_ns && now - window.since_ns >= limit_ns;
     }
 };

@@ -1,8 +1,9 @@
-// What packet functions are written against: one source for the CPU (g++, clang++) and the GPU (NVRTC, nvcc), C++17.
+// The header that packet functions include. The same source is compiled for the CPU (g++, clang++) and for GPUs (NVRTC, nvcc), as
+// C++17 without exceptions, RTTI or the standard library.
 //
 //   #include <inlane.h>
 //
-//   struct drop_runts {                                  // its members are the pipeline's state, zeroed at the start
+//   struct drop_runts {                                  // the members are the state of one pipeline, zeroed at the start
 //       uint64_t runts;
 //       INLANE inlane::verdict packet(inlane::packet &p) {
 //           if (p.length() >= 60) return inlane::forward;
@@ -12,18 +13,36 @@
 //   };
 //   INLANE_FUNCTION(drop_runts)
 //
-// A function has `packet` (called once a packet) or `burst` (called once a burst, by all threads of a block together), and may
-// have `tick`, called now and then without packets. Each may take an `inlane::context` as a second (for tick: only) argument.
+// Run it with `inlane forward --function FILE.cu:drop_runts`, on the CPU or with `--on gpu:0`.
 //
-// On a GPU many blocks run the same function on the same state at the same time: change state with `inlane::add` and its
-// kin. On the CPU an instance belongs to one thread, and those are plain additions.
+// What a function consists of
 //
-// Accessors of a packet are bounded by its length: reading outside gives 0, writing outside does nothing. They need no
-// alignment.
+//   verdict packet(packet &)    Called once per packet, by one thread. Returns forward, drop or to_port(n).
+//   void burst(burst &)         Called once per burst, by all threads of a block together. Use it if threads share work, or if a
+//                               warp handles one packet. A function has either `packet` or `burst`.
+//   void tick(const context &)  Optional. Called between bursts while no packets are waiting, on a GPU at most once per millisecond by all
+//                               threads of one block. Use it for time limits. The last call of a run has the time UINT64_MAX.
+//
+// `packet` and `burst` may take a `const inlane::context &` as a second argument. It has the time and the output region; see
+// inlane_block.h. A function that takes none is not given the time, which saves reading the clock.
+//
+// These constants, declared as `static constexpr`, are optional:
+//
+//   uint32_t reads, writes      The number of bytes at a packet's front that the function reads or writes; 0 for none. Without them,
+//                               inlane assumes all. Small values save PCIe traffic if packets stay in host memory.
+//   uint32_t parameters         The first so many members, each a uint64_t, are set from the command line: FILE.cu:NAME:1,0x10.
+//   uint64_t output_bytes       The size of a zeroed output region, for functions that assemble data.
+//
+// Threads and state
+//
+//   CPU   One thread runs an instance, with a state of its own. A block is that one thread.
+//   GPU   Many blocks run the function on the same state at the same time. Change state with `add` and the other atomic functions.
+//
+// Access to a packet is bounded by its length: reading outside returns 0, writing outside does nothing. No alignment is needed.
 #ifndef INLANE_H
 #define INLANE_H
 
-#include "inlane_block.h"  // thread_index, threads, sync, any; add, replace, load, store; bytes16
+#include "inlane_block.h"  // threads of a block, atomic functions on state, bytes
 #include "inlane_packet.h" // packet, front, burst
 #include "inlane_layers.h" // layers_of: where IP, TCP and UDP begin
 #include "inlane_run.h"    // how executors call a function; INLANE_FUNCTION

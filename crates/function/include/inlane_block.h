@@ -1,5 +1,7 @@
-// The ground that packet functions stand on: the block of threads, state that several blocks change, bytes in any
-// alignment. See inlane.h.
+// What packet functions are built on: the threads of a block, atomic functions on shared state, and bytes at any alignment. Start
+// with inlane.h.
+//
+// Functions marked INLANE run on the GPU, or are inlined on the CPU. Mark your own functions with it.
 #ifndef INLANE_BLOCK_H
 #define INLANE_BLOCK_H
 
@@ -8,7 +10,7 @@
 #define INLANE __device__ __forceinline__
 #define INLANE_RARE static __device__ __noinline__
 #define INLANE_ANYWHERE __host__ __device__
-#define INLANE_SHARED __shared__ // memory of the block: a static array inside `burst`
+#define INLANE_SHARED __shared__ // for variables inside `burst` or `tick` that all threads of the block share
 #else
 #define INLANE_GPU 0
 #define INLANE inline __attribute__((always_inline))
@@ -17,7 +19,7 @@
 #define INLANE_SHARED
 #endif
 
-// The offset of a member in a struct. NVRTC has no offsetof and no __builtin_offsetof.
+// The offset of a member in a struct, in bytes, as a constant. NVRTC has neither offsetof nor __builtin_offsetof.
 #if defined(__CUDACC_RTC__)
 #define INLANE_OFFSETOF(type, member) __INTADDR__(&(static_cast<type *>(nullptr))->member)
 #else
@@ -41,13 +43,13 @@ typedef unsigned long uintptr_t;
 #endif
 #include "inlane_ring.h"
 
-// What a call of a function gets beside the packets; made by the executor.
+// What the executor passes to a function besides packets.
 struct inlane_context {
     void *state;           // the function's own struct
-    uint8_t *output;       // output_bytes of zeroed memory that outlives the call, for functions that assemble; or null
-    uint64_t output_bytes; // how many
-    uint64_t now_ns;       // time of the burst, monotonic
-    uint32_t room;         // bytes that a packet may have from its address on; 0: no longer than it is
+    uint8_t *output;       // the output region, which outlives the call; null if output_bytes is 0
+    uint64_t output_bytes; // the length of the output region
+    uint64_t now_ns;       // the time of the burst in nanoseconds, from a monotonic clock; UINT64_MAX in the last tick of a run
+    uint32_t room;         // bytes that a packet may occupy from its address on; 0: packets must not grow
     uint32_t reserved;
 };
 
@@ -56,24 +58,29 @@ namespace inlane {
 using context = inlane_context;
 using verdict = uint32_t;
 
-// Verdicts.
+// What becomes of a packet: it is sent to the first `--tx` port, dropped, or sent to the nth `--tx` port, counted from 0.
 constexpr verdict forward = INLANE_FORWARD;
 constexpr verdict drop = INLANE_DROP;
 INLANE_ANYWHERE constexpr verdict to_port(uint32_t n) { return INLANE_PORT_BASE + n; }
 
-// ---- The block of threads. On the CPU a block is one thread. ----------------------------------------------------------
+// ---- The threads of a block. On the CPU a block is one thread. --------------------------------------------------------
 
-// Lanes are the threads that run in step: 32 on a GPU, 1 on the CPU. `team()` of `teams()` is which 32 of the block.
+// thread_index() of threads()   this thread's number in the block, and the block's number of threads
+// warp() of warps()             this thread's warp: a group of threads that run in step, 32 on a GPU and 1 on the CPU
+// lane() of lanes()             this thread's number in its warp
+// sync()                        a barrier: waits until all threads of the block arrive. All threads must call it.
+// any(condition)                a barrier that returns true to all threads if the condition holds for at least one
+// warp_sum(value)               the sum over a warp, returned to all of its lanes. All lanes of the warp must call it.
 #if INLANE_GPU
 INLANE uint32_t thread_index() { return threadIdx.x; }
 INLANE uint32_t threads() { return blockDim.x; }
 INLANE uint32_t lane() { return threadIdx.x % 32; }
 INLANE uint32_t lanes() { return 32; }
-INLANE uint32_t team() { return threadIdx.x / 32; }
-INLANE uint32_t teams() { return blockDim.x / 32; }
+INLANE uint32_t warp() { return threadIdx.x / 32; }
+INLANE uint32_t warps() { return blockDim.x / 32; }
 INLANE void sync() { __syncthreads(); }
 INLANE bool any(bool condition) { return __syncthreads_or(condition); }
-INLANE uint32_t sum_of_lanes(uint32_t value) {
+INLANE uint32_t warp_sum(uint32_t value) {
     for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
     return value;
 }
@@ -82,59 +89,74 @@ INLANE uint32_t thread_index() { return 0; }
 INLANE uint32_t threads() { return 1; }
 INLANE uint32_t lane() { return 0; }
 INLANE uint32_t lanes() { return 1; }
-INLANE uint32_t team() { return 0; }
-INLANE uint32_t teams() { return 1; }
-INLANE void sync() {}                                               // all threads of the block meet here
-INLANE bool any(bool condition) { return condition; }               // and learn whether it holds for any of them
-INLANE uint32_t sum_of_lanes(uint32_t value) { return value; }      // the sum over a team, for each of its lanes
+INLANE uint32_t warp() { return 0; }
+INLANE uint32_t warps() { return 1; }
+INLANE void sync() {}
+INLANE bool any(bool condition) { return condition; }
+INLANE uint32_t warp_sum(uint32_t value) { return value; }
 #endif
 
 // ---- State that several blocks change. ------------------------------------------------------------------------------
 
+// add(at, value)                          adds atomically; returns the value before
+// set_bits(at, bits)                      sets bits atomically; returns the value before
+// compare_and_swap(at, expected, value)   stores `value` if `at` equals `expected`; returns the value before
+// fence()                                 orders this thread's accesses before it ahead of those after it, for all blocks
+// load_acquire(at)                        reads; later reads see what was written before the matching store_release
+// store_release(at, value)                writes; makes earlier writes visible to whoever reads it with load_acquire
+//
+// They work on GPU memory, not on packets in host memory. On the CPU they are plain accesses, because one thread owns the state.
 #if INLANE_GPU
 INLANE uint64_t add(uint64_t &at, uint64_t value) {
     return atomicAdd(reinterpret_cast<unsigned long long *>(&at), static_cast<unsigned long long>(value));
 }
 INLANE uint32_t add(uint32_t &at, uint32_t value) { return atomicAdd(&at, value); }
 INLANE uint32_t set_bits(uint32_t &at, uint32_t bits) { return atomicOr(&at, bits); }
-INLANE uint32_t replace(uint32_t &at, uint32_t expected, uint32_t value) { return atomicCAS(&at, expected, value); }
-INLANE uint64_t replace(uint64_t &at, uint64_t expected, uint64_t value) {
+INLANE uint32_t compare_and_swap(uint32_t &at, uint32_t expected, uint32_t value) { return atomicCAS(&at, expected, value); }
+INLANE uint64_t compare_and_swap(uint64_t &at, uint64_t expected, uint64_t value) {
     return atomicCAS(reinterpret_cast<unsigned long long *>(&at), static_cast<unsigned long long>(expected),
                      static_cast<unsigned long long>(value));
 }
 INLANE void fence() { __threadfence(); }
-template <class T> INLANE T load(const T &at) {
+template <class T> INLANE T load_acquire(const T &at) {
     T value = *const_cast<const volatile T *>(&at);
     __threadfence();
     return value;
 }
-template <class T> INLANE void store(T &at, T value) {
+template <class T> INLANE void store_release(T &at, T value) {
     __threadfence();
     *const_cast<volatile T *>(&at) = value;
 }
 #else
-INLANE uint64_t add(uint64_t &at, uint64_t value) { return (at += value) - value; } // each gives what was there before
+INLANE uint64_t add(uint64_t &at, uint64_t value) { return (at += value) - value; }
 INLANE uint32_t add(uint32_t &at, uint32_t value) { return (at += value) - value; }
 INLANE uint32_t set_bits(uint32_t &at, uint32_t bits) {
     uint32_t old = at;
     at |= bits;
     return old;
 }
-template <class T> INLANE T compare_and_set(T &at, T expected, T value) {
+namespace detail {
+template <class T> INLANE T plain_compare_and_swap(T &at, T expected, T value) {
     T old = at;
     if (old == expected) at = value;
     return old;
 }
-INLANE uint32_t replace(uint32_t &at, uint32_t expected, uint32_t value) { return compare_and_set(at, expected, value); }
-INLANE uint64_t replace(uint64_t &at, uint64_t expected, uint64_t value) { return compare_and_set(at, expected, value); }
-INLANE void fence() {}                                              // orders what is before against what is after
-template <class T> INLANE T load(const T &at) { return at; }           // what another stored before is seen after
-template <class T> INLANE void store(T &at, T value) { at = value; }   // what was written before is seen by who loads it
+} // namespace detail
+INLANE uint32_t compare_and_swap(uint32_t &at, uint32_t expected, uint32_t value) {
+    return detail::plain_compare_and_swap(at, expected, value);
+}
+INLANE uint64_t compare_and_swap(uint64_t &at, uint64_t expected, uint64_t value) {
+    return detail::plain_compare_and_swap(at, expected, value);
+}
+INLANE void fence() {}
+template <class T> INLANE T load_acquire(const T &at) { return at; }
+template <class T> INLANE void store_release(T &at, T value) { at = value; }
 #endif
 
 // ---- Bytes. ---------------------------------------------------------------------------------------------------------
 
 namespace detail {
+// Reads and writes a value at any address, in the processor's byte order.
 template <class T> INLANE T get(const uint8_t *from) {
 #if INLANE_GPU
     if (reinterpret_cast<uintptr_t>(from) % sizeof(T) == 0) return *reinterpret_cast<const T *>(from);
@@ -160,6 +182,7 @@ template <class T> INLANE void put(uint8_t *to, T value) {
 }
 } // namespace detail
 
+// Reverses the order of bytes, to convert between network order and the processor's.
 INLANE uint16_t swap_bytes(uint16_t value) { return static_cast<uint16_t>(value << 8 | value >> 8); }
 INLANE uint32_t swap_bytes(uint32_t value) {
 #if INLANE_GPU
@@ -169,15 +192,15 @@ INLANE uint32_t swap_bytes(uint32_t value) {
 #endif
 }
 
-// Sixteen bytes in two registers, in memory order: the most that one GPU load or store moves.
+// Sixteen bytes in memory order: the most that one GPU thread loads or stores at a time.
 struct alignas(16) bytes16 {
     uint64_t low;  // bytes 0 to 7
     uint64_t high; // bytes 8 to 15
 };
 
-// Byte i of the result is byte I[i] of `from`.
+// Reorders sixteen bytes: byte i of the result is byte I[i] of `from`.
 template <unsigned... I> INLANE bytes16 permute(bytes16 from) {
-    static_assert(sizeof...(I) == 16 && ((I < 16) && ...), "sixteen numbers from 0 to 15");
+    static_assert(sizeof...(I) == 16 && ((I < 16) && ...), "permute needs sixteen numbers from 0 to 15");
 #if !INLANE_GPU && __has_builtin(__builtin_shufflevector)
     typedef uint8_t vector __attribute__((vector_size(16)));
     vector bytes;

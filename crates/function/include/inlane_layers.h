@@ -1,4 +1,9 @@
-// Where the headers of a frame begin: Ethernet (up to two VLAN tags), IPv4 or IPv6 with extension headers, what they carry.
+// Finds where the headers of a frame begin: Ethernet with up to two VLAN tags, IPv4 or IPv6 with up to eight extension headers, and
+// the upper layer.
+//
+//   auto head = packet.front<96>();                  // 96 bytes hold the usual headers
+//   inlane::layers at = inlane::layers_of(head);
+//   if (at.version == 4 && at.protocol == 17) { uint16_t port = head.be16(at.upper + 2); ... }
 #ifndef INLANE_LAYERS_H
 #define INLANE_LAYERS_H
 
@@ -6,16 +11,16 @@
 
 namespace inlane {
 
-// Offsets count from the frame's first byte. What is cut off, by the frame's end or the N of `front<N>`, is not found.
+// Offsets are bytes from the frame's first byte. A header that is cut off, by the frame's end or by the N of `front<N>`, is not found.
 struct layers {
-    uint16_t type;     // EtherType behind the tags
-    uint8_t version;   // 4 or 6; 0 when it is not IP, or its header is wrong or cut off
-    uint8_t protocol;  // what IP carries, behind extension headers
-    bool fragment;     // part of a larger datagram: ports and checksums of the upper layer mean nothing
-    bool routed;       // has an IPv6 routing header: its destination may not be the last
-    uint32_t ip;       // where IP begins
-    uint32_t upper;    // where what it carries begins
-    uint32_t end;      // where IP says that the datagram ends; may lie behind the frame's end
+    uint16_t type;     // the EtherType after the tags
+    uint8_t version;   // 4 or 6; 0 if the frame is not IP, or the IP header is invalid or cut off
+    uint8_t protocol;  // the number of the upper layer's protocol, after extension headers
+    bool fragment;     // the packet is part of a larger datagram, so its ports and upper-layer checksum are unusable
+    bool routed;       // the packet has an IPv6 routing header, so its destination may be an intermediate one
+    uint32_t ip;       // the offset of the IP header
+    uint32_t upper;    // the offset of the upper layer's header; may be beyond the frame
+    uint32_t end;      // the offset at which the datagram ends according to IP; may be beyond the frame
 };
 
 template <class Bytes> INLANE layers layers_of(const reader<Bytes> &head) {
@@ -32,7 +37,7 @@ template <class Bytes> INLANE layers layers_of(const reader<Bytes> &head) {
         if (header < 20 || !head.has(ip, header)) return found;
         found.version = 4;
         found.protocol = head.u8(ip + 9);
-        found.fragment = (head.be16(ip + 6) & 0x3fff) != 0; // more to come, or not the first
+        found.fragment = (head.be16(ip + 6) & 0x3fff) != 0; // more fragments follow, or this is not the first
         found.upper = ip + header;
         found.end = ip + head.be16(ip + 2);
     } else if (found.type == 0x86dd && head.has(ip, 40) && head.u8(ip) >> 4 == 6) { // RFC 8200

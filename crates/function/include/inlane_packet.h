@@ -1,4 +1,4 @@
-// What a packet function sees of a packet and of a burst. See inlane.h.
+// Packets and bursts, as a packet function sees them. Start with inlane.h.
 #ifndef INLANE_PACKET_H
 #define INLANE_PACKET_H
 
@@ -7,7 +7,7 @@
 namespace inlane {
 
 namespace detail {
-// The bytes of sixteen that lie inside; apart from the fast path, since few packets end there.
+// Load and store those of sixteen bytes that are inside the packet. Kept out of line, because few accesses cross a packet's end.
 INLANE_RARE bytes16 get_some(const uint8_t *data, uint32_t length, uint32_t at) {
     bytes16 value = {0, 0};
     for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)
@@ -20,7 +20,12 @@ INLANE_RARE void put_some(uint8_t *data, uint32_t length, uint32_t at, bytes16 v
 }
 } // namespace detail
 
-// Bounded access in network order, over any class with `length()` and `data()`.
+// Bounded reads, for any class with `length()` and `data()`. `at` is the offset in bytes. Reading beyond the end returns 0.
+//
+//   has(at, bytes)     true if all of these bytes are inside
+//   u8(at)             one byte
+//   be16(at), be32(at) two or four bytes in network order, as a number
+//   load16(at)         sixteen bytes; those beyond the end are 0
 template <class Bytes> class reader {
     INLANE const Bytes &self() const { return *static_cast<const Bytes *>(this); }
 
@@ -35,7 +40,6 @@ template <class Bytes> class reader {
     INLANE uint32_t be32(uint32_t at) const {
         return has(at, 4) ? swap_bytes(detail::get<uint32_t>(self().data() + at)) : 0;
     }
-    // Sixteen bytes; those behind the end are 0.
     INLANE bytes16 load16(uint32_t at) const {
         bytes16 value = {0, 0};
         if (INLANE_LIKELY(has(at, 16))) {
@@ -53,7 +57,14 @@ template <class Bytes> class reader {
 
 template <uint32_t N> class front_bytes;
 
-// One packet. Its bytes may lie on the other side of PCIe from a GPU: read much at once (`load16`, `front`), write little.
+// One packet. On a GPU its bytes may be in host memory, so that each access crosses PCIe: read many bytes at once, with `front` or
+// `load16`, and write few.
+//
+//   length(), data()             the length in bytes, and the first byte
+//   resize(length)               changes the length; the start stays
+//   set_u8, set_be16, set_be32   write a number in network order; do nothing if it is not all inside the packet
+//   store16(at, bytes)           writes sixteen bytes, except those beyond the end
+//   front<N>()                   a copy of the first N bytes, to read headers from
 class packet : public reader<packet> {
     uint8_t *data_;
     uint32_t length_;
@@ -65,7 +76,7 @@ class packet : public reader<packet> {
     INLANE uint32_t length() const { return length_; }
     INLANE uint8_t *data() const { return data_; }
 
-    // Gives it another length, from the same start. False, and nothing happens, when the buffer has no room, or for 0.
+    // Returns false and changes nothing if `length` is 0 or exceeds the buffer's room. Bytes that are added have any value.
     INLANE bool resize(uint32_t length) {
         if (length == 0 || (length > length_ && length > room_)) return false;
         length_ = length;
@@ -81,7 +92,6 @@ class packet : public reader<packet> {
     INLANE void set_be32(uint32_t at, uint32_t value) {
         if (has(at, 4)) detail::put(data_ + at, swap_bytes(value));
     }
-    // Sixteen bytes; those behind the end are left out.
     INLANE void store16(uint32_t at, bytes16 value) {
         if (INLANE_LIKELY(has(at, 16))) {
 #if INLANE_GPU
@@ -97,12 +107,13 @@ class packet : public reader<packet> {
         detail::put_some(data_, length_, at, value);
     }
 
-    // Its first N bytes, to read headers from: on a GPU fetched at once, N / 16 loads in flight together.
+    // On a GPU all N / 16 loads are in flight together. N is a multiple of 16. `length()` of the result is at most N.
     template <uint32_t N> INLANE front_bytes<N> front() const { return front_bytes<N>(*this); }
 };
 
+// The first N bytes of a packet: a copy in registers on a GPU, a view on the CPU.
 template <uint32_t N> class front_bytes : public reader<front_bytes<N>> {
-    static_assert(N % 16 == 0, "whole sixteens");
+    static_assert(N % 16 == 0, "N must be a multiple of 16");
     uint32_t length_;
 #if INLANE_GPU
     bytes16 words_[N / 16];
@@ -124,12 +135,13 @@ template <uint32_t N> class front_bytes : public reader<front_bytes<N>> {
     INLANE uint32_t length() const { return length_; }
 };
 
-// Copies bytes `at` and on of a packet, the lanes of a team together; nothing when they are not all inside.
+// Copies `bytes` bytes of a packet, from offset `at` on. All lanes of a warp call it together. Does nothing if the bytes are not all
+// inside the packet.
 INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
     if (!from.has(at, bytes)) return;
     const uint8_t *source = from.data() + at;
 #if INLANE_GPU
-    // Bytes up to a multiple of sixteen of the destination, then sixteen at a time, each from two aligned loads.
+    // First single bytes until the destination is aligned to 16, then sixteen bytes at a time, each from two aligned loads.
     uint32_t head = static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(to) & 15);
     head = head < bytes ? head : bytes;
     for (uint32_t i = lane(); i < head; i += lanes()) to[i] = source[i];
@@ -138,7 +150,7 @@ INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
     bytes -= head;
     uint32_t skew = reinterpret_cast<uintptr_t>(source) & 15, shift = skew % 8 * 8;
     const bytes16 *aligned = reinterpret_cast<const bytes16 *>(source - skew);
-    // Only what lies inside the packet is loaded.
+    // Never load beyond the packet: the neighbouring bytes may not be mapped.
     const uint8_t *first = from.data(), *last = from.data() + from.length();
     for (uint32_t i = lane(); i < bytes / 16; i += lanes()) {
         if (reinterpret_cast<const uint8_t *>(aligned + i) < first || reinterpret_cast<const uint8_t *>(aligned + i + 2) > last) {
@@ -157,6 +169,14 @@ INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
 }
 
 // The packets of one call of `burst`.
+//
+//   count()                  the number of packets, at most 1024
+//   burst[i]                 packet i
+//   set(i, verdict)          decides what becomes of packet i
+//   set(i, verdict, length)  the same, and changes its length, which must fit the buffer's room
+//
+// Packets without `set` are forwarded unchanged. Only one thread may call `set` for a packet. A changed length of `burst[i]` itself
+// has no effect, because that is a copy.
 class burst {
     const uint8_t *packets_;
     uint32_t stride_;
@@ -175,13 +195,13 @@ class burst {
             reinterpret_cast<const inlane_descriptor *>(packets_ + static_cast<uint64_t>(i) * stride_);
         return packet(reinterpret_cast<uint8_t *>(at->address), at->length, room_);
     }
-    // What becomes of packet i; those not named are forwarded as long as they were. One thread a packet.
     INLANE void set(uint32_t i, verdict what) { set(i, what, staged_[i].length); }
     INLANE void set(uint32_t i, verdict what, uint32_t length) {
         staged_[i].length = length;
         staged_[i].verdict = what;
         changed_ = true;
     }
+    // True if this thread called `set`.
     INLANE bool changed() const { return changed_; }
 };
 

@@ -1,11 +1,11 @@
-// How executors call a packet function, and INLANE_FUNCTION, which makes it known to them. See inlane.h.
+// How executors call a packet function, and INLANE_FUNCTION, which registers it. Users of inlane need only the last.
 //
-//   CPU   `inlane_function_NAME`, an `inlane_entry`: its `run` is called once a burst, by one thread.
-//   GPU   `inlane::run_item<NAME>`: called once an item by all threads of a block. Before: one thread has acquired the item,
-//         then a barrier. After: a barrier, then one thread releases it. `inlane_info_NAME`: what the host must know,
-//         read from the loaded module.
+//   CPU   The executor finds the symbol `inlane_function_NAME`, an `inlane_entry`. One thread calls its `run` once per burst.
+//   GPU   All threads of a block call `inlane::run_item<NAME>` once per item. Before the call, one thread acquires the item, and a
+//         barrier follows. After the call comes a barrier, then one thread releases the item. The host reads the function's
+//         properties from the module's variable `inlane_info_NAME`.
 //
-// Both return INLANE_UNCHANGED, and then have not written outcomes, or INLANE_VERDICTS, and then have written all of them.
+// Both return INLANE_UNCHANGED, having written no verdicts, or INLANE_VERDICTS, having written a verdict for every packet.
 #ifndef INLANE_RUN_H
 #define INLANE_RUN_H
 
@@ -16,26 +16,25 @@
 #define INLANE_KIND_BURST 1u
 #define INLANE_WHOLE_PACKET 0xffffffffu
 
-// What the host must know of a function.
+// A function's properties. The host reads them before it runs the function. src/abi.rs has the same struct; both compilers check
+// that the layouts agree.
 struct inlane_info {
-    uint32_t abi;           // INLANE_ABI
-    uint32_t kind;          // INLANE_KIND_...
-    uint64_t state_bytes;   // of zeroed state a pipeline, aligned to 128
-    uint64_t output_bytes;  // of zeroed output region, 0 for none: `static constexpr uint64_t output_bytes`
-    uint32_t reads;         // most bytes at a packet's front that it reads: `static constexpr uint32_t reads`
-    uint32_t writes;        // most bytes at a packet's front that it writes: `static constexpr uint32_t writes`
-    uint32_t time;          // 1: has `tick`; 2: `packet` or `burst` takes a context, with the time in it
-    uint32_t parameters;    // so many uint64_t at the state's beginning are set from the command line: `static constexpr`
+    uint32_t abi;           // the version of these structs: INLANE_ABI
+    uint32_t kind;          // INLANE_KIND_PACKET or INLANE_KIND_BURST
+    uint64_t state_bytes;   // bytes of state per pipeline, which the host zeroes and aligns to 128 bytes
+    uint64_t output_bytes;  // bytes of zeroed output region per pipeline, 0 for none
+    uint32_t reads;         // bytes at a packet's front that the function reads
+    uint32_t writes;        // bytes at a packet's front that the function writes
+    uint32_t time;          // bit 0: it has a `tick`; bit 1: `packet` or `burst` takes a context, and so the time
+    uint32_t parameters;    // the first so many uint64_t of the state are set from the command line
 };
 
-static_assert(sizeof(inlane_info) == 40 && sizeof(inlane_context) == 40, "as the host has them");
-
 #if !INLANE_GPU
-// `crates/function/src/abi.rs` is the other half of these.
+// A function that was compiled for the CPU.
 struct inlane_entry {
     inlane_info info;
-    // packets: `count` times an inlane_descriptor every `stride` bytes.
-    uint32_t (*run)(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
+    // `packets` is the first of `count` inlane_descriptors, which are `stride` bytes apart (16 or 24).
+    uint32_t (*run)(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                     const inlane_context *context);
     void (*tick)(const inlane_context *context);
 };
@@ -44,9 +43,9 @@ struct inlane_entry {
 namespace inlane {
 namespace detail {
 
-template <class T> INLANE_ANYWHERE T &a(); // any T, in unevaluated expressions
+template <class T> INLANE_ANYWHERE T &a(); // stands for a T in unevaluated expressions
 
-// The ways a function's parts may be declared; overloads tried from the most to the least.
+// Detects which members a function declares. The overload for `first` is chosen if its expression is valid for F, else that for `last`.
 struct last {};
 struct first : last {};
 #define INLANE_DETECT(name, expression)                                                                                 \
@@ -73,9 +72,9 @@ template <class F> constexpr bool is_burst = burst_with_context<F>(first()) || b
 template <class F> INLANE_ANYWHERE constexpr inlane_info info_of() {
     static_assert(is_packet<F> || is_burst<F>,
                   "the function needs: INLANE inlane::verdict packet(inlane::packet &), or INLANE void burst(inlane::burst &)");
-    static_assert(!(is_packet<F> && is_burst<F>), "a function has `packet` or `burst`, not both");
-    static_assert(alignof(F) <= 128, "state is aligned to 128 bytes");
-    static_assert(parameters<F>(first()) * 8 <= sizeof(F), "parameters lie at the beginning of the state");
+    static_assert(!(is_packet<F> && is_burst<F>), "a function must have `packet` or `burst`, not both");
+    static_assert(alignof(F) <= 128, "the state's alignment must not exceed 128 bytes");
+    static_assert(parameters<F>(first()) * 8 <= sizeof(F), "the struct is too small for its parameters, which are its first members");
     return {INLANE_ABI,
             is_burst<F> ? INLANE_KIND_BURST : INLANE_KIND_PACKET,
             sizeof(F),
@@ -91,7 +90,8 @@ INLANE inlane_descriptor descriptor_at(const void *packets, uint32_t stride, uin
                                                         static_cast<uint64_t>(i) * stride);
 }
 
-template <class F> INLANE inlane_packet_verdict one(F &function, const inlane_descriptor &at, const context &call) {
+// Runs a `packet` function on one packet.
+template <class F> INLANE inlane_packet_verdict run_one(F &function, const inlane_descriptor &at, const context &call) {
     packet it(reinterpret_cast<uint8_t *>(at.address), at.length, call.room);
     verdict what;
     if constexpr (packet_with_context<F>(first())) {
@@ -102,52 +102,53 @@ template <class F> INLANE inlane_packet_verdict one(F &function, const inlane_de
     return {it.length(), what};
 }
 
+// True if the packet is dropped, sent to a port, or has a new length.
 INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &before) {
     return (now.verdict ^ INLANE_FORWARD) | (now.length ^ before.length);
 }
 
 #if INLANE_GPU
 
-// Thread i takes packets i, i + threads, ... Outcomes stay in registers until one packet is changed.
+// Thread i handles packets i, i + threads, ... No verdicts are written until a packet differs; then all of them are.
 template <class F>
-INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
+INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
     F &function = *static_cast<F *>(call.state);
-    bool writing = false; // the same for all threads
+    bool writing = false; // has the same value in all threads
     for (uint32_t base = 0; base < count; base += threads()) {
         uint32_t i = base + thread_index();
-        inlane_packet_verdict outcome = {0, INLANE_FORWARD};
+        inlane_packet_verdict result = {0, INLANE_FORWARD};
         bool changed = false;
         if (i < count) {
             inlane_descriptor at = descriptor_at(packets, stride, i);
-            outcome = one(function, at, call);
-            changed = differs(outcome, at);
+            result = run_one(function, at, call);
+            changed = differs(result, at);
         }
         if (!writing && any(changed)) {
             writing = true;
             for (uint32_t j = thread_index(); j < base; j += threads())
-                outcomes[j] = {descriptor_at(packets, stride, j).length, INLANE_FORWARD};
+                verdicts[j] = {descriptor_at(packets, stride, j).length, INLANE_FORWARD};
         }
-        if (writing && i < count) outcomes[i] = outcome;
+        if (writing && i < count) verdicts[i] = result;
     }
     return writing ? INLANE_VERDICTS : INLANE_UNCHANGED;
 }
 
 #else
 
-// From the first packets that are changed on: outcomes for all of them. `known` are those of `done` and some after.
+// From the first packets that are changed on: verdicts for all of them. `known` are those of `done` and some after.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
-                             uint32_t count, inlane_packet_verdict *outcomes, const context &call, F &function) {
-    for (uint32_t i = 0; i < done; i++) outcomes[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};
-    for (uint32_t i = 0; i < some; i++) outcomes[done + i] = known[i];
-    for (uint32_t i = done + some; i < count; i++) outcomes[i] = one(function, descriptor_at(packets, stride, i), call);
+                             uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {
+    for (uint32_t i = 0; i < done; i++) verdicts[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};
+    for (uint32_t i = 0; i < some; i++) verdicts[done + i] = known[i];
+    for (uint32_t i = done + some; i < count; i++) verdicts[i] = run_one(function, descriptor_at(packets, stride, i), call);
     return INLANE_VERDICTS;
 }
 
-// Four packets at a time, those after next on their way into the cache.
+// Runs four packets at a time and prefetches packets 8 to 11 ahead of them.
 template <class F, uint32_t Stride>
-INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_verdict *outcomes, const context &call) {
+INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_verdict *verdicts, const context &call) {
     constexpr uint32_t ahead = 8;
     F &function = *static_cast<F *>(call.state);
     uint32_t i = 0;
@@ -164,33 +165,33 @@ INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_v
 #pragma GCC unroll 4
         for (uint32_t k = 0; k < 4; k++) {
             inlane_descriptor at = descriptor_at(four, Stride, k);
-            now[k] = one(function, at, call);
+            now[k] = run_one(function, at, call);
             changed |= differs(now[k], at);
         }
-        if (!INLANE_LIKELY(!changed)) return run_changing(packets, Stride, i, now, 4, count, outcomes, call, function);
+        if (!INLANE_LIKELY(!changed)) return run_changing(packets, Stride, i, now, 4, count, verdicts, call, function);
     }
     for (; i < count; i++) {
         inlane_descriptor at = descriptor_at(packets, Stride, i);
-        inlane_packet_verdict now = one(function, at, call);
-        if (differs(now, at)) return run_changing(packets, Stride, i, &now, 1, count, outcomes, call, function);
+        inlane_packet_verdict now = run_one(function, at, call);
+        if (differs(now, at)) return run_changing(packets, Stride, i, &now, 1, count, verdicts, call, function);
     }
     return INLANE_UNCHANGED;
 }
 
 template <class F>
-INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
+INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
-    // The two strides in use, as constants: descriptors of a ring, and packets of ports (24 bytes that begin with one).
-    return stride == 16 ? run_strided<F, 16>(packets, count, outcomes, call)
-                        : run_strided<F, 24>(packets, count, outcomes, call);
+    // Both strides as constants: a ring's descriptors have 16 bytes, and a port's packets have 24, which begin with a descriptor.
+    return stride == 16 ? run_strided<F, 16>(packets, count, verdicts, call)
+                        : run_strided<F, 24>(packets, count, verdicts, call);
 }
 
 #endif
 
 template <class F>
-INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
+INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                           const context &call) {
-    // Staged in the block's own memory, so that outcomes go out together, or not at all.
+    // Staged in the block's own memory, so that verdicts go out together, or not at all.
     INLANE_SHARED inlane_packet_verdict staged[INLANE_MAX_BURST];
     for (uint32_t i = thread_index(); i < count; i += threads())
         staged[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};
@@ -202,24 +203,24 @@ INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, 
         static_cast<F *>(call.state)->burst(all);
     }
     if (!any(all.changed())) return INLANE_UNCHANGED;
-    for (uint32_t i = thread_index(); i < count; i += threads()) outcomes[i] = staged[i];
+    for (uint32_t i = thread_index(); i < count; i += threads()) verdicts[i] = staged[i];
     return INLANE_VERDICTS;
 }
 
 } // namespace detail
 
-// Runs function F on one item of up to INLANE_MAX_BURST packets.
+// Runs function F on one item of up to INLANE_MAX_BURST packets. All threads of a block call it, and all get the same result.
 template <class F>
-INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,
+INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                          const context &call) {
     if constexpr (detail::is_burst<F>) {
-        return detail::run_burst<F>(packets, stride, count, outcomes, call);
+        return detail::run_burst<F>(packets, stride, count, verdicts, call);
     } else {
-        return detail::run_packets<F>(packets, stride, count, outcomes, call);
+        return detail::run_packets<F>(packets, stride, count, verdicts, call);
     }
 }
 
-// Calls the function's `tick`, if it has one.
+// Calls the function's `tick` if it has one. All threads of a block call it.
 template <class F> INLANE void run_tick(const context &call) {
     if constexpr (detail::has_tick<F>(detail::first())) static_cast<F *>(call.state)->tick(call);
 }
@@ -229,12 +230,12 @@ template <class F> INLANE void run_tick(const context &call) {
 #define INLANE_JOIN_(a, b) a##b
 #define INLANE_JOIN(a, b) INLANE_JOIN_(a, b)
 
-#ifndef INLANE_VARIANT // a suffix, where one program holds several builds of a function
+#ifndef INLANE_VARIANT // a suffix for programs that contain several builds of a function
 #define INLANE_VARIANT
 #endif
 
-// Makes a struct with `packet` or `burst` a packet function of that name. `struct`, so that it may be called as a function of
-// the system's is, such as `read`.
+// Registers the struct `name`, which has `packet` or `burst`, as the packet function of that name. Write it after the struct, outside
+// any namespace. The keyword `struct` below allows names that are also functions of the system, such as `read`.
 #if INLANE_GPU
 #define INLANE_FUNCTION(name)                                                                                           \
     using inlane_registered_##name = struct ::name;                                                                     \
@@ -242,9 +243,9 @@ template <class F> INLANE void run_tick(const context &call) {
 #else
 #define INLANE_FUNCTION(name)                                                                                           \
     using inlane_registered_##name = struct ::name;                                                                     \
-    static uint32_t inlane_run_##name(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *outcomes,   \
+    static uint32_t inlane_run_##name(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,   \
                                       const inlane_context *call) {                                                     \
-        return inlane::run_item<inlane_registered_##name>(packets, stride, count, outcomes, *call);                     \
+        return inlane::run_item<inlane_registered_##name>(packets, stride, count, verdicts, *call);                     \
     }                                                                                                                   \
     static void inlane_tick_##name(const inlane_context *call) { inlane::run_tick<inlane_registered_##name>(*call); }   \
     extern "C" __attribute__((visibility("default"))) const inlane_entry INLANE_JOIN(inlane_function_##name,            \

@@ -4,7 +4,7 @@ namespace emulated {
 static struct {
     const inlane_descriptor *packets; // null: tick
     uint32_t count;
-    inlane_packet_verdict *outcomes;
+    inlane_packet_verdict *verdicts;
     const inlane_context *context;
     uint32_t info;
 } work;
@@ -12,7 +12,7 @@ static struct {
 static void thread() {
     uint32_t info = INLANE_UNCHANGED;
     if (work.packets != nullptr) {
-        info = inlane_run_item(work.packets, work.count, work.outcomes, *work.context);
+        info = inlane_run_item(work.packets, work.count, work.verdicts, *work.context);
     } else {
         inlane_run_tick(*work.context);
     }
@@ -28,10 +28,10 @@ static void thread() {
 
 extern "C" __attribute__((visibility("default"))) uint32_t emulated_run(uint32_t threads, uint64_t seed,
                                                                         const inlane_descriptor *packets, uint32_t count,
-                                                                        inlane_packet_verdict *outcomes,
+                                                                        inlane_packet_verdict *verdicts,
                                                                         const inlane_context *context) {
     using namespace emulated;
-    work = {packets, count, outcomes, context, ~0u};
+    work = {packets, count, verdicts, context, ~0u};
     run_block(threads, seed, thread);
     return work.info;
 }

@@ -39,9 +39,9 @@ int main(int, char **arguments) {
             burst.push_back({reinterpret_cast<uint64_t>(bytes), length, 0});
             at += 4 + length;
         }
-        std::vector<inlane_packet_verdict> outcomes(burst.size());
+        std::vector<inlane_packet_verdict> verdicts(burst.size());
         uint32_t count = static_cast<uint32_t>(burst.size());
-        sum += entry->run(burst.data(), sizeof(inlane_descriptor), count, outcomes.data(), &context);
+        sum += entry->run(burst.data(), sizeof(inlane_descriptor), count, verdicts.data(), &context);
         entry->tick(&context);
         context.now_ns += 1000;
         for (const inlane_descriptor &each : burst) free(reinterpret_cast<void *>(each.address));

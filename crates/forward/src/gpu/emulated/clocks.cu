@@ -1,4 +1,4 @@
-// Drops what it is given where the threads of a block do not have the same time.
+// Drops all packets of a burst, and counts ticks, in which the threads of a block were given different times.
 #include <inlane.h>
 
 struct clocks {

@@ -1,4 +1,4 @@
-// Changes packets in every way that a function can: bytes anywhere, longer, shorter, dropped, to another port.
+// Changes packets in every way that a function can: writes bytes anywhere, grows, shrinks, drops, and sends to other ports.
 #include <inlane.h>
 
 struct mangle {

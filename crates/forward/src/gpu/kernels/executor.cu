@@ -133,12 +133,12 @@ __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, co
 
 // Writes the chunks that the function changed back to where they came from. `lengths` are the packets' new ones.
 __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given,
-                           const inlane_packet_verdict *outcomes) {
+                           const inlane_packet_verdict *verdicts) {
     uint32_t chunks = lane.shadow_stride / 16;
     for (uint32_t work = threadIdx.x; work < count * chunks; work += blockDim.x) {
         uint32_t i = work / chunks, chunk = work % chunks;
         pulled from = pulled_of(lane, given[i]);
-        uint32_t length = outcomes ? outcomes[i].length : given[i].z;
+        uint32_t length = verdicts ? verdicts[i].length : given[i].z;
         uint32_t end = from.skew + min(length, lane.writes); // bytes of the stage up to which it may have written
         uint32_t begin = max(chunk * 16, from.skew), stop = min(chunk * 16 + 16, end);
         if (begin >= stop) continue;
@@ -185,15 +185,15 @@ __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at
 // Works on an item whose descriptors are in shared memory already, called by all threads of a block: where its packets lie.
 __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
-    inlane_packet_verdict *outcomes = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
-    uint32_t info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(given), count, outcomes, call);
+    inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
+    uint32_t info = inlane_run_item(reinterpret_cast<const inlane_descriptor *>(given), count, verdicts, call);
     complete(lane, at, count, call.now_ns, info);
 }
 
 // The same in GPU memory, where packets are pulled to.
 __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
-    inlane_packet_verdict *outcomes = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
+    inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
     uint4 *now = given + lane.burst;
     inlane_packet_verdict *local = reinterpret_cast<inlane_packet_verdict *>(now + lane.burst);
     pull(lane, at, count, given, now);
@@ -202,7 +202,7 @@ __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const sl
     __syncthreads();
     if (lane.shadow_stride) write_back(lane, at, count, given, info == INLANE_VERDICTS ? local : nullptr);
     if (info == INLANE_VERDICTS)
-        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) outcomes[i] = local[i];
+        for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) verdicts[i] = local[i];
     complete(lane, at, count, call.now_ns, info);
 }
 
@@ -307,7 +307,7 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
 
 } // namespace
 
-// The descriptors of an item, and where payload is pulled: those of the pulled packets, and their outcomes.
+// The descriptors of an item, and where payload is pulled: those of the pulled packets, and their verdicts.
 extern __shared__ uint4 inlane_shared[];
 
 // Persistent: runs until the ring ends, the host says so, or is dead. All blocks must be resident at once.
