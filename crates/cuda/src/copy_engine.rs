@@ -1,4 +1,4 @@
-//! A mover over the GPU's copy engines.
+//! A mover that uses a GPU's copy engines.
 
 use crate::device::Gpu;
 use crate::error::{Error, Result};
@@ -9,41 +9,42 @@ use inlane_core::{CompletionMode, Location, Region};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Copies by a GPU's DMA engines: one stream, an event a copy.
+/// A mover that copies with a GPU's DMA engines. It has one stream, and an event per copy.
 ///
 /// ```text
-/// submit: | copy | event | copy | event | ...      done: events passed, oldest first
+/// stream: | copy | event | copy | event | ...
 /// ```
 ///
-/// The driver decides which engine runs a stream's copies; two movers, one for each direction, use two engines.
+/// The driver decides which engine runs a stream's copies. Use two movers for two directions at the same time, because they then use
+/// two engines.
 pub struct CopyEngine {
     stream: Stream,
     pending: Pending,
 }
 
 impl CopyEngine {
-    /// A mover on `gpu`.
+    /// Creates a mover on `gpu`.
     ///
     /// # Errors
-    /// When the driver refuses a stream.
+    /// If the driver cannot create a stream.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         Ok(Self { stream: gpu.stream()?, pending: Pending::new() })
     }
 
-    /// Its stream, to order other work with its copies.
+    /// The mover's stream, to order other work with its copies.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// How long to wait for copies while none ends, before the GPUs of this process count as lost and are given up.
-    pub fn set_timeout(&mut self, patience: Duration) {
-        self.pending.set_timeout(patience);
+    /// Sets the time without any completed copy after which a wait abandons the GPUs of this process. The default is 10 s.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.pending.set_timeout(timeout);
     }
 
-    /// Has all copies submitted from now on wait for `event`, without the CPU.
+    /// Makes all copies that are submitted from now on wait for `event`. The GPU waits, not the CPU.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn after(&mut self, event: &Event) -> Result<()> {
         self.stream.wait_for(event)
     }
@@ -58,8 +59,8 @@ impl Mover for CopyEngine {
         let mine = Location::Gpu(self.stream.gpu().index());
         let gpu = |region: &Region| matches!(region.location(), Location::Gpu(_));
         let reachable = |region: &Region| gpu(region) || *region.location() == Location::Pinned;
-        // One end is this GPU's; the other may be pinned or any GPU's (the driver stages what has no direct way).
-        // Ordinary host memory would make the call synchronous.
+        // One side must be this GPU's. The other may be pinned, or any GPU's: the driver stages copies without a direct path.
+        // Ordinary host memory would make the driver call block.
         reachable(source)
             && reachable(destination)
             && (*source.location() == mine || *destination.location() == mine)
@@ -69,11 +70,11 @@ impl Mover for CopyEngine {
         if !self.reaches(source, destination) || source.overlaps(destination) {
             return Err(Error::invalid(
                 format!("{} from {source:?} to {destination:?}", self.name()),
-                "both ends must be pinned or GPU memory, one of them this GPU's, and must not overlap",
+                "both regions must be pinned or GPU memory, one of them this GPU's, and must not overlap",
             )
             .into());
         }
-        // SAFETY: the regions are kept in `pending` until the copy has run; that nobody touches them is the trait's contract.
+        // SAFETY: `pending` keeps the regions alive until the copy has run. The trait's contract forbids access to them until then.
         unsafe { self.stream.copy(source, destination)? };
         self.pending.push(&self.stream, [source.clone(), destination.clone()])
     }
@@ -90,7 +91,7 @@ impl Mover for CopyEngine {
 
 impl Drop for CopyEngine {
     fn drop(&mut self) {
-        // The regions may be freed after this: nothing may still copy to or from them.
+        // The regions may be freed after this, so no copy may be running.
         if !self.pending.is_empty() {
             drain(&[&self.stream]);
         }

@@ -1,4 +1,4 @@
-//! Devices: which there are, and one of them opened.
+//! GPUs: listing them, and opening one.
 
 use crate::driver::{self, call};
 use crate::error::{Error, Result};
@@ -8,79 +8,79 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A PCIe link, as the kernel sees it.
+/// A PCIe link, as the Linux kernel reports it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct Link {
-    /// Transfers a second and lane, in GT/s.
+    /// The transfer rate per lane, in GT/s.
     pub gigatransfers: f64,
-    /// Lanes in use.
+    /// The number of lanes in use.
     pub width: u32,
-    /// Transfers a second and lane at most.
+    /// The highest transfer rate per lane, in GT/s.
     pub max_gigatransfers: f64,
-    /// Lanes at most.
+    /// The highest number of lanes.
     pub max_width: u32,
 }
 
-/// What the device says of writes by other PCIe devices into its memory.
+/// Properties of writes by other PCIe devices into the GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct GpuDirect {
-    /// Other devices may read and write its memory.
+    /// True if other devices can read and write the GPU's memory.
     pub supported: bool,
-    /// `GPU_DIRECT_RDMA_WRITES_ORDERING`: 0 none, 100 as seen by the owner, 200 as seen by all.
+    /// `GPU_DIRECT_RDMA_WRITES_ORDERING`: 0 none, 100 visible in order to this GPU, 200 visible in order to all devices.
     pub writes_ordering: i32,
-    /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`: bit 0 by the host, bit 1 by stream memory operations.
+    /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`: bit 0 if the host can flush writes, bit 1 if stream memory operations can.
     pub flush_writes_options: i32,
 }
 
-/// What is known of a device without opening it.
+/// A GPU's properties. They are known without opening it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct DeviceInfo {
-    /// Its number: `gpu:N`.
+    /// The number N in `gpu:N`.
     pub index: u32,
-    /// As the driver names it.
+    /// The model name.
     pub name: String,
-    /// Domain, bus, device, function, as the kernel writes them.
+    /// The PCI address, for example `0000:1b:00.0`.
     pub pci_address: String,
-    /// Compute capability.
+    /// The compute capability, major and minor.
     pub compute_capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Threads that one of them holds.
+    /// The number of threads that one multiprocessor holds.
     pub threads_per_multiprocessor: u32,
-    /// Bytes of memory in all.
+    /// The size of the memory in bytes.
     pub memory_bytes: u64,
-    /// Bytes of second-level cache.
+    /// The size of the L2 cache in bytes.
     pub l2_bytes: u64,
-    /// Its DMA engines.
+    /// The number of DMA engines.
     pub copy_engines: u32,
-    /// Streams can wait for values of 64 bits.
+    /// True if streams can wait for 64-bit values.
     pub wide_stream_memory_operations: bool,
-    /// Streams can wait until a value's bits are cleared.
+    /// True if streams can wait until bits of a value are clear.
     pub stream_wait_nor: bool,
-    /// GPUDirect, which nothing here uses yet.
+    /// GPUDirect RDMA. inlane reports it and does not use it.
     pub gpu_direct: GpuDirect,
-    /// Its PCIe link, where the kernel tells.
+    /// The PCIe link. `None` if the kernel does not report it.
     pub link: Option<Link>,
-    /// Its NUMA node, where the kernel tells.
+    /// The NUMA node. `None` if the kernel does not report it.
     pub numa_node: Option<u32>,
 }
 
 impl DeviceInfo {
-    /// The architecture as compilers name it: `sm_90`.
+    /// The architecture as compilers name it, for example `sm_90`.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.compute_capability.0, self.compute_capability.1)
     }
 }
 
-/// The newest CUDA version the driver supports, as 13000 for 13.0.
+/// Returns the newest CUDA version that the driver supports, as 13000 for 13.0.
 ///
 /// # Errors
-/// [`Error::NoDriver`], [`Error::DriverTooOld`], or what `cuInit` said.
+/// [`Error::NoDriver`], [`Error::DriverTooOld`], or the error of `cuInit`.
 pub fn driver_version() -> Result<i32> {
     driver::load()
 }
 
-/// How many GPUs there are.
+/// Returns the number of GPUs that the driver shows.
 ///
 /// # Errors
 /// As for [`driver_version`].
@@ -92,7 +92,7 @@ pub fn device_count() -> Result<u32> {
     Ok(count as u32)
 }
 
-/// All GPUs that the driver shows.
+/// Lists the GPUs that the driver shows.
 ///
 /// # Errors
 /// As for [`driver_version`].
@@ -123,7 +123,7 @@ fn describe(index: u32, device: CUdevice) -> Result<DeviceInfo> {
     let mut name = [0u8; 128];
     let mut address = [0u8; 32];
     let mut memory = 0;
-    // SAFETY: the buffers are as long as said, and the driver ends strings with 0.
+    // SAFETY: the buffers have the lengths that are passed, and the driver terminates strings with 0.
     unsafe {
         call!(label, cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device))?;
         call!(label, cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), address.len() as i32, device))?;
@@ -165,7 +165,7 @@ fn sysfs(address: &str, file: &str) -> Option<String> {
 }
 
 fn link(address: &str) -> Option<Link> {
-    // "32.0 GT/s PCIe", or "Unknown".
+    // The file contains for example "32.0 GT/s PCIe", or "Unknown".
     let speed = |file| sysfs(address, file)?.split_whitespace().next()?.parse::<f64>().ok();
     let width = |file| sysfs(address, file)?.parse::<u32>().ok();
     Some(Link {
@@ -176,25 +176,26 @@ fn link(address: &str) -> Option<Link> {
     })
 }
 
-/// What [`Gpu::open`] gave.
+/// The GPUs that [`Gpu::open`] has opened.
 static OPENED: Mutex<Vec<Arc<Gpu>>> = Mutex::new(Vec::new());
 
 static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// A GPU of this process was given up ([`Gpu::abandon`]): end it by `_exit`, for exit handlers would wait for the GPU.
+/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). End the process with `_exit` then, because exit handlers would
+/// wait for the GPU.
 pub fn any_abandoned() -> bool {
     ANY_ABANDONED.load(Ordering::Relaxed)
 }
 
-/// [`Gpu::abandon`] of every GPU that this process has opened: pinned memory is of all of them, and one that is freed waits for all.
+/// Abandons every GPU that this process has opened. Needed because freeing pinned memory waits for all GPUs.
 pub fn abandon_all() {
     let opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     opened.iter().for_each(|gpu| gpu.abandon());
 }
 
-/// A GPU, opened: everything else in this crate hangs on one.
+/// An open GPU. Streams, events, memory, modules and graphs belong to one and keep it open.
 ///
-/// All of a process share the device's primary context, so other CUDA libraries in it see the same memory.
+/// It uses the device's primary context, so other CUDA libraries in the process see the same memory.
 pub struct Gpu {
     info: DeviceInfo,
     device: CUdevice,
@@ -202,22 +203,22 @@ pub struct Gpu {
     abandoned: AtomicBool,
 }
 
-// SAFETY: the driver's calls are thread-safe; the handles are plain values.
+// SAFETY: driver calls are thread-safe, and the handles are plain values.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens `gpu:index`; it stays open until the process ends, for its context takes tenths of a second to make, and who opens it once
-    /// (a trial, a run, its ceiling) mostly opens it again.
+    /// Opens `gpu:index`. It stays open until the process ends, because creating a context takes tenths of a second and most callers
+    /// open the same GPU again.
     ///
     /// # Errors
-    /// When there is no driver, no such device, or its context cannot be had.
+    /// If there is no driver, no such device, or no context, or if a GPU was abandoned in this process.
     pub fn open(index: u32) -> Result<Arc<Self>> {
         if any_abandoned() {
             return Err(Error::invalid(
                 format!("gpu:{index}"),
-                "a GPU was given up in this process, and calls to the driver would wait for ever; start another process",
+                "a GPU was abandoned in this process, so calls to the driver may never return; start another process",
             ));
         }
         let mut opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -228,7 +229,7 @@ impl Gpu {
         let device = handle(index)?;
         let info = describe(index, device)?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: a valid device; the context is released in drop.
+        // SAFETY: a valid device and pointer. `drop` releases the context.
         unsafe { call!(format!("gpu:{index}"), cuDevicePrimaryCtxRetain(&mut context, device))? };
         let gpu = Self { info, device, context, abandoned: AtomicBool::new(false) };
         gpu.make_current()?;
@@ -237,17 +238,17 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// What is known of it.
+    /// The GPU's properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// Its number.
+    /// The number N in `gpu:N`.
     pub fn index(&self) -> u32 {
         self.info.index
     }
 
-    /// The driver's handle of its context, for code that calls the driver itself.
+    /// The driver's handle of the context, for code that calls the driver directly.
     pub fn context(&self) -> sys::CUcontext {
         self.context
     }
@@ -256,19 +257,19 @@ impl Gpu {
         self.device
     }
 
-    /// Makes its context the calling thread's, as every call of this crate does by itself.
+    /// Makes the GPU's context current for the calling thread. Functions of this crate do so themselves.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn make_current(&self) -> Result<()> {
         // SAFETY: the context lives as long as this value.
         unsafe { call!(self, cuCtxSetCurrent(self.context)) }
     }
 
-    /// Bytes of its memory that are free now, and in all.
+    /// Returns the bytes of memory that are free now, and the total.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.make_current()?;
         let (mut free, mut total) = (0, 0);
@@ -277,11 +278,11 @@ impl Gpu {
         Ok((free as u64, total as u64))
     }
 
-    /// Most bytes of shared memory that a block can have, where its kernel is allowed more than the usual
-    /// ([`Kernel::set_max_dynamic_shared_bytes`](crate::Kernel::set_max_dynamic_shared_bytes)).
+    /// Returns the most bytes of shared memory that a block can have. More than 48 KiB need
+    /// [`Kernel::set_max_dynamic_shared_bytes`](crate::Kernel::set_max_dynamic_shared_bytes).
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn max_shared_bytes_per_block(&self) -> Result<u32> {
         let mut most = 0;
         let wanted = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
@@ -290,41 +291,40 @@ impl Gpu {
         Ok(most as u32)
     }
 
-    /// Gives the device up: a kernel on it will never end. From here on nothing of it is freed by calls, which would wait
-    /// for that kernel; the system frees all of it when the process ends, which should be soon and without running the
-    /// C library's exit handlers (`_exit`).
+    /// Abandons the GPU because a kernel on it will never end. Nothing of it is freed from now on, because freeing would wait for that
+    /// kernel. The system frees everything when the process ends. End it soon, with `_exit`, which skips exit handlers.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         ANY_ABANDONED.store(true, Ordering::Relaxed);
     }
 
-    /// [`Gpu::abandon`] was called.
+    /// Returns true if [`Gpu::abandon`] was called.
     pub fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Runs `free` with the context entered, unless the device was given up; errors are logged, for drops have no other way.
+    /// Calls `free` with the context current, unless the GPU was abandoned. Logs errors, because it is called from `drop`.
     pub(crate) fn release(&self, what: &str, free: impl FnOnce() -> Result<()>) {
         if self.is_abandoned() {
             return;
         }
         if let Err(error) = self.make_current().and_then(|()| free()) {
-            tracing::warn!("{what} not freed: {error}");
+            tracing::warn!("cannot free {what}: {error}");
         }
     }
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn stream(self: &Arc<Self>) -> Result<Stream> {
         Stream::new(self, false)
     }
 
-    /// A new stream whose blocks are placed ahead of those of other streams that wait for room.
+    /// Creates a stream of the highest priority: its waiting blocks are placed before those of other streams.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn high_priority_stream(self: &Arc<Self>) -> Result<Stream> {
         Stream::new(self, true)
     }
@@ -339,7 +339,7 @@ impl fmt::Display for Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.release("a context", || {
-            // SAFETY: retained once in `open`; everything made in it holds this value, so it is gone.
+            // SAFETY: `open` retained it once. Everything created in it holds this value, so nothing of it is left.
             unsafe { call!(self, cuDevicePrimaryCtxRelease_v2(self.device)) }
         });
     }

@@ -1,13 +1,13 @@
-//! Loading the driver, once a process.
+//! Loads and initializes the CUDA driver, once per process.
 
 use crate::error::{Error, Result, check};
 use cudarc::driver::sys;
 use std::sync::OnceLock;
 
-/// CUDA 12.8: the oldest driver with all the calls used (times between events of version 2 are the newest).
+/// CUDA 12.8, the oldest version with all functions used here. The newest of them is `cuEventElapsedTime_v2`.
 const NEEDED: i32 = 12080;
 
-/// Calls a function of the driver, and names it and the device in the error.
+/// Calls a driver function. An error names the function and the device.
 macro_rules! call {
     ($device:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         $crate::error::check(
@@ -19,19 +19,19 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Loads and initializes the driver; returns its version (13000 for CUDA 13.0).
+/// Loads and initializes the driver if that has not happened yet. Returns the CUDA version that it supports, as 13000 for 13.0.
 pub(crate) fn load() -> Result<i32> {
-    // The failure is kept as a function, for errors cannot be cloned.
+    // A failure is stored as a function that makes the error, because errors cannot be cloned.
     static STATE: OnceLock<std::result::Result<i32, fn() -> Error>> = OnceLock::new();
     static FAILED: OnceLock<(sys::CUresult, &'static str)> = OnceLock::new();
     let state = STATE.get_or_init(|| {
-        // SAFETY: loads a shared library by its well-known names; its initializers are the driver's.
+        // SAFETY: loads the driver's library by its well-known names. Its initializers have no requirements.
         if !unsafe { sys::is_culib_present() } {
             return Err(|| Error::NoDriver);
         }
         prepare_environment();
         let mut version = 0;
-        // SAFETY: plain calls with valid pointers; the library is there.
+        // SAFETY: the library is loaded, and the pointer is valid.
         let answer = unsafe { sys::cuDriverGetVersion(&mut version) };
         if answer == sys::CUresult::CUDA_SUCCESS && version < NEEDED {
             return Ok(version);
@@ -42,8 +42,8 @@ pub(crate) fn load() -> Result<i32> {
             answer => {
                 let _ = FAILED.set((answer, "cuInit"));
                 Err(|| {
-                    let (answer, call) = FAILED.get().expect("set before this was chosen");
-                    check(*answer, call, || "CUDA driver".into()).expect_err("an error was kept")
+                    let (answer, call) = FAILED.get().expect("set before this function was stored");
+                    check(*answer, call, || "CUDA driver".into()).expect_err("the stored answer is an error")
                 })
             }
         }
@@ -55,13 +55,13 @@ pub(crate) fn load() -> Result<i32> {
     }
 }
 
-/// What the driver reads from the environment when it starts.
+/// Sets the environment variables that the driver reads when it starts, unless the user has set them.
 fn prepare_environment() {
-    // Eager: a kernel loaded at its first launch would wait for a persistent one to end. 32 connections: streams that wait
-    // for a value must not share a hardware queue with those that could give it.
+    // EAGER, because a kernel that is loaded at its first launch waits for persistent kernels to end. 32 connections, because a
+    // stream that waits for a value must not share a hardware queue with the stream that provides it.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: runs once, at set-up before threads of inlane's read the environment; Rust's own readers take its lock.
+            // SAFETY: runs once, during set-up. Rust code reads the environment under a lock; C code of other threads must not read it now.
             unsafe { std::env::set_var(name, value) };
         }
     }

@@ -1,91 +1,91 @@
-//! The errors of this crate: each names the call, the device and the remedy.
+//! Errors. Each names the failed call, the device, and what to do.
 
 use cudarc::driver::sys::{self, CUresult};
 use inlane_core::error::Class;
 use std::ffi::CStr;
 
-/// This crate's result.
+/// A result with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong between here and a GPU.
+/// An error of the CUDA driver, of NVRTC, or of an argument for them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// `libcuda` could not be loaded.
-    #[error("no CUDA driver: libcuda.so.1 cannot be loaded; install NVIDIA's driver (570 or newer)")]
+    #[error("no CUDA driver: cannot load libcuda.so.1; install NVIDIA's driver, version 570 or newer")]
     NoDriver,
-    /// The driver is older than what is needed.
+    /// The driver is too old.
     #[error(
-        "the CUDA driver is too old: it supports CUDA {}.{}, inlane needs {}.{}; install a newer NVIDIA driver",
+        "the CUDA driver is too old: it supports CUDA {}.{}, and inlane needs {}.{}; install a newer NVIDIA driver",
         found / 1000, found % 1000 / 10, needed / 1000, needed % 1000 / 10
     )]
     DriverTooOld {
-        /// What `cuDriverGetVersion` said.
+        /// The CUDA version that the driver supports, as 13000 for 13.0.
         found: i32,
-        /// The least that works.
+        /// The oldest version that works.
         needed: i32,
     },
-    /// A device was asked for that is not there.
+    /// The requested device does not exist.
     #[error("gpu:{index} does not exist: {}; list them with 'inlane topo'", count_text(*count))]
     NoDevice {
-        /// Its number.
+        /// The requested number.
         index: u32,
-        /// How many there are.
+        /// The number of devices.
         count: u32,
     },
-    /// A call of the driver failed.
+    /// A call to the driver failed.
     #[error("{device}: {call} failed: {name} ({meaning}); {remedy}")]
     Call {
         /// The function's name.
         call: &'static str,
-        /// On which device.
+        /// The device or object that it was called for.
         device: String,
         /// The driver's name of the error.
         name: String,
-        /// The driver's words for it.
+        /// The driver's description of the error.
         meaning: String,
         /// What to do.
         remedy: &'static str,
-        /// The driver's number of it.
+        /// The driver's number of the error.
         code: u32,
     },
     /// The run-time compiler could not be loaded.
     #[error(
-        "no NVRTC (the run-time compiler of CUDA): tried {tried}; install it with \
+        "no NVRTC, CUDA's run-time compiler: tried {tried}; install it with \
          'pip install nvidia-cuda-nvrtc==13.0.*', or set INLANE_NVRTC to a libnvrtc.so"
     )]
     NoCompiler {
-        /// Where it was looked for.
+        /// The files that were tried, and why each failed.
         tried: String,
     },
-    /// A call of the run-time compiler failed other than by the source's fault.
+    /// A call to the run-time compiler failed for another reason than the source.
     #[error("NVRTC {version}: {call} failed: {meaning}; {remedy}")]
     Compiler {
         /// The compiler's version.
         version: String,
         /// The function's name.
         call: &'static str,
-        /// Its words for it.
+        /// The compiler's description of the error.
         meaning: String,
         /// What to do.
         remedy: &'static str,
     },
-    /// A source did not compile.
+    /// The source does not compile.
     #[error("{name} does not compile for {arch}:\n{log}")]
     DoesNotCompile {
         /// The source's name.
         name: String,
         /// The architecture.
         arch: String,
-        /// The compiler's messages, with the source's own names and lines.
+        /// The compiler's messages, which name the source's files and lines.
         log: String,
     },
-    /// An argument that makes no sense, or that the device cannot do.
+    /// An argument is invalid, or the device does not support it.
     #[error("{what}: {why}")]
     Invalid {
         /// The argument or object.
         what: String,
-        /// What is wrong, and what to give instead.
+        /// What is wrong, and what to do.
         why: String,
     },
 }
@@ -99,12 +99,12 @@ fn count_text(count: u32) -> String {
 }
 
 impl Error {
-    /// Makes an [`Error::Invalid`].
+    /// Returns an [`Error::Invalid`].
     pub(crate) fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 
-    /// What a caller can do about it.
+    /// The class of this error, which decides the exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::NoDriver
@@ -120,7 +120,8 @@ impl Error {
 }
 
 fn is_environment(code: u32) -> bool {
-    // Out of memory, stub library, unavailable, no device, not permitted, driver mismatch and its kin.
+    // Out of memory, stub library, device unavailable, no device, invalid device, not permitted, not supported, driver mismatch,
+    // compatibility mode unsupported.
     matches!(code, 2 | 34 | 46 | 100 | 101 | 800 | 801 | 803 | 804)
 }
 
@@ -130,7 +131,7 @@ impl From<Error> for inlane_core::Error {
     }
 }
 
-/// Turns a driver's answer into a result. `device` is only called for an error.
+/// Converts the driver's answer to a result. Calls `device` only for an error, because formatting costs time.
 pub(crate) fn check(answer: CUresult, call: &'static str, device: impl FnOnce() -> String) -> Result<()> {
     match answer {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -142,7 +143,7 @@ pub(crate) fn check(answer: CUresult, call: &'static str, device: impl FnOnce() 
 fn describe(answer: CUresult, call: &'static str, device: String) -> Error {
     let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
-        // SAFETY: the driver answered, so it is loaded; it gives a static string or leaves null.
+        // SAFETY: the driver answered, so it is loaded. It sets a static string, or leaves null.
         unsafe {
             get(answer, &mut text);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
@@ -152,7 +153,7 @@ fn describe(answer: CUresult, call: &'static str, device: String) -> Error {
         call,
         device,
         name: text(sys::cuGetErrorName).unwrap_or_else(|| format!("error {}", answer as u32)),
-        meaning: text(sys::cuGetErrorString).unwrap_or_else(|| "unknown to this driver".into()),
+        meaning: text(sys::cuGetErrorString).unwrap_or_else(|| "this driver has no description".into()),
         remedy: remedy(answer),
         code: answer as u32,
     }
@@ -161,37 +162,41 @@ fn describe(answer: CUresult, call: &'static str, device: String) -> Error {
 fn remedy(answer: CUresult) -> &'static str {
     use CUresult::*;
     match answer {
-        CUDA_ERROR_OUT_OF_MEMORY => "ask for less, or end what else holds memory (nvidia-smi lists it)",
+        CUDA_ERROR_OUT_OF_MEMORY => {
+            "request less, or end other processes that use the GPU (nvidia-smi lists them)"
+        }
         CUDA_ERROR_NO_DEVICE => {
-            "look whether 'nvidia-smi -L' lists one, and whether CUDA_VISIBLE_DEVICES hides it"
+            "check that 'nvidia-smi -L' lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it"
         }
         CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
-            "the kernel's driver and libcuda differ in version: reload the module or reboot"
+            "the kernel module and libcuda have different versions; reload the module or reboot"
         }
         CUDA_ERROR_STUB_LIBRARY => {
-            "a stub libcuda.so was found first: take CUDA's stubs folder off LD_LIBRARY_PATH"
+            "a stub libcuda.so was loaded; remove CUDA's stubs folder from LD_LIBRARY_PATH"
         }
         CUDA_ERROR_DEVICE_UNAVAILABLE => {
-            "another process holds it exclusively (compute mode), or it waits for a reset: see nvidia-smi"
+            "another process uses it exclusively (compute mode), or it needs a reset; see nvidia-smi"
         }
-        CUDA_ERROR_NO_BINARY_FOR_GPU => "it was compiled for another architecture: clear the kernel cache",
+        CUDA_ERROR_NO_BINARY_FOR_GPU => {
+            "the code is for another architecture; delete the kernel cache (~/.cache/inlane/kernels)"
+        }
         CUDA_ERROR_ILLEGAL_ADDRESS | CUDA_ERROR_MISALIGNED_ADDRESS | CUDA_ERROR_INVALID_ADDRESS_SPACE => {
-            "a kernel touched memory that is not its own; run under compute-sanitizer to see which line"
+            "a kernel accessed an invalid address; run under compute-sanitizer to find the line"
         }
         CUDA_ERROR_LAUNCH_FAILED | CUDA_ERROR_ILLEGAL_INSTRUCTION | CUDA_ERROR_ASSERT => {
-            "a kernel failed; run under compute-sanitizer to see which line"
+            "a kernel failed; run under compute-sanitizer to find the line"
         }
         CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES | CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE => {
-            "ask for fewer blocks, or fewer threads a block"
+            "use fewer blocks, or fewer threads per block"
         }
-        CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => "register it once only",
+        CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => "register the memory only once",
         CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => {
-            "these two devices cannot reach each other: use a path through the host"
+            "these devices cannot access each other's memory; use a path through the host"
         }
         CUDA_ERROR_NOT_PERMITTED | CUDA_ERROR_NOT_SUPPORTED => {
-            "this device or driver cannot do it: choose another method"
+            "this device or driver does not support it; choose another method"
         }
-        CUDA_ERROR_ECC_UNCORRECTABLE => "the GPU's memory is damaged: see 'nvidia-smi -q -d ECC'",
-        _ => "see the driver's log with 'dmesg | grep NVRM'",
+        CUDA_ERROR_ECC_UNCORRECTABLE => "the GPU's memory has errors; see 'nvidia-smi -q -d ECC'",
+        _ => "look for the cause in the driver's log: dmesg | grep NVRM",
     }
 }

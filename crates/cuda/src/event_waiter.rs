@@ -1,7 +1,7 @@
-//! Sleeping until an event has passed, and not for ever.
+//! Sleeping until an event completes, with a timeout.
 //!
-//! The driver's call that sleeps until an interrupt has no limit, and nothing ends it when a GPU hangs. So a thread of its own makes
-//! the call, and who waits for that thread can give up. What this costs a wait is a wake-up more.
+//! The driver's call that sleeps until an interrupt has no timeout, and it never returns if the GPU hangs. So a separate thread makes
+//! the call, and the caller waits for that thread with a timeout. The cost is one more wake-up per wait.
 
 use crate::error::Result;
 use crate::stream::Event;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// A thread that sleeps until events have passed, one after another. Dropped while it sleeps, it is left behind: it ends when the
-/// driver's call does.
+/// A thread that sleeps until one event after the other completes. If this value is dropped while the thread sleeps, the thread ends
+/// when the driver's call returns.
 pub(crate) struct EventWaiter {
     events: Sender<Arc<Event>>,
     outcomes: Receiver<Result<()>>,
@@ -20,13 +20,13 @@ pub(crate) struct EventWaiter {
 impl EventWaiter {
     /// Starts the thread.
     pub(crate) fn start() -> inlane_core::Result<Self> {
-        let (events, asked) = channel::<Arc<Event>>();
-        let (tell, outcomes) = channel();
+        let (events, requests) = channel::<Arc<Event>>();
+        let (completed, outcomes) = channel();
         std::thread::Builder::new()
             .name("gpu-interrupt".into())
             .spawn(move || {
-                for event in asked {
-                    if tell.send(event.synchronize()).is_err() {
+                for event in requests {
+                    if completed.send(event.synchronize()).is_err() {
                         return;
                     }
                 }
@@ -35,13 +35,13 @@ impl EventWaiter {
         Ok(Self { events, outcomes })
     }
 
-    /// Has it sleep until `event` has passed.
-    pub(crate) fn ask(&self, event: &Arc<Event>) {
-        // It is there until it is dropped: an answer that never comes is noticed by who waits for it.
+    /// Makes the thread wait for `event`.
+    pub(crate) fn request(&self, event: &Arc<Event>) {
+        // The thread exists until this value is dropped. If it ended anyway, the caller sees a timeout.
         let _ = self.events.send(event.clone());
     }
 
-    /// How the event ended; `None` when it has not after `time`.
+    /// Returns the outcome of the requested event. Returns `None` if it has not completed within `time`.
     pub(crate) fn outcome(&self, time: Duration) -> Option<Result<()>> {
         match self.outcomes.recv_timeout(time) {
             Ok(outcome) => Some(outcome),

@@ -1,4 +1,4 @@
-//! A mover from host memory to host memory through a GPU.
+//! A mover from pinned host memory to pinned host memory, staged in GPU memory.
 
 use crate::device::Gpu;
 use crate::error::Result;
@@ -8,21 +8,23 @@ use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Location, Region};
 use std::sync::Arc;
 
-/// Pieces of memory on the GPU, and their bytes: one is filled while another is emptied.
+/// The number of staging slots in GPU memory. While one is filled, others are emptied.
 const SLOTS: usize = 4;
+/// The bytes of a staging slot.
 const SLOT: usize = 4 << 20;
-/// Larger transfers go in whole slots, smaller ones in halves: a piece costs six calls of the driver, and the first piece in and
-/// the last one out have nothing to overlap with.
+/// Transfers of at least this size fill whole slots, smaller ones half slots. A chunk costs six driver calls, so chunks should be large.
+/// But the first chunk in and the last chunk out overlap with nothing, so there should be several.
 const LARGE: usize = 32 << 20;
 
-/// Copies between pinned host memories by a GPU's DMA engines.
+/// A mover that copies between pinned host memory regions with a GPU's DMA engines.
 ///
 /// ```text
 /// source --- copy engine 1 ---> slot n % 4 of GPU memory --- copy engine 2 ---> destination
-///            inward | full[n]                  outward waits full[n] | copy | free[n] | event after the last piece
+/// stream inward:  wait free[n] | copy | record full[n]
+/// stream outward: wait full[n] | copy | record free[n] | ... | the ticket's event after the last chunk
 /// ```
 ///
-/// A copy from host to host that is given to the driver as such is done by the CPU; these two are not.
+/// Use it to copy without the CPU: the driver would execute a plain host-to-host copy on the CPU.
 pub struct GpuStagedCopy {
     inward: Stream,
     outward: Stream,
@@ -31,6 +33,7 @@ pub struct GpuStagedCopy {
     pending: Pending,
 }
 
+/// A staging slot. `full` completes when it was filled, `free` when it was emptied.
 struct Slot {
     memory: Region,
     full: Event,
@@ -38,10 +41,10 @@ struct Slot {
 }
 
 impl GpuStagedCopy {
-    /// A mover on `gpu`, with 16 MiB of its memory.
+    /// Creates a mover on `gpu`. It allocates 16 MiB of GPU memory.
     ///
     /// # Errors
-    /// When the driver refuses memory or streams.
+    /// If there is not enough memory, or a driver call fails.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let event = || Event::new(gpu, EventKind::Completion);
         let slot = |_| Ok(Slot { memory: gpu.allocate(SLOT)?, full: event()?, free: event()? });
@@ -54,23 +57,24 @@ impl GpuStagedCopy {
         })
     }
 
+    /// Queues the copies of one transfer, chunk by chunk.
     fn queue(&mut self, source: &Region, destination: &Region) -> inlane_core::Result<()> {
-        let (mut at, most) = (0, if source.len() >= LARGE { SLOT } else { SLOT / 2 });
+        let (mut at, chunk) = (0, if source.len() >= LARGE { SLOT } else { SLOT / 2 });
         while at < source.len() {
-            let piece = most.min(source.len() - at);
+            let bytes = chunk.min(source.len() - at);
             let slot = &self.slots[self.next];
             self.next = (self.next + 1) % SLOTS;
-            let (from, to) = (source.slice(at, piece)?, destination.slice(at, piece)?);
-            let staging = slot.memory.slice(0, piece)?;
+            let (from, to) = (source.slice(at, bytes)?, destination.slice(at, bytes)?);
+            let staging = slot.memory.slice(0, bytes)?;
             self.inward.wait_for(&slot.free)?;
-            // SAFETY: the slot is free when this runs; the caller keeps the regions until the last piece has run.
+            // SAFETY: the slot is free when this runs, and the caller keeps the regions until the last chunk has run.
             unsafe { self.inward.copy(&from, &staging)? };
             self.inward.record(&slot.full)?;
             self.outward.wait_for(&slot.full)?;
-            // SAFETY: as above; the slot is full.
+            // SAFETY: as above. The slot is full when this runs.
             unsafe { self.outward.copy(&staging, &to)? };
             self.outward.record(&slot.free)?;
-            at += piece;
+            at += bytes;
         }
         Ok(())
     }
@@ -91,11 +95,11 @@ impl Mover for GpuStagedCopy {
             return Err(out_of_reach(self, source, destination));
         }
         if let Err(error) = self.queue(source, destination) {
-            // What was queued still reads and writes the caller's memory.
+            // The copies that were queued still use the caller's memory.
             drain(&[&self.inward, &self.outward]);
             return Err(error);
         }
-        // The outward stream ends them in order.
+        // The outward stream completes transfers in order.
         self.pending.push(&self.outward, [source.clone(), destination.clone()])
     }
 

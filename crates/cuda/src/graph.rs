@@ -1,4 +1,4 @@
-//! Graphs: work that is described once and launched many times.
+//! Graphs: work that is described once and then launched many times.
 
 use crate::device::Gpu;
 use crate::driver::call;
@@ -9,37 +9,37 @@ use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// A graph under construction.
+/// A graph that is being built.
 pub struct Graph {
     gpu: Arc<Gpu>,
     raw: sys::CUgraph,
     functions: Vec<Kernel>,
 }
 
-/// A node of a graph, to name in what depends on it.
+/// A node of a graph. Pass it to the graph that returned it, as a dependency of later nodes.
 #[derive(Clone, Copy)]
 pub struct Node(sys::CUgraphNode);
 
 impl Graph {
-    /// An empty graph.
+    /// Creates an empty graph.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the context is current; destroyed in drop.
+        // SAFETY: the context is current. `drop` destroys the handle.
         unsafe { call!(gpu, cuGraphCreate(&mut raw, 0))? };
         Ok(Self { gpu: gpu.clone(), raw, functions: Vec::new() })
     }
 
-    /// Adds a kernel that runs after `after`.
+    /// Adds a kernel that runs after the nodes in `after`.
     ///
     /// # Safety
-    /// As for [`Kernel::launch`], for every launch of the graph.
+    /// As for [`Kernel::launch`], for every launch of the graph. `after` are nodes of this graph.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub unsafe fn kernel<const N: usize>(
         &mut self,
         after: &[Node],
@@ -65,7 +65,7 @@ impl Graph {
         };
         let after = handles(after);
         let mut node = std::ptr::null_mut();
-        // SAFETY: the driver copies parameters and arguments; nodes are of this graph, as they have no other maker.
+        // SAFETY: the driver copies parameters and arguments. The caller promises that the nodes are of this graph.
         unsafe {
             call!(
                 self.gpu,
@@ -76,13 +76,13 @@ impl Graph {
         Ok(Node(node))
     }
 
-    /// Adds memory operations that run after `after`, in order.
+    /// Adds memory operations, which execute in order after the nodes in `after`.
     ///
     /// # Safety
-    /// As for [`Stream::memory_operations`], for every launch of the graph.
+    /// As for [`Stream::memory_operations`], for every launch of the graph. `after` are nodes of this graph.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub unsafe fn memory_operations(
         &mut self,
         after: &[Node],
@@ -98,7 +98,7 @@ impl Graph {
         };
         let after = handles(after);
         let mut node = std::ptr::null_mut();
-        // SAFETY: as for kernels.
+        // SAFETY: as for kernels, in the function above.
         unsafe {
             call!(
                 self.gpu,
@@ -108,14 +108,14 @@ impl Graph {
         Ok(Node(node))
     }
 
-    /// Makes it ready to launch.
+    /// Makes the graph ready to launch.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn instantiate(self) -> Result<GraphExec> {
         self.gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: valid handle and pointer; destroyed in drop.
+        // SAFETY: a valid handle and pointer. `drop` destroys the new handle.
         unsafe { call!(self.gpu, cuGraphInstantiateWithFlags(&mut raw, self.raw, 0))? };
         Ok(GraphExec { gpu: self.gpu.clone(), raw, _functions: self.functions.clone() })
     }
@@ -128,43 +128,43 @@ fn handles(nodes: &[Node]) -> Vec<sys::CUgraphNode> {
 impl Drop for Graph {
     fn drop(&mut self) {
         self.gpu.release("a graph", || {
-            // SAFETY: made once, destroyed once.
+            // SAFETY: created once and destroyed once.
             unsafe { call!(self.gpu, cuGraphDestroy(self.raw)) }
         });
     }
 }
 
-/// A graph ready to launch; launches of the same one run after each other.
+/// A graph that is ready to launch. Launches of the same graph run one after the other.
 pub struct GraphExec {
     gpu: Arc<Gpu>,
     raw: sys::CUgraphExec,
     _functions: Vec<Kernel>,
 }
 
-// SAFETY: the driver asks only that no two threads use one at a time, which `&mut` in `launch` gives.
+// SAFETY: the driver requires that only one thread at a time uses it. The methods take `&mut self`.
 unsafe impl Send for GraphExec {}
 
 impl GraphExec {
-    /// Sends it to the GPU, so that the first launch is as fast as the others.
+    /// Sends the graph to the GPU, so that the first launch is not slower than later ones.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn upload(&mut self, stream: &Stream) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: both handles live.
+        // SAFETY: both handles are valid.
         unsafe { call!(self.gpu, cuGraphUpload(self.raw, stream.raw())) }
     }
 
-    /// Queues one run of it.
+    /// Queues one run of the graph.
     ///
     /// # Safety
-    /// What its nodes were promised when they were added still holds.
+    /// The promises that were made when its nodes were added still hold.
     ///
     /// # Errors
-    /// When the driver refuses, or earlier work failed.
+    /// If the driver call fails, or earlier work on the GPU failed.
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: both handles live; the caller vouches for the nodes.
+        // SAFETY: both handles are valid. The caller promises that the nodes' conditions hold.
         unsafe { call!(self.gpu, cuGraphLaunch(self.raw, stream.raw())) }
     }
 }
@@ -172,7 +172,7 @@ impl GraphExec {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         self.gpu.release("a graph", || {
-            // SAFETY: made once, destroyed once; the driver lets runs under way end.
+            // SAFETY: created once and destroyed once. The driver lets running launches end.
             unsafe { call!(self.gpu, cuGraphExecDestroy(self.raw)) }
         });
     }

@@ -1,4 +1,4 @@
-//! CompiledProgram code on a device: modules, functions, launches.
+//! Kernels on a GPU: loading modules, and launching.
 
 use crate::device::Gpu;
 use crate::driver::call;
@@ -10,40 +10,40 @@ use inlane_core::{Location, Region};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-/// Machine code, loaded on a GPU.
+/// Machine code that is loaded on a GPU.
 pub struct Module {
     gpu: Arc<Gpu>,
     raw: sys::CUmodule,
 }
 
-// SAFETY: the driver's calls on a module are thread-safe.
+// SAFETY: driver calls on a module are thread-safe.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads what [`crate::compile`] gave. Waits for kernels that run on the device.
+    /// Loads the result of [`crate::compile`]. Waits until running kernels end.
     ///
     /// # Errors
-    /// When it is for another architecture, or the driver refuses.
+    /// If the code is for another architecture, or the driver call fails.
     pub fn load(gpu: &Arc<Gpu>, compiled: &CompiledProgram) -> Result<Arc<Self>> {
         if compiled.arch() != gpu.info().arch() {
             return Err(Error::invalid(
                 format!("machine code for {}", compiled.arch()),
-                format!("{gpu} is {}; compile for that", gpu.info().arch()),
+                format!("{gpu} needs {}; compile for that", gpu.info().arch()),
             ));
         }
         gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a whole image that the compiler made; the driver copies it.
+        // SAFETY: a complete image from the compiler, which the driver copies.
         unsafe { call!(gpu, cuModuleLoadData(&mut raw, compiled.machine_code().as_ptr().cast()))? };
         Ok(Arc::new(Self { gpu: gpu.clone(), raw }))
     }
 
-    /// The kernel called `name` (declared `extern "C"`), loaded at once.
+    /// Returns the kernel called `name`, which the source declares `extern "C"`. Loads it, so that its first launch is not delayed.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// If the module has no kernel of that name.
     pub fn kernel(self: &Arc<Self>, name: &str) -> Result<Kernel> {
         let c_name = c_string(name)?;
         self.gpu.make_current()?;
@@ -55,15 +55,15 @@ impl Module {
                 cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())
             )?
         };
-        // SAFETY: the handle was just given. With lazy loading this loads it now rather than at its first launch.
+        // SAFETY: a valid handle. With lazy loading, the kernel would otherwise be loaded at its first launch.
         unsafe { call!(self.gpu, cuFuncLoad(raw))? };
         Ok(Kernel { module: self.clone(), raw, name: name.into() })
     }
 
-    /// The global variable called `name` (declared `extern "C"`).
+    /// Returns the memory of the variable called `name`, which the source declares `extern "C"`.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// If the module has no variable of that name.
     pub fn global(self: &Arc<Self>, name: &str) -> Result<Region> {
         let c_name = c_string(name)?;
         self.gpu.make_current()?;
@@ -75,13 +75,14 @@ impl Module {
                 cuModuleGetGlobal_v2(&mut address, &mut bytes, self.raw, c_name.as_ptr())
             )?
         };
-        // SAFETY: the variable lives as long as the module, which the region keeps.
+        // SAFETY: the variable lives as long as the module, which the region keeps alive.
         Ok(unsafe { Region::from_raw(address, bytes, Location::Gpu(self.gpu.index()), self.clone()) })
     }
 }
 
 fn c_string(name: &str) -> Result<CString> {
-    CString::new(name).map_err(|_| Error::invalid(format!("the name {name:?}"), "it contains a zero byte"))
+    CString::new(name)
+        .map_err(|_| Error::invalid(format!("the name {name:?}"), "it contains a zero byte; remove it"))
 }
 
 impl Drop for Module {
@@ -93,7 +94,7 @@ impl Drop for Module {
     }
 }
 
-/// A kernel. Cloning shares its module.
+/// A kernel. A clone shares the module.
 #[derive(Clone)]
 pub struct Kernel {
     module: Arc<Module>,
@@ -101,43 +102,42 @@ pub struct Kernel {
     name: String,
 }
 
-// SAFETY: the driver's calls on a function are thread-safe.
+// SAFETY: driver calls on a kernel are thread-safe.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// How many threads run a kernel.
+/// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u32,
-    /// Threads a block.
+    /// The number of threads per block.
     pub threads: u32,
-    /// Bytes of dynamic shared memory a block.
+    /// The bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
-    /// All blocks resident at once, or an error: for kernels whose blocks wait for each other, or for the host.
+    /// If true, the launch fails unless all blocks are resident at once. Needed if blocks wait for each other or for the host.
     pub cooperative: bool,
 }
 
-/// What a kernel is launched with: [`Arguments`], or an array of what [`argument`] gives. The driver copies the values while
-/// it is launched.
+/// The arguments of a launch: [`Arguments`], or an array of results of [`argument`]. The driver copies the values during the launch.
 pub trait KernelArguments<const N: usize> {
-    /// Where each parameter's value is.
+    /// Returns the address of each argument's value. The values must stay valid during the launch.
     fn pointers(&self) -> [*const c_void; N];
 }
 
-/// Parameters of at most 8 bytes each: numbers and addresses.
+/// Arguments of at most 8 bytes each: numbers and addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments<const N: usize>(pub [u64; N]);
 
 impl<const N: usize> KernelArguments<N> for Arguments<N> {
     fn pointers(&self) -> [*const c_void; N] {
-        // A parameter of 4 bytes is the low half of its value: both sides are little-endian.
+        // For a parameter of 4 bytes the driver reads the low half, because all supported hosts are little-endian.
         self.0.each_ref().map(argument)
     }
 }
 
-/// The address of a parameter's value: of a number, or of a `repr(C)` struct that the kernel takes by value.
+/// Returns the address of an argument: a number, or a `repr(C)` struct that the kernel takes by value.
 pub fn argument<T: Copy>(value: &T) -> *const c_void {
     std::ptr::from_ref(value).cast()
 }
@@ -149,7 +149,7 @@ impl<const N: usize> KernelArguments<N> for [*const c_void; N] {
 }
 
 impl Kernel {
-    /// Its name.
+    /// The kernel's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -158,10 +158,10 @@ impl Kernel {
         self.raw
     }
 
-    /// Registers a thread.
+    /// Returns the number of registers per thread.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn registers(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
     }
@@ -174,10 +174,10 @@ impl Kernel {
         Ok(value as u32)
     }
 
-    /// How many blocks of that size the whole GPU holds at once.
+    /// Returns how many blocks of this size the whole GPU can run at the same time.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn max_resident_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
@@ -197,19 +197,19 @@ impl Kernel {
         Ok(blocks as u32 * gpu.info().multiprocessors)
     }
 
-    /// Bytes of shared memory a block that the kernel declares itself, apart from what it is launched with.
+    /// Returns the bytes of shared memory per block that the kernel declares, without the dynamic part.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn static_shared_bytes(&self) -> Result<u32> {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
-    /// Allows launches with so many bytes of dynamic shared memory. Without it, 48 KiB together with those that the kernel declares
-    /// are the most; with it, [`Gpu::max_shared_bytes_per_block`].
+    /// Allows launches with up to `bytes` bytes of dynamic shared memory. Without it the limit is 48 KiB, which includes what the kernel
+    /// declares; with it, [`Gpu::max_shared_bytes_per_block`].
     ///
     /// # Errors
-    /// When the driver refuses, also because that is too much.
+    /// If `bytes` is too much, or the driver call fails.
     pub fn set_max_dynamic_shared_bytes(&self, bytes: u32) -> Result<()> {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
@@ -220,14 +220,14 @@ impl Kernel {
         }
     }
 
-    /// Queues a launch.
+    /// Queues a launch on `stream`.
     ///
     /// # Safety
-    /// The arguments are those that the kernel declares, and what their values point to stays valid
-    /// until it has run.
+    /// The arguments have the number, types and order that the kernel declares. Memory that they refer to stays valid until the kernel has
+    /// run, and the kernel's accesses to it do not race with others.
     ///
     /// # Errors
-    /// When the driver refuses the shape, or an earlier kernel failed.
+    /// If the GPU cannot run this shape, or an earlier kernel failed.
     pub unsafe fn launch<const N: usize>(
         &self,
         stream: &Stream,
@@ -237,7 +237,7 @@ impl Kernel {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
         let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
-        // SAFETY: the driver copies the arguments before it returns; the caller vouches for what they mean.
+        // SAFETY: the driver copies the arguments before it returns. The caller promises that they fit the kernel.
         unsafe {
             if shape.cooperative {
                 call!(

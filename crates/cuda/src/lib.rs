@@ -1,19 +1,18 @@
-//! NVIDIA GPUs by the CUDA driver's own interface, as a device layer and no more: what runs on them is the business of the
-//! crates above.
+//! NVIDIA GPUs through the CUDA driver API: memory, streams, events, graphs, kernels and copy engines.
 //!
-//! The driver (`libcuda.so.1`) and the run-time compiler (`libnvrtc.so`) are loaded when first asked for, so one program
-//! runs on machines with and without a GPU; without one, [`devices`] says so in an [`Error`].
+//! The driver (`libcuda.so.1`) and the run-time compiler (`libnvrtc.so`) are loaded when they are first needed. So one program runs
+//! on machines with and without a GPU. Without one, [`devices`] returns an [`Error`].
 //!
-//! * [`Gpu`]: a device, opened: its primary context, its properties, its memory as core [`Region`](inlane_core::Region)s.
-//! * [`Stream`], [`Event`], [`Graph`]: order of work. Streams are non-blocking always: nothing here touches the legacy
-//!   default stream, which waits for persistent kernels that never end.
-//! * [`compile`], [`Module`], [`Kernel`]: kernels from source, for the GPU that is there, cached on disk.
-//! * [`LinkMeter`]: what crosses its PCIe link, by its own counter (NVML, loaded at run time, too).
-//! * [`CopyEngine`], [`GpuStagedCopy`]: core [`Mover`](inlane_core::mover::Mover)s over the GPU's DMA engines; [`Pending`] is what movers
-//!   have in flight on streams.
+//! * [`Gpu`]: an open device: its primary context, properties, and memory as core [`Region`](inlane_core::Region)s.
+//! * [`Stream`], [`Event`], [`Graph`]: the order of work. All streams are non-blocking, because a blocking one would wait on the
+//!   legacy default stream for persistent kernels.
+//! * [`compile`], [`Module`], [`Kernel`]: kernels, compiled from source for the installed GPU and cached on disk.
+//! * [`LinkMeter`]: the traffic on a GPU's PCIe link, from the GPU's own counters (NVML, loaded when needed).
+//! * [`CopyEngine`], [`GpuStagedCopy`]: core [`Mover`](inlane_core::mover::Mover)s that use a GPU's DMA engines. [`Pending`] keeps
+//!   track of copies in flight on streams.
 //!
-//! What synchronizes the whole device (allocating and freeing, registering host memory, loading a module) waits for
-//! every kernel that runs, a persistent one included: allocate and load everything first.
+//! Some calls wait for all running kernels, also persistent ones: allocating and freeing memory, registering host memory, and
+//! loading a module. Allocate and load everything before a persistent kernel starts.
 
 mod copy_engine;
 mod device;
@@ -46,5 +45,5 @@ pub use peer::{PeerInfo, enable_peer_access, peer_info};
 pub use pending::{Pending, drain, finish};
 pub use stream::{Event, EventKind, MemoryOperation, Stream, WaitUntil};
 
-/// A header for device code, by name and text: words handed over between GPUs and the CPU, and loads of what is read once.
+/// A header for device code, as its name and its text: words that GPUs and the CPU share, and loads that bypass the L1 cache.
 pub const SYSTEM_HEADER: (&str, &str) = ("system.cuh", include_str!("system.cuh"));

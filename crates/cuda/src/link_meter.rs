@@ -1,4 +1,4 @@
-//! What a GPU's link carries, by the GPU's own counter: NVML's throughput over windows of 20 ms, sampled on a thread.
+//! Measures the traffic on a GPU's PCIe link with the GPU's own counters. NVML reports averages over windows of 20 ms.
 
 use crate::device::Gpu;
 use crate::error::{Error, Result};
@@ -8,30 +8,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// Bytes a second in each window.
+/// The rate in each window, in bytes per second.
 #[derive(Clone, Debug, Default)]
 pub struct LinkSamples {
-    /// Into the GPU.
+    /// Traffic to the GPU.
     pub received: Vec<f64>,
-    /// Out of it.
+    /// Traffic from the GPU.
     pub sent: Vec<f64>,
 }
 
-/// Samples until it is stopped or dropped.
+/// A thread that samples the link until this value is stopped or dropped.
 pub struct LinkMeter {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<LinkSamples>>,
 }
 
 impl LinkMeter {
-    /// Starts to sample.
+    /// Starts sampling.
     ///
     /// # Errors
-    /// When the management library is missing, or does not tell.
+    /// If NVML is missing or does not report the traffic.
     pub fn start(gpu: &Gpu) -> Result<Self> {
         let failed = |error: nvml_wrapper::error::NvmlError| {
-            let why = format!("NVML does not tell what it carries: {error}");
-            Error::invalid(format!("the link of {gpu}"), why)
+            let why = format!("NVML does not report its traffic: {error}; run without --measure-pcie");
+            Error::invalid(format!("the PCIe link of {gpu}"), why)
         };
         let nvml = Nvml::init().map_err(failed)?;
         let address = gpu.info().pci_address.clone();
@@ -41,10 +41,10 @@ impl LinkMeter {
         let stopped = stop.clone();
         let sample = move || {
             let mut samples = LinkSamples::default();
-            // Asked for anew: it borrows from the library, which this thread owns.
+            // Looked up again, because the handle borrows from the library, which this thread owns.
             let Ok(device) = nvml.device_by_pci_bus_id(address.as_str()) else { return samples };
             while !stopped.load(Ordering::Relaxed) {
-                // In KB a second; each call takes its window.
+                // Each call blocks for its window and returns kB per second.
                 let [received, sent] = [PcieUtilCounter::Receive, PcieUtilCounter::Send]
                     .map(|counter| device.pcie_throughput(counter).ok().map(|rate| rate as f64 * 1e3));
                 samples.received.extend(received);
@@ -55,14 +55,14 @@ impl LinkMeter {
         let thread = std::thread::Builder::new()
             .name("inlane-link".into())
             .spawn(sample)
-            .map_err(|error| Error::invalid("a thread that samples", error.to_string()))?;
+            .map_err(|error| Error::invalid("the thread that samples a PCIe link", error.to_string()))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// What was seen; the first and the last window, which hold more than what ran between, are left out.
+    /// Stops and returns the samples without the first and the last window, which may include time before and after the run.
     pub fn stop(mut self) -> LinkSamples {
         self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().expect("taken once, here or in drop");
+        let thread = self.thread.take().expect("only this method and drop take it");
         let mut samples = thread.join().unwrap_or_default();
         for windows in [&mut samples.received, &mut samples.sent] {
             windows.pop();

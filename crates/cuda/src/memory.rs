@@ -1,4 +1,4 @@
-//! Memory: the GPU's own, and host memory that it reaches, as regions.
+//! GPU memory, and host memory that GPUs can access, as regions.
 
 use crate::device::Gpu;
 use crate::driver::call;
@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use inlane_core::{Location, Region};
 use std::sync::Arc;
 
+/// Frees GPU memory when dropped.
 struct Device {
     gpu: Arc<Gpu>,
     address: u64,
@@ -15,12 +16,13 @@ struct Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.gpu.release("GPU memory", || {
-            // SAFETY: allocated once, freed once: nothing else frees it.
+            // SAFETY: allocated once and freed once.
             unsafe { call!(self.gpu, cuMemFree_v2(self.address)) }
         });
     }
 }
 
+/// Frees pinned memory when dropped.
 struct Pinned {
     gpu: Arc<Gpu>,
     address: u64,
@@ -35,6 +37,7 @@ impl Drop for Pinned {
     }
 }
 
+/// Unregisters host memory when dropped.
 struct Registered {
     gpu: Arc<Gpu>,
     memory: Region,
@@ -43,66 +46,66 @@ struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         self.gpu.release("a registration of host memory", || {
-            // SAFETY: registered once; the memory itself lives in the region, which goes after this.
+            // SAFETY: registered once. The region keeps the memory alive until after this call.
             unsafe { call!(self.gpu, cuMemHostUnregister(self.memory.as_ptr().cast())) }
         });
     }
 }
 
 impl Gpu {
-    /// Zeroed memory of this GPU, aligned to 256 bytes.
+    /// Allocates zeroed GPU memory, aligned to 256 bytes.
     ///
     /// # Errors
-    /// When there is not enough, with how much is free.
+    /// If there is not enough memory. The message says how much is free.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Region> {
         self.make_current()?;
         let mut address = 0;
-        // SAFETY: a valid pointer; the driver refuses 0 bytes.
+        // SAFETY: a valid pointer. The driver refuses 0 bytes.
         unsafe { call!(self.with_memory(bytes, "GPU memory"), cuMemAlloc_v2(&mut address, bytes))? };
         let keeper = Device { gpu: self.clone(), address };
         let stream = self.stream()?;
-        // SAFETY: freshly allocated, so long, and waited for.
+        // SAFETY: the allocation above has this length, and the operation is waited for below.
         unsafe { call!(self, cuMemsetD8Async(address, 0, bytes, stream.raw()))? };
         stream.synchronize()?;
         // SAFETY: the keeper holds the allocation.
         Ok(unsafe { Region::from_raw(address, bytes, Location::Gpu(self.index()), Arc::new(keeper)) })
     }
 
-    /// Zeroed host memory that this and every other GPU reaches at its host address.
+    /// Allocates zeroed pinned host memory. Every GPU can access it, at the same address as the CPU.
     ///
     /// # Errors
-    /// When the system has no more to pin.
+    /// If the system cannot pin that much.
     pub fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Region> {
         self.make_current()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: a valid pointer; the driver refuses 0 bytes.
+        // SAFETY: a valid pointer. The driver refuses 0 bytes.
         unsafe {
             call!(self.with_memory(bytes, "pinned memory"), cuMemHostAlloc(&mut pointer, bytes, flags))?
         };
         let keeper = Pinned { gpu: self.clone(), address: pointer as u64 };
         self.same_address(pointer as u64)?;
-        // SAFETY: freshly allocated host memory, so long.
+        // SAFETY: the allocation above has this length.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes) };
         // SAFETY: the keeper holds the allocation.
         Ok(unsafe { Region::from_raw(pointer as u64, bytes, Location::Pinned, Arc::new(keeper)) })
     }
 
-    /// Registers host memory that someone else allocated (hugepages, a packet pool's), so that every GPU reaches it.
-    /// The region given back keeps `memory` alive.
+    /// Registers host memory that was allocated elsewhere, for example a packet pool in hugepages, so that every GPU can access it.
+    /// The returned region keeps `memory` alive.
     ///
     /// # Errors
-    /// When it is no host memory, registered already, or cannot be locked.
+    /// If it is not ordinary host memory, is already registered, or cannot be locked.
     pub fn register(self: &Arc<Self>, memory: &Region) -> Result<Region> {
         if *memory.location() != Location::Host {
             return Err(Error::invalid(
                 format!("registering {memory:?}"),
-                "only ordinary host memory can be",
+                "only ordinary host memory can be registered; pinned memory needs no registration",
             ));
         }
         self.make_current()?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: the region is valid host memory and is kept alive by the keeper.
+        // SAFETY: the region is valid host memory, which the keeper keeps alive.
         unsafe {
             call!(
                 self.with_memory(memory.len(), "host memory to register"),
@@ -115,15 +118,15 @@ impl Gpu {
         Ok(unsafe { Region::from_raw(memory.address(), memory.len(), Location::Pinned, Arc::new(keeper)) })
     }
 
-    /// Copies a region of this GPU's memory to the host, and waits. For set-up and reports.
+    /// Copies a region of this GPU's memory to the host and waits for the copy. For set-up and reports.
     ///
     /// # Errors
-    /// When it is not this GPU's, or the driver refuses.
+    /// If the region is not in this GPU's memory, or the driver call fails.
     pub fn read(self: &Arc<Self>, region: &Region) -> Result<Vec<u8>> {
         self.must_own(region)?;
         let mut bytes = vec![0u8; region.len()];
         let stream = self.stream()?;
-        // SAFETY: both spans are so long and live until the copy was waited for.
+        // SAFETY: both sides have this length, and live until the copy was waited for.
         unsafe {
             call!(
                 self,
@@ -134,17 +137,20 @@ impl Gpu {
         Ok(bytes)
     }
 
-    /// Copies `bytes` to the beginning of a region of this GPU's memory, and waits. For set-up.
+    /// Copies `bytes` to the beginning of a region of this GPU's memory and waits for the copy. For set-up.
     ///
     /// # Errors
-    /// When it is not this GPU's, too small, or the driver refuses.
+    /// If the region is not in this GPU's memory or is too small, or the driver call fails.
     pub fn write(self: &Arc<Self>, region: &Region, bytes: &[u8]) -> Result<()> {
         self.must_own(region)?;
         if bytes.len() > region.len() {
-            return Err(Error::invalid(format!("{} bytes for {region:?}", bytes.len()), "it is smaller"));
+            return Err(Error::invalid(
+                format!("{} bytes for {region:?}", bytes.len()),
+                "the region is smaller",
+            ));
         }
         let stream = self.stream()?;
-        // SAFETY: both spans are so long and live until the copy was waited for.
+        // SAFETY: both sides have this length, and live until the copy was waited for.
         unsafe {
             call!(
                 self,
@@ -158,23 +164,25 @@ impl Gpu {
         if *region.location() == Location::Gpu(self.index()) {
             return Ok(());
         }
-        Err(Error::invalid(format!("{region:?}"), format!("it is not in the memory of {self}")))
+        Err(Error::invalid(format!("{region:?}"), format!("the region is not in the memory of {self}")))
     }
 
-    /// Regions have one address for both sides, which unified addressing gives on every 64-bit system.
+    /// Checks that the GPU and the CPU use the same address, because a region has only one. Unified addressing provides that on every
+    /// 64-bit system.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;
-        // SAFETY: memory that the driver mapped just before.
+        // SAFETY: the driver has just mapped this memory.
         unsafe { call!(self, cuMemHostGetDevicePointer_v2(&mut device, host as *mut _, 0))? };
         if device != host {
             return Err(Error::invalid(
                 format!("{self}"),
-                "it maps host memory at other addresses than the CPU's; such systems are not supported",
+                "it maps host memory at other addresses than the CPU does; inlane does not support such systems",
             ));
         }
         Ok(())
     }
 
+    /// Describes an allocation for an error message, with the free memory.
     fn with_memory(&self, bytes: usize, what: &str) -> String {
         match self.memory() {
             Ok((free, total)) => {

@@ -1,25 +1,25 @@
-//! Which GPUs reach each other's memory.
+//! Access of GPUs to each other's memory.
 
 use crate::device::Gpu;
 use crate::driver::call;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute as Attribute, CUresult};
 
-/// What the driver says of one GPU's way to another's memory.
+/// Properties of one GPU's access to another GPU's memory.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct PeerInfo {
-    /// The first can read and write the second's memory.
+    /// True if the first GPU can read and write the second's memory.
     pub can_access: bool,
-    /// The driver's rank of the link: 0 is the best.
+    /// The driver's rank of the link. 0 is the fastest.
     pub performance_rank: i32,
-    /// Atomics work across it natively.
+    /// True if the link supports atomic operations.
     pub native_atomics: bool,
 }
 
-/// How `from` reaches `to`.
+/// Returns how `from` can access the memory of `to`.
 ///
 /// # Errors
-/// When the driver refuses.
+/// If the driver call fails.
 pub fn peer_info(from: &Gpu, to: &Gpu) -> Result<PeerInfo> {
     let mut access = 0;
     // SAFETY: valid devices and pointer.
@@ -39,21 +39,21 @@ pub fn peer_info(from: &Gpu, to: &Gpu) -> Result<PeerInfo> {
     })
 }
 
-/// Lets `from` reach all memory of `to`, present and future, until the process ends; twice is once. Copies between the two
-/// then go directly, which cannot be taken back by a flag: a comparison with peer access off needs a process of its own.
+/// Allows `from` to access all memory of `to` until the process ends. Copies between the two are direct from then on. This cannot be
+/// undone, so measure without peer access in another process. Calling it again has no effect.
 ///
 /// # Errors
-/// [`Error::Invalid`] when they cannot reach each other.
+/// [`Error::Invalid`] if the GPUs cannot access each other's memory.
 pub fn enable_peer_access(from: &Gpu, to: &Gpu) -> Result<()> {
     if !peer_info(from, to)?.can_access {
         return Err(Error::invalid(
             format!("peer access from {from} to {to}"),
-            "the two cannot reach each other (different root complexes, or the hypervisor forbids it); use a path through \
+            "they cannot access each other's memory, because of different root complexes or a hypervisor; use a path through \
              the host",
         ));
     }
     from.make_current()?;
-    // SAFETY: both contexts live.
+    // SAFETY: both contexts are valid.
     match unsafe { sys::cuCtxEnablePeerAccess(to.context(), 0) } {
         CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
         answer => crate::error::check(answer, "cuCtxEnablePeerAccess", || pair(from, to)),

@@ -1,7 +1,7 @@
-//! Work in flight on streams: an event a ticket, the regions it touches, and waiting for it.
+//! Copies in flight on streams. Each has a ticket, an event that completes with it, and the regions that it uses.
 //!
-//! No wait lasts for ever: when nothing ends for as long as a device may take, the GPUs of this process are given up
-//! ([`abandon_all`](crate::abandon_all)), and what would wait for them is left alone until the process ends.
+//! Every wait has a timeout. If nothing completes within it, all GPUs of this process are abandoned
+//! ([`abandon_all`](crate::abandon_all)), and their resources are not freed before the process ends.
 
 use crate::device::abandon_all;
 use crate::event_waiter::EventWaiter;
@@ -12,48 +12,52 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long what was queued may take before its GPU counts as lost.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Looks at an event between two at what else may have failed: about ten milliseconds.
-const LOOKS: u32 = 1 << 13;
-/// The same for a wait that sleeps.
-const NAP: Duration = Duration::from_millis(250);
+/// The default timeout: the time without any completion after which a GPU counts as lost.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The number of polls of an event between two checks of other streams for failures. This takes about 10 ms.
+const POLLS: u32 = 1 << 13;
+/// The time between two such checks in a wait that sleeps.
+const SLEEP: Duration = Duration::from_millis(250);
 
+/// One copy in flight.
 struct Entry {
     event: Arc<Event>,
-    // Memory that queued work touches must not be freed, whatever the caller does.
+    // Keeps the memory allocated until the copy has run, whatever the caller does.
     _regions: [Region; 2],
 }
 
-/// Tickets whose events pass in order.
+/// The copies that a mover has in flight. Their tickets complete in order.
 pub struct Pending {
     flight: InFlight,
     entries: VecDeque<Entry>,
     free: Vec<Arc<Event>>,
-    sleeper: Option<EventWaiter>,
+    waiter: Option<EventWaiter>,
 }
 
 impl Pending {
-    /// Nothing in flight.
-    #[expect(clippy::new_without_default, reason = "a flight's start is no default value")]
+    /// Creates an empty list.
+    #[expect(
+        clippy::new_without_default,
+        reason = "the list records its creation time, so it has no default value"
+    )]
     pub fn new() -> Self {
-        Self { flight: InFlight::new(), entries: VecDeque::new(), free: Vec::new(), sleeper: None }
+        Self { flight: InFlight::new(), entries: VecDeque::new(), free: Vec::new(), waiter: None }
     }
 
-    /// How long to wait while nothing ends, before the GPUs count as lost.
-    pub fn set_timeout(&mut self, patience: Duration) {
-        self.flight.timeout = patience;
+    /// Sets the time without any completion after which a wait abandons the GPUs. The default is 10 s.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.flight.timeout = timeout;
     }
 
-    /// True when nothing is in flight.
+    /// Returns true if nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Has `stream` wait for the newest ticket, without the CPU.
+    /// Makes `stream` wait for the newest ticket. The GPU waits, not the CPU.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn order_after_newest(&self, stream: &Stream) -> Result<()> {
         if let Some(newest) = self.entries.back() {
             stream.wait_for(&newest.event)?;
@@ -61,16 +65,17 @@ impl Pending {
         Ok(())
     }
 
-    /// A ticket for what `stream` has queued so far, which copies between `regions`.
+    /// Returns a ticket that completes when the work that `stream` has queued so far has run. Keeps `regions`, the copy's source and
+    /// destination, alive until then.
     ///
     /// # Errors
-    /// When the driver refuses; the stream is empty then.
+    /// If the driver call fails. The stream's work has run by then, or its GPU was abandoned.
     pub fn push(&mut self, stream: &Stream, regions: [Region; 2]) -> Result<Ticket> {
         let new = || Event::new(stream.gpu(), EventKind::Completion).map(Arc::new);
         let event = self.free.pop().map_or_else(new, Ok);
         let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
         let event = recorded.inspect_err(|_| {
-            // Nothing would tell of the end: it must be over before the regions may go.
+            // Without an event, only an idle stream shows that the regions are unused.
             drain(&[stream]);
         })?;
         let bytes = regions[0].len();
@@ -78,10 +83,10 @@ impl Pending {
         Ok(self.flight.submit(bytes))
     }
 
-    /// The newest ticket that is done.
+    /// Returns the newest completed ticket.
     ///
     /// # Errors
-    /// When work before it failed.
+    /// If a copy failed.
     pub fn done(&mut self) -> Result<Ticket> {
         let mut done = self.flight.done();
         for entry in &self.entries {
@@ -95,11 +100,12 @@ impl Pending {
         Ok(done)
     }
 
-    /// Waits for `ticket`. `others` are streams that its end depends on beside its own, which would wait for ever for one of a GPU
-    /// that failed: they are asked now and then.
+    /// Waits until `ticket` completes. `others` are further streams that it depends on. They are checked for failures while waiting, because
+    /// a ticket whose dependency failed never completes.
     ///
     /// # Errors
-    /// When work before it failed, or nothing ends for too long: then the GPUs of this process are given up.
+    /// If a copy failed, or nothing completes within the timeout. In both cases the GPUs of this process are abandoned if the ticket is
+    /// still in flight.
     pub fn wait(
         &mut self,
         device: &dyn Fn() -> String,
@@ -112,17 +118,17 @@ impl Pending {
         let Some(index) = ticket.0.checked_sub(first.0 + 1) else { return Ok(()) };
         let event = self.entries[index as usize].event.clone();
         if event.gpu().is_abandoned() {
-            return Err(given_up(&device()));
+            return Err(abandoned(&device()));
         }
-        let mut looks = 0u32;
+        let mut polls = 0u32;
         let poll = || {
-            // The driver's lock is one a context: another thread shall get it between two looks.
+            // The pause lets other threads take the driver's lock, of which there is one per context.
             (0..8).for_each(|_| std::hint::spin_loop());
             if event.has_completed()? {
                 return Ok(ticket);
             }
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(LOOKS) {
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(POLLS) {
                 healthy(others)?;
             }
             Ok(first)
@@ -132,7 +138,7 @@ impl Pending {
             CompletionMode::Poll => self.flight.wait_polling(device, ticket, poll),
             CompletionMode::Adaptive => self.flight.wait_adaptive(device, ticket, poll),
         };
-        // The driver says nothing of its stream, which will never end: what would wait for it must not.
+        // The event will never complete, so nothing may wait for its stream from now on.
         if outcome.is_err() && matches!(event.has_completed(), Ok(false)) {
             abandon_all();
         }
@@ -141,7 +147,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Sleeps until `event`, the ticket's, has passed.
+    /// Sleeps until the ticket's event completes.
     fn sleep(
         &mut self,
         device: &dyn Fn() -> String,
@@ -150,13 +156,13 @@ impl Pending {
         others: &[Stream],
     ) -> Result<()> {
         if !event.has_completed()? {
-            // Taken out: one that is still asleep when this ends is not asked again.
-            let sleeper = self.sleeper.take().map_or_else(EventWaiter::start, Ok)?;
-            sleeper.ask(event);
+            // Taken out, because a waiter that is still asleep when this function fails must not be used again.
+            let waiter = self.waiter.take().map_or_else(EventWaiter::start, Ok)?;
+            waiter.request(event);
             let (mut done, mut progress) = (self.flight.done(), Instant::now());
             loop {
-                if let Some(outcome) = sleeper.outcome(NAP) {
-                    self.sleeper = Some(sleeper);
+                if let Some(outcome) = waiter.outcome(SLEEP) {
+                    self.waiter = Some(waiter);
                     outcome?;
                     break;
                 }
@@ -174,6 +180,7 @@ impl Pending {
         Ok(())
     }
 
+    /// Removes the entries of completed tickets.
     fn retire(&mut self) {
         while self.entries.len() > self.flight.in_flight() {
             if let Some(Entry { event, .. }) = self.entries.pop_front() {
@@ -183,54 +190,54 @@ impl Pending {
     }
 }
 
-/// That what was queued on them has not failed so far.
+/// Returns the error of the first stream on which work failed.
 fn healthy<'a>(streams: impl IntoIterator<Item = &'a Stream>) -> Result<()> {
     streams.into_iter().try_for_each(|stream| stream.is_idle().map(drop)).map_err(Error::from)
 }
 
-fn given_up(device: &str) -> Error {
+fn abandoned(device: &str) -> Error {
     Error::device_failed(
         device,
-        "a GPU was given up in this process, after it did not answer; start another process",
+        "a GPU of this process did not answer and was abandoned; start another process",
     )
 }
 
-/// Waits until all that `stream` has queued has run; not for ever, after which the GPUs of this process are given up.
+/// Waits until all work that `stream` has queued has run, for at most 10 s. Afterwards the GPUs of this process are abandoned.
 ///
 /// # Errors
-/// When some of it failed, or does not end.
+/// If some of the work failed, or did not end in time.
 pub fn finish(stream: &Stream) -> Result<()> {
-    finish_within(stream, PATIENCE)
+    finish_within(stream, TIMEOUT)
 }
 
-fn finish_within(stream: &Stream, patience: Duration) -> Result<()> {
+fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
     if stream.gpu().is_abandoned() {
-        return Err(given_up(&stream.gpu().to_string()));
+        return Err(abandoned(&stream.gpu().to_string()));
     }
-    if stream.is_idle_within(patience)? {
+    if stream.is_idle_within(timeout)? {
         return Ok(());
     }
     abandon_all();
     Err(Error::device_failed(
         stream.gpu().to_string(),
         format!(
-            "what was queued has not ended in {patience:?}; the device is lost or stuck; end this process"
+            "queued work has not ended within {timeout:?}, so the device is lost or stuck; end this process"
         ),
     ))
 }
 
-/// Waits for streams before what they copy to and from may be freed; errors are logged, for drops have no other way. Of a GPU that
-/// was given up nothing is freed.
+/// Waits until the streams' work has run, so that the memory it uses may be freed. Call it in `drop`: errors are logged. Skips streams of
+/// abandoned GPUs, of which nothing is freed. Takes at most 10 s per stream.
 pub fn drain(streams: &[&Stream]) {
-    // What waits for one that failed will not end; kernels that gave it up themselves (after five seconds) will.
+    // If one stream failed, streams that wait for it never end. Kernels that time out by themselves do so after 5 s.
     let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
-    let patience = if failed { Duration::from_secs(6) } else { PATIENCE };
+    let timeout = if failed { Duration::from_secs(6) } else { TIMEOUT };
     for stream in streams {
         if stream.gpu().is_abandoned() {
             continue;
         }
-        if let Err(error) = finish_within(stream, patience) {
-            tracing::warn!("copies given up: {error}");
+        if let Err(error) = finish_within(stream, timeout) {
+            tracing::warn!("copies were abandoned: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Streams and events: the order of work, and its end.
+//! Streams and events: ordering work on a GPU, and finding out when it has run.
 
 use crate::device::Gpu;
 use crate::driver::call;
@@ -8,47 +8,47 @@ use inlane_core::{Location, Region};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A queue of work on a GPU; never synchronizes with the legacy default stream.
+/// A queue of work on a GPU. It does not synchronize with the legacy default stream.
 pub struct Stream {
     gpu: Arc<Gpu>,
     raw: sys::CUstream,
 }
 
-// SAFETY: the driver's calls on a stream are thread-safe.
+// SAFETY: driver calls on a stream are thread-safe.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
-/// What a stream waits for at an address, comparing with a value.
+/// The condition of a wait, which compares the word at an address with a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitUntil {
-    /// `(i32)(*address - value) >= 0`: a counter that may wrap has come so far.
+    /// `(i32)(*address - value) >= 0`: a counter, which may wrap, has reached the value.
     Reached,
-    /// They are equal.
+    /// The word equals the value.
     Equal,
-    /// They have a set bit in common.
+    /// The word and the value have a set bit in common.
     AnyBit,
-    /// There is a bit that is clear in both.
+    /// There is a bit that is clear in both the word and the value.
     AnyBitClear,
 }
 
-/// Something that the GPU's front end does itself, without a kernel.
+/// A memory operation that the GPU's front end executes without a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryOperation {
-    /// Waits for the 32-bit word at an address.
+    /// Waits until the 32-bit word at an address meets a condition.
     Wait {
-        /// Where: device address, aligned to 4.
+        /// The device address, aligned to 4 bytes.
         address: u64,
-        /// Compared with.
+        /// The value to compare with.
         value: u32,
-        /// How.
+        /// The condition.
         until: WaitUntil,
     },
-    /// Writes a 32-bit word, after all work before it and its writes.
+    /// Writes a 32-bit word. Earlier work in the stream has run by then, and its writes are visible.
     Write {
-        /// Where: device address, aligned to 4.
+        /// The device address, aligned to 4 bytes.
         address: u64,
-        /// What.
+        /// The value to write.
         value: u32,
     },
 }
@@ -56,7 +56,7 @@ pub enum MemoryOperation {
 impl MemoryOperation {
     pub(crate) fn raw(&self) -> sys::CUstreamBatchMemOpParams {
         use sys::CUstreamBatchMemOpType as Type;
-        // SAFETY: a union of plain integers.
+        // SAFETY: a union of plain integers, for which zeros are valid.
         let mut raw: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
         match *self {
             Self::Wait { address, value, until } => {
@@ -99,47 +99,47 @@ impl Stream {
     pub(crate) fn new(gpu: &Arc<Gpu>, high_priority: bool) -> Result<Self> {
         gpu.make_current()?;
         let (mut least, mut greatest) = (0, 0);
-        // SAFETY: the context is current; valid pointers.
+        // SAFETY: the context is current, and the pointers are valid.
         unsafe { call!(gpu, cuCtxGetStreamPriorityRange(&mut least, &mut greatest))? };
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let priority = if high_priority { greatest } else { least };
-        // SAFETY: the context is current; destroyed in drop.
+        // SAFETY: the context is current. `drop` destroys the handle.
         unsafe { call!(gpu, cuStreamCreateWithPriority(&mut raw, flags, priority))? };
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// The driver's handle, for code that calls the driver itself.
+    /// The driver's handle, for code that calls the driver directly.
     pub fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// The GPU it is on.
+    /// The GPU that the stream belongs to.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// Queues memory operations, in order.
+    /// Queues memory operations, which execute in order.
     ///
     /// # Safety
-    /// The addresses are valid for the GPU until they have run. A wait that nothing satisfies blocks this stream, and
-    /// what synchronizes with it, for ever.
+    /// The addresses stay valid for the GPU until the operations have run, and writes do not race with other accesses. A wait that is never
+    /// satisfied blocks this stream, and everything that synchronizes with it.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub unsafe fn memory_operations(&self, operations: &[MemoryOperation]) -> Result<()> {
         self.gpu.make_current()?;
         if let [one] = operations {
-            // SAFETY: one operation; the caller vouches for the address.
+            // SAFETY: the pointer is to one operation. The caller promises that its address is valid.
             return unsafe { call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, 1, &mut one.raw(), 0)) };
         }
-        // The driver takes at most 256 of them a call.
+        // The driver accepts at most 256 operations per call.
         for chunk in operations.chunks(128) {
             let mut raw = [MemoryOperation::Write { address: 0, value: 0 }.raw(); 128];
             for (raw, operation) in raw.iter_mut().zip(chunk) {
                 *raw = operation.raw();
             }
-            // SAFETY: the array holds so many; the caller vouches for the addresses.
+            // SAFETY: the array holds at least as many operations. The caller promises that the addresses are valid.
             unsafe {
                 call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, chunk.len() as u32, raw.as_mut_ptr(), 0))?
             };
@@ -147,23 +147,23 @@ impl Stream {
         Ok(())
     }
 
-    /// Queues a copy by the copy engines: host memory to GPU and back, within a GPU, between GPUs.
+    /// Queues a copy by the copy engines, between host memory and a GPU, within a GPU, or between GPUs.
     ///
     /// # Safety
-    /// Both regions stay alive and untouched until it has run.
+    /// Until the copy has run, both regions stay alive, nothing writes to the source, and nothing accesses the destination.
     ///
     /// # Errors
-    /// When their lengths differ, or the driver refuses.
+    /// If the lengths differ, or the driver call fails.
     pub unsafe fn copy(&self, source: &Region, destination: &Region) -> Result<()> {
         if source.len() != destination.len() {
             return Err(Error::invalid(
                 format!("a copy from {source:?} to {destination:?}"),
-                "their lengths differ; take slices of the same length",
+                "the lengths differ; use slices of the same length",
             ));
         }
         self.gpu.make_current()?;
         let (from, to, bytes) = (source.address(), destination.address(), source.len());
-        // SAFETY: regions are valid for their lengths; the caller keeps them so.
+        // SAFETY: regions are valid for their lengths, and the caller keeps them alive and untouched.
         unsafe {
             match (source.location(), destination.location()) {
                 (Location::Gpu(_), Location::Gpu(_)) => {
@@ -180,56 +180,56 @@ impl Stream {
         }
     }
 
-    /// Queues filling a region of GPU or pinned memory with a byte.
+    /// Queues an operation that sets every byte of a region of GPU or pinned memory to `byte`.
     ///
     /// # Safety
-    /// The region stays alive and untouched until it has run.
+    /// The region stays alive and is not accessed until the operation has run.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub unsafe fn fill(&self, region: &Region, byte: u8) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: a region is valid for its length; the caller keeps it so.
+        // SAFETY: a region is valid for its length, and the caller keeps it alive and untouched.
         unsafe { call!(self.gpu, cuMemsetD8Async(region.address(), byte, region.len(), self.raw)) }
     }
 
-    /// Has `event` mark this point of the queue.
+    /// Records `event`: it completes when all work that is queued so far has run.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: both handles live.
+        // SAFETY: both handles are valid.
         unsafe { call!(self.gpu, cuEventRecord(event.raw, self.raw)) }
     }
 
-    /// Queues waiting for what `event` marked last, on whichever GPU.
+    /// Makes work that is queued from now on wait until `event` completes. The event may be of another GPU.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: both handles live.
+        // SAFETY: both handles are valid.
         unsafe { call!(self.gpu, cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
-    /// Waits until all that was queued has run.
+    /// Blocks until all queued work has run. There is no timeout; see [`Stream::is_idle_within`].
     ///
     /// # Errors
-    /// When some of it failed.
+    /// If some of the work failed.
     pub fn synchronize(&self) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: the handle lives.
+        // SAFETY: the handle is valid.
         unsafe { call!(self.gpu, cuStreamSynchronize(self.raw)) }
     }
 
-    /// True when all that was queued has run.
+    /// Returns true if all queued work has run.
     ///
     /// # Errors
-    /// When some of it failed.
+    /// If some of the work failed.
     pub fn is_idle(&self) -> Result<bool> {
         self.gpu.make_current()?;
-        // SAFETY: the handle lives.
+        // SAFETY: the handle is valid.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             answer => crate::error::check(answer, "cuStreamQuery", || self.gpu.to_string()).map(|()| true),
@@ -238,11 +238,11 @@ impl Stream {
 }
 
 impl Stream {
-    /// Looks until all that was queued has run, for as long as `limit`: at first again and again, then asleep between looks. False
-    /// when it still runs.
+    /// Waits until all queued work has run, for at most `limit`. Polls for 200 us, then sleeps between polls. Returns false if work is still
+    /// running.
     ///
     /// # Errors
-    /// When some of it failed.
+    /// If some of the work failed.
     pub fn is_idle_within(&self, limit: Duration) -> Result<bool> {
         let began = Instant::now();
         let mut sleep = Duration::from_micros(10);
@@ -263,37 +263,37 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.gpu.release("a stream", || {
-            // SAFETY: made once, destroyed once; the driver waits with it until its work has run.
+            // SAFETY: created once and destroyed once. The driver defers destruction until the stream's work has run.
             unsafe { call!(self.gpu, cuStreamDestroy_v2(self.raw)) }
         });
     }
 }
 
-/// What an event is good for.
+/// The purpose of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Its wait sleeps until an interrupt, its query polls; no time.
+    /// Waiting sleeps until an interrupt. Records no time.
     Completion,
-    /// It takes the time when it is passed.
+    /// Records the time at which it completes.
     Timing,
 }
 
-/// A mark in a stream.
+/// A marker in a stream, which completes when the work before it has run.
 pub struct Event {
     gpu: Arc<Gpu>,
     raw: sys::CUevent,
 }
 
-// SAFETY: the driver's calls on an event are thread-safe.
+// SAFETY: driver calls on an event are thread-safe.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// A new event, which counts as passed until it is recorded.
+    /// Creates an event. It counts as completed until it is recorded.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver call fails.
     pub fn new(gpu: &Arc<Gpu>, kind: EventKind) -> Result<Self> {
         use sys::CUevent_flags as Flags;
         gpu.make_current()?;
@@ -304,47 +304,47 @@ impl Event {
             EventKind::Timing => Flags::CU_EVENT_DEFAULT as u32,
         };
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the context is current; destroyed in drop.
+        // SAFETY: the context is current. `drop` destroys the handle.
         unsafe { call!(gpu, cuEventCreate(&mut raw, flags))? };
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// The GPU it was made on.
+    /// The GPU that the event belongs to.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// True when the stream has passed it.
+    /// Returns true if the work before the event has run.
     ///
     /// # Errors
-    /// When work before it failed.
+    /// If that work failed.
     pub fn has_completed(&self) -> Result<bool> {
         self.gpu.make_current()?;
-        // SAFETY: the handle lives.
+        // SAFETY: the handle is valid.
         match unsafe { sys::cuEventQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             answer => crate::error::check(answer, "cuEventQuery", || self.gpu.to_string()).map(|()| true),
         }
     }
 
-    /// Waits until the stream has passed it: asleep for [`EventKind::Completion`].
+    /// Blocks until the work before the event has run. Sleeps if the event is of [`EventKind::Completion`]. There is no timeout.
     ///
     /// # Errors
-    /// When work before it failed.
+    /// If that work failed.
     pub fn synchronize(&self) -> Result<()> {
         self.gpu.make_current()?;
-        // SAFETY: the handle lives.
+        // SAFETY: the handle is valid.
         unsafe { call!(self.gpu, cuEventSynchronize(self.raw)) }
     }
 
-    /// Nanoseconds of the GPU's time from `start` to this one, both of [`EventKind::Timing`] and passed.
+    /// Returns the nanoseconds from `start` to this event, by the GPU's clock. Both must be of [`EventKind::Timing`] and complete.
     ///
     /// # Errors
-    /// When one is not passed, or takes no time.
+    /// If one of them is not complete, or records no time.
     pub fn since_ns(&self, start: &Event) -> Result<f64> {
         self.gpu.make_current()?;
         let mut milliseconds = 0.0;
-        // SAFETY: the handles live.
+        // SAFETY: the handles are valid.
         unsafe { call!(self.gpu, cuEventElapsedTime_v2(&mut milliseconds, start.raw, self.raw))? };
         Ok(milliseconds as f64 * 1e6)
     }
@@ -353,7 +353,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         self.gpu.release("an event", || {
-            // SAFETY: made once, destroyed once.
+            // SAFETY: created once and destroyed once.
             unsafe { call!(self.gpu, cuEventDestroy_v2(self.raw)) }
         });
     }

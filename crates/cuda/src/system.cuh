@@ -1,18 +1,18 @@
-// What device code shares with the CPU and other GPUs: words that one side writes and others read, and bytes that are read once.
-// Kernels include it as "system.cuh" (inlane_cuda::SYSTEM).
+// Device functions for memory that a GPU shares with the CPU and with other GPUs. Kernels include this header as "system.cuh"; Rust has it
+// as inlane_cuda::SYSTEM_HEADER.
 #pragma once
 
 namespace inlane_system {
 
-// One writer a word, aligned to 8 bytes; release and acquire at system scope; no read-modify-write, which PCIe may not have.
+// Loads a word with acquire semantics at system scope. Words are aligned to 8 bytes and have one writer each. There are no atomic
+// read-modify-write functions, because PCIe need not support them.
 __device__ __forceinline__ unsigned long long load_acquire(const void *word) {
     unsigned long long value;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
 
-// Two words that lie together, read by one aligned access: sixteen bytes at once, so that neither is older than the other by what
-// was written in between.
+// Loads two adjacent words with one aligned access of sixteen bytes, so that both are from the same moment.
 struct pair {
     unsigned long long low;
     unsigned long long high;
@@ -27,18 +27,19 @@ __device__ __forceinline__ pair load_acquire_pair(const void *words) {
     return value;
 }
 
+// Stores a word with release semantics at system scope.
 __device__ __forceinline__ void store_release(void *word, unsigned long long value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// The GPU's clock, in nanoseconds.
+// Reads the GPU's global clock in nanoseconds.
 __device__ __forceinline__ unsigned long long now_ns() {
     unsigned long long time;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
     return time;
 }
 
-// Sixteen bytes that do not stay in the first-level cache: they are read once, and host memory changes under it.
+// Loads sixteen bytes without keeping them in the L1 cache, because they are read once and the host may change them.
 __device__ __forceinline__ uint4 load16(const void *from) {
     uint4 value;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -1,5 +1,5 @@
-//! Waits for copies of GPUs that are slow, that hang and that fail, on a stub of the driver that hangs where the real one does.
-//! Each in a process of its own: a GPU that was given up is so for the whole process.
+//! Waiting for copies on GPUs that are slow, that hang and that fail, with a stub of the driver that hangs where the real one does.
+//! Each test runs in a process of its own, because an abandoned GPU stays abandoned for the whole process.
 
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Region, Result};
@@ -11,21 +11,21 @@ use std::time::{Duration, Instant};
 
 const ALL: [CompletionMode; 3] = [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive];
 
-/// A folder with a `libcuda.so.1`, or none without a C compiler.
+/// Builds the stub. Returns a folder with its `libcuda.so.1`, or `None` if there is no C compiler.
 fn stub() -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
     let library = folder.path().join("libcuda.so.1");
     let made = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status();
     if !made.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED waits: no C compiler makes a stub of the driver");
+        eprintln!("SKIPPED waits: no C compiler to build the stub of the driver");
         return None;
     }
     std::os::unix::fs::symlink(&library, folder.path().join("libcuda.so")).unwrap();
     Some(folder)
 }
 
-/// Runs an ignored test below in a process of its own, which must end well and within a time.
+/// Runs one of the ignored tests below in a child process. It must pass within `most`.
 fn runs(folder: &Path, name: &str, most: Duration) {
     let began = Instant::now();
     let output = folder.join("output");
@@ -51,7 +51,7 @@ fn runs(folder: &Path, name: &str, most: Duration) {
 }
 
 #[test]
-fn waits_end() {
+fn every_wait_ends() {
     let Some(folder) = stub() else { return };
     for name in ["slow", "hangs_polled", "hangs_asleep", "hangs_adaptive", "hangs_unawaited"] {
         runs(folder.path(), name, Duration::from_secs(60));
@@ -67,17 +67,17 @@ fn waits_end() {
     }
 }
 
-/// A stream of the stub, to be told what it does.
+/// A stream of the stub, which does what the test says.
 #[derive(Clone, Copy)]
-struct Told(usize);
+struct ScriptedStream(usize);
 
-impl Told {
+impl ScriptedStream {
     fn of(stream: &Stream) -> Self {
         Self(stream.raw() as usize)
     }
 
     fn call(self, name: &str, number: i32) {
-        // SAFETY: the library is loaded already, so nothing of it runs but the function, which takes a stream and, some, a number.
+        // SAFETY: the library is already loaded, so only the function runs. It takes a stream and, in some cases, a number.
         unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let function: libloading::Symbol<unsafe extern "C" fn(*mut c_void, i32)> =
@@ -86,7 +86,7 @@ impl Told {
         }
     }
 
-    /// Copies up to this one have ended, and none after.
+    /// Completes the first `copies` copies and no later ones.
     fn allow(self, copies: i32) {
         self.call("stub_allow", copies);
     }
@@ -95,7 +95,7 @@ impl Told {
         self.call("stub_fail", 0);
     }
 
-    /// From a thread of its own, after a time.
+    /// Calls `act` on another thread after a delay.
     fn later(self, after: Duration, act: impl FnOnce(Self) + Send + 'static) {
         std::thread::spawn(move || {
             std::thread::sleep(after);
@@ -111,32 +111,32 @@ fn engine() -> (CopyEngine, Region, Region) {
 }
 
 #[test]
-#[ignore = "needs the stub: run by the test above"]
+#[ignore = "run by the test above with the stub"]
 fn slow() {
     let (mut engine, source, destination) = engine();
-    let told = Told::of(engine.stream());
+    let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // At once; while it is waited for; after the sleeping thread was asked how it goes.
+        // Completes at once, during the wait, or after the waiting thread's first check.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
-        told.allow(if late.is_zero() { round + 1 } else { round });
+        script.allow(if late.is_zero() { round + 1 } else { round });
         let ticket = engine.submit(&source, &destination).unwrap();
         let before = if late.is_zero() { ticket } else { Ticket(round as u64) };
         assert_eq!(engine.done().unwrap(), before);
-        told.later(late, move |told| told.allow(round + 1));
+        script.later(late, move |script| script.allow(round + 1));
         let began = Instant::now();
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // Before the next begins, the thread of this one has said its word.
+        // The thread above must act before the next round begins.
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Longer than the patience in all, but each copy ends within it: the newest is waited for while those before it end.
+    // The whole wait exceeds the timeout, but some copy completes within each timeout.
     engine.set_timeout(Duration::from_millis(1000));
-    told.allow(60);
+    script.allow(60);
     let last = (0..4).map(|_| engine.submit(&source, &destination).unwrap()).next_back().unwrap();
     for copy in 1..5 {
-        told.later(Duration::from_millis(500) * copy, move |told| told.allow(60 + copy as i32));
+        script.later(Duration::from_millis(500) * copy, move |script| script.allow(60 + copy as i32));
     }
     engine.wait(last, CompletionMode::Interrupt).unwrap();
     assert_eq!(engine.done().unwrap(), last);
@@ -144,16 +144,16 @@ fn slow() {
     assert!(!any_abandoned());
 }
 
-/// After this nothing waits, though the stub would: for a drop, a free, another wait.
-fn given_up(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
+/// Checks that nothing waits for an abandoned GPU any more: not a drop, a free or another wait. The stub would wait forever.
+fn nothing_waits_any_more(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
     let mut engine = engine;
     assert!(any_abandoned());
     let began = Instant::now();
     for completion in ALL {
         let again = engine.wait(ticket, completion).unwrap_err().to_string();
-        assert!(again.contains("was given up"), "{again}");
+        assert!(again.contains("was abandoned"), "{again}");
     }
-    assert!(finish(engine.stream()).unwrap_err().to_string().contains("was given up"));
+    assert!(finish(engine.stream()).unwrap_err().to_string().contains("was abandoned"));
     assert!(Gpu::open(1).is_err(), "no other GPU is opened");
     drop(engine);
     drop(memory);
@@ -163,8 +163,8 @@ fn given_up(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
 fn hangs(completion: CompletionMode) {
     let (mut engine, source, destination) = engine();
     engine.set_timeout(Duration::from_millis(700));
-    let told = Told::of(engine.stream());
-    told.allow(1);
+    let script = ScriptedStream::of(engine.stream());
+    script.allow(1);
     let first = engine.submit(&source, &destination).unwrap();
     let second = engine.submit(&source, &destination).unwrap();
     engine.wait(first, completion).unwrap();
@@ -172,7 +172,7 @@ fn hangs(completion: CompletionMode) {
     let error = engine.wait(second, completion).unwrap_err().to_string();
     assert!(error.contains("copy 2 of 2 has not completed in 700ms") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    given_up(engine, second, [source, destination]);
+    nothing_waits_any_more(engine, second, [source, destination]);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn hangs_adaptive() {
 #[ignore = "as above"]
 fn hangs_unawaited() {
     let (mut engine, source, destination) = engine();
-    Told::of(engine.stream()).allow(0);
+    ScriptedStream::of(engine.stream()).allow(0);
     engine.submit(&source, &destination).unwrap();
     let began = Instant::now();
     drop(engine);
@@ -206,16 +206,16 @@ fn hangs_unawaited() {
     drop((source, destination));
 }
 
-/// Its own error at once, and nothing is given up: the driver answers.
+/// A failed copy gives its error at once. No GPU is abandoned, because the driver answers.
 #[test]
 #[ignore = "as above"]
 fn fails() {
     for completion in ALL {
         let (mut engine, source, destination) = engine();
-        let told = Told::of(engine.stream());
-        told.allow(0);
+        let script = ScriptedStream::of(engine.stream());
+        script.allow(0);
         let ticket = engine.submit(&source, &destination).unwrap();
-        told.later(Duration::from_millis(100), Told::fail);
+        script.later(Duration::from_millis(100), ScriptedStream::fail);
         let error = engine.wait(ticket, completion).unwrap_err().to_string();
         assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
         assert!(engine.wait(ticket, completion).unwrap_err().to_string().contains("ILLEGAL_ADDRESS"));
@@ -224,29 +224,29 @@ fn fails() {
     }
 }
 
-/// A stream that waits for another GPU's, which fails: the error is that one's, long before the patience ends.
+/// A stream waits for another GPU's stream, which fails. The error is that stream's and arrives before the timeout.
 fn another_fails(completion: CompletionMode) {
     let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
     let (out, into) = (from.stream().unwrap(), to.stream().unwrap());
     let memory = [from.allocate(64).unwrap(), to.allocate(64).unwrap()];
     let mut pending = Pending::new();
-    Told::of(&out).allow(0);
-    Told::of(&into).allow(0);
+    ScriptedStream::of(&out).allow(0);
+    ScriptedStream::of(&into).allow(0);
     let ticket = pending.push(&into, memory.clone()).unwrap();
-    Told::of(&out).later(Duration::from_millis(100), Told::fail);
+    ScriptedStream::of(&out).later(Duration::from_millis(100), ScriptedStream::fail);
     let began = Instant::now();
     let outcome: Result<()> =
         pending.wait(&|| "staging".into(), ticket, completion, std::slice::from_ref(&out));
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
-    // The other stream will never end.
+    // The waiting stream never ends.
     assert!(from.is_abandoned() && to.is_abandoned());
     drop((pending, memory, out, into));
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// Nobody waited: the drop finds that one failed, and does not give the other long.
+/// Dropping copies in flight finds that one stream failed, and waits only briefly for the other.
 #[test]
 #[ignore = "as above"]
 fn another_fails_unawaited() {
@@ -254,9 +254,9 @@ fn another_fails_unawaited() {
     let streams = [from.stream().unwrap(), to.stream().unwrap()];
     let mut pending = Pending::new();
     let memory = [from.allocate(64).unwrap(), to.allocate(64).unwrap()];
-    Told::of(&streams[1]).allow(0);
+    ScriptedStream::of(&streams[1]).allow(0);
     pending.push(&streams[1], memory.clone()).unwrap();
-    Told::of(&streams[0]).fail();
+    ScriptedStream::of(&streams[0]).fail();
     let began = Instant::now();
     drain(&[&streams[1], &streams[0]]);
     drop((pending, memory, streams));

@@ -1,5 +1,5 @@
-/* Stands for libcuda.so.1 with two GPUs whose streams end, hang and fail as a test says. Copies are made at once; whether they have
- * ended is told by events and streams. Where the real driver waits for a GPU that hangs, so does this: for ever. */
+/* A stub of libcuda.so.1 with two GPUs, whose streams complete, hang and fail as a test says. Copies are made at once; only events and
+ * streams show them as complete later. Where the real driver waits for a GPU that hangs, the stub waits forever, too. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ typedef struct {
 static stream *all[64];
 static int count;
 
-/* Events of the stream up to this one have ended, and none after. */
+/* Completes the first `events` events of the stream and no later ones. */
 void stub_allow(stream *s, int events) { s->allowed = events; }
 void stub_fail(stream *s) { s->failed = 1; }
 
@@ -85,4 +85,4 @@ int cuEventSynchronize(event *e) {
 }
 
 int cuGetErrorName(int error, const char **text) { return *text = error == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR", 0; }
-int cuGetErrorString(int error, const char **text) { return (void)error, *text = "as the test wants it", 0; }
+int cuGetErrorString(int error, const char **text) { return (void)error, *text = "requested by the test", 0; }

@@ -1,8 +1,8 @@
-// Runs an emulated block (cuda.h) on an item, or its tick. Comes behind a function's GPU source.
+// Runs a function on an item, or its tick, with an emulated block (cuda.h). Included after the function's GPU source.
 namespace emulated {
 
 static struct {
-    const inlane_descriptor *packets; // null: tick
+    const inlane_descriptor *packets; // null: run the tick
     uint32_t count;
     inlane_packet_verdict *verdicts;
     const inlane_context *context;
@@ -17,7 +17,7 @@ static void thread() {
         inlane_run_tick(*work.context);
     }
     if (work.info != ~0u && work.info != info) {
-        fprintf(stderr, "emulated block: threads disagree about what was returned\n");
+        fprintf(stderr, "emulated block: threads returned different results\n");
         abort();
     }
     work.info = info;

@@ -1,8 +1,10 @@
-// A block of GPU threads on one CPU thread: the names of CUDA that inlane's headers use, for tests of the device half without a
-// device. Each thread is a fiber; they take turns at random (by seed) at barriers, atomics and fences. Blocks are copies of the
-// shared object that this is compiled into, each driven by a thread of its own; they share the function's state.
+// Emulates a block of GPU threads on one CPU thread, with the parts of CUDA that inlane's headers use. Tests run device code with it
+// without a GPU.
 //
-// Not emulated: weak memory, coalescing, time. A barrier that not all threads reach ends the program, with a message.
+// Each GPU thread is a fiber. Fibers switch at random, depending on a seed, at barriers, atomics and fences. Each block is a copy of the
+// shared object that this is compiled into, run by a CPU thread of its own; blocks share the function's state.
+//
+// Weak memory order, coalescing and timing are not emulated. If a barrier is not reached by all threads, the program ends with a message.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +20,7 @@
 
 namespace emulated {
 
-constexpr unsigned most = 128, team = 32;
+constexpr unsigned most = 128, warp = 32;
 
 struct barrier {
     unsigned arrived, generation;
@@ -27,7 +29,7 @@ struct barrier {
 
 struct fiber {
     ucontext_t context;
-    const barrier *waits; // until its generation is another
+    const barrier *waits; // the barrier that this fiber waits at: until its generation differs
     unsigned generation;
     bool done;
 };
@@ -40,9 +42,10 @@ static fiber fibers[most];
 static ucontext_t caller;
 static unsigned threads, current;
 static uint64_t state_of_chance;
-static barrier block, team_barriers[most / team];
+static barrier block, warp_barriers[most / warp];
 static uint32_t exchanged[most];
 
+// Returns a random number.
 static uint32_t chance() {
     state_of_chance ^= state_of_chance << 13;
     state_of_chance ^= state_of_chance >> 7;
@@ -54,6 +57,7 @@ static bool can_run(const fiber &one) {
     return !one.done && (one.waits == nullptr || one.waits->generation != one.generation);
 }
 
+// Switches to a fiber that can run, or ends the block if all are done.
 static void switch_away() {
     unsigned from = current, first = chance() % threads;
     for (unsigned i = 0; i < threads; i++) {
@@ -65,20 +69,21 @@ static void switch_away() {
     }
     for (unsigned i = 0; i < threads; i++) {
         if (fibers[i].done) continue;
-        fprintf(stderr, "emulated block: a barrier that not all threads reach\n");
+        fprintf(stderr, "emulated block: not all threads reach a barrier\n");
         abort();
     }
     setcontext(&caller);
 }
 
-// A place where another thread may go first.
+// Lets another fiber run, with some probability.
 static void turn() {
     uint32_t what = chance() % 64;
-    if (what == 0) usleep(chance() % 50); // another block
+    if (what == 0) usleep(chance() % 50); // lets another block run
     if (what < 16) switch_away();
 }
 
-static int meet(barrier &at, unsigned members, int value) {
+// Waits at a barrier of `members` fibers. Returns whether any of them passed a `value` other than 0.
+static int wait_at(barrier &at, unsigned members, int value) {
     at.any |= value;
     if (++at.arrived == members) {
         at.result = at.any;
@@ -96,16 +101,16 @@ static int meet(barrier &at, unsigned members, int value) {
     return at.result;
 }
 
-// Ends the calling thread.
+// Ends the calling fiber.
 static void end() {
     fibers[current].done = true;
     switch_away();
 }
 
-// Runs a block of so many threads; each ends by `end`.
+// Runs a block of `members` fibers. Each runs `thread`, which must call `end`.
 static void run_block(unsigned members, uint64_t seed, void (*thread)()) {
     static char stacks[most][128 << 10];
-    if (members > most || members % team != 0) abort();
+    if (members > most || members % warp != 0) abort();
     threads = members;
     state_of_chance = seed * 2 + 1;
     for (unsigned i = 0; i < threads; i++) {
@@ -126,15 +131,15 @@ static void run_block(unsigned members, uint64_t seed, void (*thread)()) {
 #define threadIdx (emulated::position{emulated::current})
 #define blockDim (emulated::position{emulated::threads})
 
-inline int __syncthreads_or(int value) { return emulated::meet(emulated::block, emulated::threads, value); }
+inline int __syncthreads_or(int value) { return emulated::wait_at(emulated::block, emulated::threads, value); }
 inline void __syncthreads() { __syncthreads_or(0); }
 inline uint32_t __shfl_xor_sync(uint32_t, uint32_t value, int distance) {
     unsigned self = emulated::current;
-    emulated::barrier &team = emulated::team_barriers[self / emulated::team];
+    emulated::barrier &warp = emulated::warp_barriers[self / emulated::warp];
     emulated::exchanged[self] = value;
-    emulated::meet(team, emulated::team, 0);
+    emulated::wait_at(warp, emulated::warp, 0);
     value = emulated::exchanged[self ^ distance];
-    emulated::meet(team, emulated::team, 0);
+    emulated::wait_at(warp, emulated::warp, 0);
     return value;
 }
 inline void __threadfence() {
@@ -155,4 +160,4 @@ template <class T> T atomicCAS(T *at, T expected, T value) {
     return expected;
 }
 inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
-inline uint32_t __byte_perm(uint32_t value, uint32_t, uint32_t) { return __builtin_bswap32(value); } // 0x0123 alone is used
+inline uint32_t __byte_perm(uint32_t value, uint32_t, uint32_t) { return __builtin_bswap32(value); } // inlane uses it with 0x0123 only

@@ -1,7 +1,8 @@
-// Runs one function on frames from a file, each in an allocation of exactly its length, in bursts; built with sanitizers, which
-// end the program at the first access outside. Comes behind the sources of the functions.
+// Runs one packet function on frames from a file, in bursts. Each frame is an allocation of exactly its length. Built with sanitizers, which
+// end the program at the first access outside. Included after the functions' sources.
 //
-//     main NAME STATE FRAMES     STATE: the beginning of its state; FRAMES: length (4, little-endian) and bytes of each
+//     main NAME STATE FRAMES     STATE: a file with the beginning of the state; FRAMES: a file with each frame's length (4 bytes,
+//                                little-endian) and bytes
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-// The rest of CUDA that the executor's kernels use, behind emulated/cuda.h. Loads that wait are places where another thread may go first.
+// Emulates the parts of CUDA that the executor's kernels use beyond emulated/cuda.h. At loads that poll, another emulated thread may run.
 #include <time.h>
 
 #define __global__
@@ -20,20 +20,20 @@ static unsigned long long shown[most];
 } // namespace emulated
 
 inline int __any_sync(uint32_t, int value) {
-    return emulated::meet(emulated::team_barriers[emulated::current / emulated::team], emulated::team, value);
+    return emulated::wait_at(emulated::warp_barriers[emulated::current / emulated::warp], emulated::warp, value);
 }
 inline void __syncwarp() { __any_sync(~0u, 0); }
 inline unsigned long long __shfl_sync(uint32_t, unsigned long long value, int from) {
     unsigned self = emulated::current;
     emulated::shown[self] = value;
     __syncwarp();
-    value = emulated::shown[self / emulated::team * emulated::team + from];
+    value = emulated::shown[self / emulated::warp * emulated::warp + from];
     __syncwarp();
     return value;
 }
 inline void __nanosleep(unsigned) { emulated::turn(); }
 
-// What inlane_cuda's system.cuh has.
+// The functions of inlane_cuda's system.cuh.
 namespace inlane_system {
 struct pair {
     unsigned long long low;
@@ -46,7 +46,7 @@ inline unsigned long long load_acquire(const void *word) {
 inline pair load_acquire_pair(const void *words) {
     typedef unsigned long long two __attribute__((vector_size(16)));
     emulated::turn();
-    two both = *static_cast<const volatile two *>(words); // one load
+    two both = *static_cast<const volatile two *>(words); // a single load
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return {both[0], both[1]};
 }

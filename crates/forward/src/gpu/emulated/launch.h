@@ -1,4 +1,4 @@
-// Runs a block of one of the executor's kernels. Comes behind them.
+// Runs one emulated block of one of the executor's kernels. Included after the kernels.
 namespace emulated {
 
 static struct {

@@ -1,5 +1,5 @@
-// Bare kernels: the same memory traffic as an executor's without ring, threads or ports. What they reach is the ceiling that
-// results name.
+// Bare kernels: the memory traffic of an executor without a ring, host threads or ports. Their rates are the ceilings that results
+// show, and one of them is the competing job.
 #include "system.cuh"
 
 typedef unsigned char uint8_t;
@@ -8,8 +8,9 @@ typedef unsigned long uint64_t;
 
 using namespace inlane_system;
 
-// Moves `items` items of `count` packets of `chunks` sixteen-byte chunks, `stride` bytes apart in pinned or GPU memory, to another
-// place in GPU memory; writes each packet's first chunk back, fences, and stores a word an item. Items repeat every `period`.
+// Pulls `items` items of `count` packets from pinned or GPU memory to `stage`, writes each packet's first sixteen bytes back, and stores a
+// word per item with release. A packet has `chunks` chunks of sixteen bytes; packets are `stride` bytes apart. Item i uses the packets
+// of item i % period.
 extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uint64_t *done, uint64_t items,
                                      uint32_t period, uint32_t count, uint32_t chunks, uint32_t stride) {
     uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -43,13 +44,13 @@ extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uin
     }
 }
 
-// What an executor with one packet an item cannot do without: flag, descriptor, packet, each read after the other, the
-// packet's answer, a fence, the flag back. Ends at item `last`.
-//   line: [0] flag to the GPU, [2..3] descriptor; answer: flag to the host.
+// The least that an executor does for an item of one packet, for items 1 to `last`: reads the flag, the descriptor and the packet, one after
+// the other, changes the packet, and writes the flag back with release. Gives up after 50 million polls.
+//   line: [0] the flag to the GPU, [2..3] the descriptor; answer: the flag to the host
 extern "C" __global__ void bare_round_trip(const uint64_t *line, uint64_t *answer, uint64_t last) {
     for (uint64_t item = 1; item <= last; item++) {
-        for (uint32_t looks = 0; load_acquire(line) != item; looks++)
-            if (looks > 50000000u) return;
+        for (uint32_t polls = 0; load_acquire(line) != item; polls++)
+            if (polls > 50000000u) return;
         uint4 descriptor = load16(line + 2);
         uint8_t *packet = reinterpret_cast<uint8_t *>(descriptor.x | static_cast<uint64_t>(descriptor.y) << 32);
         uint4 bytes = load16(packet);
@@ -61,7 +62,7 @@ extern "C" __global__ void bare_round_trip(const uint64_t *line, uint64_t *answe
     }
 }
 
-// A competing job: keeps `blocks` blocks busy with arithmetic for `nanoseconds`, and counts the rounds it got.
+// The competing job: each block computes for `nanoseconds` and stores how many rounds of arithmetic it completed.
 extern "C" __global__ void bare_compete(uint64_t *rounds, uint64_t nanoseconds) {
     uint64_t start = now_ns(), now;
     float x = threadIdx.x * 1e-3f + 1.0f;

@@ -1,38 +1,42 @@
-// The device side of the GPU executors: takes items from the burst ring, runs the packet function on them, completes them.
-// Compiled behind the function's source (Function::gpu_source, which brings inlane.h and inlane_run_item) by gpu/program.rs;
-// lane.rs has the other half of the structs. INLANE_PULLS is 1 where packets are pulled into GPU memory, or may be.
+// The GPU executors' kernels. They take items from the burst ring, run the packet function on them, and complete them.
 //
-//   persistent   inlane_persistent: block b takes items b, b+n, ... until the ring ends
-//   others       inlane_items: one block an item, once the item is known to be there
+// gpu/loaded_function.rs compiles this text after PacketFunction::gpu_source, which contains inlane.h and defines inlane_run_item.
+// INLANE_PULLS is 1 if the kernels can pull packets into GPU memory before they work on them.
 //
-// Order: one thread acquires the item's word (system scope), then a barrier, then all threads read the item. All threads'
-// writes, a barrier, then one thread releases the completed word (system scope). Nothing else orders anything. Descriptors of small
-// bursts come with the word, and say themselves whether they are the item's: see core's ring/protocol.rs.
+//   inlane_persistent   method persistent: block b takes items b, b+n, ... until the ring ends
+//   inlane_items        methods single, split and stream: one block per item, launched for given positions
+//   inlane_slots        method graph: one block per item, launched for given slots
+//   inlane_tick         calls the function's `tick`
+//
+// Memory order: one thread acquires the item's word at system scope, a barrier follows, then all threads read the item. All threads
+// write their results, a barrier follows, then one thread releases the completed word at system scope. Descriptors of small bursts are
+// read together with the word. Each contains its item's lap, which shows whether it belongs to the item (core's ring/protocol.rs).
 
 #include "system.cuh"
 
+// One pipeline's ring, buffers and settings. lane.rs has the same struct; both compilers check that the layouts agree.
 struct inlane_lane {
-    const uint8_t *submit;         // the ring's submit half
-    uint8_t *complete;             // the ring's complete half
-    const uint64_t *control;       // pinned: [0] not 0: stop at once; [16] signs of life of the host
-    uint8_t *stage;                // GPU memory that payload is pulled into; null: packets are worked on in place
-    uint8_t *shadow;               // the front of each packet as it was pulled, to see what the function changed
-    void *state;                   // the packet function's
-    uint8_t *output;
-    uint64_t *relay;               // GPU memory, what block 0 of a persistent kernel saw: [0] the ring's end; [1] not 0: stop at once
+    const uint8_t *submit;         // the ring's submit half, in pinned memory; the host writes it
+    uint8_t *complete;             // the ring's complete half, in pinned memory; kernels write it
+    const uint64_t *control;       // pinned memory; the host writes it: [0] not 0: stop at once; [16] the heartbeat, which changes
+    uint8_t *stage;                // GPU memory that packets are pulled into; null: packets are processed in place
+    uint8_t *shadow;               // GPU memory with the front of each packet as it was pulled, to detect changes
+    void *state;                   // the packet function's state, in GPU memory
+    uint8_t *output;               // the packet function's output region, in GPU memory; null if it has none
+    uint64_t *relay;               // GPU memory; block 0 of a persistent kernel writes it: [0] the ring's end; [1] not 0: stop at once
     uint64_t output_bytes;
-    uint64_t orphan_ns;            // a host that gives no sign for so long is dead
-    uint32_t submit_stride;
-    uint32_t complete_stride;
+    uint64_t orphan_ns;            // the kernel stops if the heartbeat does not change for this long
+    uint32_t submit_stride;        // bytes from one slot to the next in the submit half
+    uint32_t complete_stride;      // bytes from one slot to the next in the complete half
     uint32_t slot_shift;           // slots = 1 << slot_shift
-    uint32_t burst;
-    uint32_t room;                 // bytes a packet may grow to
-    uint32_t pull;                 // most bytes of each packet to pull
-    uint32_t stage_stride;         // bytes a packet in `stage`: a multiple of 16
-    uint32_t shadow_stride;        // bytes a packet in `shadow`: a multiple of 16; 0: the function writes nothing
-    uint32_t writes;               // most bytes at the front that the function writes
-    uint32_t pause_ns;             // between two looks at an item that is not there
-    uint32_t work_ns;              // forced work of a thread for each of its packets
+    uint32_t burst;                // the most packets of an item
+    uint32_t room;                 // bytes that a packet may occupy from its address on
+    uint32_t pull;                 // the most bytes of each packet to pull
+    uint32_t stage_stride;         // bytes per packet in `stage`: a multiple of 16
+    uint32_t shadow_stride;        // bytes per packet in `shadow`: a multiple of 16; 0: the function writes no packets
+    uint32_t writes;               // the most bytes at a packet's front that the function writes
+    uint32_t pause_ns;             // the pause between two polls of the ring
+    uint32_t work_ns;              // busy time that is added per packet and thread, to measure its effect
     uint32_t reserved;
 };
 
@@ -54,9 +58,11 @@ __device__ __forceinline__ bool same(uint4 a, uint4 b) {
 struct slot {
     const uint8_t *submit;
     uint8_t *complete;
-    uint64_t first; // number of its first packet in `stage` and `shadow`
+    uint64_t first; // the index of the item's first packet in `stage` and `shadow`
     uint32_t lap;
 };
+
+// Returns the slot and the lap of the item at `position`.
 
 __device__ __forceinline__ slot slot_of(const inlane_lane &lane, uint64_t position) {
     uint32_t index = static_cast<uint32_t>(position) & ((1u << lane.slot_shift) - 1);
@@ -65,14 +71,14 @@ __device__ __forceinline__ slot slot_of(const inlane_lane &lane, uint64_t positi
             static_cast<uint64_t>(index) * lane.burst, static_cast<uint32_t>(position >> lane.slot_shift) + 1};
 }
 
-// Where a packet's bytes are while the function works on them, and where they came from.
+// The part of a packet that is pulled. Packets are copied as aligned chunks of sixteen bytes:
 //
-//   host   ..|skew| packet bytes ...        the sixteen-byte chunks that hold it; the first begins `skew` bytes before it
-//   stage    |skew| packet bytes ...        the same chunks
+//   host   ..|skew| packet bytes ...        the first chunk begins `skew` bytes before the packet
+//   stage    |skew| packet bytes ...        a copy of the same chunks
 struct pulled {
-    uint8_t *host;   // first chunk
-    uint32_t skew;
-    uint32_t length; // pulled
+    uint8_t *host;   // the first chunk
+    uint32_t skew;   // 0 to 15
+    uint32_t length; // the number of the packet's bytes that are pulled
 };
 
 __device__ __forceinline__ pulled pulled_of(const inlane_lane &lane, uint4 descriptor) {
@@ -80,7 +86,8 @@ __device__ __forceinline__ pulled pulled_of(const inlane_lane &lane, uint4 descr
     return {reinterpret_cast<uint8_t *>(address & ~15ull), descriptor.x & 15u, min(descriptor.z, lane.pull)};
 }
 
-// Pulls the packets into `stage`, a warp a packet, up to eight loads in flight a thread, and points `now` there.
+// Pulls an item's packets into `stage` and writes the descriptors of the copies to `now`. A warp pulls four packets at a time; each
+// thread has up to eight loads in flight.
 __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given, uint4 *now) {
     constexpr uint32_t packets = 4, chunks = 2;
     uint32_t warps = blockDim.x / 32, lane_id = threadIdx.x % 32;
@@ -131,7 +138,7 @@ __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, co
     }
 }
 
-// Writes the chunks that the function changed back to where they came from. `lengths` are the packets' new ones.
+// Writes the chunks that the function changed back to the packets in host memory. `verdicts` are null if no length changed.
 __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given,
                            const inlane_packet_verdict *verdicts) {
     uint32_t chunks = lane.shadow_stride / 16;
@@ -139,25 +146,25 @@ __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t cou
         uint32_t i = work / chunks, chunk = work % chunks;
         pulled from = pulled_of(lane, given[i]);
         uint32_t length = verdicts ? verdicts[i].length : given[i].z;
-        uint32_t end = from.skew + min(length, lane.writes); // bytes of the stage up to which it may have written
+        uint32_t end = from.skew + min(length, lane.writes); // the end of the bytes that the function may have written, in the stage
         uint32_t begin = max(chunk * 16, from.skew), stop = min(chunk * 16 + 16, end);
         if (begin >= stop) continue;
         const uint8_t *stage = lane.stage + (at.first + i) * lane.stage_stride;
         uint4 value = *reinterpret_cast<const uint4 *>(stage + chunk * 16);
-        bool fresh = chunk * 16 >= from.skew + from.length; // behind what was pulled: it can only be new
+        bool fresh = chunk * 16 >= from.skew + from.length; // the chunk is beyond what was pulled, so the function wrote it
         if (!fresh && same(value, *reinterpret_cast<const uint4 *>(lane.shadow + (at.first + i) * lane.shadow_stride +
                                                                    chunk * 16)))
             continue;
         if (begin == chunk * 16 && stop == chunk * 16 + 16) {
             *reinterpret_cast<uint4 *>(from.host + chunk * 16) = value;
         } else {
-            // The rest of the chunk is not this packet's.
+            // The rest of the chunk belongs to other packets, so single bytes are written.
             for (uint32_t byte = begin; byte < stop; byte++) from.host[byte] = stage[byte];
         }
     }
 }
 
-// The time, the same for all threads of a block: a function may have them meet by what it says.
+// Returns the time. All threads of a block get the same value, because a function may reach a barrier depending on it.
 __device__ __forceinline__ uint64_t time_of_block() {
     __shared__ uint64_t time;
     if (threadIdx.x == 0) time = now_ns();
@@ -165,13 +172,13 @@ __device__ __forceinline__ uint64_t time_of_block() {
     return time;
 }
 
-// Time of an item; not read where nobody looks at it.
+// Returns the time of an item, or 0 if neither the function nor the added work needs it.
 __device__ __forceinline__ uint64_t time_of_item(const inlane_lane &lane) {
     if constexpr (inlane_needs_time) return time_of_block();
     return lane.work_ns ? now_ns() : 0;
 }
 
-// All threads are done with an item; hands it to the sender. Afterwards nobody reads what the block shared about it.
+// Completes an item. All threads of the block call it. Afterwards no thread may read the item's shared data.
 __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at, uint32_t count, uint64_t begun_ns, uint32_t info) {
     if (lane.work_ns) {
         uint64_t until = begun_ns + static_cast<uint64_t>(lane.work_ns) * ((count + blockDim.x - 1) / blockDim.x);
@@ -182,7 +189,7 @@ __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at
     if (threadIdx.x == 0) store_release(at.complete, at.lap | static_cast<uint64_t>(info) << 32);
 }
 
-// Works on an item whose descriptors are in shared memory already, called by all threads of a block: where its packets lie.
+// Processes an item, with the packets where they are. `given` is the descriptors in shared memory. All threads of a block call it.
 __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -190,7 +197,8 @@ __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const 
     complete(lane, at, count, call.now_ns, info);
 }
 
-// The same in GPU memory, where packets are pulled to.
+// Pulls an item's packets into GPU memory and processes them there. Behind `given`, shared memory has room for the copies' descriptors
+// and for verdicts.
 __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -206,6 +214,7 @@ __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const sl
     complete(lane, at, count, call.now_ns, info);
 }
 
+// Processes an item in the way that the lane is set up for.
 __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     if constexpr (INLANE_PULLS) {
         if (lane.stage != nullptr) return process_pulled(lane, at, count, given);
@@ -213,78 +222,79 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
     process_in_place(lane, at, count, given);
 }
 
-// What a block of the persistent kernel has at hand in shared memory where packets are pulled: that is then worked on apart, for
-// inlined, what lives across it would make the loops in it spill registers. The kernel's parameter would be read there through
-// memory, and from afar after each acquire.
-struct desk {
+// A persistent block's variables, in shared memory, if packets are pulled. Processing is then a function of its own: if it were inlined,
+// variables that live across it would make its loops spill registers. The lane is copied here because the out-of-line function would read
+// the kernel's parameter through memory, and again after each acquire.
+struct block_variables {
     inlane_lane lane;
     uint64_t position;
-    uint32_t looks;
+    uint32_t polls;
 };
 
-__device__ __noinline__ void process_apart(const desk &here, uint32_t count, uint4 *given) {
-    process(here.lane, slot_of(here.lane, here.position), count, given);
+__device__ __noinline__ void process_out_of_line(const block_variables &own, uint32_t count, uint4 *given) {
+    process(own.lane, slot_of(own.lane, own.position), count, given);
 }
 
 // ---- Waiting, in the persistent kernel. ---------------------------------------------------------------------------------
 
-// What threads of a block's first warp look at, all by one load, so that no read waits for another: the time of a look is that of
-// one read over PCIe. A quarter of a warp fetches at a time: thread 0 and those behind it get the item's line in one piece.
-constexpr uint32_t ITEM = 0;   // the item's word; in threads 1 to 7 the descriptors behind it, if that is all of them
-constexpr uint32_t RELAY = 8;  // what block 0 saw
-constexpr uint32_t END = 9;    // in block 0, now and then: the ring's end,
-constexpr uint32_t ORDER = 10; // the order to stop,
-constexpr uint32_t SIGNS = 11; // and the host's signs of life
-constexpr uint32_t ASK_EVERY_LOOKS = 32;
-constexpr uint64_t ASK_FOR_SIGNS_EVERY_NS = 200000000;
+// The threads of a block's first warp poll different words with one load instruction. So a poll takes the time of one read over PCIe. A
+// quarter of a warp loads together, so threads 0 to 7 read the item's line in one piece.
+constexpr uint32_t ITEM = 0;       // this thread polls the item's word; threads 1 to 7 the descriptors after it, if those are all
+constexpr uint32_t RELAY = 8;      // polls what block 0 found
+constexpr uint32_t END = 9;        // in block 0, in some polls: the ring's end
+constexpr uint32_t STOP = 10;      // in block 0, in some polls: the order to stop
+constexpr uint32_t HEARTBEAT = 11; // in block 0, every 200 ms: the host's heartbeat
+constexpr uint32_t CHECK_EVERY_POLLS = 32;
+constexpr uint64_t CHECK_HEARTBEAT_EVERY_NS = 200000000;
 constexpr uint32_t ALL = 0xffffffffu;
+
+// True if an item's descriptors all fit the line of its word.
 
 __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_TOGETHER; }
 
-// Waits for an item, by the whole first warp of a block; 0 in place of its word when there will be none. Descriptors that come with
-// the word are in `given` then, for this warp. `looks` counts those of block 0, whatever they find.
+// Waits for the item at `position`. The whole first warp of a block calls it. Returns the item's word, or 0 if the block must end. If the
+// descriptors were read with the word, this warp has written them to `given`. `polls` counts the polls of block 0.
 //
-// What is polled lies in the host's memory, and every look is a read over PCIe. Reads of one line by several blocks queue up behind
-// each other, microseconds a block: so each block polls its own item's word, and only block 0 also looks at the words that all
-// share, and passes them on in GPU memory.
+// The words are in host memory, so every poll is a read over PCIe. Reads of one line by several blocks queue up, at microseconds per
+// block. So each block polls only its own item's word. Block 0 also polls the words that concern all blocks, and relays them through
+// GPU memory.
 //
-// An order to stop counts also where the item is there: a ring full of items would keep a block for long, and the host takes back
-// what is left. The end does not: it is the number of items there ever were, plus one, and whoever waits at or behind it waits in
-// vain, but items before it are there or will be.
-__device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &looks,
+// An order to stop applies even if the item is there, because working off a full ring could take long; the host takes back what is
+// left. The ring's end applies only if there is no item: it is one more than the number of items, and items before it will arrive.
+__device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &polls,
                                              uint4 *given) {
-    static_assert(INLANE_RING_TOGETHER < RELAY && INLANE_RING_ENTRIES == 16, "thread n has the line's bytes from 16 n on");
-    uint32_t me; // asked for each time: what is made of it need not be kept in registers over the work on an item
+    static_assert(INLANE_RING_TOGETHER < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
+    uint32_t me; // read each time, so that it occupies no register while an item is processed
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(me));
     const void *place = me == RELAY   ? static_cast<const void *>(lane.relay)
                         : me == END   ? static_cast<const void *>(lane.submit)
-                        : me == ORDER ? static_cast<const void *>(lane.control)
-                        : me == SIGNS ? static_cast<const void *>(lane.control + 16)
+                        : me == STOP  ? static_cast<const void *>(lane.control)
+                        : me == HEARTBEAT ? static_cast<const void *>(lane.control + 16)
                                       : static_cast<const void *>(at.submit + me % RELAY * 16);
-    bool looking = me <= (comes_with_word(lane) ? lane.burst : ITEM) || me == RELAY;
-    uint64_t sign = 0, seen_ns = 0, asked_ns = 0, now = 0; // the latest sign of life; times from the first look that asks on
+    bool polling = me <= (comes_with_word(lane) ? lane.burst : ITEM) || me == RELAY;
+    uint64_t heartbeat = 0, changed_ns = 0, checked_ns = 0, now = 0; // times are counted from the first check in this call
     for (;;) {
-        bool asking = false;
-        if (blockIdx.x == 0 && ++looks % ASK_EVERY_LOOKS == 0) {
+        bool checking = false;
+        if (blockIdx.x == 0 && ++polls % CHECK_EVERY_POLLS == 0) {
             now = now_ns();
-            if (asked_ns == 0) asked_ns = seen_ns = now;
-            asking = me == END || me == ORDER || (me == SIGNS && now - asked_ns > ASK_FOR_SIGNS_EVERY_NS);
+            if (checked_ns == 0) checked_ns = changed_ns = now;
+            checking = me == END || me == STOP || (me == HEARTBEAT && now - checked_ns > CHECK_HEARTBEAT_EVERY_NS);
         }
         pair found = {0, 0};
-        __syncwarp(); // threads that came here by different ways load together
-        if (looking || asking) found = load_acquire_pair(place);
+        __syncwarp(); // makes threads that took different branches load together
+        if (polling || checking) found = load_acquire_pair(place);
         __syncwarp();
-        if (asking) {
+        if (checking) {
             volatile uint64_t *relay = lane.relay;
-            bool stop = me == ORDER && found.low != 0;
+            bool stop = me == STOP && found.low != 0;
             if (me == END) relay[0] = found.low;
-            if (me == SIGNS) {
-                if (found.low != sign) {
-                    sign = found.low;
-                    seen_ns = now;
+            if (me == HEARTBEAT) {
+                if (found.low != heartbeat) {
+                    heartbeat = found.low;
+                    changed_ns = now;
                 }
-                asked_ns = now;
-                stop = now - seen_ns > lane.orphan_ns;
+                checked_ns = now;
+                stop = now - changed_ns > lane.orphan_ns;
             }
             if (stop) relay[1] = 1;
         }
@@ -294,7 +304,7 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
             uint64_t word = __shfl_sync(ALL, found.low, ITEM);
             if (comes_with_word(lane) && me - 1 < min(static_cast<uint32_t>(word >> 32), lane.burst)) {
                 uint4 descriptor = make_uint4(found.low, found.low >> 32, found.high, found.high >> 32);
-                // Older than the word: read after it.
+                // The descriptor is older than the word, so it is read again.
                 if (descriptor.w != at.lap || at.lap == 0) descriptor = load16(place);
                 given[me - 1] = descriptor;
             }
@@ -307,30 +317,30 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
 
 } // namespace
 
-// The descriptors of an item, and where payload is pulled: those of the pulled packets, and their verdicts.
+// An item's descriptors. If packets are pulled, also the copies' descriptors and the verdicts.
 extern __shared__ uint4 inlane_shared[];
 
-// Persistent: runs until the ring ends, the host says so, or is dead. All blocks must be resident at once.
+// Runs until the ring ends, the host orders a stop, or the host's heartbeat stops. All blocks must be resident at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_persistent(const __grid_constant__ inlane_lane lane) {
-    __shared__ uint64_t seen;
-    uint32_t looks = 0;
+    __shared__ uint64_t shared_word;
+    uint32_t polls = 0;
 #if INLANE_PULLS
-    __shared__ desk here;
-    if (threadIdx.x == 0) here.lane = lane;
+    __shared__ block_variables own;
+    if (threadIdx.x == 0) own.lane = lane;
 #endif
     for (uint64_t position = blockIdx.x;; position += gridDim.x) {
         slot at = slot_of(lane, position);
         if (threadIdx.x < 32) {
-            uint64_t word = wait_for(lane, at, position, looks, inlane_shared);
+            uint64_t word = wait_for(lane, at, position, polls, inlane_shared);
             if (threadIdx.x == 0) {
-                seen = word;
+                shared_word = word;
 #if INLANE_PULLS
-                here.position = position, here.looks = looks;
+                own.position = position, own.polls = polls;
 #endif
             }
         }
         __syncthreads();
-        uint64_t word = seen;
+        uint64_t word = shared_word;
         if (word == 0) return;
         uint32_t count = min(static_cast<uint32_t>(word >> 32), lane.burst);
         if (!comes_with_word(lane)) {
@@ -339,8 +349,8 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
             __syncthreads();
         }
 #if INLANE_PULLS
-        process_apart(here, count, inlane_shared);
-        position = here.position, looks = here.looks;
+        process_out_of_line(own, count, inlane_shared);
+        position = own.position, polls = own.polls;
         __syncthreads();
 #else
         process_in_place(lane, at, count, inlane_shared);
@@ -348,20 +358,21 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
     }
 }
 
-// One block an item from `position` on, all published before the launch. A position that never came is left alone.
+// Processes the items from `position` on, one per block. All were published before the launch, or have a released wait without packets.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // Word and descriptors in one go: the launch came after all of them were written. `most` spares reads behind the last.
+    // The word and the descriptors can be read together, because all were written before the launch. No item has more than `most` packets.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
-    // The host ends a stream that waits for items which will not come by words without packets.
+    // The host releases waits for items that will not come by words without packets.
     if (static_cast<uint32_t>(word) != at.lap || word >> 32 == 0) return;
     __syncthreads();
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// As inlane_items, for graphs, which know slots and not their lap: takes the lap from the word.
+// As inlane_items, for graphs: a graph has fixed parameters, so it knows slots but not laps. The lap is taken from the word, if it is
+// odd or even as `odd` says.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);
@@ -373,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slot
     process(lane, at, min(static_cast<uint32_t>(word >> 32), lane.burst), inlane_shared);
 }
 
-// The function's time limits: now and then, and at the `end` (else 0), when all of them are due.
+// Calls the function's `tick` with the time `end`, or with the current time if `end` is 0.
 extern "C" __global__ void inlane_tick(const __grid_constant__ inlane_lane lane, uint64_t end) {
     inlane_run_tick({lane.state, lane.output, lane.output_bytes, end ? end : time_of_block(), lane.room, 0});
 }
