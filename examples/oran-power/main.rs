@@ -139,13 +139,14 @@ fn expected(plan: &Plan, slot: u64) -> (u32, Vec<u64>) {
     let (mut prbs, mut power) = (0, vec![0; STREAMS * SYMBOLS]);
     let packets = plan.packets_per_symbol() * SYMBOLS as u64;
     for position in (slot * packets..(slot + 1) * packets).filter(|&position| !plan.is_lost(position)) {
-        let place = plan.place(position);
-        prbs += place.prbs as u32;
-        let samples = &plan.samples(place.stream, place.symbol)[place.first_prb * 48..][..place.prbs * 48];
+        let packet = plan.packet(position);
+        prbs += packet.prbs as u32;
+        let samples =
+            &plan.samples(packet.stream, packet.symbol)[packet.first_prb * 48..][..packet.prbs * 48];
         let squares = samples
             .chunks_exact(2)
             .map(|part| i64::from(i16::from_be_bytes([part[0], part[1]])).pow(2) as u64);
-        power[place.stream * SYMBOLS + place.symbol as usize % SYMBOLS] += squares.sum::<u64>();
+        power[packet.stream * SYMBOLS + packet.symbol as usize % SYMBOLS] += squares.sum::<u64>();
     }
     (prbs, power)
 }

@@ -128,7 +128,8 @@ impl Forward {
             outcome.result.verification = verify::captures(config)?;
         }
         let mut failure = outcome.errors.into_iter().next();
-        if let Some(verification) = outcome.result.verification.as_ref().filter(|found| found.failed()) {
+        let wrong = |found: &&Verification| found.failed() || found.received_nothing();
+        if let Some(verification) = outcome.result.verification.as_ref().filter(wrong) {
             failure.get_or_insert(inlane_forward::Error::Verification(describe(verification)));
         }
         if outcome.result.leaked_buffers > 0 {
@@ -148,7 +149,13 @@ fn nothing_to_draw() -> inlane_core::Error {
 }
 
 fn describe(verification: &Verification) -> String {
-    let Verification { checked, lost, duplicated, reordered, altered, method } = verification;
+    if verification.received_nothing() && !verification.failed() {
+        return format!(
+            "no packet was received ({}); see whether the sender runs and is connected",
+            verification.method
+        );
+    }
+    let Verification { checked, lost, duplicated, reordered, altered, method, .. } = verification;
     format!(
         "of {checked} packets {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})"
     )

@@ -4,6 +4,7 @@
 //! | --- | --- | --- | --- |
 //! | size | `64`, `4K`, `16M`, `1G` (binary: K = 1024) | `4 KiB` | bytes |
 //! | rate | `100G`, `1.5M` (decimal: K = 1000) | `100.00 Gb/s` | bits per second |
+//! | line rate | `1GbE`, `2.5GbE` (decimal) | | bits per second |
 //! | packet rate | `10Mpps` | `10.00 Mpps` | packets per second |
 //! | time | `5s`, `50us`, `200ns`, `2m` | `50.0 us` | nanoseconds |
 
@@ -60,21 +61,28 @@ pub fn parse_size(text: &str) -> Result<u64> {
 pub enum Rate {
     /// Bits of frames per second, without preamble, gap and FCS.
     Bits(f64),
+    /// Bits of an Ethernet line per second: frames with [`Rate::LINE_OVERHEAD`].
+    Line(f64),
     /// Packets per second.
     Packets(f64),
 }
 
 impl Rate {
+    /// Bytes that Ethernet adds to a frame on the line: FCS (4), preamble and start delimiter (8), inter-frame gap (12).
+    pub const LINE_OVERHEAD: u64 = 24;
+
     /// Packets per second for frames of `bytes` on average.
     pub fn packets_per_second(self, bytes: f64) -> f64 {
         match self {
             Rate::Bits(bits) => bits / 8.0 / bytes,
+            Rate::Line(bits) => bits / 8.0 / (bytes + Self::LINE_OVERHEAD as f64),
             Rate::Packets(packets) => packets,
         }
     }
 }
 
-/// Reads a rate: `10G` and `10Gb/s` are bits a second, `1.5Mpps` packets a second; suffixes are decimal.
+/// Reads a rate: `10G` and `10Gb/s` are bits of frames per second, `10GbE` is Ethernet's line rate, and
+/// `1.5Mpps` is packets per second. Suffixes are decimal.
 ///
 /// # Errors
 /// [`Error::Quantity`] for anything else and for zero.
@@ -89,10 +97,12 @@ pub fn parse_rate(text: &str) -> Result<Rate> {
             _ => return None,
         })
     };
-    let example = "10G (bits/s) or 1.5Mpps";
+    let example = "10G (bits of frames/s), 10GbE (line rate) or 1.5Mpps";
     let packets = text.trim().ends_with("pps");
+    let line = text.trim().ends_with("bE");
     let value = scaled(text, "a rate", example, |unit| {
-        let unit = ["pps", "bit/s", "b/s", "bps"].iter().find_map(|s| unit.strip_suffix(s)).unwrap_or(unit);
+        let unit =
+            ["pps", "bit/s", "b/s", "bps", "bE"].iter().find_map(|s| unit.strip_suffix(s)).unwrap_or(unit);
         decimal(unit)
     })?;
     if value <= 0.0 {
@@ -103,7 +113,11 @@ pub fn parse_rate(text: &str) -> Result<Rate> {
             example,
         });
     }
-    Ok(if packets { Rate::Packets(value) } else { Rate::Bits(value) })
+    Ok(match (packets, line) {
+        (true, _) => Rate::Packets(value),
+        (_, true) => Rate::Line(value),
+        _ => Rate::Bits(value),
+    })
 }
 
 /// Reads a time with its unit (`ns`, `us`, `ms`, `s`, `m`, `h`); only `0` may do without one.
@@ -201,6 +215,10 @@ mod tests {
         assert_eq!(parse_rate("10Gb/s").unwrap(), Rate::Bits(10e9));
         assert_eq!(parse_rate("1.5Mpps").unwrap(), Rate::Packets(1.5e6));
         assert!(parse_rate("0").is_err());
+        assert_eq!(parse_rate("2.5GbE").unwrap(), Rate::Line(2.5e9));
+        assert!(parse_rate("GbE").is_err() && parse_rate("1GbEps").is_err());
+        // RFC 1242: 14,880 frames of 64 bytes with FCS per second on 10 Mb/s Ethernet.
+        assert_eq!(Rate::Line(10e6).packets_per_second(60.0) as u64, 14_880);
         assert_eq!(Rate::Bits(8000.0).packets_per_second(100.0), 10.0);
     }
 

@@ -70,7 +70,7 @@ pub struct Run<'a> {
 /// A run whose ports are connected by pipelines.
 pub struct Connected<'a> {
     pipelines: Vec<Pipeline>,
-    faults: Vec<Arc<fault::Done>>,
+    faults: Vec<Arc<fault::FaultCounts>>,
     run: Run<'a>,
 }
 
@@ -79,7 +79,7 @@ pub struct Started<'a> {
     pipelines: Vec<ReadyPipeline>,
     competing: Option<CompetingJob>,
     cores: Vec<usize>,
-    faults: Vec<Arc<fault::Done>>,
+    faults: Vec<Arc<fault::FaultCounts>>,
     run: Run<'a>,
 }
 
@@ -92,7 +92,7 @@ pub struct Joined<'a> {
     progress: Vec<Progress>,
     competitor: Option<Result<Competitor>>,
     link: Option<Result<LinkSamples>>,
-    faults: Vec<Arc<fault::Done>>,
+    faults: Vec<Arc<fault::FaultCounts>>,
     run: Run<'a>,
 }
 

@@ -1,12 +1,15 @@
-//! Software ports of inlane's own: captures, generators, checkers, and wrappers around any port.
+//! inlane's own ports, and wrappers around any port.
 //!
-//! | port | what it is |
+//! | port | what it does |
 //! | --- | --- |
-//! | `gen:SIZE` | [`generate::Generator`]: packets of known flows, by a schedule |
-//! | `gen:oran` | [`oran::Radio`]: the user plane of an O-RAN radio |
-//! | `check` | [`check::Checker`]: verifies that they arrive as the packet function has to make them |
-//! | `pcap:FILE` | [`pcap::Source`], [`pcap::Sink`]: captures, read and written |
-//! | `null[:SIZE]` | [`null::Null`]: makes and swallows packets without touching their bytes |
+//! | `gen:SIZE` | [`generate::Generator`] sends packets of known flows, by a schedule |
+//! | `gen:oran` | [`oran::Radio`] sends the user plane of an O-RAN radio |
+//! | `check` | [`check::Checker`] verifies that packets arrive as the packet function must leave them |
+//! | `pcap:FILE` | [`pcap::CaptureSource`] and [`pcap::CaptureSink`] read and write captures |
+//! | `null[:SIZE]` | [`null::Null`] creates and discards packets without touching their bytes |
+//!
+//! [`open::ports`] opens these ports by their specifications, and DPDK's ports if the cargo feature `dpdk` is enabled. [`wrap`]
+//! captures packets, injects faults and limits rates at any port.
 
 pub mod check;
 mod error;

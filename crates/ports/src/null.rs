@@ -1,9 +1,9 @@
-//! `null[:SIZE]`: makes packets of one size as fast as they are asked for, or at a rate, and swallows what it is given.
+//! `null[:SIZE]`: creates packets of one size as fast as they are received or at a rate, and discards what is sent to it.
 //!
-//! It never touches a byte of a packet, so it works with any pool, memory of a GPU included, and what remains of a run is the
-//! pipeline itself. DPDK's own null port is `net_null`.
+//! The port reads and writes no byte of a packet, so it works with any pool, including GPU memory. A run between null ports measures
+//! the pipeline alone. DPDK's null port is `net_null`.
 
-use super::generate::pace::Schedule;
+use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::port::spec::PortSpec;
@@ -11,7 +11,7 @@ use inlane_core::units::Rate;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use std::sync::Arc;
 
-/// Most queues.
+/// The most queues of a null port.
 const MAX_QUEUES: u16 = 64;
 
 /// The `null` port.
@@ -20,15 +20,16 @@ pub struct Null {
     size: u32,
     rate: Option<Rate>,
     clock: Clock,
-    rx: Vec<Option<Source>>,
+    rx: Vec<Option<NullRx>>,
+    /// Send queues that were taken.
     tx: Vec<bool>,
 }
 
 impl Null {
-    /// Opens what `text` says; its schedule, if it gets one, is of `clock`.
+    /// Opens the port that `text` specifies. If it gets a rate, due times are those of `clock`.
     ///
     /// # Errors
-    /// For a size that no packet has, and options, of which there are none.
+    /// If the size is not 14 to 65,535 bytes, or if an option is given.
     pub fn open(text: &str, clock: &Clock) -> Result<Self> {
         let spec = PortSpec::parse(text)?;
         let size = spec.argument_number("frame size", 64, 14..=65535)?;
@@ -45,18 +46,18 @@ impl Null {
         Ok(Self { info, size, rate: None, clock: clock.clone(), rx: Vec::new(), tx: Vec::new() })
     }
 
-    /// Bytes of its packets.
+    /// Returns the size of its packets in bytes.
     pub fn size(&self) -> usize {
         self.size as usize
     }
 
-    /// Offers packets at this rate, all queues together.
+    /// Sets the rate of all queues together. `None` means as fast as packets are received.
     pub fn set_rate(&mut self, rate: Option<Rate>) {
         self.rate = rate;
     }
 
-    fn taken(&self, what: &str, queue: u16) -> Error {
-        Error::port_failed(&self.info.name, format!("{what} queue {queue} does not exist or was taken"))
+    fn taken(&self, direction: &str, queue: u16) -> Error {
+        Error::port_failed(&self.info.name, format!("{direction} queue {queue} does not exist or is taken"))
     }
 }
 
@@ -69,14 +70,18 @@ impl Port for Null {
         if let Some(pool) = pools.iter().find(|pool| pool.room() < self.size()) {
             return Err(Error::port_usage(
                 &self.info.name,
-                format!("buffers hold {} bytes; ask for larger ones with --room {}", pool.room(), self.size),
+                format!(
+                    "frames need buffers of {} bytes, and they have {}; give --room {0}",
+                    self.size,
+                    pool.room()
+                ),
             ));
         }
         let share = 1.0 / pools.len().max(1) as f64;
         self.rx = pools
             .iter()
             .map(|pool| {
-                Some(Source {
+                Some(NullRx {
                     pool: pool.clone(),
                     size: self.size,
                     schedule: self.rate.map(|rate| (Schedule::new(rate, share), self.clock.clone())),
@@ -99,22 +104,23 @@ impl Port for Null {
         match self.tx.get_mut(queue as usize) {
             Some(taken @ false) => {
                 *taken = true;
-                Ok(Box::new(Sink { pool, counters: Counters::default() }))
+                Ok(Box::new(NullTx { pool, counters: Counters::default() }))
             }
             _ => Err(self.taken("send", queue)),
         }
     }
 }
 
-struct Source {
+/// A receive queue of a null port.
+struct NullRx {
     pool: Arc<dyn Pool>,
     size: u32,
     schedule: Option<(Schedule, Clock)>,
     packets: u64,
 }
 
-// SAFETY: the packets are just allocated; `configure` refuses a size beyond the data room.
-unsafe impl Rx for Source {
+// SAFETY: the packets are just allocated, and `configure` checked that their size fits into the pool's buffers.
+unsafe impl Rx for NullRx {
     #[inline]
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let mut want = packets.len();
@@ -137,18 +143,19 @@ unsafe impl Rx for Source {
     }
 }
 
-struct Sink {
+/// A send queue of a null port.
+struct NullTx {
     pool: Arc<dyn Pool>,
     counters: Counters,
 }
 
-// SAFETY: it frees all packets and returns their number.
-unsafe impl Tx for Sink {
+// SAFETY: `send` frees all packets and returns their number.
+unsafe impl Tx for NullTx {
     #[inline]
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         self.counters.packets += packets.len() as u64;
         self.counters.bytes += packets.iter().map(|packet| packet.length as u64).sum::<u64>();
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: the caller holds the packets, they are from this pool, and nobody uses them afterwards.
         unsafe { self.pool.free(packets) };
         Ok(packets.len())
     }
@@ -164,7 +171,7 @@ mod tests {
     use inlane_core::HeapPool;
 
     #[test]
-    fn packets_come_and_go() {
+    fn packets_are_created_and_discarded() {
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 2048).unwrap());
         let mut port = Null::open("null:1024", &Clock::new()).unwrap();
         port.configure(std::slice::from_ref(&pool), 1).unwrap();
@@ -175,14 +182,14 @@ mod tests {
         let got = rx.receive(&mut packets).unwrap();
         assert_eq!((got, packets[0].length), (8, 1024));
         assert_eq!(rx.receive(&mut packets[8..]).unwrap(), 0, "the pool is empty");
-        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+        // SAFETY: these packets were received from this queue's pool, and are not used again.
         assert_eq!(unsafe { tx.send(&packets[..got]) }.unwrap(), 8);
         assert_eq!(tx.counters().bytes, 8 * 1024);
         assert_eq!(pool.outstanding(), 0);
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn wrong_sizes_and_options_are_refused() {
         let clock = Clock::new();
         for text in ["null:0", "null:x", "null:70000", "null:64,copy=on", "null,foo=bar"] {
             assert!(Null::open(text, &clock).is_err(), "{text}");
@@ -193,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_kept() {
+    fn a_rate_spaces_packets() {
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 64).unwrap());
         let mut port = Null::open("null", &Clock::new()).unwrap();
-        port.set_rate(Some(Rate::Packets(1000.0)));
+        port.set_rate(Some(Rate::Packets(0.001)));
         port.configure(&[pool], 0).unwrap();
         let mut rx = port.take_rx(0).unwrap();
         let mut packets = [Packet::EMPTY; 32];
         assert_eq!(rx.receive(&mut packets).unwrap(), 1, "the first is due at once");
-        assert_eq!(rx.receive(&mut packets[1..]).unwrap(), 0, "the next in a millisecond");
+        assert_eq!(rx.receive(&mut packets[1..]).unwrap(), 0, "the next is due in 1000 s");
     }
 }

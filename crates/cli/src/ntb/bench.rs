@@ -103,7 +103,7 @@ impl std::str::FromStr for BenchMover {
             ("twin", "") => Ok(Self::Twin(None)),
             ("twin", rate) => match units::parse_rate(rate)? {
                 units::Rate::Bits(bits) => Ok(Self::Twin(Some(bits))),
-                units::Rate::Packets(_) => bail!("a mover has no packets; write twin:30G"),
+                _ => bail!("a mover has no packets; write twin:30G"),
             },
             ("gpu", number) => Ok(Self::Gpu(number.parse().context("write gpu:0")?)),
             _ => bail!("write twin, twin:RATE (twin:30G) or gpu:N"),

@@ -8,6 +8,9 @@ use serde::Serialize;
 pub struct Verification {
     /// How packets were checked (`every packet against a reference macswap`).
     pub method: String,
+    /// The number of packets that had to arrive. `None` if the sender is another process.
+    #[serde(rename = "expected_packets")]
+    pub expected: Option<u64>,
     /// The number of packets that were checked.
     #[serde(rename = "verified_packets")]
     pub checked: u64,
@@ -26,9 +29,14 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// True if packets were checked and all were right.
+    /// True if packets were checked and all were right, or if none had to arrive and none did.
     pub fn passed(&self) -> bool {
-        self.checked > 0 && !self.failed()
+        !self.failed() && !self.received_nothing()
+    }
+
+    /// True if no packet was checked, and not because none had to arrive.
+    pub fn received_nothing(&self) -> bool {
+        self.checked == 0 && self.expected != Some(0)
     }
 
     /// True if a packet was wrong or missing.
@@ -47,15 +55,19 @@ impl Verification {
 
     /// Returns the verdict and the counts as text.
     pub fn text(&self) -> String {
-        let Self { checked, lost, duplicated, reordered, altered, method } = self;
+        let Self { checked, lost, duplicated, reordered, altered, method, .. } = self;
         format!(
             "{}: {checked} packets, {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})",
             self.verdict()
         )
     }
 
-    /// Adds the counts of another check by the same method.
+    /// Adds the counts of another check, for example of a second checker in the same run.
     pub fn add(&mut self, other: &Self) {
+        if self.method.is_empty() {
+            self.method.clone_from(&other.method);
+        }
+        self.expected = self.expected.zip(other.expected).map(|(a, b)| a + b);
         self.checked += other.checked;
         self.lost += other.lost;
         self.duplicated += other.duplicated;
@@ -87,6 +99,23 @@ mod tests {
         assert!(Verification { checked: 1, ..Default::default() }.passed());
         assert!(!Verification { checked: 1, lost: 1, ..Default::default() }.passed());
         assert!(Verification { lost: 1, ..Default::default() }.failed());
+    }
+
+    #[test]
+    fn receiving_nothing_passes_only_if_nothing_was_expected() {
+        let found = |expected| Verification { expected, ..Default::default() };
+        assert!(found(None).received_nothing() && found(Some(1)).received_nothing());
+        assert!(found(Some(0)).passed() && !found(Some(0)).received_nothing());
+    }
+
+    #[test]
+    fn several_checks_add_up() {
+        let one = Verification { expected: Some(2), checked: 1, lost: 1, ..Default::default() };
+        let mut sum = one.clone();
+        sum.add(&one);
+        assert_eq!((sum.expected, sum.checked, sum.lost), (Some(4), 2, 2));
+        sum.add(&Verification { expected: None, ..one });
+        assert_eq!(sum.expected, None);
     }
 
     #[test]

@@ -143,6 +143,7 @@ impl Trials {
             let carried = match rate {
                 Rate::Packets(rate) => result.tx.packets_per_second >= rate * CARRIED,
                 Rate::Bits(rate) => result.tx.bits_per_second >= rate * CARRIED,
+                Rate::Line(rate) => result.tx.line_bits_per_second() >= rate * CARRIED,
             };
             let total = result.stages.and_then(|stages| stages.total);
             let p99 = total.map(|total| Duration::from_nanos(total.p99_ns as u64));

@@ -26,8 +26,6 @@ const CEILING: f64 = 0.9;
 const SHARED: f64 = 0.8;
 /// Beginning and end are too much of anything shorter.
 const SHORTEST: Duration = Duration::from_millis(10);
-/// What a link carries beside a frame: preamble, frame check sequence, gap.
-const BESIDE_FRAME_BYTES: f64 = 24.0;
 
 /// What limited the run of `config`, whose ceiling is known: a word for it, a colon, and how that was seen. `None` for runs that
 /// were too short to tell.
@@ -59,16 +57,15 @@ fn came(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
     let (came, asked, text): (_, _, fn(f64) -> String) = match config.rate? {
         Rate::Packets(asked) => (result.rx.packets_per_second, asked, units::packets_per_second),
         Rate::Bits(asked) => (result.rx.bits_per_second, asked, units::bits_per_second),
+        Rate::Line(asked) => (result.rx.line_bits_per_second(), asked, units::bits_per_second),
     };
     Some((came / asked, format!("of {} asked for {} came", text(asked), text(came))))
 }
 
 fn link(outcome: &RunOutcome) -> Option<String> {
     let bits = outcome.link_bits_per_second?;
-    let on_wire = |flow: &crate::result::Flow| {
-        flow.bits_per_second + flow.packets_per_second * BESIDE_FRAME_BYTES * 8.0
-    };
-    let share = on_wire(&outcome.result.rx).max(on_wire(&outcome.result.tx)) / bits;
+    let [rx, tx] = [outcome.result.rx, outcome.result.tx].map(|flow| flow.line_bits_per_second());
+    let share = rx.max(tx) / bits;
     let said = || {
         let link = units::bits_per_second(bits);
         format!("link: frames with what stands between them took {} of its {link}", percent(share))

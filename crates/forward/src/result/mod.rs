@@ -6,6 +6,7 @@ mod text;
 use inlane_core::port::Counters;
 use inlane_core::result::{Baseline, Ceiling, Path, Verification};
 use inlane_core::stats::{Percentiles, Summary};
+use inlane_core::units::Rate;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -29,6 +30,11 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// Returns the mean rate on an Ethernet line: frames with FCS, preamble and gap.
+    pub fn line_bits_per_second(&self) -> f64 {
+        self.bits_per_second + self.packets_per_second * (Rate::LINE_OVERHEAD * 8) as f64
+    }
+
     /// Converts a port's counters over `seconds`. Without time, the rates are zero.
     pub fn over(counters: &Counters, seconds: f64) -> Self {
         let rate = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };

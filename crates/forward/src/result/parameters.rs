@@ -42,7 +42,7 @@ impl Quantity {
             Self::Number(number) | Self::Percent(number) => Some(number),
             Self::Time(ns) => Some(ns / 1e3),
             Self::Size(bytes) => Some(bytes as f64),
-            Self::Rate(Rate::Bits(bits)) => Some(bits / 1e9),
+            Self::Rate(Rate::Bits(bits) | Rate::Line(bits)) => Some(bits / 1e9),
             Self::Rate(Rate::Packets(packets)) => Some(packets / 1e6),
             Self::Text(_) => None,
         }
@@ -55,6 +55,7 @@ impl Quantity {
             Self::Time(_) => "us",
             Self::Size(_) => "bytes",
             Self::Rate(Rate::Bits(_)) => "Gb/s of frames",
+            Self::Rate(Rate::Line(_)) => "Gb/s on the line",
             Self::Rate(Rate::Packets(_)) => "Mpps",
             Self::Percent(_) => "%",
         }
@@ -67,6 +68,7 @@ impl Quantity {
             Self::Time(_) => "_ns",
             Self::Size(_) => "_bytes",
             Self::Rate(Rate::Bits(_)) => "_bits_per_second",
+            Self::Rate(Rate::Line(_)) => "_line_bits_per_second",
             Self::Rate(Rate::Packets(_)) => "_packets_per_second",
             Self::Percent(_) => "_percent",
         }
@@ -81,6 +83,7 @@ impl std::fmt::Display for Quantity {
             Self::Time(ns) => f.write_str(&units::nanoseconds(*ns)),
             Self::Size(bytes) => f.write_str(&units::bytes(*bytes)),
             Self::Rate(Rate::Bits(bits)) => f.write_str(&units::bits_per_second(*bits)),
+            Self::Rate(Rate::Line(bits)) => write!(f, "{} on the line", units::bits_per_second(*bits)),
             Self::Rate(Rate::Packets(packets)) => f.write_str(&units::packets_per_second(*packets)),
             Self::Percent(percent) => write!(f, "{percent} %"),
         }
@@ -149,7 +152,9 @@ impl Serialize for Parameters {
                 }
                 Quantity::Text(text) => map.serialize_entry(&key, text)?,
                 Quantity::Size(bytes) => map.serialize_entry(&key, bytes)?,
-                Quantity::Rate(Rate::Bits(rate) | Rate::Packets(rate)) => map.serialize_entry(&key, rate)?,
+                Quantity::Rate(Rate::Bits(rate) | Rate::Line(rate) | Rate::Packets(rate)) => {
+                    map.serialize_entry(&key, rate)?
+                }
             }
         }
         map.end()

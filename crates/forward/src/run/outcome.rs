@@ -83,7 +83,10 @@ impl RunOutcome {
             shape,
             ceiling: None,
             baseline: None,
-            verification: ports.iter().find_map(|port| port.verification()),
+            verification: ports.iter().filter_map(|port| port.verification()).reduce(|mut sum, one| {
+                sum.add(&one);
+                sum
+            }),
             duration_ns: nanoseconds,
             rx: Flow::over(&sum.rx, elapsed.as_secs_f64()),
             tx: Flow::over(&sum.tx, elapsed.as_secs_f64()),

@@ -65,7 +65,7 @@ pub(super) fn connect(
     pools: &[Vec<Arc<dyn Pool>>],
     directions: &[Direction],
     wrappers: &Wrappers,
-) -> Result<(Vec<Pipeline>, Vec<Arc<fault::Done>>)> {
+) -> Result<(Vec<Pipeline>, Vec<Arc<fault::FaultCounts>>)> {
     let queues = config.pipelines;
     for (index, port) in ports.iter_mut().enumerate() {
         let receives = directions.iter().position(|direction| direction.rx == index);

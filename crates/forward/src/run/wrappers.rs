@@ -50,7 +50,7 @@ impl Wrappers {
         mut rx: Box<dyn Rx>,
         pool: &Arc<dyn Pool>,
         share: f64,
-        faults: &mut Vec<Arc<fault::Done>>,
+        faults: &mut Vec<Arc<fault::FaultCounts>>,
     ) -> Result<Box<dyn Rx>> {
         if let Some(rate) = self.rate {
             rx = Box::new(PacedRx::new(rx, rate, share, &self.clock));
@@ -59,7 +59,7 @@ impl Wrappers {
             // Each queue has a random sequence of its own.
             let seed = settings.seed.wrapping_add(faults.len() as u64);
             let faulty = Faults { seed, ..*settings }.rx(rx, pool, &self.clock)?;
-            faults.push(faulty.done());
+            faults.push(faulty.fault_counts());
             rx = Box::new(faulty);
         }
         Ok(rx)
@@ -78,9 +78,9 @@ impl Wrappers {
 }
 
 /// Returns a note with the number of injected faults; `None` without fault injection.
-pub(super) fn faults_note(counters: &[Arc<fault::Done>]) -> Option<String> {
+pub(super) fn faults_note(counters: &[Arc<fault::FaultCounts>]) -> Option<String> {
     let sum =
-        counters.iter().map(|done| done.counts()).reduce(|a, b| std::array::from_fn(|i| a[i] + b[i]))?;
+        counters.iter().map(|counts| counts.read()).reduce(|a, b| std::array::from_fn(|i| a[i] + b[i]))?;
     let [dropped, duplicated, reordered, corrupted, delayed] = sum;
     Some(format!(
         "injected faults: {dropped} packets dropped, {duplicated} duplicated, {reordered} reordered, \

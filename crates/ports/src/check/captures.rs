@@ -1,7 +1,7 @@
-//! Compares a capture that was written with the one that was read: every packet, in order, as the packet function has to make
-//! it, with its timestamp and its length on the wire.
+//! Compares a written capture with the one that was read: every packet in order, with its bytes behind the packet function, its
+//! timestamp and its length on the wire.
 
-use super::reference::Reference;
+use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};
 use inlane_core::result::Verification;
 use inlane_core::{Error, Result};
@@ -10,15 +10,15 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-/// What has to be equal of a packet.
+/// What must be equal in both captures.
 #[derive(PartialEq, Eq, Hash)]
-struct Seen {
+struct Entry {
     time_ns: u64,
     wire_length: u32,
     bytes: Vec<u8>,
 }
 
-impl Seen {
+impl Entry {
     fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -26,99 +26,128 @@ impl Seen {
     }
 }
 
-/// Packets behind which one that comes again is still known, while nothing else was wrong; later it counts as altered.
+/// The number of equal packets that are remembered before the first difference. A duplicate of an older packet counts as altered.
 const REMEMBERED: usize = 1 << 16;
 
 /// Compares `output` with what `reference` makes of `input`.
 ///
-/// While packets are equal only the digests of the last of them are kept. From the first that differs on, every packet still to
-/// come is known by its digest, which tells what is missing from what came twice, late, or changed.
+/// While the captures are equal, keeps digests of the last packets only. From the first difference on, keeps a digest of each packet
+/// that is still expected, to tell missing packets from duplicated, late and altered ones.
 ///
 /// # Errors
-/// When one of the two cannot be read to its end.
-pub fn compare(input: &Path, output: &Path, reference: &dyn Reference) -> Result<Verification> {
+/// If one of the captures cannot be read to its end.
+pub fn compare(input: &Path, output: &Path, reference: &dyn ReferenceFunction) -> Result<Verification> {
     let open = |path: &Path| -> Result<CaptureReader> {
         let name = format!("pcap:{}", path.display());
         let file = File::open(path)
-            .map_err(|error| Error::port_environment(&name, format!("it cannot be read again: {error}")))?;
-        Ok(CaptureReader::new(&name, Box::new(file)))
+            .map_err(|error| Error::port_environment(&name, format!("cannot read it again: {error}")))?;
+        let mut reader = CaptureReader::new(&name, Box::new(file));
+        reader.read_header()?;
+        Ok(reader)
     };
-    let (mut input, mut output) = (open(input)?, open(output)?);
+    let (input, mut output) = (open(input)?, open(output)?);
+    let mut expected = Expected { input, reference, count: 0 };
     let mut verification = Verification {
         method: format!("every packet of the capture against a reference {}", reference.name()),
         ..Verification::default()
     };
-    let unit = move |output: &CaptureReader| if output.resolution() == Resolution::Micro { 1000 } else { 1 };
-    let mut expect = |unit: u64| expected(&mut input, reference, unit);
     let mut recent = VecDeque::new();
     loop {
         let found = next(&mut output)?;
-        // What microseconds cannot say need not come back.
-        let expected = expect(unit(&output))?;
+        let wanted = expected.next(&output)?;
         verification.checked += found.is_some() as u64;
-        match (expected, found) {
-            (None, None) => return Ok(verification),
-            (Some(expected), Some(found)) if expected == found => {
+        match (wanted, found) {
+            (None, None) => break,
+            (Some(wanted), Some(found)) if wanted == found => {
                 if recent.len() == REMEMBERED {
                     recent.pop_front();
                 }
                 recent.push_back(found.digest());
             }
-            (expected, found) => {
-                let mut missing: HashMap<u64, VecDeque<u64>> = HashMap::new();
-                let mut known: HashSet<u64> = recent.into_iter().collect();
-                let mut position = 0u64;
-                let mut expected = expected;
-                while let Some(seen) = expected {
-                    missing.entry(seen.digest()).or_default().push_back(position);
-                    known.insert(seen.digest());
-                    position += 1;
-                    expected = expect(unit(&output))?;
-                }
-                let (mut found, mut furthest, mut altered) = (found, None, 0u64);
-                while let Some(seen) = found {
-                    let digest = seen.digest();
-                    match missing.get_mut(&digest).and_then(VecDeque::pop_front) {
-                        Some(at) => {
-                            verification.reordered += (Some(at) < furthest) as u64;
-                            furthest = furthest.max(Some(at));
-                        }
-                        None if known.contains(&digest) => verification.duplicated += 1,
-                        None => altered += 1,
-                    }
-                    found = next(&mut output)?;
-                    verification.checked += found.is_some() as u64;
-                }
-                let left: u64 = missing.values().map(|positions| positions.len() as u64).sum();
-                verification.altered = altered;
-                // One that came changed is not missing too.
-                verification.lost = left.saturating_sub(altered);
-                return Ok(verification);
+            (wanted, found) => {
+                compare_rest(wanted, found, &mut expected, &mut output, recent, &mut verification)?;
+                break;
             }
         }
     }
+    verification.expected = Some(expected.count);
+    Ok(verification)
 }
 
-fn next(reader: &mut CaptureReader) -> Result<Option<Seen>> {
+/// Compares the captures from their first difference on.
+fn compare_rest(
+    mut wanted: Option<Entry>,
+    mut found: Option<Entry>,
+    expected: &mut Expected,
+    output: &mut CaptureReader,
+    recent: VecDeque<u64>,
+    verification: &mut Verification,
+) -> Result<()> {
+    // By digest: the positions of the packets that have not been found.
+    let mut missing: HashMap<u64, VecDeque<u64>> = HashMap::new();
+    let mut known: HashSet<u64> = recent.into_iter().collect();
+    let mut position = 0u64;
+    while let Some(entry) = wanted {
+        missing.entry(entry.digest()).or_default().push_back(position);
+        known.insert(entry.digest());
+        position += 1;
+        wanted = expected.next(output)?;
+    }
+    let mut furthest = None;
+    while let Some(entry) = found {
+        let digest = entry.digest();
+        match missing.get_mut(&digest).and_then(VecDeque::pop_front) {
+            Some(position) => {
+                verification.reordered += (Some(position) < furthest) as u64;
+                furthest = furthest.max(Some(position));
+            }
+            None if known.contains(&digest) => verification.duplicated += 1,
+            None => verification.altered += 1,
+        }
+        found = next(output)?;
+        verification.checked += found.is_some() as u64;
+    }
+    let missing: u64 = missing.values().map(|positions| positions.len() as u64).sum();
+    // An altered packet is also missing in its original form. It is not lost.
+    verification.lost = missing.saturating_sub(verification.altered);
+    Ok(())
+}
+
+fn next(reader: &mut CaptureReader) -> Result<Option<Entry>> {
     let Some(record) = reader.peek()? else { return Ok(None) };
-    let seen = Seen {
+    let entry = Entry {
         time_ns: record.time_ns,
         wire_length: record.wire_length,
         bytes: reader.data(&record).to_vec(),
     };
     reader.consume();
-    Ok(Some(seen))
+    Ok(Some(entry))
 }
 
-/// The next packet that has to come.
-fn expected(input: &mut CaptureReader, reference: &dyn Reference, unit: u64) -> Result<Option<Seen>> {
-    while let Some(mut seen) = next(input)? {
-        if reference.apply(&mut seen.bytes).arrives_at(0) {
-            seen.time_ns = seen.time_ns / unit * unit;
-            return Ok(Some(seen));
+/// The packets that the output must have.
+struct Expected<'a> {
+    input: CaptureReader,
+    reference: &'a dyn ReferenceFunction,
+    /// The number of packets returned.
+    count: u64,
+}
+
+impl Expected<'_> {
+    /// Returns the next packet, with its timestamp in the resolution of `output`.
+    fn next(&mut self, output: &CaptureReader) -> Result<Option<Entry>> {
+        let unit_ns = match output.resolution() {
+            Resolution::Micro => 1000,
+            Resolution::Nano => 1,
+        };
+        while let Some(mut entry) = next(&mut self.input)? {
+            if self.reference.apply(&mut entry.bytes).arrives_at(0) {
+                entry.time_ns = entry.time_ns / unit_ns * unit_ns;
+                self.count += 1;
+                return Ok(Some(entry));
+            }
         }
+        Ok(None)
     }
-    Ok(None)
 }
 
 #[cfg(test)]
@@ -144,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_packets() {
+    fn differences_are_classified() {
         let counts = |after: &[u8]| {
             let found = compared(&[1, 2, 3, 4, 5, 6], after, "io");
             (found.checked, found.lost, found.duplicated, found.reordered, found.altered)
@@ -155,7 +184,9 @@ mod tests {
         assert_eq!(counts(&[1, 3, 2, 4, 5, 6]), (6, 0, 0, 1, 0));
         assert_eq!(counts(&[1, 9, 3, 4, 5, 6]), (6, 0, 0, 0, 1));
         assert_eq!(counts(&[]), (0, 6, 0, 0, 0));
-        assert!(compared(&[1, 2], &[1, 2], "macswap").passed(), "all bytes are alike");
-        assert_eq!(compared(&[1, 2], &[], "drop-rule:all").lost, 0);
+        assert!(compared(&[1, 2], &[1, 2], "macswap").passed(), "all bytes are equal");
+        let dropped = compared(&[1, 2], &[], "drop-rule:all");
+        assert!(dropped.passed() && dropped.expected == Some(0), "{dropped:?}");
+        assert_eq!(compared(&[1, 2], &[1], "io").expected, Some(2));
     }
 }

@@ -1,42 +1,42 @@
-//! What each packet of known traffic has to look like behind a packet function.
+//! The packets that must arrive at a checker, and how received packets compare with them.
 
-use super::reference::{Fate, Reference};
+use super::reference::{ExpectedVerdict, ReferenceFunction};
 use crate::generate::Traffic;
 use crate::generate::stamp::{self, Stamp};
 use crate::generate::template::Template;
-use crate::generate::traffic::checksum_and_payload;
+use crate::generate::traffic::{MIN_FRAME, checksum_and_payload};
 use inlane_wire::Layers;
 use std::sync::Arc;
 
-/// The expectation of one run, shared by a checker's queues.
+/// The packets that must arrive at one checker. Its queues share it.
 pub struct Expectation {
     traffic: Arc<Traffic>,
     body: Vec<u8>,
-    reference: Box<dyn Reference>,
-    /// The port's number in verdicts.
+    reference: Box<dyn ReferenceFunction>,
+    /// The checker's number in verdicts.
     number: u16,
-    /// By flow, then by size; empty where packets must be rebuilt one by one.
+    /// Templates by flow, then by size. Empty if each packet must be built to be compared.
     templates: Vec<Template>,
-    /// Which of the same do not arrive.
+    /// For the same flows and sizes: the packet does not arrive here.
     dropped: Vec<bool>,
 }
 
-/// What a packet turned out to be.
+/// What a received packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// As it has to be.
-    Right(Stamp),
-    /// One of ours, which it says itself, but not as it has to be.
+pub enum Classification {
+    /// An expected packet, as it must be.
+    Correct(Stamp),
+    /// A packet of the generator that is not as it must be, or must not arrive here. Its stamp is intact.
     Altered(Stamp),
-    /// One of ours, so changed that it cannot say which.
-    Unreadable,
-    /// Other traffic of the link.
+    /// A packet of the generator whose stamp is damaged.
+    Unidentified,
+    /// Another packet on the link.
     Foreign,
 }
 
 impl Expectation {
-    /// What `reference` makes of `traffic`.
-    pub fn new(traffic: Arc<Traffic>, reference: Box<dyn Reference>, number: u16) -> Self {
+    /// Computes what arrives at port `number` if `reference` processes `traffic`.
+    pub fn new(traffic: Arc<Traffic>, reference: Box<dyn ReferenceFunction>, number: u16) -> Self {
         let mut expectation = Self {
             body: traffic.body(),
             traffic,
@@ -49,111 +49,112 @@ impl Expectation {
         let mut templates = Vec::with_capacity(cases);
         for flow in 0..expectation.traffic.flows {
             for index in 0..expectation.traffic.sizes.len() {
-                let stamp = Stamp { flow, number: index as u32, due_ns: 0 };
-                let (frame, fate) = expectation.frame(stamp);
-                expectation.dropped.push(!fate.arrives_at(number));
+                let stamp = Stamp { flow, sequence: index as u32, due_ns: 0 };
+                let (frame, verdict) = expectation.frame(stamp);
+                let arrives = verdict.arrives_at(number);
+                expectation.dropped.push(!arrives);
                 templates.extend(
                     Template::of(&frame)
-                        .map(|template| if fate.arrives_at(number) { template } else { template.dropped() }),
+                        .map(|template| if arrives { template } else { template.into_dropped() }),
                 );
             }
         }
-        // A reference that leaves no stamp at the end, or no right checksum, is checked packet by packet.
-        if templates.len() == cases && !expectation.reference.sees_payload() {
+        // A function that leaves no stamp at the end, or a wrong checksum, yields no template.
+        if templates.len() == cases && !expectation.reference.depends_on_payload() {
             expectation.templates = templates;
         }
         expectation
     }
 
-    /// The traffic.
+    /// Returns the traffic that the generator sends.
     pub fn traffic(&self) -> &Traffic {
         &self.traffic
     }
 
-    /// What results call the check.
+    /// Returns the name of this check for results.
     pub fn method(&self) -> String {
         format!("every packet against a reference {}", self.reference.name())
     }
 
-    /// How many of `sent` packets of `flow` are not to arrive.
+    /// Returns how many of the first `sent` packets of `flow` do not arrive here.
     pub fn dropped_of(&self, flow: u32, sent: u64) -> u64 {
         let sizes = self.traffic.sizes.len();
-        let flow = &self.dropped[flow as usize * sizes..][..sizes];
-        let whole = flow.iter().filter(|dropped| **dropped).count() as u64;
-        let part = flow[..(sent % sizes as u64) as usize].iter().filter(|dropped| **dropped).count() as u64;
-        sent / sizes as u64 * whole + part
+        let dropped = &self.dropped[flow as usize * sizes..][..sizes];
+        let count = |dropped: &[bool]| dropped.iter().filter(|dropped| **dropped).count() as u64;
+        sent / sizes as u64 * count(dropped) + count(&dropped[..(sent % sizes as u64) as usize])
     }
 
-    /// The packet of `stamp` is not to arrive.
+    /// Returns true if the packet with this stamp does not arrive here.
     pub fn is_dropped(&self, stamp: Stamp) -> bool {
-        let size = self.traffic.size_index(stamp.number);
+        let size = self.traffic.size_index(stamp.sequence);
         self.dropped[stamp.flow as usize * self.traffic.sizes.len() + size]
     }
 
-    /// The packet of `stamp` as it has to arrive.
-    fn frame(&self, stamp: Stamp) -> (Vec<u8>, Fate) {
-        let size = self.traffic.sizes[self.traffic.size_index(stamp.number)];
+    /// Returns the packet with this stamp behind the function, and its verdict.
+    fn frame(&self, stamp: Stamp) -> (Vec<u8>, ExpectedVerdict) {
+        let size = self.traffic.sizes[self.traffic.size_index(stamp.sequence)];
         let mut frame = self.traffic.frame(size, stamp, &self.body);
-        let fate = self.reference.apply(&mut frame);
-        (frame, fate)
+        let verdict = self.reference.apply(&mut frame);
+        (frame, verdict)
     }
 
-    /// Looks at a packet of one segment; `None` when it takes [`Expectation::look_closely`] to tell.
+    /// Returns the stamp of a packet in one segment, if the packet equals its template. Classify other packets with
+    /// [`Expectation::examine`].
     #[inline(always)]
-    pub fn look(&self, bytes: &[u8]) -> Option<Found> {
+    pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;
         let stamp = Stamp::from_bytes(last);
         if stamp.flow >= self.traffic.flows {
             return None;
         }
-        let index = stamp.flow as usize * self.traffic.sizes.len() + self.traffic.size_index(stamp.number);
+        let index = stamp.flow as usize * self.traffic.sizes.len() + self.traffic.size_index(stamp.sequence);
         let template = self.templates.get(index)?;
-        let right = !template.is_dropped() && template.matches(bytes, &self.body, stamp);
-        right.then_some(Found::Right(stamp))
+        let correct = !template.is_dropped() && template.matches(bytes, &self.body, stamp);
+        correct.then_some(stamp)
     }
 
-    /// Looks at a whole packet, however it is broken.
-    pub fn look_closely(&self, bytes: &[u8]) -> Found {
-        // Links pad short frames: what counts ends where IP says so.
+    /// Classifies any packet. Slower than [`Expectation::matches_template`].
+    pub fn examine(&self, bytes: &[u8]) -> Classification {
         let layers = Layers::of(bytes);
         if let Ok(None) = layers {
-            return Found::Foreign;
+            return Classification::Foreign;
         }
         let layers = layers.ok().flatten();
+        // Links pad short frames, so the packet ends where its IP header says. If that length is damaged, the stamp is
+        // found at the frame's end.
         let end = layers.map_or(bytes.len(), |layers| layers.end);
-        // The stamp is where it was put, at the end; a length that was altered hides it.
         for end in [end, bytes.len()] {
             if let Some(found) = self.compare(&bytes[..end], bytes.len()) {
                 return found;
             }
         }
         match layers {
-            Some(layers) if Traffic::is_foreign(bytes, &layers) => Found::Foreign,
-            _ => Found::Unreadable,
+            Some(layers) if Traffic::is_foreign(bytes, &layers) => Classification::Foreign,
+            _ => Classification::Unidentified,
         }
     }
 
-    fn compare(&self, bytes: &[u8], length: usize) -> Option<Found> {
+    /// Compares a packet with the one that its last bytes name. Returns `None` if these are not an intact stamp.
+    fn compare(&self, bytes: &[u8], frame_length: usize) -> Option<Classification> {
         let stamp = Stamp::from_bytes(bytes.last_chunk()?);
         if stamp.flow >= self.traffic.flows {
             return None;
         }
-        let (expected, fate) = self.frame(stamp);
-        let padded = length > bytes.len() && length > 60;
-        if expected == bytes && fate.arrives_at(self.number) && !padded {
-            return Some(Found::Right(stamp));
+        let (expected, verdict) = self.frame(stamp);
+        let wrongly_padded = frame_length > bytes.len() && frame_length > MIN_FRAME;
+        if expected == bytes && verdict.arrives_at(self.number) && !wrongly_padded {
+            return Some(Classification::Correct(stamp));
         }
-        // Headers differ: believe the stamp where its checksum holds, which covers all of the payload.
-        let believed = self.payload_starts(bytes).any(|start| bytes.get(start..).is_some_and(stamp::crc_ok));
-        believed.then_some(Found::Altered(stamp))
+        // The stamp's CRC covers the whole payload, so a stamp with the right CRC is intact.
+        let intact = self.payload_starts(bytes).any(|start| bytes.get(start..).is_some_and(stamp::crc_ok));
+        intact.then_some(Classification::Altered(stamp))
     }
 
-    /// Where the payload of a packet may begin: by the headers that each kind of flow has, and by those that it carries.
+    /// Returns where a packet's payload may begin: after the headers of each kind of flow, and after its own headers.
     fn payload_starts(&self, bytes: &[u8]) -> impl Iterator<Item = usize> {
-        let own = self.traffic.kinds.iter().map(|kind| self.traffic.headers(*kind));
+        let expected = self.traffic.headers.iter().map(|headers| self.traffic.header_length(*headers));
         let layers = Layers::of(bytes).ok().flatten();
-        let carried =
-            layers.and_then(|layers| checksum_and_payload(bytes, &layers)).map(|(_, payload)| payload);
-        own.chain(carried)
+        let own = layers.and_then(|layers| checksum_and_payload(bytes, &layers)).map(|(_, payload)| payload);
+        expected.chain(own)
     }
 }

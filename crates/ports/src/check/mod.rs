@@ -1,12 +1,14 @@
-//! `check`: takes what a generator sent, and verifies it: nothing lost, duplicated, reordered within its flow, or changed
+//! `check`: receives what a generator sent, and verifies that no packet was lost, duplicated, reordered within its flow, or changed
 //! beyond what the packet function does.
 //!
-//! What every packet must look like follows from the generator's text and a [`mod@reference`] of the function. Headers, lengths and
-//! checksums are compared with a template of the flow, the payload by the CRC that it carries; a packet that differs in
-//! anything is looked at again, slowly, to say how. Packets of others (the kernel's own on a veth) are told apart and
-//! counted as foreign.
+//! The expected packets follow from the generator's specification and a [`mod@reference`] of the function. The checker compares
+//! headers, lengths and checksums with a template of the flow, and the payload with the CRC in its [stamp]. A packet that differs
+//! is examined again, slowly, to classify the difference. Packets from elsewhere, such as the kernel's own on a veth, count as
+//! foreign.
 //!
-//! A packet so broken that it cannot say which it is counts as altered, and not as lost too.
+//! A packet that is too damaged to name its flow and number counts as altered, and not as lost too.
+//!
+//! [stamp]: crate::generate::stamp
 
 pub mod captures;
 mod expect;
@@ -16,61 +18,62 @@ mod tracker;
 #[cfg(test)]
 mod tests;
 
-use super::generate::{Generator, Ledger, Traffic, require_cpu_memory};
-use expect::{Expectation, Found};
+use crate::generate::{Generator, SentCounts, Traffic, require_cpu_memory};
+use expect::{Classification, Expectation};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::result::Verification;
 use inlane_core::stats::LatencyHistogram;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
-use reference::Reference;
-use std::sync::{Arc, Mutex};
+use reference::ReferenceFunction;
+use std::sync::{Arc, Mutex, MutexGuard};
 use tracker::{Counts, Tracker};
 
-/// The `check` port. It only sends.
+/// The `check` port. It can only be sent to.
 pub struct Checker {
     info: PortInfo,
     clock: Clock,
     expectation: Arc<Expectation>,
-    /// Of the generator, where it is in this process.
-    ledger: Option<Arc<Ledger>>,
-    queues: u16,
+    /// What the generator sent, if it is in this process.
+    sent: Option<Arc<SentCounts>>,
     taken: Vec<bool>,
     findings: Arc<Mutex<Findings>>,
 }
 
-/// What queues found, once they are dropped.
+/// What the queues found. Each queue adds its part when it is dropped.
 #[derive(Default)]
 struct Findings {
     counts: Counts,
     altered: u64,
-    unreadable: u64,
+    unidentified: u64,
     foreign: u64,
-    /// One more than the largest number seen of each flow.
+    /// One more than the largest sequence number received, for each flow.
     reached: Vec<u64>,
     latency: LatencyHistogram,
 }
 
 impl Checker {
-    /// Opens `check` for what `source` sends, or `check:SIZE,...` for what a generator elsewhere sends that was given the same
-    /// options. Due times are those of `clock`, which the generator must share.
+    /// Opens `check` for the packets of `source`, or `check:SIZE,...` for those of a generator in another process with the same
+    /// options. `number` is the port's number in verdicts: the checker expects the packets that `reference` sends there.
+    ///
+    /// Latency is measured against due times of `clock`, which `source` must use too.
     ///
     /// # Errors
-    /// When neither says what is sent, or the options make no sense.
+    /// If neither `text` nor `source` says what is sent, or if the options are wrong.
     pub fn open(
         text: &str,
         clock: &Clock,
         source: Option<&Generator>,
-        reference: Box<dyn Reference>,
+        reference: Box<dyn ReferenceFunction>,
         number: u16,
     ) -> Result<Self> {
         let own = (text != "check").then(|| Traffic::parse(text)).transpose()?;
-        let (traffic, ledger) = match (own, source) {
+        let (traffic, sent) = match (own, source) {
             (Some((traffic, _)), _) => (Arc::new(traffic), None),
-            (None, Some(source)) => (source.traffic().clone(), Some(source.ledger().clone())),
+            (None, Some(source)) => (source.traffic().clone(), Some(source.sent().clone())),
             (None, None) => {
-                let why = "it must know what is sent: receive from gen:..., or give it the options of the generator \
-                           elsewhere (check:64,flows=8)";
+                let why = "the checker does not know what is sent; receive from gen:SIZE, or repeat the options of the \
+                           other process's generator: check:64,flows=8";
                 return Err(Error::port_usage(text, why));
             }
         };
@@ -90,28 +93,31 @@ impl Checker {
                 ..Findings::default()
             })),
             expectation: Arc::new(Expectation::new(traffic, reference, number)),
-            ledger,
-            queues: 0,
+            sent,
             taken: Vec::new(),
         })
     }
 
-    /// Packets that came and were none of the generator's; once the queues are dropped.
+    /// Returns the number of received packets that the generator did not send. Valid once the queues are dropped.
     pub fn foreign(&self) -> u64 {
-        self.findings.lock().expect("no panic while it is held").foreign
+        self.findings().foreign
     }
 
-    /// Packets that the function dropped as it should; once the queues are dropped.
+    /// Returns the number of packets that the function correctly dropped or sent to other ports. Valid once the queues are
+    /// dropped.
     pub fn dropped_as_expected(&self) -> u64 {
-        let findings = self.findings.lock().expect("no panic while it is held");
-        let sent = self.sent(&findings);
+        let sent = self.sent_by_flow(&self.findings());
         sent.iter().zip(0..).map(|(&sent, flow)| self.expectation.dropped_of(flow, sent)).sum()
     }
 
-    /// Packets of each flow that were sent, as far as is known: where the generator is elsewhere, those up to the last that
-    /// came.
-    fn sent(&self, findings: &Findings) -> Vec<u64> {
-        self.ledger.as_ref().map_or_else(|| findings.reached.clone(), |ledger| ledger.by_flow())
+    fn findings(&self) -> MutexGuard<'_, Findings> {
+        self.findings.lock().expect("no code panics while it holds this lock")
+    }
+
+    /// Returns how many packets of each flow were sent. For a generator in another process, these are the packets up to the last
+    /// one received.
+    fn sent_by_flow(&self, findings: &Findings) -> Vec<u64> {
+        self.sent.as_ref().map_or_else(|| findings.reached.clone(), |sent| sent.by_flow())
     }
 }
 
@@ -122,15 +128,16 @@ impl Port for Checker {
 
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> Result<()> {
         if !pools.is_empty() {
-            return Err(Error::port_usage(&self.info.name, "a checker only sends: receive from gen:SIZE"));
+            let why = "a checker cannot be received from; receive from gen:SIZE";
+            return Err(Error::port_usage(&self.info.name, why));
         }
-        self.queues = tx_queues;
         self.taken = vec![false; tx_queues as usize];
         Ok(())
     }
 
     fn take_rx(&mut self, _queue: u16) -> Result<Box<dyn Rx>> {
-        Err(Error::port_usage(&self.info.name, "a checker only sends: receive from gen:SIZE"))
+        let why = "a checker cannot be received from; receive from gen:SIZE";
+        Err(Error::port_usage(&self.info.name, why))
     }
 
     fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
@@ -138,14 +145,14 @@ impl Port for Checker {
         match self.taken.get_mut(queue as usize) {
             Some(taken @ false) => *taken = true,
             _ => {
-                let why = format!("there is no send queue {queue}, or it is taken");
+                let why = format!("send queue {queue} does not exist or is taken");
                 return Err(Error::port_usage(&self.info.name, why));
             }
         }
-        Ok(Box::new(Queue {
+        Ok(Box::new(CheckerTx {
             pool,
             clock: self.clock.clone(),
-            timed: self.ledger.is_some(),
+            timed: self.sent.is_some(),
             tracker: Tracker::new(self.expectation.traffic().flows),
             expectation: self.expectation.clone(),
             found: Findings::default(),
@@ -156,31 +163,34 @@ impl Port for Checker {
     }
 
     fn verification(&self) -> Option<Verification> {
-        let findings = self.findings.lock().expect("no panic while it is held");
-        let sent = self.sent(&findings);
-        let wanted = sent.iter().zip(0..).map(|(&sent, flow)| sent - self.expectation.dropped_of(flow, sent));
-        let arrived = findings.counts.unique + findings.unreadable;
+        let findings = self.findings();
+        let sent = self.sent_by_flow(&findings);
+        let expected: u64 =
+            sent.iter().zip(0..).map(|(&sent, flow)| sent - self.expectation.dropped_of(flow, sent)).sum();
+        let arrived = findings.counts.unique + findings.unidentified;
         Some(Verification {
             method: self.expectation.method(),
+            expected: self.sent.is_some().then_some(expected),
             checked: arrived + findings.counts.duplicated,
-            lost: wanted.sum::<u64>().saturating_sub(arrived),
+            lost: expected.saturating_sub(arrived),
             duplicated: findings.counts.duplicated,
             reordered: findings.counts.reordered,
-            altered: findings.altered + findings.unreadable,
+            altered: findings.altered + findings.unidentified,
         })
     }
 
     fn latency(&self) -> Option<LatencyHistogram> {
-        // Another process has another clock.
-        self.ledger.as_ref()?;
-        Some(self.findings.lock().expect("no panic while it is held").latency.clone())
+        // A generator in another process has another clock.
+        self.sent.as_ref()?;
+        Some(self.findings().latency.clone())
     }
 }
 
-/// One send queue.
-struct Queue {
+/// A send queue of a checker.
+struct CheckerTx {
     pool: Arc<dyn Pool>,
     clock: Clock,
+    /// Latency can be measured.
     timed: bool,
     expectation: Arc<Expectation>,
     tracker: Tracker,
@@ -190,56 +200,62 @@ struct Queue {
     findings: Arc<Mutex<Findings>>,
 }
 
-impl Queue {
-    /// Looks at a packet that is not plainly right; returns its length.
+impl CheckerTx {
+    /// Classifies a packet that does not match its template, and counts it. Returns its length.
+    ///
+    /// # Safety
+    /// The caller holds the packet, and it is from this queue's pool.
     #[cold]
-    fn look_closely(&mut self, packet: &Packet, now_ns: u64) -> usize {
+    unsafe fn examine(&mut self, packet: &Packet, now_ns: u64) -> usize {
         self.scratch.clear();
         let scratch = &mut self.scratch;
-        // SAFETY: the packet is held here and of this pool; each segment lies in memory that the CPU maps (checked at set-up).
+        // SAFETY: the caller promises what the pool asks for. `take_tx` checked that the CPU maps the pool's memory.
         unsafe {
             self.pool.for_each_segment(packet, &mut |address, length| {
                 scratch.extend_from_slice(std::slice::from_raw_parts(address as *const u8, length as usize));
             });
         }
-        match self.expectation.look_closely(&self.scratch) {
-            Found::Right(stamp) => {
-                self.tracker.note(stamp.flow, stamp.number);
-                self.found.latency.record(stamp.age_ns(now_ns), 1);
-            }
-            Found::Altered(stamp) => {
-                self.found.altered += 1;
-                // What should have been dropped is not missed either.
-                if !self.expectation.is_dropped(stamp) {
-                    self.tracker.note(stamp.flow, stamp.number);
+        match self.expectation.examine(&self.scratch) {
+            Classification::Correct(stamp) => {
+                self.tracker.record(stamp.flow, stamp.sequence);
+                if self.timed {
+                    self.found.latency.record(stamp.age_ns(now_ns), 1);
                 }
             }
-            Found::Unreadable => self.found.unreadable += 1,
-            Found::Foreign => self.found.foreign += 1,
+            Classification::Altered(stamp) => {
+                self.found.altered += 1;
+                // A packet that should not arrive is not expected, so it cannot be lost either.
+                if !self.expectation.is_dropped(stamp) {
+                    self.tracker.record(stamp.flow, stamp.sequence);
+                }
+            }
+            Classification::Unidentified => self.found.unidentified += 1,
+            Classification::Foreign => self.found.foreign += 1,
         }
         self.scratch.len()
     }
 }
 
-// SAFETY: it frees all packets and returns their number.
-unsafe impl Tx for Queue {
+// SAFETY: `send` frees all packets and returns their number.
+unsafe impl Tx for CheckerTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let now_ns = self.clock.now_ns();
         for packet in packets {
-            // SAFETY: the caller handed it over; in memory that the CPU maps (checked at set-up).
+            // SAFETY: the caller holds the packet. `take_tx` checked that the CPU maps the pool's memory.
             let bytes = unsafe { packet.bytes() };
-            if let Some(Found::Right(stamp)) = self.expectation.look(bytes) {
-                self.tracker.note(stamp.flow, stamp.number);
+            if let Some(stamp) = self.expectation.matches_template(bytes) {
+                self.tracker.record(stamp.flow, stamp.sequence);
                 if self.timed {
                     self.found.latency.record(stamp.age_ns(now_ns), 1);
                 }
                 self.counters.bytes += bytes.len() as u64;
             } else {
-                self.counters.bytes += self.look_closely(packet, now_ns) as u64;
+                // SAFETY: the caller holds the packet, and it is from this pool.
+                self.counters.bytes += unsafe { self.examine(packet, now_ns) } as u64;
             }
         }
         self.counters.packets += packets.len() as u64;
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: the caller holds the packets, they are from this pool, and nobody uses them afterwards.
         unsafe { self.pool.free(packets) };
         Ok(packets.len())
     }
@@ -249,13 +265,13 @@ unsafe impl Tx for Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for CheckerTx {
     fn drop(&mut self) {
-        // A poisoned lock means that another queue panicked: its run has failed anyway.
+        // If the lock is poisoned, another queue has panicked, and the run has failed anyway.
         let Ok(mut findings) = self.findings.lock() else { return };
         findings.counts += self.tracker.counts();
         findings.altered += self.found.altered;
-        findings.unreadable += self.found.unreadable;
+        findings.unidentified += self.found.unidentified;
         findings.foreign += self.found.foreign;
         findings.latency.add(&self.found.latency);
         for (reached, &own) in findings.reached.iter_mut().zip(self.tracker.reached()) {

@@ -1,55 +1,57 @@
-//! What packet functions are to make of a frame, written down a second time: in Rust, from the RFCs, with [`inlane_wire`], and not
-//! from the functions' own source.
+//! Reference implementations of the built-in packet functions.
+//!
+//! They are written in Rust from the RFCs, with [`inlane_wire`], and share no code with the functions, so that a checker finds the
+//! functions' mistakes.
 
 use inlane_core::{Error, Result};
 use inlane_wire::{FiveTuple, Layers, checksum, ethernet, icmp, ipv4, ipv6, tcp, udp};
 use std::net::IpAddr;
 
-/// What becomes of a frame.
+/// What a packet function must do with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// Sent on.
-    Forwarded,
-    /// Sent to the port of this number.
+pub enum ExpectedVerdict {
+    /// Send it to port 0.
+    Forward,
+    /// Send it to the port of this number.
     Port(u16),
-    /// Not sent.
-    Dropped,
+    /// Drop it.
+    Drop,
 }
 
-impl Fate {
-    /// Returns true if the frame arrives at the port of this number. Frames without a port in their verdict go to port 0.
+impl ExpectedVerdict {
+    /// Returns true if the frame must arrive at the port of this number.
     pub fn arrives_at(self, number: u16) -> bool {
         match self {
-            Fate::Forwarded => number == 0,
-            Fate::Port(port) => port == number,
-            Fate::Dropped => false,
+            ExpectedVerdict::Forward => number == 0,
+            ExpectedVerdict::Port(port) => port == number,
+            ExpectedVerdict::Drop => false,
         }
     }
 }
 
-/// An expectation.
-pub trait Reference: Send + Sync {
-    /// What results call it.
+/// A packet function, implemented a second time.
+pub trait ReferenceFunction: Send + Sync {
+    /// Returns the name for results.
     fn name(&self) -> &str;
 
-    /// Does to `frame` what the function has to do.
-    fn apply(&self, frame: &mut Vec<u8>) -> Fate;
+    /// Changes `frame` as the function must, and returns its verdict.
+    fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict;
 
-    /// The outcome depends on more than a packet's headers without their transport checksum: payload, say, or packets
-    /// before. Checking takes longer then.
-    fn sees_payload(&self) -> bool {
+    /// Returns true if the verdict or the changes depend on the payload or the transport checksum. The checker then builds every
+    /// expected packet, which is slower than comparing with a template.
+    fn depends_on_payload(&self) -> bool {
         false
     }
 }
 
-/// The reference of the function that the command line names so (`macswap`, `drop-rule:udp:53`).
+/// Returns the reference of a built-in function with its settings, as given to --function (`macswap`, `drop-rule:udp:53`).
 ///
 /// # Errors
-/// For a function that has none: a user's own, say.
-pub fn find(function: &str) -> Result<Box<dyn Reference>> {
+/// If the function has no reference, for example because it is a user's own, or if its settings are wrong.
+pub fn find(function: &str) -> Result<Box<dyn ReferenceFunction>> {
     let (name, settings) = function.split_once(':').unwrap_or((function, ""));
     Ok(match name {
-        "io" | "flow-count" => Box::new(Simple("io", |_| Fate::Forwarded)),
+        "io" | "flow-count" => Box::new(Simple("io", |_| ExpectedVerdict::Forward)),
         "macswap" => Box::new(Simple("macswap", macswap)),
         "l3-decrement" => Box::new(Simple("l3-decrement", l3_decrement)),
         "checksum" => Box::new(Checksum),
@@ -57,81 +59,81 @@ pub fn find(function: &str) -> Result<Box<dyn Reference>> {
         _ => {
             return Err(Error::Invalid {
                 what: format!("check of function {function}"),
-                why: "there is no reference of it to check against; check io, macswap, l3-decrement, flow-count, \
-                      checksum or drop-rule, or send to another port"
+                why: "the checker has no reference for it; use io, macswap, l3-decrement, flow-count, checksum or \
+                      drop-rule, or send to another port"
                     .into(),
             });
         }
     })
 }
 
-struct Simple(&'static str, fn(&mut [u8]) -> Fate);
+struct Simple(&'static str, fn(&mut [u8]) -> ExpectedVerdict);
 
-impl Reference for Simple {
+impl ReferenceFunction for Simple {
     fn name(&self) -> &str {
         self.0
     }
 
-    fn apply(&self, frame: &mut Vec<u8>) -> Fate {
+    fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict {
         self.1(frame)
     }
 }
 
-fn macswap(frame: &mut [u8]) -> Fate {
-    // Two addresses are there in frames too short for an ethertype too.
+fn macswap(frame: &mut [u8]) -> ExpectedVerdict {
+    // Frames of 12 and 13 bytes have two addresses and no ethertype.
     if let Some((destination, rest)) = frame.split_first_chunk_mut::<6>()
         && let Some(source) = rest.first_chunk_mut::<6>()
     {
         std::mem::swap(destination, source);
     }
-    Fate::Forwarded
+    ExpectedVerdict::Forward
 }
 
-fn l3_decrement(frame: &mut [u8]) -> Fate {
-    let Ok(mut frame) = ethernet::Frame::new(frame) else { return Fate::Forwarded };
+fn l3_decrement(frame: &mut [u8]) -> ExpectedVerdict {
+    let Ok(mut frame) = ethernet::Frame::new(frame) else { return ExpectedVerdict::Forward };
     match frame.payload_ethertype() {
         ethernet::IPV4 => match ipv4::Packet::new(frame.payload_mut()) {
-            Ok(packet) if packet.ttl() <= 1 => Fate::Dropped,
+            Ok(packet) if packet.ttl() <= 1 => ExpectedVerdict::Drop,
             Ok(mut packet) => {
                 packet.decrement_ttl();
-                Fate::Forwarded
+                ExpectedVerdict::Forward
             }
-            Err(_) => Fate::Forwarded,
+            Err(_) => ExpectedVerdict::Forward,
         },
         ethernet::IPV6 => match ipv6::Packet::new(frame.payload_mut()) {
-            Ok(packet) if packet.hop_limit() <= 1 => Fate::Dropped,
+            Ok(packet) if packet.hop_limit() <= 1 => ExpectedVerdict::Drop,
             Ok(mut packet) => {
                 packet.set_hop_limit(packet.hop_limit() - 1);
-                Fate::Forwarded
+                ExpectedVerdict::Forward
             }
-            Err(_) => Fate::Forwarded,
+            Err(_) => ExpectedVerdict::Forward,
         },
-        _ => Fate::Forwarded,
+        _ => ExpectedVerdict::Forward,
     }
 }
 
-/// Drops what has a wrong checksum of IPv4, TCP, UDP or ICMP.
+/// Drops frames with a wrong checksum of IPv4, TCP, UDP or ICMP.
 struct Checksum;
 
-impl Reference for Checksum {
+impl ReferenceFunction for Checksum {
     fn name(&self) -> &str {
         "checksum"
     }
 
-    fn apply(&self, frame: &mut Vec<u8>) -> Fate {
-        match checksum_right(frame) {
-            Some(false) => Fate::Dropped,
-            _ => Fate::Forwarded,
+    fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict {
+        match checksums_ok(frame) {
+            Some(false) => ExpectedVerdict::Drop,
+            _ => ExpectedVerdict::Forward,
         }
     }
 
-    fn sees_payload(&self) -> bool {
+    fn depends_on_payload(&self) -> bool {
         true
     }
 }
 
-/// Whether the checksums of a frame are right; `None` when there is nothing to check.
-fn checksum_right(frame: &[u8]) -> Option<bool> {
+/// Returns true if all checksums of a frame are right, and `None` if it has none that can be checked.
+fn checksums_ok(frame: &[u8]) -> Option<bool> {
     let layers = Layers::of(frame).ok()??;
     let network = &frame[layers.network..];
     let bytes = &frame[layers.transport..layers.end];
@@ -176,12 +178,12 @@ fn checksum_right(frame: &[u8]) -> Option<bool> {
     }
 }
 
-/// Drops, or sends to a port, what the first matching rule says.
+/// Gives a frame the verdict of the first rule that matches. Forwards it if none does.
 struct DropRule {
-    rules: Vec<(Match, Fate)>,
+    rules: Vec<(Condition, ExpectedVerdict)>,
 }
 
-enum Match {
+enum Condition {
     All,
     Ethertype(u16),
     Version(u16),
@@ -195,33 +197,32 @@ impl DropRule {
         let rules = text.split(',').map(|rule| {
             Self::rule(rule).ok_or_else(|| Error::Invalid {
                 what: format!("drop-rule:{text}"),
-                why: format!(
-                    "the checker cannot read rule '{rule}'; write for example udp:53 or src:10.0.0.0/8"
-                ),
+                why: format!("'{rule}' is not a rule; write for example udp:53 or src:10.0.0.0/8"),
             })
         });
         Ok(Self { rules: rules.collect::<Result<_>>()? })
     }
 
-    fn rule(text: &str) -> Option<(Match, Fate)> {
-        let (what, fate) = match text.split_once('@') {
-            None => (text, Fate::Dropped),
-            Some((what, port)) => (what, Fate::Port(port.parse().ok()?)),
+    fn rule(text: &str) -> Option<(Condition, ExpectedVerdict)> {
+        let (condition, verdict) = match text.split_once('@') {
+            None => (text, ExpectedVerdict::Drop),
+            Some((condition, port)) => (condition, ExpectedVerdict::Port(port.parse().ok()?)),
         };
-        let (kind, value) = what.split_once(':').map_or((what, None), |(kind, value)| (kind, Some(value)));
+        let (kind, value) =
+            condition.split_once(':').map_or((condition, None), |(kind, value)| (kind, Some(value)));
         let number = |text: &str| match text.strip_prefix("0x") {
             Some(hex) => u16::from_str_radix(hex, 16).ok(),
             None => text.parse().ok(),
         };
         let matched = match (kind, value) {
-            ("all", None) => Match::All,
-            ("arp", None) => Match::Ethertype(ethernet::ARP),
-            ("ip", None) => Match::Version(ethernet::IPV4),
-            ("ip6", None) => Match::Version(ethernet::IPV6),
-            ("icmp", None) => Match::Protocol(ipv4::ICMP),
-            ("icmp6", None) => Match::Protocol(ipv6::ICMP),
-            ("type", Some(value)) => Match::Ethertype(number(value)?),
-            ("proto", Some(value)) => Match::Protocol(number(value)?.try_into().ok()?),
+            ("all", None) => Condition::All,
+            ("arp", None) => Condition::Ethertype(ethernet::ARP),
+            ("ip", None) => Condition::Version(ethernet::IPV4),
+            ("ip6", None) => Condition::Version(ethernet::IPV6),
+            ("icmp", None) => Condition::Protocol(ipv4::ICMP),
+            ("icmp6", None) => Condition::Protocol(ipv6::ICMP),
+            ("type", Some(value)) => Condition::Ethertype(number(value)?),
+            ("proto", Some(value)) => Condition::Protocol(number(value)?.try_into().ok()?),
             ("udp" | "tcp" | "sctp", value) => {
                 let protocol = match kind {
                     "udp" => ipv4::UDP,
@@ -229,14 +230,14 @@ impl DropRule {
                     _ => 132,
                 };
                 match value {
-                    None => Match::Protocol(protocol),
+                    None => Condition::Protocol(protocol),
                     Some(ports) => {
                         let (source, ports) = match ports.strip_prefix("from:") {
                             Some(ports) => (true, ports),
                             None => (false, ports),
                         };
                         let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
-                        Match::Ports {
+                        Condition::Ports {
                             protocol,
                             source,
                             first: first.parse().ok()?,
@@ -250,30 +251,30 @@ impl DropRule {
                 let address: IpAddr = address.parse().ok()?;
                 let most = if address.is_ipv4() { 32 } else { 128 };
                 let prefix = prefix.map_or(Some(most), |prefix| prefix.parse().ok())?;
-                (prefix <= most).then_some(Match::Net { source: kind == "src", address, prefix })?
+                (prefix <= most).then_some(Condition::Net { source: kind == "src", address, prefix })?
             }
             _ => return None,
         };
-        Some((matched, fate))
+        Some((matched, verdict))
     }
 }
 
-impl Match {
+impl Condition {
     fn matches(&self, frame: &[u8], layers: Option<&Layers>, tuple: Option<&FiveTuple>) -> bool {
         match self {
-            Match::All => true,
-            Match::Ethertype(wanted) => {
+            Condition::All => true,
+            Condition::Ethertype(wanted) => {
                 ethernet::Frame::new(frame).is_ok_and(|frame| frame.payload_ethertype() == *wanted)
             }
-            Match::Version(wanted) => layers.is_some_and(|layers| layers.ethertype == *wanted),
-            Match::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
-            Match::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
+            Condition::Version(wanted) => layers.is_some_and(|layers| layers.ethertype == *wanted),
+            Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
+            Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // A fragment carries no ports, whatever its bytes say.
+                // Fragments have no transport header, except the first; none of them matches a rule with ports.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
-            Match::Net { source, address, prefix } => tuple.is_some_and(|tuple| {
-                inside(if *source { tuple.source } else { tuple.destination }, *address, *prefix)
+            Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {
+                is_in_net(if *source { tuple.source } else { tuple.destination }, *address, *prefix)
             }),
         }
     }
@@ -289,7 +290,7 @@ fn is_fragment(frame: &[u8], layers: Option<&Layers>) -> bool {
     }
 }
 
-fn inside(address: IpAddr, net: IpAddr, prefix: u32) -> bool {
+fn is_in_net(address: IpAddr, net: IpAddr, prefix: u32) -> bool {
     let shifted = |address: IpAddr| match address {
         IpAddr::V4(address) => address.to_bits().checked_shr(32 - prefix).unwrap_or(0) as u128,
         IpAddr::V6(address) => address.to_bits().checked_shr(128 - prefix).unwrap_or(0),
@@ -297,18 +298,18 @@ fn inside(address: IpAddr, net: IpAddr, prefix: u32) -> bool {
     address.is_ipv4() == net.is_ipv4() && shifted(address) == shifted(net)
 }
 
-impl Reference for DropRule {
+impl ReferenceFunction for DropRule {
     fn name(&self) -> &str {
         "drop-rule"
     }
 
-    fn apply(&self, frame: &mut Vec<u8>) -> Fate {
+    fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict {
         let layers = Layers::of(frame).ok().flatten();
         let tuple = FiveTuple::of(frame).ok().flatten();
         self.rules
             .iter()
             .find(|(matched, _)| matched.matches(frame, layers.as_ref(), tuple.as_ref()))
-            .map_or(Fate::Forwarded, |(_, fate)| *fate)
+            .map_or(ExpectedVerdict::Forward, |(_, verdict)| *verdict)
     }
 }
 
@@ -320,11 +321,11 @@ mod tests {
 
     fn frame(text: &str) -> Vec<u8> {
         let (traffic, _) = Traffic::parse(text).unwrap();
-        traffic.frame(traffic.sizes[0], Stamp { flow: 0, number: 0, due_ns: 0 }, &traffic.body())
+        traffic.frame(traffic.sizes[0], Stamp { flow: 0, sequence: 0, due_ns: 0 }, &traffic.body())
     }
 
     #[test]
-    fn macs_are_swapped_where_there_are_two() {
+    fn macswap_swaps_complete_addresses_only() {
         let reference = find("macswap").unwrap();
         let before = frame("gen:64");
         let mut after = before.clone();
@@ -338,48 +339,48 @@ mod tests {
     }
 
     #[test]
-    fn time_to_live_falls_and_ends() {
+    fn l3_decrement_drops_a_frame_whose_time_to_live_ends() {
         let reference = find("l3-decrement").unwrap();
         for text in ["gen:64", "gen:128,v6,tcp", "gen:90,vlan=5"] {
             let mut frame = frame(text);
             for _ in 0..63 {
-                assert_eq!(reference.apply(&mut frame), Fate::Forwarded);
-                assert_eq!(checksum_right(&frame), Some(true), "{text}");
+                assert_eq!(reference.apply(&mut frame), ExpectedVerdict::Forward);
+                assert_eq!(checksums_ok(&frame), Some(true), "{text}");
             }
-            assert_eq!(reference.apply(&mut frame), Fate::Dropped);
+            assert_eq!(reference.apply(&mut frame), ExpectedVerdict::Drop);
         }
-        assert_eq!(reference.apply(&mut vec![0; 60]), Fate::Forwarded);
-        assert_eq!(reference.apply(&mut vec![0; 3]), Fate::Forwarded);
+        assert_eq!(reference.apply(&mut vec![0; 60]), ExpectedVerdict::Forward);
+        assert_eq!(reference.apply(&mut vec![0; 3]), ExpectedVerdict::Forward);
     }
 
     #[test]
-    fn wrong_checksums_are_dropped() {
+    fn checksum_drops_frames_with_wrong_checksums() {
         let reference = find("checksum").unwrap();
         for text in ["gen:64", "gen:128,v6,tcp", "gen:90,vlan=5,v6", "gen:91,tcp"] {
             let frame = frame(text);
-            assert_eq!(reference.apply(&mut frame.clone()), Fate::Forwarded, "{text}");
+            assert_eq!(reference.apply(&mut frame.clone()), ExpectedVerdict::Forward, "{text}");
             let last = frame.len() - 1;
             let mut broken = frame.clone();
             broken[last] ^= 1;
-            assert_eq!(reference.apply(&mut broken), Fate::Dropped, "{text}");
-            assert_eq!(reference.apply(&mut frame[..last].to_vec()), Fate::Dropped, "{text} cut");
+            assert_eq!(reference.apply(&mut broken), ExpectedVerdict::Drop, "{text}");
+            assert_eq!(reference.apply(&mut frame[..last].to_vec()), ExpectedVerdict::Drop, "{text} cut");
         }
     }
 
     #[test]
-    fn rules_drop() {
-        let fate =
+    fn drop_rule_follows_the_first_matching_rule() {
+        let verdict =
             |rules: &str, text: &str| find(&format!("drop-rule:{rules}")).unwrap().apply(&mut frame(text));
-        assert_eq!(fate("tcp", "gen:64"), Fate::Forwarded);
-        assert_eq!(fate("tcp,udp@3", "gen:64"), Fate::Port(3));
-        assert_eq!(fate("udp:1-65535", "gen:64"), Fate::Dropped);
-        assert_eq!(fate("udp:from:80", "gen:64"), Fate::Forwarded);
-        assert_eq!(fate("src:198.18.0.0/16", "gen:64"), Fate::Dropped);
-        assert_eq!(fate("dst:198.18.0.0/16", "gen:64"), Fate::Forwarded);
-        assert_eq!(fate("dst:2001:2::/48", "gen:100,v6"), Fate::Dropped);
-        assert_eq!(fate("src:0.0.0.0/0", "gen:100,v6"), Fate::Forwarded);
-        assert_eq!(fate("ip6", "gen:100,v6"), Fate::Dropped);
-        assert_eq!(fate("type:0x0800", "gen:64,vlan=9"), Fate::Dropped);
+        assert_eq!(verdict("tcp", "gen:64"), ExpectedVerdict::Forward);
+        assert_eq!(verdict("tcp,udp@3", "gen:64"), ExpectedVerdict::Port(3));
+        assert_eq!(verdict("udp:1-65535", "gen:64"), ExpectedVerdict::Drop);
+        assert_eq!(verdict("udp:from:80", "gen:64"), ExpectedVerdict::Forward);
+        assert_eq!(verdict("src:198.18.0.0/16", "gen:64"), ExpectedVerdict::Drop);
+        assert_eq!(verdict("dst:198.18.0.0/16", "gen:64"), ExpectedVerdict::Forward);
+        assert_eq!(verdict("dst:2001:2::/48", "gen:100,v6"), ExpectedVerdict::Drop);
+        assert_eq!(verdict("src:0.0.0.0/0", "gen:100,v6"), ExpectedVerdict::Forward);
+        assert_eq!(verdict("ip6", "gen:100,v6"), ExpectedVerdict::Drop);
+        assert_eq!(verdict("type:0x0800", "gen:64,vlan=9"), ExpectedVerdict::Drop);
         assert!(find("drop-rule:nonsense").is_err() && find("drop-rule:").is_err());
         assert!(find("mine.cu:f").is_err());
     }

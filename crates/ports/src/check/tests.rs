@@ -24,7 +24,7 @@ fn bench(text: &str, function: &str) -> Bench {
 }
 
 impl Bench {
-    /// Moves `bursts` of 32 through `work`, which may do to them what it likes.
+    /// Moves `bursts` of 32 packets from the generator to the checker. `work` may change, add and remove packets.
     fn run(
         mut self,
         bursts: usize,
@@ -36,12 +36,12 @@ impl Bench {
             assert_eq!(count, 32);
             let mut packets = packets.to_vec();
             work(burst, &mut packets, &*self.pool);
-            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+            // SAFETY: these packets come from this queue's pool, and are not used again.
             assert_eq!(unsafe { self.tx.send(&packets) }.unwrap(), packets.len());
         }
         drop(self.tx);
         assert_eq!(self.pool.outstanding(), 0);
-        assert_eq!(self.generator.ledger().total(), bursts as u64 * 32);
+        assert_eq!(self.generator.sent().total(), bursts as u64 * 32);
         let verification = self.checker.verification().unwrap();
         (verification, self.checker)
     }
@@ -49,12 +49,12 @@ impl Bench {
 
 #[expect(clippy::mut_from_ref, reason = "the bytes are behind the address, not in the value")]
 fn bytes(packet: &Packet) -> &mut [u8] {
-    // SAFETY: the test holds the packet, in host memory.
+    // SAFETY: the test holds the packet, which lies in host memory.
     unsafe { packet.bytes_mut() }
 }
 
 #[test]
-fn what_is_right_passes() {
+fn correct_packets_pass() {
     let texts = ["gen:60", "gen:64,flows=1", "gen:1500,tcp", "gen:imix,v4,v6,udp,tcp,flows=11,vlan=3"];
     for text in texts {
         for function in ["io", "macswap", "l3-decrement", "checksum", "drop-rule:udp:1"] {
@@ -74,7 +74,7 @@ fn what_is_right_passes() {
 }
 
 #[test]
-fn a_function_that_does_not_do_its_work_is_caught() {
+fn a_function_that_changes_nothing_is_caught() {
     for function in ["macswap", "l3-decrement", "drop-rule:all"] {
         let (verification, _) = bench("gen:64", function).run(10, |_, _, _| {});
         assert_eq!((verification.altered, verification.lost), (320, 0), "{function}");
@@ -82,7 +82,7 @@ fn a_function_that_does_not_do_its_work_is_caught() {
 }
 
 #[test]
-fn every_single_bit_counts() {
+fn every_flipped_bit_is_found() {
     for text in ["gen:60,flows=1", "gen:92,tcp,v6,flows=1"] {
         let size = if text.contains("60") { 60 } else { 92 };
         let mut bit = 0;
@@ -93,7 +93,7 @@ fn every_single_bit_counts() {
             }
         });
         assert_eq!(verification.altered + verification.lost, size as u64 * 8, "{text} {verification:?}");
-        // An ethertype or a version that is none makes a packet foreign; it is missed then.
+        // A wrong ethertype or IP version makes a packet foreign, so it is missed.
         assert!(verification.lost <= 32, "{verification:?}");
     }
 }
@@ -102,7 +102,7 @@ fn every_single_bit_counts() {
 fn losses_duplicates_and_order_are_counted() {
     let (verification, _) = bench("gen:100,flows=4", "io").run(10, |burst, packets, pool| match burst {
         2 => {
-            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            // SAFETY: these packets were received from this pool, and are not used again.
             unsafe { pool.free(&packets.drain(4..9).collect::<Vec<_>>()) }
         }
         3 => {
@@ -114,13 +114,14 @@ fn losses_duplicates_and_order_are_counted() {
         }
         4 => packets.swap(0, 4),
         9 => {
-            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            // SAFETY: these packets were received from this pool, and are not used again.
             unsafe { pool.free(&packets.split_off(30)) }
         }
         _ => {}
     });
     let expected = Verification {
         method: verification.method.clone(),
+        expected: Some(320),
         checked: 314,
         lost: 7,
         duplicated: 1,
@@ -131,12 +132,12 @@ fn losses_duplicates_and_order_are_counted() {
 }
 
 #[test]
-fn drops_by_rule_are_expected() {
+fn packets_that_a_rule_drops_are_not_lost() {
     // Every second flow is TCP.
     let (verification, checker) =
         bench("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();
-            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            // SAFETY: these packets were received from this pool, and are not used again.
             unsafe { pool.free(&dropped) };
         });
     assert!(verification.passed(), "{verification:?}");
@@ -144,7 +145,7 @@ fn drops_by_rule_are_expected() {
 }
 
 #[test]
-fn other_traffic_is_foreign() {
+fn packets_of_others_are_foreign() {
     let (verification, checker) = bench("gen:64", "io").run(2, |burst, packets, pool| {
         if burst == 1 {
             let mut other = [Packet::EMPTY; 2];
@@ -156,12 +157,12 @@ fn other_traffic_is_foreign() {
             packets.extend(other);
         }
     });
-    // No bytes at all say nothing, not even that they are another's.
+    // An empty packet cannot be identified as foreign.
     assert_eq!((checker.foreign(), verification.altered, verification.lost), (1, 1, 0));
 }
 
 #[test]
-fn a_checker_alone_is_told_what_comes() {
+fn a_checker_without_generator_needs_its_options() {
     let clock = Clock::new();
     let reference = || reference::find("io").unwrap();
     let error = Checker::open("check", &clock, None, reference(), 0).err().unwrap().to_string();
@@ -177,9 +178,9 @@ fn a_checker_alone_is_told_what_comes() {
     let (mut rx, mut tx) = (generator.take_rx(0).unwrap(), checker.take_tx(1, pool.clone()).unwrap());
     let mut packets = [Packet::EMPTY; 30];
     rx.receive(&mut packets).unwrap();
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: these packets were received from this pool, and are not used again.
     unsafe { pool.free(&packets[..1]) };
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: these packets come from this queue's pool, and are not used again.
     unsafe { tx.send(&packets[1..]) }.unwrap();
     drop(tx);
     let verification = checker.verification().unwrap();
@@ -189,16 +190,16 @@ fn a_checker_alone_is_told_what_comes() {
     assert!(checker.configure(&[pool], 1).is_err());
 }
 
-/// A packet of several segments: the pool shows two halves of each.
+/// A pool whose packets have two segments of equal length.
 struct Halves(HeapPool);
 
-// SAFETY: the inner pool keeps the contract.
+// SAFETY: the inner pool allocates and frees.
 unsafe impl Pool for Halves {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         self.0.allocate(packets)
     }
     unsafe fn free(&self, packets: &[Packet]) {
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: these packets were received from this pool, and are not used again.
         unsafe { self.0.free(packets) };
     }
     fn room(&self) -> usize {
@@ -214,11 +215,11 @@ unsafe impl Pool for Halves {
         self.0.region()
     }
     unsafe fn meta(&self, packet: &Packet) -> inlane_core::packet::PacketMeta {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what the inner pool asks for.
         unsafe { self.0.meta(packet) }
     }
     unsafe fn set_meta(&self, packet: &Packet, meta: inlane_core::packet::PacketMeta) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what the inner pool asks for.
         unsafe { self.0.set_meta(packet, meta) };
     }
     unsafe fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
@@ -228,7 +229,7 @@ unsafe impl Pool for Halves {
 }
 
 #[test]
-fn segments_are_one_packet() {
+fn a_packet_of_several_segments_is_checked_as_one() {
     let clock = Clock::new();
     let mut generator = Generator::open("gen:1000", &clock).unwrap();
     let mut checker =
@@ -240,9 +241,77 @@ fn segments_are_one_packet() {
     let mut packets = [Packet::EMPTY; 32];
     rx.receive(&mut packets).unwrap();
     packets.iter_mut().for_each(|packet| packet.length /= 2);
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: these packets come from this queue's pool, and are not used again.
     unsafe { tx.send(&packets) }.unwrap();
     assert_eq!(tx.counters().bytes, 32_000);
     drop(tx);
     assert!(checker.verification().unwrap().passed());
+}
+
+/// Sends the packets of `text` to two checkers, numbered 0 and 1, as `function` says. `work` may change packets.
+fn route(text: &str, function: &str, mut work: impl FnMut(&mut [u8])) -> [Verification; 2] {
+    let clock = Clock::new();
+    let mut generator = Generator::open(text, &clock).unwrap();
+    let reference = reference::find(function).unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());
+    generator.configure(std::slice::from_ref(&pool), 0).unwrap();
+    let mut rx = generator.take_rx(0).unwrap();
+    let mut checkers = [0, 1].map(|number| {
+        let reference = reference::find(function).unwrap();
+        let mut checker = Checker::open("check", &clock, Some(&generator), reference, number).unwrap();
+        checker.configure(&[], 1).unwrap();
+        checker
+    });
+    let mut txs = checkers.each_mut().map(|checker| checker.take_tx(0, pool.clone()).unwrap());
+    let mut packets = [Packet::EMPTY; 32];
+    while let count @ 1.. = rx.receive(&mut packets).unwrap() {
+        for packet in &packets[..count] {
+            work(bytes(packet));
+            let number = match reference.apply(&mut bytes(packet).to_vec()) {
+                reference::ExpectedVerdict::Port(port) => port as usize,
+                _ => 0,
+            };
+            // SAFETY: the packet was just received from this pool, and is not used again.
+            unsafe { txs[number].send(&[*packet]) }.unwrap();
+        }
+    }
+    drop(txs);
+    assert_eq!(pool.outstanding(), 0);
+    checkers.map(|checker| checker.verification().unwrap())
+}
+
+#[test]
+fn each_checker_expects_the_packets_that_verdicts_send_to_it() {
+    let found = route("gen:100,flows=4,udp,tcp,packets=640", "drop-rule:tcp@1", |_| {});
+    for one in &found {
+        assert!(one.passed(), "{found:?}");
+        assert_eq!((one.expected, one.checked), (Some(320), 320));
+    }
+    let [first, second] = route("gen:100,flows=4,packets=640", "drop-rule:udp@1", |_| {});
+    assert!(first.passed() && (first.expected, first.checked) == (Some(0), 0), "all go to port 1: {first:?}");
+    assert!(second.passed() && second.checked == 640, "{second:?}");
+}
+
+#[test]
+fn a_checker_behind_the_first_port_finds_corrupted_packets() {
+    let mut count = 0;
+    let [_, second] = route("gen:100,flows=4,packets=640", "drop-rule:udp@1", |bytes| {
+        count += 1;
+        // The payload decides no verdict.
+        bytes[60] ^= (count % 4 == 0) as u8;
+    });
+    assert_eq!((second.checked, second.altered, second.lost), (640, 160, 0));
+}
+
+#[test]
+fn a_checker_that_receives_nothing_says_so() {
+    let clock = Clock::new();
+    let open = |text: &str, source: Option<&Generator>| {
+        Checker::open(text, &clock, source, reference::find("io").unwrap(), 0).unwrap()
+    };
+    let alone = open("check:64", None).verification().unwrap();
+    assert!(alone.received_nothing() && !alone.passed(), "{alone:?}");
+    let Bench { checker, .. } = bench("gen:64", "io");
+    let idle = checker.verification().unwrap();
+    assert!(idle.passed() && idle.expected == Some(0), "the generator sent nothing: {idle:?}");
 }

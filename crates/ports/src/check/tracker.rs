@@ -1,64 +1,65 @@
-//! Which packets of each flow have come: lost, twice, or out of order.
+//! Tracks the sequence numbers of each flow to find duplicates and reordering.
 //!
-//! While packets come in order a flow is one number, the next one expected. Where one is skipped the gap is kept, so that a
-//! packet that comes later is told from one that comes twice; what is still in a gap at the end is lost.
+//! While packets arrive in order, a flow's state is the next sequence number. If numbers are skipped, the tracker keeps the gap,
+//! which distinguishes a late packet from a duplicate.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// Gaps kept for a flow. Where there are more the oldest is forgotten; a packet that then fills it counts as reordered,
-/// without knowing whether it came before.
-const MOST_GAPS: usize = 4096;
+/// The most gaps kept for a flow. Beyond that the oldest is forgotten, and packets from it count as reordered even if they are
+/// duplicates.
+const MAX_GAPS: usize = 4096;
 
-/// The flows of one queue.
+/// The state of the flows that one queue receives.
 #[derive(Default)]
 pub struct Tracker {
-    /// The next number expected of each flow, not wrapped.
+    /// The next sequence number of each flow, extended to 64 bits.
     next: Vec<u64>,
+    /// By flow: each gap's first number, and the number behind its last.
     gaps: HashMap<u32, BTreeMap<u64, u64>>,
     counts: Counts,
 }
 
-/// What a tracker found.
+/// Packets that a tracker has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets that came for the first time.
+    /// Packets that arrived for the first time.
     pub unique: u64,
-    /// Packets that had come before.
+    /// Packets that had arrived before.
     pub duplicated: u64,
-    /// Packets that came after a later one of their flow.
+    /// Packets that arrived after a later one of their flow.
     pub reordered: u64,
 }
 
 impl Tracker {
-    /// A tracker of `flows` flows.
+    /// Creates a tracker of `flows` flows.
     pub fn new(flows: u32) -> Self {
         Self { next: vec![0; flows as usize], ..Self::default() }
     }
 
-    /// Notes packet `number` (modulo 2^32) of `flow`.
+    /// Records the arrival of a packet. `sequence` is its number in `flow`, modulo 2^32.
     ///
     /// # Panics
-    /// When there is no such flow.
+    /// If the tracker has no such flow.
     #[inline(always)]
-    pub fn note(&mut self, flow: u32, number: u32) {
+    pub fn record(&mut self, flow: u32, sequence: u32) {
         let next = &mut self.next[flow as usize];
-        if number == *next as u32 {
+        if sequence == *next as u32 {
             *next += 1;
             self.counts.unique += 1;
         } else {
-            self.out_of_turn(flow, number);
+            self.record_out_of_order(flow, sequence);
         }
     }
 
     #[cold]
-    fn out_of_turn(&mut self, flow: u32, number: u32) {
+    fn record_out_of_order(&mut self, flow: u32, sequence: u32) {
         let next = &mut self.next[flow as usize];
-        let distance = number.wrapping_sub(*next as u32) as i32 as i64;
+        let distance = sequence.wrapping_sub(*next as u32) as i32 as i64;
         let gaps = self.gaps.entry(flow).or_default();
         if distance > 0 {
             let number = *next + distance as u64;
             gaps.insert(*next, number);
-            if gaps.len() > MOST_GAPS {
+            if gaps.len() > MAX_GAPS {
                 gaps.pop_first();
             }
             *next = number + 1;
@@ -66,7 +67,7 @@ impl Tracker {
             return;
         }
         let number = next.saturating_add_signed(distance);
-        // The last gap that begins at or before it, if it reaches so far.
+        // Finds the gap that contains the number.
         match gaps.range(..=number).next_back().map(|(&start, &end)| (start, end)) {
             Some((start, end)) if number < end => {
                 gaps.remove(&start);
@@ -79,7 +80,7 @@ impl Tracker {
                 self.counts.unique += 1;
                 self.counts.reordered += 1;
             }
-            _ if gaps.len() >= MOST_GAPS
+            _ if gaps.len() >= MAX_GAPS
                 && gaps.first_key_value().is_some_and(|(&start, _)| number < start) =>
             {
                 self.counts.unique += 1;
@@ -89,12 +90,12 @@ impl Tracker {
         }
     }
 
-    /// What it found.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// One more than the largest number seen of each flow.
+    /// Returns one more than the largest sequence number of each flow.
     pub fn reached(&self) -> &[u64] {
         &self.next
     }
@@ -116,11 +117,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn equals_a_set(numbers in proptest::collection::vec(0u32..40, 0..200)) {
+        fn counts_equal_those_of_a_set(numbers in proptest::collection::vec(0u32..40, 0..200)) {
             let mut tracker = Tracker::new(2);
             let (mut seen, mut highest, mut expected) = (HashSet::new(), -1i64, Counts::default());
             for &number in &numbers {
-                tracker.note(1, number);
+                tracker.record(1, number);
                 if !seen.insert(number) {
                     expected.duplicated += 1;
                 } else {
@@ -135,24 +136,24 @@ mod tests {
     }
 
     #[test]
-    fn numbers_wrap() {
+    fn sequence_numbers_wrap() {
         let mut tracker = Tracker::new(1);
         tracker.next[0] = (1 << 32) - 2;
         for number in [u32::MAX - 1, u32::MAX, 0, 2, 1, u32::MAX] {
-            tracker.note(0, number);
+            tracker.record(0, number);
         }
         assert_eq!(tracker.counts(), Counts { unique: 5, duplicated: 1, reordered: 1 });
         assert_eq!(tracker.reached(), &[(1 << 32) + 3]);
     }
 
     #[test]
-    fn memory_is_bounded() {
+    fn the_number_of_gaps_is_bounded() {
         let mut tracker = Tracker::new(1);
         for number in 0..100_000 {
-            tracker.note(0, number * 2);
+            tracker.record(0, number * 2);
         }
-        assert_eq!(tracker.gaps[&0].len(), MOST_GAPS);
-        tracker.note(0, 1);
+        assert_eq!(tracker.gaps[&0].len(), MAX_GAPS);
+        tracker.record(0, 1);
         assert_eq!(tracker.counts().reordered, 1);
     }
 }

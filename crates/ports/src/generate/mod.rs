@@ -1,11 +1,12 @@
-//! `gen:SIZE|imix`: packets of known flows, each with its flow, number, due time and checksum inside, as fast as they are
-//! asked for or by a schedule.
+//! `gen:SIZE|imix`: creates packets of known flows, as fast as they are received or by a schedule.
 //!
-//! What stays the same in a flow is made once ([`template`]); a packet costs a copy of its headers and body, a stamp, and
-//! the checksum's change by it. With a rate, packets are due by the schedule alone: when nobody asked for them in time
-//! they come late with the due time that they had, and the checker sees how late (no coordinated omission).
+//! Each packet contains its flow, sequence number, due time and CRC ([`stamp`]). The constant part of a flow's packets is prepared
+//! once ([`template`]). A packet then costs a copy of headers and body, a stamp, and an update of the checksum.
+//!
+//! With a rate, due times follow from the schedule alone. A packet that is received late keeps its due time, so a checker measures
+//! the delay (no coordinated omission).
 
-pub mod pace;
+pub mod schedule;
 pub mod stamp;
 pub mod template;
 pub mod traffic;
@@ -17,47 +18,47 @@ use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
-use pace::Schedule;
+use schedule::Schedule;
 use stamp::Stamp;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use template::{HEADER_ROOM, Template};
-pub use traffic::{Offer, Traffic};
+pub use traffic::{OfferedLoad, Traffic};
 
-/// The `gen:` port. It only receives.
+/// The `gen` port. It can only be received from.
 pub struct Generator {
     info: PortInfo,
     traffic: Arc<Traffic>,
-    offer: Offer,
+    load: OfferedLoad,
     clock: Clock,
-    ledger: Arc<Ledger>,
-    queues: Vec<Option<Queue>>,
+    sent: Arc<SentCounts>,
+    queues: Vec<Option<GeneratorRx>>,
 }
 
-/// How many packets each queue of a generator has handed out, and so how many each flow sent.
-pub struct Ledger {
+/// The number of packets that each queue of a generator has sent. The number of each flow follows from it.
+pub struct SentCounts {
     flows: u32,
     queues: Mutex<Vec<Arc<AtomicU64>>>,
 }
 
-impl Ledger {
+impl SentCounts {
     fn new(flows: u32) -> Self {
         Self { flows, queues: Mutex::default() }
     }
 
-    /// Packets handed out in all.
+    /// Returns the packets sent by all queues.
     pub fn total(&self) -> u64 {
         self.counts().iter().sum()
     }
 
-    /// Packets handed out by each flow.
+    /// Returns the packets sent by each flow.
     pub fn by_flow(&self) -> Vec<u64> {
         let counts = self.counts();
         let queues = counts.len() as u64;
         (0..self.flows as u64)
             .map(|flow| {
                 let Some(&total) = counts.get((flow % queues.max(1)) as usize) else { return 0 };
-                // The queue's flows take turns: those in front have sent one more.
+                // A queue's flows send in turns, so the first of them may have sent one more.
                 let (queue, turn) = (flow % queues, flow / queues);
                 let of_queue = flows_of(self.flows, queue as u32, queues as u32) as u64;
                 total / of_queue + (turn < total % of_queue) as u64
@@ -66,23 +67,24 @@ impl Ledger {
     }
 
     fn counts(&self) -> Vec<u64> {
-        let queues = self.queues.lock().expect("no panic while it is held");
+        let queues = self.queues.lock().expect("no code panics while it holds this lock");
         queues.iter().map(|count| count.load(Ordering::Acquire)).collect()
     }
 }
 
-/// How many of `flows` queue `queue` of `queues` sends: every `queues`-th, from its own number on.
+/// Returns how many of `flows` the queue sends. Queue q of n sends the flows q, q + n, q + 2n, and so on.
 fn flows_of(flows: u32, queue: u32, queues: u32) -> u32 {
     (flows - queue).div_ceil(queues)
 }
 
 impl Generator {
-    /// Opens what `text` says ([`Traffic::parse`]); due times are those of `clock`, which the checker must share.
+    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). Due times are those of `clock`, which the checker must
+    /// use too.
     ///
     /// # Errors
     /// As for [`Traffic::parse`].
     pub fn open(text: &str, clock: &Clock) -> Result<Self> {
-        let (traffic, offer) = Traffic::parse(text)?;
+        let (traffic, load) = Traffic::parse(text)?;
         Ok(Self {
             info: PortInfo {
                 name: text.into(),
@@ -93,73 +95,86 @@ impl Generator {
                 link_bits_per_second: None,
                 twin: false,
             },
-            ledger: Arc::new(Ledger::new(traffic.flows)),
+            sent: Arc::new(SentCounts::new(traffic.flows)),
             traffic: Arc::new(traffic),
-            offer,
+            load,
             clock: clock.clone(),
             queues: Vec::new(),
         })
     }
 
-    /// What it sends: for the checker.
+    /// Returns what the generator sends.
     pub fn traffic(&self) -> &Arc<Traffic> {
         &self.traffic
     }
 
-    /// How much it has sent: for the checker.
-    pub fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+    /// Returns the counts of sent packets.
+    pub fn sent(&self) -> &Arc<SentCounts> {
+        &self.sent
     }
 
-    /// How fast it is to send in all, `None` for as fast as it is asked. Counts from the next [`Port::configure`] on.
+    /// Sets the rate of all queues together. `None` means as fast as packets are received. Takes effect at the next
+    /// [`Port::configure`].
     pub fn set_rate(&mut self, rate: Option<Rate>) {
-        self.offer.rate = rate;
+        self.load.rate = rate;
     }
 
-    /// How fast, and how many.
-    pub fn offer(&self) -> Offer {
-        self.offer
+    /// Returns the offered load.
+    pub fn load(&self) -> OfferedLoad {
+        self.load
     }
 
-    fn queue(&self, pool: &Arc<dyn Pool>, queue: u32, queues: u32, sent: Arc<AtomicU64>) -> Result<Queue> {
+    fn queue(
+        &self,
+        pool: &Arc<dyn Pool>,
+        queue: u32,
+        queues: u32,
+        sent: Arc<AtomicU64>,
+    ) -> Result<GeneratorRx> {
         require_cpu_memory(&self.info.name, pool)?;
         let needed = self.traffic.longest().max(HEADER_ROOM);
         if pool.room() < needed {
             return Err(Error::port_usage(
                 &self.info.name,
-                format!("frames need buffers of {needed} bytes, they have {}: give larger ones", pool.room()),
+                format!(
+                    "frames need buffers of {needed} bytes, and they have {}; give --room {needed}",
+                    pool.room()
+                ),
             ));
         }
         let body = self.traffic.body();
         let mut templates = Vec::new();
         for flow in (queue..self.traffic.flows).step_by(queues as usize) {
             for &size in &self.traffic.sizes {
-                let frame = self.traffic.frame(size, Stamp { flow, number: 0, due_ns: 0 }, &body);
-                templates.push(Template::of(&frame).expect("frames of our own have right checksums"));
+                let frame = self.traffic.frame(size, Stamp { flow, sequence: 0, due_ns: 0 }, &body);
+                templates.push(Template::of(&frame).expect("Traffic::frame writes right checksums"));
             }
         }
         let share = 1.0 / queues as f64;
         let limit =
-            self.offer.packets.map(|all| all / queues as u64 + ((queue as u64) < all % queues as u64) as u64);
-        Ok(Queue {
+            self.load.packets.map(|all| all / queues as u64 + ((queue as u64) < all % queues as u64) as u64);
+        Ok(GeneratorRx {
             pool: pool.clone(),
             clock: self.clock.clone(),
             traffic: self.traffic.clone(),
-            schedule: self.offer.rate.map(|rate| Schedule::new(rate, share)),
+            schedule: self.load.rate.map(|rate| Schedule::new(rate, share)),
             limit: limit.unwrap_or(u64::MAX),
             templates,
             body,
             first_flow: queue,
             stride: queues,
             turn: 0,
-            number: 0,
+            sequence: 0,
             counters: Counters::default(),
             sent,
         })
     }
 }
 
-/// Fails unless the CPU can write the pool's packets.
+/// Refuses a pool in memory that the CPU does not map.
+///
+/// # Errors
+/// Names the location, and where packets must lie.
 pub(crate) fn require_cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()> {
     let location = pool.region().location();
     if location.is_cpu_memory() {
@@ -167,7 +182,9 @@ pub(crate) fn require_cpu_memory(port: &str, pool: &Arc<dyn Pool>) -> Result<()>
     }
     Err(Error::port_usage(
         port,
-        format!("it touches payload, and packets lie in {location}: keep them in host or pinned memory"),
+        format!(
+            "the CPU accesses its packets, which lie in {location}; choose host or pinned memory with --memory"
+        ),
     ))
 }
 
@@ -179,15 +196,16 @@ impl Port for Generator {
     fn configure(&mut self, pools: &[Arc<dyn Pool>], _tx_queues: u16) -> Result<()> {
         let queues = pools.len() as u32;
         if queues > self.info.max_queues as u32 {
-            let why = format!("{} flows cannot be spread over {queues} queues", self.traffic.flows);
-            return Err(Error::port_usage(&self.info.name, format!("{why}: give flows={queues} or more")));
+            let flows = self.traffic.flows;
+            let why = format!("{flows} flows are too few for {queues} queues; give flows={queues} or more");
+            return Err(Error::port_usage(&self.info.name, why));
         }
         let counts: Vec<Arc<AtomicU64>> = pools.iter().map(|_| Arc::default()).collect();
         self.queues.clear();
         for (index, (pool, sent)) in pools.iter().zip(&counts).enumerate() {
             self.queues.push(Some(self.queue(pool, index as u32, queues, sent.clone())?));
         }
-        *self.ledger.queues.lock().expect("no panic while it is held") = counts;
+        *self.sent.queues.lock().expect("no code panics while it holds this lock") = counts;
         Ok(())
     }
 
@@ -196,41 +214,44 @@ impl Port for Generator {
             Some(queue) => Ok(Box::new(queue)),
             None => Err(Error::port_usage(
                 &self.info.name,
-                format!("there is no receive queue {queue}, or it is taken"),
+                format!("receive queue {queue} does not exist or is taken"),
             )),
         }
     }
 
     fn take_tx(&mut self, _queue: u16, _pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
-        Err(Error::port_usage(&self.info.name, "a generator only receives: send to check, pcap:FILE or null"))
+        Err(Error::port_usage(
+            &self.info.name,
+            "a generator cannot be sent to; send to check, pcap:FILE or null",
+        ))
     }
 }
 
-/// One receive queue: its flows take turns.
-struct Queue {
+/// A receive queue of a generator. Its flows send in turns.
+struct GeneratorRx {
     pool: Arc<dyn Pool>,
     clock: Clock,
     traffic: Arc<Traffic>,
     schedule: Option<Schedule>,
     limit: u64,
-    /// By turn, then by size.
+    /// Templates by turn, then by size.
     templates: Vec<Template>,
     body: Vec<u8>,
     first_flow: u32,
     stride: u32,
-    /// Whose turn it is.
+    /// The flow that sends next, counted within this queue.
     turn: u32,
-    /// How many turns each flow has had, modulo 2^32: the number of the next packet.
-    number: u32,
+    /// The sequence number of the next packet, modulo 2^32. Equal for all flows of the queue.
+    sequence: u32,
     counters: Counters,
     sent: Arc<AtomicU64>,
 }
 
-impl Queue {
+impl GeneratorRx {
     #[inline(always)]
     fn template(&self) -> &Template {
         let sizes = self.traffic.sizes.len();
-        &self.templates[self.turn as usize * sizes + self.traffic.size_index(self.number)]
+        &self.templates[self.turn as usize * sizes + self.traffic.size_index(self.sequence)]
     }
 
     #[inline(always)]
@@ -238,13 +259,13 @@ impl Queue {
         self.turn += 1;
         if self.turn as usize * self.traffic.sizes.len() == self.templates.len() {
             self.turn = 0;
-            self.number = self.number.wrapping_add(1);
+            self.sequence = self.sequence.wrapping_add(1);
         }
     }
 }
 
-// SAFETY: the packets are just allocated, and their lengths are checked against the data room.
-unsafe impl Rx for Queue {
+// SAFETY: the packets are just allocated, and `queue` checked that the longest frame fits into the pool's buffers.
+unsafe impl Rx for GeneratorRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now = self.clock.now_ns();
         let wanted =
@@ -257,7 +278,7 @@ unsafe impl Rx for Queue {
             return Ok(0);
         }
         let count = self.pool.allocate(&mut packets[..wanted]);
-        let mut given = 0;
+        let mut filled = 0;
         for packet in &mut packets[..count] {
             let mut due_ns = now;
             let length = self.template().length;
@@ -268,26 +289,26 @@ unsafe impl Rx for Queue {
                 }
                 schedule.advance(length as usize);
             }
-            // Headers are written in one piece of constant length, which a short packet does not fill.
+            // `Template::write` needs HEADER_ROOM bytes, also for a shorter packet.
             packet.length = (HEADER_ROOM as u32).max(length);
             let stamp =
-                Stamp { flow: self.first_flow + self.turn * self.stride, number: self.number, due_ns };
-            // SAFETY: just taken from the pool, in memory that the CPU maps (checked at set-up), whose buffers hold the
-            // longest frame and HEADER_ROOM (checked there too).
+                Stamp { flow: self.first_flow + self.turn * self.stride, sequence: self.sequence, due_ns };
+            // SAFETY: the packet was just allocated. `queue` checked that the CPU maps the pool, and that its buffers hold the
+            // longest frame and HEADER_ROOM bytes.
             let bytes = unsafe { packet.bytes_mut() };
             self.template().write(bytes, &self.body, stamp);
             packet.length = length;
             self.counters.bytes += length as u64;
-            given += 1;
+            filled += 1;
             self.next_turn();
         }
-        if given < count {
-            // SAFETY: these packets are held here, are of this pool, and are not used again.
-            unsafe { self.pool.free(&packets[given..count]) };
+        if filled < count {
+            // SAFETY: these packets were allocated from this pool above, and are not used again.
+            unsafe { self.pool.free(&packets[filled..count]) };
         }
-        self.counters.packets += given as u64;
+        self.counters.packets += filled as u64;
         self.sent.store(self.counters.packets, Ordering::Release);
-        Ok(given)
+        Ok(filled)
     }
 
     fn exhausted(&self) -> bool {

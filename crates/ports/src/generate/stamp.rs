@@ -1,53 +1,53 @@
-//! What a generated packet says of itself, in the last bytes of its payload.
+//! Stamps: what a generated packet says of itself, in the last 18 bytes of its payload. All numbers are big-endian.
 //!
 //! ```text
-//! | body: the same for all packets | flow (4) | number (4) | due (6) | crc32c (4) |
+//! | body: the same in all packets | flow (4) | sequence number (4) | due time (6) | CRC-32C (4) |
 //! ```
 //!
-//! The number counts the flow's packets modulo 2^32. Due is when the packet had to be sent, in nanoseconds of the clock that
-//! generator and checker share. The CRC covers all of the payload in front of it; it stands last so that the body's
-//! part of it is computed once.
+//! The sequence number counts the flow's packets, modulo 2^32. The due time is when the packet had to be sent, in nanoseconds of the
+//! clock that generator and checker share. The CRC covers the payload in front of it, and stands last so that the body's part of
+//! it is computed once.
 
 use inlane_wire::checksum::Sum;
 
-/// Bytes of a stamp.
+/// Length of a stamp, in bytes.
 pub const BYTES: usize = 18;
 const COVERED: usize = BYTES - 4;
 const DUE_MASK: u64 = (1 << 48) - 1;
 
-/// A packet's own account of itself.
+/// The content of a stamp, without its CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Which flow.
+    /// The number of the flow.
     pub flow: u32,
-    /// Which packet of the flow, modulo 2^32.
-    pub number: u32,
-    /// When it was due, in nanoseconds, modulo 2^48.
+    /// The packet's sequence number in the flow, modulo 2^32.
+    pub sequence: u32,
+    /// When the packet was due, in nanoseconds, modulo 2^48.
     pub due_ns: u64,
 }
 
 impl Stamp {
-    /// As it lies in a packet whose body has the CRC `body_crc`.
+    /// Returns the bytes of the stamp for a packet whose body has the CRC `body_crc`.
     #[inline(always)]
     pub fn to_bytes(self, body_crc: u32) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
         bytes[0..4].copy_from_slice(&self.flow.to_be_bytes());
-        bytes[4..8].copy_from_slice(&self.number.to_be_bytes());
+        bytes[4..8].copy_from_slice(&self.sequence.to_be_bytes());
         bytes[8..14].copy_from_slice(&self.due_ns.to_be_bytes()[2..]);
         let crc = crc32c::crc32c_append(body_crc, &bytes[..COVERED]);
         bytes[COVERED..].copy_from_slice(&crc.to_be_bytes());
         bytes
     }
 
-    /// From the end of a payload, whatever its CRC says.
+    /// Reads the last bytes of a payload. Does not check the CRC; see [`crc_ok`].
     #[inline(always)]
     pub fn from_bytes(bytes: &[u8; BYTES]) -> Self {
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let due = [0, 0, bytes[8], bytes[9], bytes[10], bytes[11], bytes[12], bytes[13]];
-        Self { flow: word(0), number: word(4), due_ns: u64::from_be_bytes(due) }
+        Self { flow: word(0), sequence: word(4), due_ns: u64::from_be_bytes(due) }
     }
 
-    /// Nanoseconds from when the packet was due to `now_ns`; 0 when that is in the future.
+    /// Returns the nanoseconds from the due time to `now_ns`, or 0 if the packet is not due yet.
     #[inline(always)]
     pub fn age_ns(self, now_ns: u64) -> u64 {
         let age = now_ns.wrapping_sub(self.due_ns) & DUE_MASK;
@@ -55,14 +55,14 @@ impl Stamp {
     }
 }
 
-/// Whether `payload`, which ends with a stamp, has the CRC that it says.
+/// Returns true if the CRC in the stamp at the end of `payload` is right.
 #[inline(always)]
 pub fn crc_ok(payload: &[u8]) -> bool {
     let Some((covered, crc)) = payload.split_last_chunk::<4>() else { return false };
     crc32c::crc32c(covered) == u32::from_be_bytes(*crc)
 }
 
-/// What a stamp adds to an internet checksum; `odd` when it begins at an odd byte of what is summed.
+/// Returns what a stamp adds to an internet checksum. `odd` means that it begins at an odd offset of the summed bytes.
 #[inline(always)]
 pub fn sum(bytes: &[u8; BYTES], odd: bool) -> u16 {
     let mut sum = Sum::new();
@@ -79,27 +79,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn written_and_read(flow: u32, number: u32, due_ns in 0u64..1 << 48, body: Vec<u8>) {
-            let stamp = Stamp { flow, number, due_ns };
+        fn a_stamp_is_read_as_written(flow: u32, sequence: u32, due_ns in 0u64..1 << 48, body: Vec<u8>) {
+            let stamp = Stamp { flow, sequence, due_ns };
             let bytes = stamp.to_bytes(crc32c::crc32c(&body));
             prop_assert_eq!(Stamp::from_bytes(&bytes), stamp);
             let mut payload = [&body[..], &bytes[..]].concat();
             prop_assert!(crc_ok(&payload));
             let at = flow as usize % payload.len();
-            payload[at] ^= 1 << (number % 8);
+            payload[at] ^= 1 << (sequence % 8);
             prop_assert!(!crc_ok(&payload));
         }
 
         #[test]
-        fn sums_as_part_of_a_whole(stamp: [u8; BYTES], odd: bool) {
+        fn the_sum_of_a_stamp_is_its_part_of_the_whole_sum(stamp: [u8; BYTES], odd: bool) {
             let whole = [&[0u8][..odd as usize], &stamp[..]].concat();
             prop_assert_eq!(Sum::new().add(sum(&stamp, odd)).folded() % 0xffff, Sum::new().add_bytes(&whole).folded() % 0xffff);
         }
     }
 
     #[test]
-    fn ages_wrap() {
-        let stamp = Stamp { flow: 0, number: 0, due_ns: DUE_MASK };
+    fn ages_continue_when_due_times_wrap() {
+        let stamp = Stamp { flow: 0, sequence: 0, due_ns: DUE_MASK };
         assert_eq!(stamp.age_ns(DUE_MASK + 11), 11);
         assert_eq!(stamp.age_ns(DUE_MASK - 5), 0, "due in the future");
     }

@@ -1,40 +1,46 @@
-//! A flow's packet of one size, ready but for its stamp: what the generator copies and the checker compares with.
+//! Templates: a flow's packet of one size without its stamp. The generator copies it, and the checker compares with it.
 
 use super::stamp::{self, Stamp};
 use super::traffic::{checksum_and_payload, transport_checksum};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{Layers, ethernet, ipv4, ipv6};
 
-/// Most bytes in front of a payload. The generator copies all of them, whatever the header's length: a copy of constant
-/// length is a few vector moves.
+/// The longest headers that a template holds, in bytes. The generator always copies this many, because a copy of constant
+/// length compiles to a few vector moves.
 pub const HEADER_ROOM: usize = 112;
 
-/// Headers and what follows from them. Two cache lines.
+/// A packet's headers, and the checksums of all its constant bytes. Occupies two cache lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Template {
-    /// The headers, transport checksum zero.
+    /// The headers, with a transport checksum of zero.
     pub header: [u8; HEADER_ROOM],
-    /// Bytes of the whole frame.
+    /// Length of the frame, in bytes.
     pub length: u32,
-    /// CRC of the body.
+    /// CRC-32C of the body.
     pub body_crc: u32,
-    /// Sum of all that the transport checksum covers but the stamp.
+    /// Internet checksum of the bytes that the transport checksum covers, except the stamp.
     base: u16,
-    /// Bytes of the headers.
+    /// Length of the headers, in bytes.
     pub header_len: u8,
-    /// Where the transport checksum lies.
+    /// Offset of the transport checksum.
     pub checksum_at: u8,
     flags: u8,
 }
 
+/// The transport protocol is UDP.
 const UDP: u8 = 1;
+/// The stamp begins at an odd offset of the payload.
 const ODD: u8 = 2;
+/// The packet must not arrive.
 const DROPPED: u8 = 4;
 
+const _: () = assert!(size_of::<Template>() == 128);
+
 impl Template {
-    /// From a whole frame; `None` when it is no TCP or UDP frame that ends with a stamp, has longer headers than there is
-    /// room for, or a transport checksum that is not right (none at all, say).
+    /// Creates the template of a frame that ends with a stamp.
+    ///
+    /// Returns `None` if the frame is not TCP or UDP, has headers longer than [`HEADER_ROOM`], or has no correct transport checksum.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let layers = Layers::of(frame).ok()??;
         let (checksum_at, payload) = checksum_and_payload(frame, &layers)?;
@@ -71,24 +77,24 @@ impl Template {
         (template.checksum(stamp) == frame[checksum_at..checksum_at + 2]).then_some(template)
     }
 
-    /// What stands for a flow that is not to arrive at all.
-    pub fn dropped(self) -> Self {
+    /// Marks the packet as one that must not arrive.
+    pub fn into_dropped(self) -> Self {
         Self { flags: self.flags | DROPPED, ..self }
     }
 
-    /// This flow is not to arrive at all.
+    /// Returns true if the packet must not arrive.
     pub fn is_dropped(&self) -> bool {
         self.flags & DROPPED != 0
     }
 
-    /// The transport checksum of a packet with this stamp, as it lies.
+    /// Returns the transport checksum of the packet with this stamp, in network byte order.
     #[inline(always)]
     pub fn checksum(&self, stamp: &[u8; stamp::BYTES]) -> [u8; 2] {
         let sum = Sum::new().add(self.base).add(stamp::sum(stamp, self.flags & ODD != 0));
         transport_checksum(sum, self.flags & UDP != 0).to_be_bytes()
     }
 
-    /// Writes the packet into `bytes`: at least [`HEADER_ROOM`] and at least its length.
+    /// Writes the packet into `bytes`, which must hold [`HEADER_ROOM`] bytes and the packet.
     #[inline(always)]
     pub fn write(&self, bytes: &mut [u8], body: &[u8], stamp: Stamp) {
         let (header, length) = (self.header_len as usize, self.length as usize);
@@ -101,8 +107,8 @@ impl Template {
         bytes[at..at + 2].copy_from_slice(&self.checksum(&stamp));
     }
 
-    /// Whether `bytes` is the packet of `stamp`, which stands at its end: headers with the right checksum, `body`, and the
-    /// stamp's CRC.
+    /// Returns true if `bytes` is the packet with `stamp`, which was read from its end: the same headers and body, and right
+    /// checksums.
     #[inline(always)]
     pub fn matches(&self, bytes: &[u8], body: &[u8], stamp: Stamp) -> bool {
         let (header, at) = (self.header_len as usize, self.checksum_at as usize);
@@ -110,7 +116,7 @@ impl Template {
             return false;
         }
         let stamp_at = bytes.len() - stamp::BYTES;
-        // The body is known: comparing it is faster than its CRC, and the stamp's own goes on from there.
+        // Comparing the known body is faster than computing its CRC.
         let stamp = stamp.to_bytes(self.body_crc);
         bytes[..at] == self.header[..at]
             && bytes[at..at + 2] == self.checksum(&stamp)

@@ -32,7 +32,7 @@ fn checksums_ok(frame: &[u8]) -> bool {
 }
 
 #[test]
-fn packets_are_what_they_say() {
+fn packets_equal_those_that_their_stamps_name() {
     for text in [
         "gen:60",
         "gen:64,flows=3",
@@ -47,41 +47,49 @@ fn packets_are_what_they_say() {
             let count = queues[0].receive(&mut packets).unwrap();
             assert_eq!(count, 100);
             for packet in &packets {
-                // SAFETY: received, host memory.
+                // SAFETY: the packet was just received, and lies in host memory.
                 let frame = unsafe { packet.bytes() };
                 assert!(checksums_ok(frame), "{text}: {frame:02x?}");
                 let stamp = Stamp::from_bytes(frame.last_chunk().unwrap());
-                let size = port.traffic.sizes[port.traffic.size_index(stamp.number)];
+                let size = port.traffic.sizes[port.traffic.size_index(stamp.sequence)];
                 assert_eq!(frame, port.traffic.frame(size, stamp, &port.traffic.body()), "{text}");
             }
-            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            // SAFETY: these packets were received from this pool, and are not used again.
             unsafe { pool.free(&packets) };
         }
         assert_eq!(pool.outstanding(), 0);
-        assert_eq!(port.ledger.total(), 500);
+        assert_eq!(port.sent.total(), 500);
     }
 }
 
 #[test]
-fn flows_take_turns_over_queues() {
+fn flows_send_in_turns_on_every_queue() {
     let (port, pool, mut queues) = open("gen:64,flows=5,packets=23", 2, 2048);
     let mut seen = vec![0u64; 5];
     let mut packets = [Packet::EMPTY; 32];
     for queue in &mut queues {
         let count = queue.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: received, host memory.
+            // SAFETY: the packet was just received, and lies in host memory.
             let stamp = Stamp::from_bytes(unsafe { packet.bytes() }.last_chunk().unwrap());
-            assert_eq!(stamp.number as u64, seen[stamp.flow as usize]);
+            assert_eq!(stamp.sequence as u64, seen[stamp.flow as usize]);
             seen[stamp.flow as usize] += 1;
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: these packets were received from this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
         assert!(queue.exhausted());
         assert_eq!(queue.receive(&mut packets).unwrap(), 0);
     }
     assert_eq!(seen.iter().sum::<u64>(), 23);
-    assert_eq!(port.ledger.by_flow(), seen);
+    assert_eq!(port.sent.by_flow(), seen);
+}
+
+#[test]
+fn a_size_with_fcs_is_four_bytes_more_than_the_frame() {
+    for (text, sizes) in [("gen:64,fcs", [60]), ("gen:1518,fcs", [1514]), ("gen:60", [60])] {
+        assert_eq!(Traffic::parse(text).unwrap().0.sizes, sizes, "{text}");
+    }
+    assert_eq!(Traffic::parse("gen:65553,fcs").unwrap().0.longest(), 65549);
 }
 
 #[test]
@@ -90,38 +98,41 @@ fn no_two_flows_share_a_tuple() {
     let body = traffic.body();
     let mut tuples = HashSet::new();
     for flow in (0..traffic.flows).step_by(7) {
-        let frame = traffic.frame(128, Stamp { flow, number: 0, due_ns: 0 }, &body);
+        let frame = traffic.frame(128, Stamp { flow, sequence: 0, due_ns: 0 }, &body);
         assert!(tuples.insert(FiveTuple::of(&frame).unwrap()));
     }
 }
 
 #[test]
-fn a_rate_is_kept() {
+fn due_times_follow_the_rate() {
     let (_, pool, mut queues) = open("gen:64,rate=1Mpps", 1, 2048);
     let mut packets = [Packet::EMPTY; 32];
     let mut dues = Vec::new();
     while dues.len() < 2000 {
         let count = queues[0].receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: received, host memory.
+            // SAFETY: the packet was just received, and lies in host memory.
             dues.push(Stamp::from_bytes(unsafe { packet.bytes() }.last_chunk().unwrap()).due_ns);
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: these packets were received from this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
     }
     let gaps: HashSet<u64> = dues.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    assert_eq!(gaps, HashSet::from([1000]), "due by the schedule, however it was asked");
+    assert_eq!(gaps, HashSet::from([1000]), "due times follow the schedule, not the calls");
     assert_eq!(pool.outstanding(), 0);
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn wrong_options_and_small_buffers_are_refused() {
     let error = |text: &str| Generator::open(text, &Clock::new()).err().expect(text).to_string();
     assert!(error("gen:59").contains("frames of 60 bytes"));
-    assert!(error("gen:64,v6,tcp").contains("frames of 92 bytes"));
+    assert!(error("gen:64,v6,tcp").contains("frames of 92 bytes or more"));
     assert!(error("gen:").contains("gen:64 or gen:imix"));
     assert!(error("gen:99999999999999999999").contains("too large"));
     assert!(error("gen:100K").contains("60 to 65549"));
+    assert!(error("gen:3,fcs").contains("64 to 65553"));
+    assert!(error("gen:63,fcs").contains("frames of 64 bytes"));
+    assert!(error("gen:imix,fcs").contains("leave out 'fcs'"));
     assert!(error("gen:64,flows=0").contains("from 1 to"));
     assert!(error("gen:64,flow=8").contains("unknown option 'flow'"));
     assert!(error("gen:64,rate=0").contains("above zero"));
@@ -133,24 +144,24 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn an_empty_pool_gives_nothing_and_loses_nothing() {
+fn an_empty_pool_skips_no_packet() {
     let (port, pool, mut queues) = open("gen:64,flows=1", 1, 2048);
     let mut packets = vec![Packet::EMPTY; 300];
     assert_eq!(queues[0].receive(&mut packets).unwrap(), 256);
     assert_eq!(queues[0].receive(&mut packets[256..]).unwrap(), 0);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: these packets were received from this pool, and are not used again.
     unsafe { pool.free(&packets[..256]) };
     assert_eq!(queues[0].receive(&mut packets[..1]).unwrap(), 1);
-    // SAFETY: received, host memory.
-    assert_eq!(Stamp::from_bytes(unsafe { packets[0].bytes() }.last_chunk().unwrap()).number, 256);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the packet was just received, and lies in host memory.
+    assert_eq!(Stamp::from_bytes(unsafe { packets[0].bytes() }.last_chunk().unwrap()).sequence, 256);
+    // SAFETY: these packets were received from this pool, and are not used again.
     unsafe { pool.free(&packets[..1]) };
-    assert_eq!(port.ledger.total(), 257);
+    assert_eq!(port.sent.total(), 257);
 }
 
 proptest! {
     #[test]
-    fn texts_are_survived(text in "gen:[0-9imx]{0,5}(,[a-z]{1,6}(=[0-9a-zA-Z.:]{0,9})?){0,3}") {
+    fn no_specification_panics(text in "gen:[0-9imx]{0,5}(,[a-z]{1,6}(=[0-9a-zA-Z.:]{0,9})?){0,3}") {
         let _ = Generator::open(&text, &Clock::new());
     }
 }

@@ -1,7 +1,7 @@
-//! What a generator sends: flows, sizes, headers. The checker builds the same from the same text.
+//! The traffic of a generator: flows, frame sizes, headers. A checker computes the same traffic from the same specification.
 //!
-//! Flows take turns, so packet n of a flow is sent in round n. Flow f goes from 198.18.0.0/16 to 198.19.0.0/16 (set aside
-//! for benchmarks by RFC 2544), or within 2001:2::/48 (RFC 5180), and no two flows share a 5-tuple.
+//! Flows send in turns, so packet n of each flow is sent in round n. No two flows share a 5-tuple. Addresses are those reserved for
+//! benchmarks: from 198.18.0.0/16 to 198.19.0.0/16 (RFC 2544), or within 2001:2::/48 (RFC 5180).
 
 use super::stamp;
 use inlane_core::Result;
@@ -11,77 +11,95 @@ use inlane_wire::checksum::{self, Sum};
 use inlane_wire::{Layers, Mac, ethernet, ipv4, ipv6, tcp, udp};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Most flows.
+/// The most flows of a generator.
 pub const MAX_FLOWS: u64 = 1 << 20;
-/// Longest frame: an IPv4 packet cannot be longer.
+/// The shortest Ethernet frame without FCS, in bytes.
+pub const MIN_FRAME: usize = 60;
+/// Length of Ethernet's frame check sequence, in bytes.
+const FCS: u64 = 4;
+/// The longest frame without FCS, in bytes: the longest IPv4 packet and an Ethernet header.
 const MAX_FRAME: u64 = 65535 + 14;
-/// Frames of the simple IMIX in an order that spreads them: IP packets of 46, 576 and 1500 bytes as 7 : 4 : 1.
+/// Frame sizes of the simple IMIX, in an order that mixes them: IP packets of 46, 576 and 1500 bytes in the ratio 7 : 4 : 1.
 const IMIX: [usize; 12] = [60, 590, 60, 60, 590, 60, 1514, 60, 590, 60, 590, 60];
-const UDP_PORT: u16 = 49152;
+/// The first port of the range that flows choose from.
+const FIRST_PORT: u16 = 49152;
 
-/// What carries the payload.
+/// The protocols of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
-    /// IPv6, not IPv4.
+pub struct FlowHeaders {
+    /// IPv6 instead of IPv4.
     pub v6: bool,
-    /// TCP, not UDP.
+    /// TCP instead of UDP.
     pub tcp: bool,
 }
 
-/// What to send.
+/// What a generator sends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
-    /// Lengths of frames, in turn.
+    /// Lengths of the frames of each flow in bytes without FCS, used in turn.
     pub sizes: Vec<usize>,
-    /// How many flows.
+    /// Number of flows.
     pub flows: u32,
-    /// Changes ports and payloads.
+    /// Determines ports and payloads.
     pub seed: u64,
-    /// What flows are, in turn.
-    pub kinds: Vec<Kind>,
-    /// An 802.1Q tag for all.
+    /// The protocols of the flows, used in turn.
+    pub headers: Vec<FlowHeaders>,
+    /// The VLAN of all frames, if they carry an 802.1Q tag.
     pub vlan: Option<u16>,
-    /// Source and destination MAC address.
+    /// Source and destination MAC addresses.
     pub macs: (Mac, Mac),
 }
 
-/// What a generator's text says beside its traffic.
+/// The offered load (RFC 2285) of a generator.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Offer {
-    /// How fast; `None` for as fast as it goes.
+pub struct OfferedLoad {
+    /// The rate of all queues together. `None` means as fast as packets are received.
     pub rate: Option<Rate>,
-    /// How many packets in all; `None` for no end.
+    /// Total number of packets. `None` means no end.
     pub packets: Option<u64>,
 }
 
 impl Traffic {
-    /// Reads `gen:SIZE|imix[,flows=N,seed=S,v4,v6,udp,tcp,vlan=N,smac=M,dmac=M,rate=R,packets=N]`.
+    /// Parses `gen:SIZE|imix[,fcs,flows=N,seed=S,v4,v6,udp,tcp,vlan=N,smac=M,dmac=M,rate=R,packets=N]`.
+    ///
+    /// With `fcs`, SIZE includes the 4 bytes of the frame check sequence, as in RFC 2544: `gen:64,fcs` sends frames of 60 bytes, to
+    /// which a network card adds the FCS.
     ///
     /// # Errors
-    /// For unknown options, sizes too small for their headers and stamp, and quantities out of range.
-    pub fn parse(text: &str) -> Result<(Self, Offer)> {
+    /// If an option is unknown, a value is out of range, or the size is too small for headers and stamp.
+    pub fn parse(text: &str) -> Result<(Self, OfferedLoad)> {
         let mut spec = PortSpec::parse(text)?;
         let imix = spec.argument() == "imix";
+        let fcs = if spec.flag("fcs")? { FCS } else { 0 };
         let sizes = match spec.argument() {
-            "" => return Err(spec.error("say how long frames are: gen:64 or gen:imix")),
+            "" => {
+                let kind = spec.kind();
+                return Err(spec.error(format!("give the length of frames: {kind}:64 or {kind}:imix")));
+            }
+            "imix" if fcs > 0 => {
+                return Err(spec.error("imix has fixed sizes without FCS; leave out 'fcs'"));
+            }
             "imix" => IMIX.to_vec(),
             size => match parse_size(size) {
-                Ok(size @ 1..=MAX_FRAME) => vec![size as usize],
-                Ok(_) => return Err(spec.error(format!("frames have 60 to {MAX_FRAME} bytes"))),
+                Ok(size) if (1 + fcs..=MAX_FRAME + fcs).contains(&size) => vec![(size - fcs) as usize],
+                Ok(_) => {
+                    let (min, max) = (MIN_FRAME as u64 + fcs, MAX_FRAME + fcs);
+                    return Err(spec.error(format!("give a frame length from {min} to {max} bytes")));
+                }
                 Err(error) => return Err(spec.error(error.to_string())),
             },
         };
         let (v4, v6) = (spec.flag("v4")?, spec.flag("v6")?);
         let (udp, tcp) = (spec.flag("udp")?, spec.flag("tcp")?);
-        let mut kinds = Vec::new();
+        let mut headers = Vec::new();
         for (is_v6, wanted) in [(false, v4 || !v6), (true, v6)] {
-            kinds.extend((wanted && (udp || !tcp)).then_some(Kind { v6: is_v6, tcp: false }));
-            kinds.extend((wanted && tcp).then_some(Kind { v6: is_v6, tcp: true }));
+            headers.extend((wanted && (udp || !tcp)).then_some(FlowHeaders { v6: is_v6, tcp: false }));
+            headers.extend((wanted && tcp).then_some(FlowHeaders { v6: is_v6, tcp: true }));
         }
         let mac = |value: &str| value.parse::<Mac>().map_err(|error| error.to_string());
         let mut traffic = Self {
             sizes,
-            kinds,
+            headers,
             flows: spec.number("flows", 1..=MAX_FLOWS)?.unwrap_or(64),
             seed: spec.number("seed", 0..=u64::MAX)?.unwrap_or(1),
             vlan: spec.number("vlan", 0..=4094)?,
@@ -90,54 +108,57 @@ impl Traffic {
                 spec.option("dmac", mac)?.unwrap_or(Mac([2, 0, 0, 0, 0, 2])),
             ),
         };
-        let offer = Offer {
+        let load = OfferedLoad {
             rate: spec.option("rate", |value| parse_rate(value).map_err(|error| error.to_string()))?,
             packets: spec.number("packets", 0..=u64::MAX)?,
         };
-        let least = traffic.kinds.iter().map(|kind| traffic.least(*kind)).max().unwrap_or(0);
+        let min = traffic.headers.iter().map(|headers| traffic.min_size(*headers)).max().unwrap_or(0);
         if imix {
-            traffic.sizes.iter_mut().for_each(|size| *size = (*size).max(least));
-        } else if traffic.sizes[0] < least {
-            return Err(spec.error(format!("headers and stamp of these flows need frames of {least} bytes")));
+            traffic.sizes.iter_mut().for_each(|size| *size = (*size).max(min));
+        } else if traffic.sizes[0] < min {
+            let min = min as u64 + fcs;
+            return Err(
+                spec.error(format!("these flows' headers and stamp need frames of {min} bytes or more"))
+            );
         }
         spec.finish()?;
-        Ok((traffic, offer))
+        Ok((traffic, load))
     }
 
-    /// Bytes in front of the payload.
-    pub fn headers(&self, kind: Kind) -> usize {
-        let network = if kind.v6 { ipv6::HEADER } else { ipv4::HEADER };
-        let transport = if kind.tcp { tcp::HEADER } else { udp::HEADER };
-        self.network() + network + transport
+    /// Returns the offset of the payload in bytes.
+    pub fn header_length(&self, headers: FlowHeaders) -> usize {
+        let network = if headers.v6 { ipv6::HEADER } else { ipv4::HEADER };
+        let transport = if headers.tcp { tcp::HEADER } else { udp::HEADER };
+        self.network_offset() + network + transport
     }
 
-    fn network(&self) -> usize {
+    fn network_offset(&self) -> usize {
         ethernet::HEADER + if self.vlan.is_some() { ethernet::TAG } else { 0 }
     }
 
-    /// The shortest frame, Ethernet's own least (60 bytes without FCS) included.
-    fn least(&self, kind: Kind) -> usize {
-        (self.headers(kind) + stamp::BYTES).max(60)
+    /// Returns the length of the shortest possible frame in bytes.
+    fn min_size(&self, headers: FlowHeaders) -> usize {
+        (self.header_length(headers) + stamp::BYTES).max(MIN_FRAME)
     }
 
-    /// The longest frame.
+    /// Returns the length of the longest frame in bytes.
     pub fn longest(&self) -> usize {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Mean length of frames.
+    /// Returns the mean length of frames in bytes.
     pub fn mean(&self) -> f64 {
         self.sizes.iter().sum::<usize>() as f64 / self.sizes.len() as f64
     }
 
-    /// Which of [`Traffic::sizes`] packet `number` of a flow has.
+    /// Returns the index in [`Traffic::sizes`] of a flow's packet with this sequence number.
     #[inline(always)]
-    pub fn size_index(&self, number: u32) -> usize {
-        // One size is the rule, and a division is dear.
-        if self.sizes.len() == 1 { 0 } else { number as usize % self.sizes.len() }
+    pub fn size_index(&self, sequence: u32) -> usize {
+        // Avoids a division in the common case of one size.
+        if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 
-    /// The payload that every packet begins with: its front bytes, as many as there is room for.
+    /// Returns the bytes that payloads consist of. Each payload begins with as many of them as fit in front of its stamp.
     pub fn body(&self) -> Vec<u8> {
         let mut state = self.seed;
         let mut body = Vec::with_capacity(self.longest() + 8);
@@ -147,56 +168,57 @@ impl Traffic {
         body
     }
 
-    /// Writes the frame of `size` bytes that flow `flow` sends as packet `number`, due at `due_ns`: headers, `body`, stamp,
-    /// right checksums. Not fast: the generator uses it for its templates, the checker for what it cannot check faster.
+    /// Returns the frame of `size` bytes with this stamp: headers, `body`, stamp, and right checksums.
+    ///
+    /// Slow. The generator makes its templates with it, and the checker the packets that it cannot compare with a template.
     pub fn frame(&self, size: usize, stamp: stamp::Stamp, body: &[u8]) -> Vec<u8> {
-        let kind = self.kinds[stamp.flow as usize % self.kinds.len()];
+        let headers = self.headers[stamp.flow as usize % self.headers.len()];
         let mut bytes = vec![0; size];
-        let payload = self.headers(kind);
+        let payload = self.header_length(headers);
         let stamp_at = size - stamp::BYTES;
         bytes[payload..stamp_at].copy_from_slice(&body[..stamp_at - payload]);
         let crc = crc32c::crc32c(&bytes[payload..stamp_at]);
         bytes[stamp_at..].copy_from_slice(&stamp.to_bytes(crc));
 
-        let mut frame = ethernet::Frame::new(&mut bytes[..]).expect("longer than its headers");
+        let mut frame = ethernet::Frame::new(&mut bytes[..]).expect("sizes were checked against the headers");
         frame.set_source(self.macs.0);
         frame.set_destination(self.macs.1);
-        let ethertype = if kind.v6 { ethernet::IPV6 } else { ethernet::IPV4 };
+        let ethertype = if headers.v6 { ethernet::IPV6 } else { ethernet::IPV4 };
         frame.set_ethertype(self.vlan.map_or(ethertype, |_| ethernet::VLAN));
         if let Some(vlan) = self.vlan {
             bytes[14..16].copy_from_slice(&vlan.to_be_bytes());
             bytes[16..18].copy_from_slice(&ethertype.to_be_bytes());
         }
-        let network = &mut bytes[self.network()..];
-        let protocol = if kind.tcp { ipv4::TCP } else { ipv4::UDP };
+        let network = &mut bytes[self.network_offset()..];
+        let protocol = if headers.tcp { ipv4::TCP } else { ipv4::UDP };
         let (flow_low, flow_high) = (stamp.flow as u16, (stamp.flow >> 16) as u8);
-        if kind.v6 {
+        if headers.v6 {
             let length = (network.len() - ipv6::HEADER) as u32;
-            let mut packet = ipv6::Packet::init(network).expect("longer than its headers");
+            let mut packet = ipv6::Packet::init(network).expect("sizes were checked against the headers");
             packet.set_next_header(protocol);
             packet.set_source(Ipv6Addr::new(0x2001, 2, 0, 1, 0, 0, 0, flow_low));
             packet.set_destination(Ipv6Addr::new(0x2001, 2, 0, 2, 0, 0, 0, flow_high as u16));
             let pseudo = packet.pseudo_sum(protocol, length);
-            self.transport(kind, stamp.flow, packet.payload_mut(), pseudo);
+            self.fill_transport(headers, stamp.flow, packet.payload_mut(), pseudo);
         } else {
-            let mut packet = ipv4::Packet::init(network).expect("longer than its headers");
+            let mut packet = ipv4::Packet::init(network).expect("sizes were checked against the headers");
             packet.set_flags_and_offset(0x4000);
             packet.set_protocol(protocol);
             packet.set_source(Ipv4Addr::from([198, 18, (flow_low >> 8) as u8, flow_low as u8]));
             packet.set_destination(Ipv4Addr::from([198, 19, flow_high, 1]));
             packet.fill_checksum();
             let pseudo = packet.pseudo_sum();
-            self.transport(kind, stamp.flow, packet.payload_mut(), pseudo);
+            self.fill_transport(headers, stamp.flow, packet.payload_mut(), pseudo);
         }
         bytes
     }
 
-    fn transport(&self, kind: Kind, flow: u32, bytes: &mut [u8], pseudo: Sum) {
+    fn fill_transport(&self, headers: FlowHeaders, flow: u32, bytes: &mut [u8], pseudo: Sum) {
         let random = mix(&mut (self.seed ^ (flow as u64) << 32));
         let (source, destination) =
-            (UDP_PORT + (random as u16 & 0x3fff), UDP_PORT + ((random >> 16) as u16 & 0x3fff));
-        if kind.tcp {
-            let mut segment = tcp::Segment::init(bytes).expect("longer than its headers");
+            (FIRST_PORT + (random as u16 & 0x3fff), FIRST_PORT + ((random >> 16) as u16 & 0x3fff));
+        if headers.tcp {
+            let mut segment = tcp::Segment::init(bytes).expect("sizes were checked against the headers");
             segment.set_source_port(source);
             segment.set_destination_port(destination);
             segment.set_flags(tcp::ACK | tcp::PSH);
@@ -204,7 +226,7 @@ impl Traffic {
             segment.fill_checksum(pseudo);
         } else {
             let length = bytes.len() as u16;
-            let mut datagram = udp::Datagram::new(bytes).expect("longer than its headers");
+            let mut datagram = udp::Datagram::new(bytes).expect("sizes were checked against the headers");
             datagram.set_source_port(source);
             datagram.set_destination_port(destination);
             datagram.set_length(length);
@@ -212,8 +234,7 @@ impl Traffic {
         }
     }
 
-    /// True for a frame that is none of this generator's, whatever became of it on its way: other traffic of the
-    /// link. `layers` are the frame's.
+    /// Returns true if no generator sent the frame: neither address is reserved for benchmarks. `layers` are the frame's.
     pub fn is_foreign(frame: &[u8], layers: &Layers) -> bool {
         let packet = &frame[layers.network..];
         if layers.ethertype == ethernet::IPV4 {
@@ -228,7 +249,7 @@ impl Traffic {
     }
 }
 
-/// One step of SplitMix64: fast, and good enough to tell bytes apart.
+/// Returns the next number of the pseudo-random generator SplitMix64, and advances its state.
 pub fn mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut value = *state;
@@ -237,7 +258,7 @@ pub fn mix(state: &mut u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Where the transport checksum of a frame lies and where its payload begins; `None` for frames that have neither.
+/// Returns the offsets of a frame's transport checksum and of its payload. Returns `None` for frames that are not TCP or UDP.
 pub fn checksum_and_payload(frame: &[u8], layers: &Layers) -> Option<(usize, usize)> {
     let bytes = frame.get(layers.transport..layers.end)?;
     match layers.protocol {
@@ -253,7 +274,7 @@ pub fn checksum_and_payload(frame: &[u8], layers: &Layers) -> Option<(usize, usi
     }
 }
 
-/// A frame's transport checksum from the sum of everything under it.
+/// Converts the sum of the bytes that a transport checksum covers to the checksum.
 #[inline(always)]
 pub fn transport_checksum(sum: Sum, udp: bool) -> u16 {
     let checksum = sum.finish();

@@ -1,42 +1,46 @@
-//! `gen:oran`: the user plane of an O-RAN radio, as eCPRI over Ethernet: IQ samples of several antenna-carriers, symbol after
-//! symbol, in order or shuffled, whole or with losses, by a seed. What every packet holds, and which are missing, follows from
-//! its [`Plan`].
+//! `gen:oran`: sends the user plane of an O-RAN radio as eCPRI over Ethernet (O-RAN.WG4.CUS): the IQ samples of several
+//! antenna-carriers, symbol after symbol.
+//!
+//! Packets can be shuffled and lost on purpose. The content of every packet, the order and the losses follow from the [`Plan`].
 
 mod plan;
 
 #[cfg(test)]
 mod tests;
 
-use super::generate::pace::Schedule;
-use super::generate::require_cpu_memory;
+use crate::generate::require_cpu_memory;
+use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
-pub use plan::{Offer, Place, Plan, Time};
+pub use plan::{Plan, PlannedPacket, RadioLoad, SymbolTime};
 use std::sync::Arc;
 
-/// The `gen:oran` port. It only receives.
+/// The most positions that one call skips.
+const MAX_SKIPPED: usize = 4096;
+
+/// The `gen:oran` port. It can only be received from.
 pub struct Radio {
     info: PortInfo,
     plan: Arc<Plan>,
-    offer: Offer,
+    load: RadioLoad,
     clock: Clock,
-    queue: Option<Queue>,
+    queue: Option<RadioRx>,
 }
 
 impl Radio {
-    /// True for a port's text that means this one.
+    /// Returns true if the specification `text` names this port.
     pub fn is(text: &str) -> bool {
         text.strip_prefix("gen:").is_some_and(|rest| rest.split(',').next() == Some("oran"))
     }
 
-    /// Opens what `text` says ([`Plan::parse`]).
+    /// Opens the radio that `text` specifies (see [`Plan::parse`]).
     ///
     /// # Errors
     /// As for [`Plan::parse`].
     pub fn open(text: &str, clock: &Clock) -> Result<Self> {
-        let (plan, offer) = Plan::parse(text)?;
+        let (plan, load) = Plan::parse(text)?;
         let info = PortInfo {
             name: text.into(),
             path: "inlane O-RAN radio".into(),
@@ -46,17 +50,18 @@ impl Radio {
             link_bits_per_second: None,
             twin: false,
         };
-        Ok(Self { info, plan: Arc::new(plan), offer, clock: clock.clone(), queue: None })
+        Ok(Self { info, plan: Arc::new(plan), load, clock: clock.clone(), queue: None })
     }
 
-    /// What it sends.
+    /// Returns what the radio sends.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
 
-    /// How fast it is to send, `None` for as fast as it is asked or in real time. Counts from the next [`Port::configure`] on.
+    /// Sets the rate. `None` means real time if the specification says so, and otherwise as fast as packets are received. Takes
+    /// effect at the next [`Port::configure`].
     pub fn set_rate(&mut self, rate: Option<Rate>) {
-        self.offer.rate = rate;
+        self.load.rate = rate;
     }
 }
 
@@ -67,27 +72,28 @@ impl Port for Radio {
 
     fn configure(&mut self, pools: &[Arc<dyn Pool>], _tx_queues: u16) -> Result<()> {
         let [pool] = pools else {
-            return Err(Error::port_usage(&self.info.name, "a radio has one queue: use one pipeline"));
+            return Err(Error::port_usage(&self.info.name, "a radio has one queue; use one pipeline"));
         };
         require_cpu_memory(&self.info.name, pool)?;
         if pool.room() < self.plan.longest() {
             let (needed, room) = (self.plan.longest(), pool.room());
-            let why = format!("frames need buffers of {needed} bytes, they have {room}: give larger ones");
+            let why =
+                format!("frames need buffers of {needed} bytes, and they have {room}; give --room {needed}");
             return Err(Error::port_usage(&self.info.name, why));
         }
-        let pace = match (self.offer.rate, self.offer.realtime) {
-            (Some(rate), _) => Pace::Rate(Schedule::new(rate, 1.0)),
-            (None, true) => Pace::Realtime { start_ns: None },
-            (None, false) => Pace::Full,
+        let pacing = match (self.load.rate, self.load.realtime) {
+            (Some(rate), _) => Pacing::Rate(Schedule::new(rate, 1.0)),
+            (None, true) => Pacing::Realtime { start_ns: None },
+            (None, false) => Pacing::Unlimited,
         };
-        self.queue = Some(Queue {
+        self.queue = Some(RadioRx {
             pool: pool.clone(),
             plan: self.plan.clone(),
             clock: self.clock.clone(),
-            pace,
-            end: self.offer.positions.unwrap_or(u64::MAX),
+            pacing,
+            end: self.load.positions.unwrap_or(u64::MAX),
             last_block_end: self
-                .offer
+                .load
                 .positions
                 .map_or(u64::MAX, |end| end.next_multiple_of(self.plan.shuffle as u64)),
             next: 0,
@@ -100,43 +106,50 @@ impl Port for Radio {
     fn take_rx(&mut self, _queue: u16) -> Result<Box<dyn Rx>> {
         match self.queue.take() {
             Some(queue) => Ok(Box::new(queue)),
-            None => Err(Error::port_usage(&self.info.name, "its one receive queue is taken")),
+            None => Err(Error::port_usage(&self.info.name, "its only receive queue is taken")),
         }
     }
 
     fn take_tx(&mut self, _queue: u16, _pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>> {
-        Err(Error::port_usage(&self.info.name, "a generator only receives: send to pcap:FILE or null"))
+        Err(Error::port_usage(&self.info.name, "a generator cannot be sent to; send to pcap:FILE or null"))
     }
 }
 
 /// When packets are due.
-enum Pace {
-    Full,
+enum Pacing {
+    Unlimited,
     Rate(Schedule),
     Realtime { start_ns: Option<u64> },
 }
 
-struct Queue {
+/// The receive queue of a radio.
+struct RadioRx {
     pool: Arc<dyn Pool>,
     plan: Arc<Plan>,
     clock: Clock,
-    pace: Pace,
-    /// Positions in all, and how many are behind.
+    pacing: Pacing,
+    /// The number of positions.
     end: u64,
+    /// The number of positions sent, lost or skipped.
     next: u64,
-    /// Where the last block ends that begins in front of `end`.
+    /// `end`, rounded up to whole blocks.
     last_block_end: u64,
-    /// The block that `next` is in, as it is sent.
+    /// The positions of the current block, in the order in which they are sent.
     order: Vec<u64>,
     counters: Counters,
 }
 
-impl Queue {
-    /// The position that is sent next; steps over those that are lost, and those behind the end.
+impl RadioRx {
+    /// Returns the position that is sent next. Skips lost positions, and positions of the last block that lie behind the end.
+    ///
+    /// Returns `None` at the end, and after [`MAX_SKIPPED`] skipped positions, so that a call takes a bounded time whatever the
+    /// loss.
     fn position(&mut self) -> Option<u64> {
         let shuffle = self.plan.shuffle as u64;
-        // The last block may reach beyond the end: what is there is not sent.
-        while self.next < self.last_block_end {
+        for _ in 0..MAX_SKIPPED {
+            if self.next >= self.last_block_end {
+                return None;
+            }
             if self.next.is_multiple_of(shuffle) {
                 self.plan.order(self.next / shuffle, &mut self.order);
             }
@@ -150,10 +163,10 @@ impl Queue {
     }
 
     fn is_due(&mut self, now_ns: u64) -> bool {
-        match &mut self.pace {
-            Pace::Full => true,
-            Pace::Rate(schedule) => schedule.due_at_most(now_ns, 1, 0.0) > 0,
-            Pace::Realtime { start_ns } => {
+        match &mut self.pacing {
+            Pacing::Unlimited => true,
+            Pacing::Rate(schedule) => schedule.due_at_most(now_ns, 1, 0.0) > 0,
+            Pacing::Realtime { start_ns } => {
                 let symbol = self.next / self.plan.packets_per_symbol();
                 let due = (symbol as f64 * self.plan.symbol_ns()) as u64;
                 now_ns - *start_ns.get_or_insert(now_ns) >= due
@@ -162,40 +175,39 @@ impl Queue {
     }
 }
 
-// SAFETY: the packets are just allocated, and their lengths are checked against the data room.
-unsafe impl Rx for Queue {
+// SAFETY: the packets are just allocated, and `configure` checked that the longest frame fits into the pool's buffers.
+unsafe impl Rx for RadioRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now_ns = self.clock.now_ns();
         if self.position().is_none() || !self.is_due(now_ns) {
             return Ok(0);
         }
-        let taken = self.pool.allocate(packets);
-        let mut given = 0;
-        for packet in &mut packets[..taken] {
+        let allocated = self.pool.allocate(packets);
+        let mut filled = 0;
+        for packet in &mut packets[..allocated] {
             let Some(position) = self.position() else { break };
             if !self.is_due(now_ns) {
                 break;
             }
             packet.length = self.plan.longest() as u32;
-            // SAFETY: just taken from the pool, in memory that the CPU maps, whose buffers hold the longest frame (both
-            // checked at set-up).
+            // SAFETY: the packet was just allocated. `configure` checked that the CPU maps the pool, and that its buffers hold
+            // the longest frame.
             let length = self.plan.write(position, unsafe { packet.bytes_mut() });
             packet.length = length as u32;
-            if let Pace::Rate(schedule) = &mut self.pace {
+            if let Pacing::Rate(schedule) = &mut self.pacing {
                 schedule.advance(length);
             }
             self.counters.bytes += length as u64;
             self.next += 1;
-            given += 1;
+            filled += 1;
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
-        unsafe { self.pool.free(&packets[given..taken]) };
-        self.counters.packets += given as u64;
-        Ok(given)
+        // SAFETY: these packets were allocated from this pool above, and are not used again.
+        unsafe { self.pool.free(&packets[filled..allocated]) };
+        self.counters.packets += filled as u64;
+        Ok(filled)
     }
 
     fn exhausted(&self) -> bool {
-        // Asked after nothing came: then `next` stands behind all that could.
         self.next >= self.last_block_end
     }
 

@@ -1,10 +1,10 @@
-//! Which packets an O-RAN radio sends, and what is in each: all of it follows from a packet's position in the sequence, so that
-//! whoever receives can say what is missing and what every sample had to be.
+//! Which packets an O-RAN radio sends. The content of each follows from its position in the sequence, so a receiver can compute
+//! which packets are missing and the expected value of every sample.
 //!
 //! ```text
-//! position -> symbol of all time -> frame, subframe, slot, symbol
-//!          -> eAxC, one after the other within a symbol
-//!          -> PRBs, as many as fit into a packet, from the first on
+//! position -> number of the symbol since the start -> frame, subframe, slot, symbol
+//!          -> eAxC (antenna-carrier): one after the other within a symbol
+//!          -> PRBs (physical resource blocks): as many as fit into a packet, in order
 //! ```
 
 use crate::generate::traffic::mix;
@@ -14,84 +14,84 @@ use inlane_core::units::{Rate, parse_rate};
 use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};
 use inlane_wire::{Mac, ecpri, ethernet};
 
-/// Where samples come from: one stretch of random bytes, which each symbol reads from another place on.
+/// Bytes of random samples. Each symbol takes its samples from another offset.
 const TABLE: usize = 1 << 16;
-/// Most PRBs of a symbol: 10 bits number them.
-const MOST_PRBS: u64 = 1024;
-/// The most that one section can count.
-const MOST_COUNTED: usize = 255;
+/// The most PRBs of a symbol: their number has 10 bits.
+const MAX_PRBS: u64 = 1024;
+/// The most PRBs that the length field of a section can express. 0 stands for all PRBs.
+const MAX_COUNTED: usize = 255;
 
-/// What to send.
+/// What a radio sends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The antenna-carriers.
+    /// Identifiers of the antenna-carriers.
     pub eaxc: Vec<u16>,
-    /// PRBs of a symbol.
+    /// PRBs in a symbol.
     pub prbs: usize,
-    /// Slots of a subframe: 1, 2, 4 or 8.
+    /// Slots in a subframe: 1, 2, 4 or 8.
     pub slots_per_subframe: u64,
-    /// PRBs of a packet, the last of a symbol may have fewer.
+    /// PRBs in a packet. The last packet of a symbol may have fewer.
     prbs_per_packet: usize,
-    /// Packets that are shuffled together; 1 leaves them in order.
+    /// Packets that are shuffled together. 1 keeps them in order.
     pub shuffle: usize,
-    /// The share of packets that are never sent.
+    /// The share of packets that are not sent, from 0 to 1.
     pub loss: f64,
-    /// Changes samples, order and losses.
+    /// Determines samples, order and losses.
     pub seed: u64,
-    /// Towards the antenna.
+    /// Downlink (towards the antenna) instead of uplink.
     pub downlink: bool,
-    /// An 802.1Q tag for all.
+    /// The VLAN of all frames, if they carry an 802.1Q tag.
     pub vlan: Option<u16>,
     macs: (Mac, Mac),
     table: Vec<u8>,
 }
 
-/// How much of it, and how fast.
+/// How much a radio sends, and how fast.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Offer {
-    /// How fast; `None` for as fast as it goes.
+pub struct RadioLoad {
+    /// The rate. `None` means as fast as packets are received, unless `realtime` is set.
     pub rate: Option<Rate>,
-    /// Each symbol at its time.
+    /// Sends each symbol at its time.
     pub realtime: bool,
-    /// How many positions there are, lost ones included; `None` for no end.
+    /// The number of positions, with lost ones. `None` means no end.
     pub positions: Option<u64>,
 }
 
-/// The time that a symbol belongs to.
+/// The time of a symbol, as packets carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Time {
-    /// 0 to 255.
+pub struct SymbolTime {
+    /// Frame, 0 to 255.
     pub frame: u8,
-    /// 0 to 9.
+    /// Subframe, 0 to 9.
     pub subframe: u8,
-    /// Within the subframe.
+    /// Slot within the subframe.
     pub slot: u8,
-    /// 0 to 13.
+    /// Symbol within the slot, 0 to 13.
     pub symbol: u8,
 }
 
-/// What stands at a position.
+/// The packet at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Symbols since the start.
+pub struct PlannedPacket {
+    /// Number of the symbol since the start.
     pub symbol: u64,
-    /// Which of [`Plan::eaxc`].
+    /// Index in [`Plan::eaxc`].
     pub stream: usize,
-    /// First PRB.
+    /// Number of the first PRB.
     pub first_prb: usize,
-    /// How many.
+    /// Number of PRBs.
     pub prbs: usize,
-    /// eCPRI's sequence number of the eAxC.
+    /// Sequence number of the eAxC's packets in eCPRI.
     pub sequence: u8,
 }
 
 impl Plan {
-    /// Reads `gen:oran[,eaxc=0+1,prbs=N,scs=15|30|60|120,mtu=N,shuffle=N,loss=N%,seed=N,downlink,vlan=N,smac=M,dmac=M,
-    /// slots=N,rate=R,realtime]`. The defaults are those of the function `oran-reorder`.
+    /// Parses `gen:oran[,eaxc=0+1,prbs=N,scs=15|30|60|120,mtu=N,shuffle=N,loss=N%,seed=N,downlink,vlan=N,smac=M,dmac=M,
+    /// slots=N,rate=R,realtime]`. The defaults equal those of the function `oran-reorder`.
     ///
     /// # Errors
-    /// For unknown options, and values out of range.
-    pub fn parse(text: &str) -> Result<(Self, Offer)> {
+    /// If an option is unknown or a value is out of range.
+    pub fn parse(text: &str) -> Result<(Self, RadioLoad)> {
         let mut spec = PortSpec::parse(text)?;
         let eaxc = spec.option("eaxc", |value| {
             let id = |text: &str| match text.strip_prefix("0x") {
@@ -116,17 +116,16 @@ impl Plan {
             share.filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "give 0 % to 100 %".into())
         })?;
         let mac = |value: &str| value.parse::<Mac>().map_err(|error| error.to_string());
-        let prbs = spec.number("prbs", 1..=MOST_PRBS)?.unwrap_or(273usize);
+        let prbs = spec.number("prbs", 1..=MAX_PRBS)?.unwrap_or(273usize);
         let fit = (mtu - ecpri::DATA_HEADER - oran::HEADER - SECTION) / PRB;
         if fit == 0 {
-            return Err(spec.error(format!("mtu={mtu}: not one PRB of {PRB} bytes fits; give 64 or more")));
+            return Err(spec.error(format!("mtu={mtu}: a PRB of {PRB} bytes does not fit; give 64 or more")));
         }
         let mut plan = Self {
             eaxc: eaxc.unwrap_or_else(|| vec![0, 1, 2, 3]),
             prbs,
             slots_per_subframe: spacing.unwrap_or(2),
-            // A section counts to 255, or says 'all'.
-            prbs_per_packet: if fit >= prbs { prbs } else { fit.min(MOST_COUNTED) },
+            prbs_per_packet: if fit >= prbs { prbs } else { fit.min(MAX_COUNTED) },
             shuffle: spec.number("shuffle", 1..=4096)?.unwrap_or(1),
             loss: loss.unwrap_or(0.0),
             seed: spec.number("seed", 0..=u64::MAX)?.unwrap_or(1),
@@ -142,52 +141,52 @@ impl Plan {
         while plan.table.len() < TABLE + prbs * PRB {
             plan.table.extend(mix(&mut state).to_be_bytes());
         }
-        let offer = Offer {
+        let load = RadioLoad {
             rate: spec.option("rate", |value| parse_rate(value).map_err(|error| error.to_string()))?,
             realtime: spec.flag("realtime")?,
             positions: spec
                 .number("slots", 0..=1 << 40)?
                 .map(|slots: u64| slots * SYMBOLS as u64 * plan.packets_per_symbol()),
         };
-        if offer.realtime && offer.rate.is_some() {
+        if load.realtime && load.rate.is_some() {
             return Err(spec.error("give a rate or 'realtime', not both"));
         }
         spec.finish()?;
-        Ok((plan, offer))
+        Ok((plan, load))
     }
 
     fn packets_per_stream(&self) -> u64 {
         self.prbs.div_ceil(self.prbs_per_packet) as u64
     }
 
-    /// Packets of all antenna-carriers that make up a symbol.
+    /// Returns the packets of a symbol, of all antenna-carriers.
     pub fn packets_per_symbol(&self) -> u64 {
         self.packets_per_stream() * self.eaxc.len() as u64
     }
 
-    /// Nanoseconds from one symbol to the next, on average over a slot.
+    /// Returns the mean distance of two symbols in nanoseconds.
     pub fn symbol_ns(&self) -> f64 {
         1e6 / (self.slots_per_subframe * SYMBOLS as u64) as f64
     }
 
-    /// Bytes in front of the samples.
+    /// Returns the offset of the samples in bytes.
     fn headers(&self) -> usize {
         let tag = if self.vlan.is_some() { ethernet::TAG } else { 0 };
         ethernet::HEADER + tag + ecpri::DATA_HEADER + oran::HEADER + SECTION
     }
 
-    /// The longest frame.
+    /// Returns the length of the longest frame in bytes.
     pub fn longest(&self) -> usize {
         self.headers() + self.prbs_per_packet * PRB
     }
 
-    /// What stands at `position`.
+    /// Returns the packet at `position`.
     #[inline]
-    pub fn place(&self, position: u64) -> Place {
+    pub fn packet(&self, position: u64) -> PlannedPacket {
         let (symbol, rest) = (position / self.packets_per_symbol(), position % self.packets_per_symbol());
         let (stream, part) = (rest / self.packets_per_stream(), rest % self.packets_per_stream());
         let first_prb = part as usize * self.prbs_per_packet;
-        Place {
+        PlannedPacket {
             symbol,
             stream: stream as usize,
             first_prb,
@@ -196,11 +195,11 @@ impl Plan {
         }
     }
 
-    /// When symbol number `symbol` is.
-    pub fn time(&self, symbol: u64) -> Time {
+    /// Returns the time of symbol number `symbol`.
+    pub fn time(&self, symbol: u64) -> SymbolTime {
         let slot = symbol / SYMBOLS as u64;
         let subframe = slot / self.slots_per_subframe;
-        Time {
+        SymbolTime {
             frame: (subframe / 10) as u8,
             subframe: (subframe % 10) as u8,
             slot: (slot % self.slots_per_subframe) as u8,
@@ -208,7 +207,7 @@ impl Plan {
         }
     }
 
-    /// Whether the packet at `position` is one that is never sent.
+    /// Returns true if the packet at `position` is not sent.
     #[inline]
     pub fn is_lost(&self, position: u64) -> bool {
         self.loss > 0.0 && {
@@ -217,7 +216,8 @@ impl Plan {
         }
     }
 
-    /// The positions of block `block` (each [`Plan::shuffle`] long) in the order in which they are sent.
+    /// Writes the positions of block `block` to `order`, in the order in which they are sent. A block has [`Plan::shuffle`]
+    /// positions.
     pub fn order(&self, block: u64, order: &mut Vec<u64>) {
         let start = block * self.shuffle as u64;
         order.clear();
@@ -228,17 +228,18 @@ impl Plan {
         }
     }
 
-    /// The samples of all PRBs of a symbol of stream `stream`: 12 subcarriers a PRB, I and Q of 16 bits each, big-endian.
+    /// Returns the samples of all PRBs of a symbol. `stream` is the index of the antenna-carrier. A PRB has 12 subcarriers, each with
+    /// I and Q as big-endian 16-bit numbers.
     pub fn samples(&self, stream: usize, symbol: u64) -> &[u8] {
         let start = mix(&mut (self.seed ^ (stream as u64) << 56 ^ symbol)) as usize % (TABLE / 4) * 4;
         &self.table[start..start + self.prbs * PRB]
     }
 
-    /// Writes the packet at `position` to the front of `bytes`, which hold the longest frame; returns its length.
+    /// Writes the packet at `position` to the front of `bytes`, which must hold the longest frame. Returns its length.
     pub fn write(&self, position: u64, bytes: &mut [u8]) -> usize {
-        let place = self.place(position);
+        let packet = self.packet(position);
         let headers = self.headers();
-        let length = headers + place.prbs * PRB;
+        let length = headers + packet.prbs * PRB;
         let bytes = &mut bytes[..length];
         bytes[..6].copy_from_slice(&self.macs.1.0);
         bytes[6..12].copy_from_slice(&self.macs.0.0);
@@ -249,22 +250,24 @@ impl Plan {
             at = 16;
         }
         bytes[at..at + 2].copy_from_slice(&ethernet::ECPRI.to_be_bytes());
-        let mut message = ecpri::Message::init(&mut bytes[at + 2..]).expect("a frame holds its headers");
-        message.set_pc_id(self.eaxc[place.stream]);
-        message.set_sequence(place.sequence);
+        let mut message =
+            ecpri::Message::init(&mut bytes[at + 2..]).expect("the frame has room for its headers");
+        message.set_pc_id(self.eaxc[packet.stream]);
+        message.set_sequence(packet.sequence);
         let payload = message.payload_mut();
-        let time = self.time(place.symbol);
-        let mut header = oran::Message::new(&mut payload[..]).expect("a frame holds its headers");
+        let time = self.time(packet.symbol);
+        let mut header = oran::Message::new(&mut payload[..]).expect("the frame has room for its headers");
         header.set_time(self.downlink, time.frame, time.subframe, time.slot, time.symbol);
         let section = Section {
             id: 0,
             every_second: false,
             next_symbol: false,
-            first_prb: place.first_prb as u16,
-            prbs: u8::try_from(place.prbs).unwrap_or(0),
+            first_prb: packet.first_prb as u16,
+            prbs: u8::try_from(packet.prbs).unwrap_or(0),
         };
         payload[oran::HEADER..oran::HEADER + SECTION].copy_from_slice(&section.to_bytes());
-        let samples = &self.samples(place.stream, place.symbol)[place.first_prb * PRB..][..place.prbs * PRB];
+        let samples =
+            &self.samples(packet.stream, packet.symbol)[packet.first_prb * PRB..][..packet.prbs * PRB];
         payload[oran::HEADER + SECTION..].copy_from_slice(samples);
         length
     }

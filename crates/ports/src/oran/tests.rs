@@ -14,9 +14,9 @@ fn frames(text: &str) -> (Arc<Plan>, Vec<Vec<u8>>) {
     let mut frames = Vec::new();
     loop {
         let count = rx.receive(&mut packets).unwrap();
-        // SAFETY: received, host memory.
+        // SAFETY: the packets were just received, and lie in host memory.
         frames.extend(packets[..count].iter().map(|packet| unsafe { packet.bytes() }.to_vec()));
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: these packets were just received and come from this pool. They are not used again.
         unsafe { pool.free(&packets[..count]) };
         if count == 0 && rx.exhausted() {
             break;
@@ -27,15 +27,15 @@ fn frames(text: &str) -> (Arc<Plan>, Vec<Vec<u8>>) {
     (radio.plan.clone(), frames)
 }
 
-/// eAxC, time and PRBs of each section that a frame holds, and its samples.
-fn read(frame: &[u8]) -> (u16, u8, Time, usize, usize, Vec<u8>) {
+/// Returns eAxC, sequence number, time, first PRB, number of PRBs and samples of a frame with one section.
+fn read(frame: &[u8]) -> (u16, u8, SymbolTime, usize, usize, Vec<u8>) {
     let frame = ethernet::Frame::new(frame).unwrap();
     assert_eq!(frame.payload_ethertype(), ethernet::ECPRI);
     let message = ecpri::Message::new(frame.payload()).unwrap();
     let header = oran::Message::new(message.payload()).unwrap();
     let sections: Vec<_> = header.sections(PRB, 273).collect();
-    let [(section, samples)] = sections[..] else { panic!("one section: {sections:?}") };
-    let time = Time {
+    let [(section, samples)] = sections[..] else { panic!("expected one section: {sections:?}") };
+    let time = SymbolTime {
         frame: header.frame(),
         subframe: header.subframe(),
         slot: header.slot(),
@@ -52,7 +52,7 @@ fn read(frame: &[u8]) -> (u16, u8, Time, usize, usize, Vec<u8>) {
 }
 
 #[test]
-fn a_slot_is_whole() {
+fn every_prb_of_a_slot_is_sent_once() {
     for text in [
         "gen:oran,slots=45",
         "gen:oran,slots=3,mtu=9000,vlan=6,eaxc=7,scs=120",
@@ -69,7 +69,7 @@ fn a_slot_is_whole() {
             let slot =
                 (time.frame as u64 * 10 + time.subframe as u64) * plan.slots_per_subframe + time.slot as u64;
             let symbol = slot * 14 + time.symbol as u64;
-            assert!(seen.insert((eaxc, symbol, first)), "each once");
+            assert!(seen.insert((eaxc, symbol, first)), "sent twice");
             assert_eq!(samples, plan.samples(stream, symbol)[first * PRB..(first + count) * PRB]);
             prbs += count;
         }
@@ -84,7 +84,7 @@ impl Plan {
 }
 
 #[test]
-fn order_and_losses_are_the_seeds() {
+fn the_seed_determines_order_and_losses() {
     let text = "gen:oran,slots=20,shuffle=100,loss=5%,seed=3";
     let (plan, all) = frames(text);
     let positions = Plan::parse(text).unwrap().1.positions.unwrap();
@@ -94,13 +94,13 @@ fn order_and_losses_are_the_seeds() {
     let sequence: Vec<_> =
         all.iter().map(|frame| read(frame)).map(|(eaxc, number, ..)| (eaxc, number)).collect();
     let in_order = sequence.windows(2).filter(|pair| pair[1].1 == pair[0].1.wrapping_add(1)).count();
-    assert!(in_order < sequence.len() / 10, "shuffled");
+    assert!(in_order < sequence.len() / 10, "the order is not shuffled");
     assert_eq!(frames(text).1, all);
     assert_ne!(frames("gen:oran,slots=20,shuffle=100,loss=5%,seed=4").1, all);
 }
 
 #[test]
-fn without_an_end_it_goes_on() {
+fn a_radio_without_slots_sends_without_end() {
     let mut radio = Radio::open("gen:oran,shuffle=100,prbs=1,eaxc=1", &Clock::new()).unwrap();
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 2048).unwrap());
     radio.configure(std::slice::from_ref(&pool), 0).unwrap();
@@ -108,17 +108,30 @@ fn without_an_end_it_goes_on() {
     let mut packets = [Packet::EMPTY; 64];
     for _ in 0..100 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 64);
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: these packets were just received and come from this pool. They are not used again.
         unsafe { pool.free(&packets) };
     }
     assert!(!rx.exhausted());
 }
 
 #[test]
-fn real_time_is_kept() {
+fn a_radio_that_loses_every_packet_returns_and_ends() {
+    let (_, all) = frames("gen:oran,loss=100%,slots=100,eaxc=0,prbs=1");
+    assert!(all.is_empty());
+    let mut radio = Radio::open("gen:oran,loss=100%", &Clock::new()).unwrap();
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(4, 9216).unwrap());
+    radio.configure(std::slice::from_ref(&pool), 0).unwrap();
+    let mut rx = radio.take_rx(0).unwrap();
+    assert_eq!(rx.receive(&mut [Packet::EMPTY; 4]).unwrap(), 0);
+    assert!(!rx.exhausted(), "without slots there is no end");
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn real_time_sends_no_symbol_early() {
     let clock = Clock::new();
     let start = clock.now_ns();
-    // Ten slots of half a millisecond; the last symbol begins a symbol before their end.
+    // Ten slots take 5 ms. The last symbol begins one symbol before their end.
     let (_, frames) = frames("gen:oran,slots=10,realtime,eaxc=0");
     assert_eq!(frames.len(), 10 * 14 * 10);
     let took = clock.now_ns() - start;
@@ -126,7 +139,7 @@ fn real_time_is_kept() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn wrong_options_are_refused() {
     let error = |text: &str| Radio::open(text, &Clock::new()).err().expect(text).to_string();
     assert!(error("gen:oran,eaxc=1+1").contains("each once"));
     assert!(error("gen:oran,prbs=2000").contains("1 to 1024"));
@@ -137,11 +150,11 @@ fn what_cannot_be_is_refused() {
     assert!(Radio::is("gen:oran") && Radio::is("gen:oran,prbs=3") && !Radio::is("gen:64,oran"));
 }
 
-/// Wireshark's dissectors, as judges: every field of every packet as the plan has it.
+/// Compares every field of every packet with what Wireshark's dissectors decode.
 #[test]
-fn tshark_reads_what_was_planned() {
+fn tshark_decodes_every_field_as_planned() {
     if Command::new("tshark").arg("-v").output().is_err() {
-        eprintln!("SKIPPED tshark_reads_what_was_planned: no tshark; install it");
+        eprintln!("SKIPPED tshark_reads_what_was_planned: tshark is not installed");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -204,7 +217,7 @@ fn tshark_reads_what_was_planned() {
             1,
             0,
             size,
-            // As tshark divides it by default: 2, 6, 4 and 4 bits.
+            // tshark divides the eAxC into 2, 6, 4 and 4 bits by default.
             eaxc as u64 >> 14,
             eaxc as u64 >> 8 & 0x3f,
             eaxc as u64 >> 4 & 0xf,
@@ -220,7 +233,7 @@ fn tshark_reads_what_was_planned() {
             count as u64,
         ];
         assert_eq!(found[..expected.len()], expected, "{line}");
-        assert!(line.ends_with('\t'), "malformed for tshark: {line}");
+        assert!(line.ends_with('\t'), "tshark reports a malformed packet: {line}");
     }
     assert_eq!(plan.eaxc, [0x1234, 7]);
 }

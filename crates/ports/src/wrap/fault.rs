@@ -1,5 +1,6 @@
-//! A faulty wire by choice: drops, duplicates, reorders, corrupts and delays packets, each with a probability, in a way that a
-//! seed repeats. What it does is counted, so that a checker's findings can be compared with it.
+//! Injects faults: drops, duplicates, reorders, corrupts and delays packets with given probabilities. A seed repeats the same faults.
+//!
+//! The faults are counted, so that a checker's findings can be compared with them.
 
 use crate::generate::require_cpu_memory;
 use crate::generate::traffic::mix;
@@ -11,37 +12,37 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a reordered packet waits for at most when nothing follows it.
-const PATIENCE_NS: u64 = 10_000_000;
-/// Most packets on hand to be sent.
-const MOST_READY: usize = 1024;
+/// How long a reordered packet waits for later packets, in nanoseconds.
+const REORDER_TIMEOUT_NS: u64 = 10_000_000;
+/// The most packets that are ready to be received. Above that, no more are taken from the inner queue.
+const MAX_READY: usize = 1024;
 
-/// How faulty.
+/// Which faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// Probability that a packet is dropped.
     pub drop: f64,
-    /// Probability that a packet comes twice.
+    /// Probability that a packet is duplicated.
     pub duplicate: f64,
-    /// Probability that a packet comes behind `reorder_by` later ones.
+    /// Probability that a packet is moved behind `reorder_by` later ones.
     pub reorder: f64,
-    /// Behind how many.
+    /// Number of later packets that overtake a reordered packet.
     pub reorder_by: u64,
-    /// Probability that a bit of a packet is flipped.
+    /// Probability that one bit of a packet is flipped.
     pub corrupt: f64,
     /// Probability that a packet is delayed.
     pub delay: f64,
-    /// By how much.
+    /// The delay, in nanoseconds.
     pub delay_ns: u64,
-    /// Which faults.
+    /// Determines which packets are affected.
     pub seed: u64,
 }
 
 impl Faults {
-    /// Reads `drop=1%,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`.
+    /// Parses `drop=1%,duplicate=0.1%,reorder=1%:3,corrupt=0.01,delay=5%:50us,seed=7`.
     ///
     /// # Errors
-    /// For anything else, and probabilities outside 0 to 1.
+    /// If a fault is unknown, or a probability is outside 0 % to 100 %.
     pub fn parse(text: &str) -> Result<Self> {
         let mut faults = Self { seed: 1, reorder_by: 3, delay_ns: 100_000, ..Self::default() };
         for part in text.split(',').filter(|part| !part.is_empty()) {
@@ -59,7 +60,7 @@ impl Faults {
                 let value = number.parse::<f64>().ok().map(|number| number * scale);
                 value
                     .filter(|value| (0.0..=1.0).contains(value))
-                    .ok_or_else(|| wrong("a share is 0 % to 100 %"))
+                    .ok_or_else(|| wrong("a probability is 0 % to 100 %"))
             };
             if more.is_some() && !matches!(key, "reorder" | "delay") {
                 return Err(wrong("only reorder and delay have a second value"));
@@ -72,7 +73,8 @@ impl Faults {
                     faults.reorder = probability()?;
                     if let Some(by) = more {
                         let by = by.parse().ok().filter(|by| (1..=64).contains(by));
-                        faults.reorder_by = by.ok_or_else(|| wrong("behind 1 to 64 packets"))?;
+                        faults.reorder_by =
+                            by.ok_or_else(|| wrong("a packet is moved behind 1 to 64 others"))?;
                     }
                 }
                 "delay" => {
@@ -83,25 +85,25 @@ impl Faults {
                     }
                 }
                 "seed" => faults.seed = value.parse().map_err(|_| wrong("a seed is a whole number"))?,
-                _ => return Err(wrong("there is no such fault")),
+                _ => return Err(wrong("this fault does not exist")),
             }
         }
         Ok(faults)
     }
 
-    /// `inner`, whose packets are of `pool`, with faults behind it.
+    /// Wraps a receive queue whose packets come from `pool`.
     ///
     /// # Errors
-    /// When the CPU cannot write those packets.
+    /// If the CPU cannot write the packets.
     pub fn rx(self, inner: Box<dyn Rx>, pool: &Arc<dyn Pool>, clock: &Clock) -> Result<FaultyRx> {
         let counters = Counters::default();
-        Ok(FaultyRx { inner, wire: Wire::new(self, pool, clock)?, counters })
+        Ok(FaultyRx { inner, link: FaultyLink::new(self, pool, clock)?, counters })
     }
 }
 
-/// What was done to packets.
+/// The number of injected faults.
 #[derive(Debug, Default)]
-pub struct Done {
+pub struct FaultCounts {
     dropped: AtomicU64,
     duplicated: AtomicU64,
     reordered: AtomicU64,
@@ -109,9 +111,9 @@ pub struct Done {
     delayed: AtomicU64,
 }
 
-impl Done {
-    /// Dropped, duplicated, reordered, corrupted, delayed.
-    pub fn counts(&self) -> [u64; 5] {
+impl FaultCounts {
+    /// Returns the number of dropped, duplicated, reordered, corrupted and delayed packets, in this order.
+    pub fn read(&self) -> [u64; 5] {
         [&self.dropped, &self.duplicated, &self.reordered, &self.corrupted, &self.delayed]
             .map(|count| count.load(Ordering::Relaxed))
     }
@@ -121,30 +123,33 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Packets on the faulty wire.
-struct Wire {
+/// The packets that have been received and not returned yet.
+struct FaultyLink {
     faults: Faults,
+    /// State of the pseudo-random generator.
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// Packets that have passed, to know when a reordered one is due.
+    /// Packets that have become ready. Decides when a reordered one is due.
     passed: u64,
     reordered: VecDeque<Reordered>,
-    /// Due times and packets, in order: every delay is as long.
+    /// Due times and packets, in order, because all delays are equal.
     delayed: VecDeque<(u64, Packet)>,
     ready: VecDeque<Packet>,
-    /// Packets that may be held back at once.
-    most_held: usize,
-    done: Arc<Done>,
+    /// The most packets that may be held back at once.
+    max_held: usize,
+    counts: Arc<FaultCounts>,
 }
 
 struct Reordered {
+    /// The value of `passed` at which the packet is due.
     behind: u64,
+    /// The time at which it is due in any case.
     until_ns: u64,
     packet: Packet,
 }
 
-impl Wire {
+impl FaultyLink {
     fn new(faults: Faults, pool: &Arc<dyn Pool>, clock: &Clock) -> Result<Self> {
         require_cpu_memory("faults", pool)?;
         Ok(Self {
@@ -155,62 +160,65 @@ impl Wire {
             passed: 0,
             reordered: VecDeque::new(),
             delayed: VecDeque::new(),
-            ready: VecDeque::with_capacity(2 * MOST_READY),
-            most_held: pool.capacity() / 4,
-            done: Arc::default(),
+            ready: VecDeque::with_capacity(2 * MAX_READY),
+            max_held: pool.capacity() / 4,
+            counts: Arc::default(),
         })
     }
 
-    /// True with `probability`; always takes one step of the generator, so that faults do not depend on each other.
+    /// Returns true with `probability`. Always advances the generator, so that one fault's probability does not change where others
+    /// occur.
     fn happens(&mut self, probability: f64) -> bool {
         (mix(&mut self.random) >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
 
+    /// Decides what happens to a received packet.
     fn accept(&mut self, packet: Packet, now_ns: u64) {
         let faults = self.faults;
         let chances = [faults.drop, faults.corrupt, faults.duplicate, faults.reorder, faults.delay];
         let [drop, corrupt, duplicate, reorder, delay] = chances.map(|chance| self.happens(chance));
         let bit = mix(&mut self.random);
         if drop {
-            count(&self.done.dropped);
-            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            count(&self.counts.dropped);
+            // SAFETY: this link holds the packet, it is from this pool, and it is not used again.
             unsafe { self.pool.free(&[packet]) };
             return;
         }
         if corrupt && packet.length > 0 {
-            count(&self.done.corrupted);
+            count(&self.counts.corrupted);
             let bit = bit % (packet.length as u64 * 8);
-            // SAFETY: the wire holds the packet, in memory that the CPU maps (checked at set-up).
+            // SAFETY: this link holds the packet. `new` checked that the CPU maps the pool.
             let bytes = unsafe { packet.bytes_mut() };
             bytes[bit as usize / 8] ^= 1 << (bit % 8);
         }
-        let holds = self.reordered.len() + self.delayed.len() < self.most_held;
+        let holds = self.reordered.len() + self.delayed.len() < self.max_held;
         if reorder && holds {
-            count(&self.done.reordered);
+            count(&self.counts.reordered);
             let behind = self.passed + faults.reorder_by;
-            self.reordered.push_back(Reordered { behind, until_ns: now_ns + PATIENCE_NS, packet });
+            self.reordered.push_back(Reordered { behind, until_ns: now_ns + REORDER_TIMEOUT_NS, packet });
             return;
         }
         if delay && holds {
-            count(&self.done.delayed);
+            count(&self.counts.delayed);
             self.delayed.push_back((now_ns + faults.delay_ns, packet));
             return;
         }
         let copy = if duplicate { self.copy(&packet) } else { None };
         self.pass(packet);
         if let Some(copy) = copy {
-            count(&self.done.duplicated);
+            count(&self.counts.duplicated);
             self.ready.push_back(copy);
         }
     }
 
+    /// Makes a packet ready, and the reordered ones that are due behind it.
     fn pass(&mut self, packet: Packet) {
         self.ready.push_back(packet);
         self.passed += 1;
         self.release(|held, passed| held.behind <= passed);
     }
 
-    /// Sends on the reordered packets that are due, the first held first.
+    /// Makes the reordered packets ready that are due, the oldest first.
     fn release(&mut self, due: impl Fn(&Reordered, u64) -> bool) {
         while let Some(held) = self.reordered.front()
             && due(held, self.passed)
@@ -219,7 +227,7 @@ impl Wire {
         }
     }
 
-    /// Sends on what has waited long enough; all that waits for others, when none will come.
+    /// Makes the packets ready whose time has come. If `ending` is set, no packets follow, and all reordered ones become ready.
     fn catch_up(&mut self, now_ns: u64, ending: bool) {
         while let Some(&(due_ns, packet)) = self.delayed.front()
             && due_ns <= now_ns
@@ -230,10 +238,10 @@ impl Wire {
         self.release(|held, _| ending || held.until_ns <= now_ns);
     }
 
-    /// A copy of a packet in one segment, where there is a buffer that it fits into.
+    /// Returns a copy of a packet in one segment. Returns `None` if the pool is empty or its buffers are too small.
     fn copy(&self, packet: &Packet) -> Option<Packet> {
         let mut length = 0;
-        // SAFETY: the packet is held here and of this pool.
+        // SAFETY: this link holds the packet, and it is from this pool.
         unsafe { self.pool.for_each_segment(packet, &mut |_, bytes| length += bytes as usize) };
         let mut copy = [Packet::EMPTY];
         if length > self.pool.room() || self.pool.allocate(&mut copy) == 0 {
@@ -243,8 +251,8 @@ impl Wire {
         copy.length = length as u32;
         copy.port = packet.port;
         let mut at = 0;
-        // SAFETY: the wire holds the packet, and the copy has room for all its segments. Both lie in memory that the CPU maps
-        // (checked at set-up).
+        // SAFETY: this link holds the packet, and the copy has room for all its segments. `new` checked that the CPU maps the
+        // pool.
         unsafe {
             self.pool.for_each_segment(packet, &mut |address, bytes| {
                 let bytes = bytes as usize;
@@ -253,7 +261,7 @@ impl Wire {
                 at += bytes;
             });
         }
-        // SAFETY: the packet is held here and of this pool.
+        // SAFETY: this link holds both packets, and they are from this pool.
         unsafe { self.pool.set_meta(&copy, self.pool.meta(packet)) };
         Some(copy)
     }
@@ -263,49 +271,49 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for FaultyLink {
     fn drop(&mut self) {
-        // What is on the wire when it is cut is lost, and counted.
+        // Packets that were not returned before the end count as dropped.
         let held = self
             .reordered
             .drain(..)
             .map(|held| held.packet)
             .chain(self.delayed.drain(..).map(|(_, packet)| packet));
         let left: Vec<Packet> = held.chain(self.ready.drain(..)).collect();
-        self.done.dropped.fetch_add(left.len() as u64, Ordering::Relaxed);
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        self.counts.dropped.fetch_add(left.len() as u64, Ordering::Relaxed);
+        // SAFETY: this link holds the packets, they are from this pool, and they are not used again.
         unsafe { self.pool.free(&left) };
     }
 }
 
-/// A receive queue with faults behind it.
+/// A receive queue with injected faults.
 pub struct FaultyRx {
     inner: Box<dyn Rx>,
-    wire: Wire,
+    link: FaultyLink,
     counters: Counters,
 }
 
 impl FaultyRx {
-    /// What it does, counted while it does it.
-    pub fn done(&self) -> Arc<Done> {
-        self.wire.done.clone()
+    /// Returns the counts of injected faults. They grow while the queue is used.
+    pub fn fault_counts(&self) -> Arc<FaultCounts> {
+        self.link.counts.clone()
     }
 }
 
-// SAFETY: each packet is received from the inner port or allocated for a copy, and leaves `ready` once.
+// SAFETY: each packet was received from the inner queue or allocated for a copy, and leaves `ready` once.
 unsafe impl Rx for FaultyRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
-        let now_ns = self.wire.clock.now_ns();
-        if self.wire.ready.len() < packets.len().min(MOST_READY) {
+        let now_ns = self.link.clock.now_ns();
+        if self.link.ready.len() < packets.len().min(MAX_READY) {
             let count = self.inner.receive(packets)?;
             for &packet in &packets[..count] {
-                self.wire.accept(packet, now_ns);
+                self.link.accept(packet, now_ns);
             }
             let ending = count == 0 && self.inner.exhausted();
-            self.wire.catch_up(now_ns, ending);
+            self.link.catch_up(now_ns, ending);
         }
-        let count = self.wire.ready.len().min(packets.len());
-        for (place, packet) in packets.iter_mut().zip(self.wire.ready.drain(..count)) {
+        let count = self.link.ready.len().min(packets.len());
+        for (place, packet) in packets.iter_mut().zip(self.link.ready.drain(..count)) {
             self.counters.bytes += packet.length as u64;
             *place = packet;
         }
@@ -314,12 +322,12 @@ unsafe impl Rx for FaultyRx {
     }
 
     fn exhausted(&self) -> bool {
-        self.inner.exhausted() && self.wire.is_empty()
+        self.inner.exhausted() && self.link.is_empty()
     }
 
     fn counters(&self) -> Counters {
         let inner = self.inner.counters();
-        let dropped = self.wire.done.dropped.load(Ordering::Relaxed);
+        let dropped = self.link.counts.dropped.load(Ordering::Relaxed);
         Counters { missed: inner.missed + dropped, errors: inner.errors, ..self.counters }
     }
 }

@@ -1,5 +1,5 @@
-//! Wrappers around any port's queues: what goes through is captured ([`capture`]), disturbed ([`fault`]) or slowed
-//! ([`pace`]). They are put around a queue when a run is set up, so that a run without them pays nothing.
+//! Wrappers around the queues of any port: they capture packets ([`capture`]), inject faults ([`fault`]) or limit the rate
+//! ([`pace`]). A run wraps its queues when it is set up, so a run without wrappers has no overhead.
 
 pub mod capture;
 pub mod fault;

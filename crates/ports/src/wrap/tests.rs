@@ -72,29 +72,29 @@ fn compare(checker: &Checker, done: [u64; 5], wanted: &str) {
 fn a_checker_finds_what_a_faulty_queue_did() {
     let Bench { clock, checker, pool, rx, mut tx } = bench(TEXT);
     let mut faulty = Faults::parse(FAULTS).unwrap().rx(rx, &pool, &clock).unwrap();
-    let done = faulty.done();
+    let done = faulty.fault_counts();
     forward(&mut faulty, &mut *tx).unwrap();
-    assert_eq!(faulty.counters().missed, done.counts()[0]);
+    assert_eq!(faulty.counters().missed, done.read()[0]);
     drop(tx);
-    compare(&checker, done.counts(), "rx");
+    compare(&checker, done.read(), "rx");
     assert_eq!(pool.outstanding(), 0);
 
     let Bench { clock, pool, rx, mut tx, .. } = bench(TEXT);
     let mut again = Faults::parse(FAULTS).unwrap().rx(rx, &pool, &clock).unwrap();
     forward(&mut again, &mut *tx).unwrap();
-    assert_eq!(done.counts(), again.done().counts(), "the seed decides");
+    assert_eq!(done.read(), again.fault_counts().read(), "the seed decides");
 }
 
 #[test]
 fn packets_on_the_wire_at_the_end_count_as_dropped() {
     let Bench { clock, pool, rx, .. } = bench("gen:64,packets=100");
     let mut faulty = Faults::parse("delay=100%:1h").unwrap().rx(rx, &pool, &clock).unwrap();
-    let done = faulty.done();
+    let done = faulty.fault_counts();
     let mut packets = [Packet::EMPTY; 100];
     assert_eq!(faulty.receive(&mut packets).unwrap(), 0);
-    assert_eq!(done.counts(), [0, 0, 0, 0, 100]);
+    assert_eq!(done.read(), [0, 0, 0, 0, 100]);
     drop(faulty);
-    assert_eq!((done.counts()[0], pool.outstanding()), (100, 0));
+    assert_eq!((done.read()[0], pool.outstanding()), (100, 0));
 }
 
 #[test]
