@@ -105,6 +105,32 @@ fn given_up_at_any_point_leaves_nothing_behind() {
     assert_eq!(gpu.memory().unwrap().0, free);
 }
 
+/// A pause longer than the 30 s after which idle kernels would leave by themselves: the timer parks them before, and the
+/// next transfer launches them again.
+#[test]
+fn a_resident_path_works_after_a_long_pause() {
+    let Some([from, to]) = devices("a_resident_path_works_after_a_long_pause") else { return };
+    let size = 1 << 20;
+    let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
+    let mut mover = staged_sm(&from, &to, true);
+    for pause in [Duration::from_secs(12), Duration::from_secs(32), Duration::ZERO] {
+        let seed = 100 + pause.as_secs();
+        from.fill(&source, seed).unwrap();
+        to.poison(&destination).unwrap();
+        let ticket = mover.submit(&source, &destination).unwrap();
+        mover.wait(ticket, CompletionMode::Poll).unwrap();
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+            // Allocation waits for running kernels, so it would block for 18 s if they were not parked.
+            let began = Instant::now();
+            drop(to.allocate(64 << 20).unwrap());
+            assert!(began.elapsed() < Duration::from_secs(5), "kernels still run: {:?}", began.elapsed());
+        }
+        assert_eq!(to.count_wrong(&destination, seed).unwrap(), 0);
+    }
+    mover.quiesce().unwrap();
+}
+
 /// Both directions at once, opened, run and closed again and again: none waits for the other for ever.
 #[test]
 fn both_directions_end_every_time() {
