@@ -1,7 +1,7 @@
-//! `inlane copy`: its flags, its runs, its result.
+//! `inlane copy`: its flags.
 
 mod bench;
-mod rows;
+mod list;
 mod run;
 
 use clap::builder::RangedU64ValueParser;
@@ -15,157 +15,175 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Endpoints:
-  host                                     memory of this host, pinned where a GPU takes part
-  gpu:N                                    memory of a GPU
-  pci:ADDRESS/barN[@START+LENGTH][:wc]     a BAR of a PCI device bound to vfio-pci, or of one without a driver and named
-                                           by --allow-device; reads and writes each need their flag
-  twin:N                                   a model of an accelerator; its figures are a model's
+  host                                  host memory, pinned if a GPU takes part
+  gpu:N                                 memory of GPU N
+  pci:ADDRESS/barN[@START+LENGTH][:wc]  a BAR of a PCI device; :wc maps it write-combining. The device is bound to
+                                        vfio-pci, or has no driver and is named by --allow-device
+  twin:N                                a model of an accelerator; results say so
 
 Paths:
-  bar        the CPU copies between mapped memories
-  dma        one DMA engine, or a GPU's copy engine
-  sm         a GPU's SMs push to or pull from pinned memory
-  hybrid     DMA to a host buffer, CPU copy to another, DMA on; one after the other
-  staged     DMA out and in at once through a ring of pinned chunks
-  staged-sm  the same by SMs at both ends; no CPU in the loop
-  p2p        directly, over NVLink or PCIe
-  cuda       the CUDA driver's own copy without peer access, to compare with
+  bar        the CPU loads and stores mapped memory
+  dma        one DMA engine, such as a GPU's copy engine
+  sm         a GPU's SMs copy to or from pinned host memory
+  hybrid     DMA to a host buffer, a CPU copy to another buffer, DMA onward; one after the other
+  staged     DMA out and DMA in at the same time, through a ring of chunks in host memory
+  staged-sm  the same by the SMs of both GPUs, without the CPU
+  p2p        directly between two GPUs, over NVLink or PCIe
+  cuda       the CUDA driver's own copy without peer access, for comparison
 
 Examples:
-  # how fast, by which path, and why not a faster one
+  # Bandwidth and latency by size, over the fastest path, with the reason for it
   inlane copy --from gpu:0 --to gpu:1 --sizes 4K..256M
 
-  # through the host, both directions at once, as JSON
+  # Which paths exist between two GPUs, and why others do not
+  inlane copy --list --from gpu:0 --to gpu:1
+
+  # Through the host, both directions at once, as JSON
   inlane copy --from gpu:0 --to gpu:1 --require staged --direction all --json result.json
 
-  # what does sleeping cost: each kind of completion, one transfer at a time
+  # The cost of sleeping: every completion mode, one transfer at a time
   inlane copy --from host --to gpu:0 --completion poll,interrupt,adaptive --window 1
 
-  # every device to every other
+  # From every device to every other
   inlane copy --matrix --sizes 64M
 
-  # on a machine without any accelerator: models of one
+  # On a machine without an accelerator: between two models
   inlane copy --from twin:0 --to twin:1 --sizes 64K..1M
 
-  # a BAR, by 8-byte stores, issued and delivered
+  # To a BAR, with stores counted as issued and as delivered
   inlane copy --from host --to pci:0000:00:04.0/bar2@0+1M --allow-bar-write --allow-bar-read --sizes 64..64K
 
-  # the published experiment, on models of its accelerators
+  # A published experiment, on models of its accelerators
   inlane copy --published
 
-Exit status: 0 done, 1 ran but failed (verification), 2 usage, 3 the environment is not ready (try inlane doctor).";
+Exit status: 0 done, 1 a measurement or a check failed, 2 wrong usage, 3 the environment is not ready (see inlane doctor).";
 
-/// Moves data between accelerators, host memory and BARs; measures, verifies and explains it.
+/// Measures transfers between accelerators, host memory and BARs, checks the bytes, and explains the path
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Copy {
-    /// Where from
+    /// The source endpoint
     #[arg(long, value_name = "ENDPOINT", requires = "to", required_unless_present_any = ["matrix", "published"])]
     from: Option<Endpoint>,
-    /// Where to
+    /// The destination endpoint
     #[arg(long, value_name = "ENDPOINT", requires = "from")]
     to: Option<Endpoint>,
-    /// Sizes of a transfer: 1M, a list 4K,1M, or a range 4K..256M (each four times the one before)
-    #[arg(long, default_value = "4K..256M", value_name = "SIZES", value_parser = parse_sizes)]
-    sizes: Sizes,
-    /// The path to take where it can be had, or auto: the one that costs least for the size; give several to compare them
-    #[arg(long, default_value = "auto", value_name = "PATH,...", value_delimiter = ',', value_parser = parse_choice)]
-    path: Vec<PathChoice>,
-    /// This path, or an error
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["path", "without", "calibrate"])]
-    require: Option<Path>,
-    /// Paths that auto leaves out: with --without p2p, what a machine without peer access would do
-    #[arg(long, value_name = "PATH,...", value_delimiter = ',')]
-    without: Vec<Path>,
-    /// forward, backward, both at once, or all three one after another
-    #[arg(long, value_enum, default_value_t = Direction::Forward)]
-    direction: Direction,
-    /// What to measure: latency (one transfer at a time), stream (one behind the other), or all
-    #[arg(long, value_enum, default_value_t = What::All)]
-    measure: What,
-    /// How ends are learnt: poll, interrupt, adaptive; give several to compare them
-    #[arg(long, default_value = "poll", value_name = "HOW,...", value_delimiter = ',')]
-    completion: Vec<CompletionMode>,
-    /// Transfers in flight when streaming [default: 64 MiB of them, 2 to 32]
-    #[arg(long, value_name = "N", value_parser = count(1, 4096))]
-    window: Option<usize>,
-    /// Repeats of each measurement
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = count(1, 1000))]
-    repeats: usize,
-    /// How long a repeat lasts; one transfer at least
-    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration)]
-    time: Duration,
-    /// How long to run before, unmeasured
-    #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration)]
-    warm_up: Duration,
-    /// Bytes of buffers that transfers rotate over at each end, at least two transfers
-    #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST))]
-    rotate: usize,
-    /// From every device to every other
+    /// List the paths between --from and --to, and why each is available or not. Transfers nothing
+    #[arg(long, conflicts_with_all = NOT_LISTED)]
+    list: bool,
+    /// Measure from every device to every other
     #[arg(long, conflicts_with_all = ["from", "to"])]
     matrix: bool,
     /// The devices of the matrix [default: host and all GPUs; without a GPU, host and two twins]
     #[arg(long, value_name = "ENDPOINT,...", value_delimiter = ',', requires = "matrix", conflicts_with_all = ["from", "to"])]
     devices: Vec<Endpoint>,
-    /// The published experiment, on models of its accelerators: its sizes, paths and directions
+    /// Run the published experiment on models of its accelerators
     #[arg(long, conflicts_with_all = NOT_PUBLISHED)]
     published: bool,
-    /// Measure the paths' costs again, instead of using what is kept of this machine
-    #[arg(long)]
-    calibrate: bool,
-    /// CPU loads and stores: 4, 8, 16, 32, 64 bytes, nt (non-temporal) or movdir64b [default: by the memory]
-    #[arg(long, value_name = "WIDTH")]
-    access: Option<Access>,
-    /// BARs may be read: their devices do not act upon it
-    #[arg(long)]
-    allow_bar_read: bool,
-    /// BARs may be written, in ranges that are explicit
-    #[arg(long)]
-    allow_bar_write: bool,
-    /// This PCI device's BARs may be mapped though it is not bound to vfio-pci
-    #[arg(long, value_name = "ADDRESS")]
-    allow_device: Vec<Address>,
-    /// Staging by copy engines: bytes of the largest chunk [default: 8M, both directions at once 4M]
-    #[arg(long, value_name = "SIZE", value_parser = |text: &str| size(text, 1, LARGEST_CHUNK))]
-    chunk: Option<usize>,
-    /// Staging by copy engines: chunks in the ring, two a stream at least [default: 8, both directions at once 4]
-    #[arg(long, value_name = "N", value_parser = count(2, 1024))]
-    slots: Option<usize>,
-    /// Staging by copy engines: streams each side [default: 2]
-    #[arg(long, value_name = "N", value_parser = count(1, 4))]
-    streams: Option<usize>,
-    /// Staging by SMs: blocks each side
-    #[arg(long, default_value_t = SmTuning::default().channels, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    sm_channels: u32,
-    /// Staging by SMs: threads a block, a multiple of 32
-    #[arg(long, default_value_t = SmTuning::default().threads, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=1024))]
-    sm_threads: u32,
-    /// Staging by SMs: bytes of the largest chunk, a multiple of 16
-    #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = |text: &str| size(text, 16, LARGEST_CHUNK))]
-    sm_chunk: usize,
-    /// Staging by SMs: chunks in each block's ring
-    #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count(1, 1024))]
-    sm_slots: usize,
-    /// Staging by SMs: turns of each block for a transfer of moderate size that is alone
-    #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count(1, 1024))]
-    sm_turns: usize,
-    /// Staging by SMs: the largest transfer that goes without fences, data and laps together; 0 for none
-    #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST_CHUNK))]
-    sm_lines: usize,
-    /// Staging by SMs: launch kernels for each transfer instead of keeping them running
-    #[arg(long)]
-    sm_launch: bool,
-    /// Copies by SMs: blocks at most
-    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535))]
-    sm_blocks: u32,
-    /// Do not measure the links' ceilings first
-    #[arg(long)]
+
+    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M in steps of four
+    #[arg(long, default_value = "4K..256M", value_name = "SIZES", value_parser = parse_sizes, help_heading = "Measurement")]
+    sizes: Sizes,
+    /// Which direction to measure
+    #[arg(long, value_enum, default_value_t = Direction::Forward, help_heading = "Measurement")]
+    direction: Direction,
+    /// What to measure
+    #[arg(long, value_enum, default_value_t = What::All, help_heading = "Measurement")]
+    measure: What,
+    /// How to detect the end of a transfer: poll, interrupt or adaptive; several to compare them
+    #[arg(
+        long,
+        default_value = "poll",
+        value_name = "MODE,...",
+        value_delimiter = ',',
+        help_heading = "Measurement"
+    )]
+    completion: Vec<CompletionMode>,
+    /// Transfers in flight while streaming [default: 64 MiB of them, 2 to 32]
+    #[arg(long, value_name = "N", value_parser = count(1, 4096), help_heading = "Measurement")]
+    window: Option<usize>,
+    /// Repeats of each measurement
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = count(1, 1000), help_heading = "Measurement")]
+    repeats: usize,
+    /// The duration of each repeat, which makes at least one transfer
+    #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
+    duration: Duration,
+    /// The duration of the unmeasured warm-up
+    #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
+    warm_up: Duration,
+    /// Bytes of the buffers that transfers rotate over at each end; at least two transfers
+    #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST), help_heading = "Measurement")]
+    rotate: usize,
+    /// Do not measure the ceilings of the links
+    #[arg(long, help_heading = "Measurement")]
     no_ceiling: bool,
+
+    /// The path to take, or auto for the one with the least calibrated time; several to compare them
+    #[arg(long, default_value = "auto", value_name = "PATH,...", value_delimiter = ',', value_parser = parse_choice, help_heading = "Path")]
+    path: Vec<PathChoice>,
+    /// Take this path, or fail
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["path", "without", "calibrate"], help_heading = "Path")]
+    require: Option<Path>,
+    /// Paths that auto must not take; --without p2p shows what a machine without peer access does
+    #[arg(long, value_name = "PATH,...", value_delimiter = ',', help_heading = "Path")]
+    without: Vec<Path>,
+    /// Calibrate the paths again instead of using the kept calibration of this machine
+    #[arg(long, help_heading = "Path")]
+    calibrate: bool,
+
+    /// The width of CPU loads and stores: 4, 8, 16, 32, 64, nt (non-temporal) or movdir64b [default: by the memory]
+    #[arg(long, value_name = "WIDTH", help_heading = "BARs")]
+    access: Option<Access>,
+    /// Allow reads from BARs. Only safe for devices whose registers have no read side effects
+    #[arg(long, help_heading = "BARs")]
+    allow_bar_read: bool,
+    /// Allow writes to BARs, within ranges given as @START+LENGTH
+    #[arg(long, help_heading = "BARs")]
+    allow_bar_write: bool,
+    /// Allow mapping the BARs of this PCI device although it is not bound to vfio-pci
+    #[arg(long, value_name = "ADDRESS", help_heading = "BARs")]
+    allow_device: Vec<Address>,
+
+    /// The largest chunk [default: 8M; 4M for both directions at once]
+    #[arg(long, value_name = "SIZE", value_parser = |text: &str| size(text, 1, LARGEST_CHUNK), help_heading = "Staging by copy engines")]
+    chunk: Option<usize>,
+    /// Chunks in the ring, at least two per stream [default: 8; 4 for both directions at once]
+    #[arg(long, value_name = "N", value_parser = count(2, 1024), help_heading = "Staging by copy engines")]
+    slots: Option<usize>,
+    /// Streams on each side [default: 2]
+    #[arg(long, value_name = "N", value_parser = count(1, 4), help_heading = "Staging by copy engines")]
+    streams: Option<usize>,
+
+    /// Channels: blocks on each side, each with a ring of its own
+    #[arg(long, default_value_t = SmTuning::default().channels, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Copies and staging by SMs")]
+    sm_channels: u32,
+    /// Threads per block, a multiple of 32
+    #[arg(long, default_value_t = SmTuning::default().threads, value_name = "N", value_parser = clap::value_parser!(u32).range(32..=1024), help_heading = "Copies and staging by SMs")]
+    sm_threads: u32,
+    /// The largest chunk, a multiple of 16 bytes
+    #[arg(long, default_value = "64K", value_name = "SIZE", value_parser = |text: &str| size(text, 16, LARGEST_CHUNK), help_heading = "Copies and staging by SMs")]
+    sm_chunk: usize,
+    /// Chunks in each channel's ring
+    #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
+    sm_slots: usize,
+    /// Chunks that each channel takes of a medium-sized transfer on an idle pipeline
+    #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
+    sm_turns: usize,
+    /// The largest transfer that is sent as lines, without fences; 0 for none
+    #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST_CHUNK), help_heading = "Copies and staging by SMs")]
+    sm_lines: usize,
+    /// Launch the staging kernels for each transfer instead of keeping them resident
+    #[arg(long, help_heading = "Copies and staging by SMs")]
+    sm_launch: bool,
+    /// The most blocks of path sm
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), help_heading = "Copies and staging by SMs")]
+    sm_blocks: u32,
+
     /// Write the result as JSON to a file, or to standard output for -
-    #[arg(long, value_name = "FILE|-")]
+    #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     json: Option<String>,
-    /// Draw bandwidth against size to an SVG file
-    #[arg(long, value_name = "FILE")]
+    /// Draw bandwidth by size to an SVG file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     svg: Option<std::path::PathBuf>,
 }
 
@@ -175,17 +193,17 @@ enum Direction {
     Forward,
     /// From --to to --from
     Backward,
-    /// At once
+    /// Both at the same time
     Both,
-    /// Each alone, then both at once
+    /// Each alone, then both at the same time
     All,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// One transfer at a time
+    /// The time of single transfers, one in flight
     Latency,
-    /// One behind the other
+    /// The rate of transfers that follow each other
     Stream,
     /// Both
     All,
@@ -194,11 +212,14 @@ enum What {
 #[derive(Clone, Debug)]
 struct Sizes(Vec<usize>);
 
-/// Bytes that a transfer, or all that rotate, can have: more than any memory that this moves between.
+/// The most bytes of a transfer, or of the rotating buffers.
 const LARGEST: usize = 1 << 40;
-/// Bytes that a chunk can have.
+/// The most bytes of a chunk.
 const LARGEST_CHUNK: usize = 1 << 30;
-/// What the published experiment has of its own.
+/// Flags that have no effect on `--list`.
+const NOT_LISTED: [&str; 9] =
+    ["matrix", "published", "direction", "measure", "completion", "path", "require", "without", "calibrate"];
+/// Flags that have no effect on `--published`, which sets its own endpoints, paths and sizes.
 const NOT_PUBLISHED: [&str; 29] = [
     "from",
     "to",
@@ -231,12 +252,12 @@ const NOT_PUBLISHED: [&str; 29] = [
     "no_ceiling",
 ];
 
-/// A number of something.
+/// Returns a parser of integers from `least` to `most`.
 fn count(least: u64, most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(least..=most)
 }
 
-/// A number of bytes from `least` to `most`.
+/// Parses a number of bytes from `least` to `most`.
 fn size(text: &str, least: usize, most: usize) -> Result<usize, Error> {
     let bytes = units::parse_size(text)?;
     usize::try_from(bytes).ok().filter(|bytes| (least..=most).contains(bytes)).ok_or_else(|| {
@@ -245,16 +266,16 @@ fn size(text: &str, least: usize, most: usize) -> Result<usize, Error> {
     })
 }
 
-/// How long something runs: an hour at most.
+/// Parses a duration of at most an hour.
 fn parse_duration(text: &str) -> Result<Duration, Error> {
     let most = Duration::from_secs(3600);
     match units::parse_time(text)? {
         time if time <= most => Ok(time),
-        _ => Err(Error::invalid(format!("'{text}'"), "give an hour at most")),
+        _ => Err(Error::invalid(format!("'{text}'"), "give at most one hour")),
     }
 }
 
-/// A path, or `auto`.
+/// Parses a path or `auto`.
 fn parse_choice(text: &str) -> Result<PathChoice, Error> {
     if text == "auto" {
         return Ok(PathChoice::Auto);
@@ -265,15 +286,15 @@ fn parse_choice(text: &str) -> Result<PathChoice, Error> {
     })
 }
 
-/// Reads `1M`, `4K,1M` and `4K..256M`.
+/// Parses `1M`, `4K,1M` and `4K..256M`.
 fn parse_sizes(text: &str) -> Result<Sizes, Error> {
     let invalid =
         |why: &str| Error::invalid(format!("sizes '{text}'"), format!("{why}; write 1M, 4K,1M or 4K..256M"));
     let size = |text: &str| match units::parse_size(text)? {
-        0 => Err(invalid("a transfer has a byte at least")),
+        0 => Err(invalid("a transfer has at least 1 byte")),
         bytes => match usize::try_from(bytes) {
             Ok(bytes) if bytes <= LARGEST => Ok(bytes),
-            _ => Err(invalid("a transfer has 1 TiB at most")),
+            _ => Err(invalid("a transfer has at most 1 TiB")),
         },
     };
     if let Some((first, last)) = text.split_once("..") {
@@ -316,8 +337,10 @@ impl Copy {
             streams: self.streams.unwrap_or(usual.streams),
         };
         if engines.slots < 2 * engines.streams {
-            let why =
-                format!("a stream needs two chunks; give --slots {} or fewer --streams", 2 * engines.streams);
+            let why = format!(
+                "each stream needs two chunks; give --slots {} or fewer --streams",
+                2 * engines.streams
+            );
             return Err(Error::invalid(format!("--slots {}", engines.slots), why));
         }
         Ok(PathOptions {
@@ -345,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_one_a_list_or_a_range() {
+    fn sizes_are_a_size_a_list_or_a_range() {
         assert_eq!(parse_sizes("1M").unwrap().0, [1 << 20]);
         assert_eq!(parse_sizes("4K,1M,7").unwrap().0, [4096, 1 << 20, 7]);
         assert_eq!(parse_sizes("4K..100K").unwrap().0, [4096, 16384, 65536, 102400]);

@@ -26,6 +26,7 @@ pub mod gpu;
 #[path = "no_gpu.rs"]
 pub mod gpu;
 pub mod hybrid;
+mod list;
 pub mod measure;
 mod open_path;
 pub mod path;
@@ -33,6 +34,7 @@ mod path_options;
 pub mod path_selector;
 pub mod pattern;
 pub mod published;
+pub mod result;
 pub mod staged;
 pub mod stop;
 mod suballocator;
@@ -40,6 +42,7 @@ pub mod tuning;
 
 pub use device::{Device, open};
 pub use endpoint::Endpoint;
+pub use list::list_paths;
 pub use open_path::open_path;
 pub use path::Path;
 pub use path_options::{PathChoice, PathOptions};

@@ -2,8 +2,8 @@
 //!
 //! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and checks what
 //! arrived. The check covers all bytes of the newest transfer into each slot, and a sample of the other transfers where the
-//! CPU reaches the destination. [`Measurement::verified_bytes`] counts the compared bytes,
-//! [`Measurement::transferred_bytes`] all of them.
+//! CPU reaches the destination. [`Measurement::verification`] counts the compared bytes
+//! and all transferred bytes apart.
 //!
 //! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 
@@ -16,6 +16,7 @@ use crate::stop::check_stop;
 use barrier::{Barrier, Member};
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::mover::{Mover, Ticket};
+use inlane_core::result::ByteVerification;
 use inlane_core::stats::{LatencyHistogram, Percentiles, Summary};
 use inlane_core::{CompletionMode, Error, Result};
 use std::collections::VecDeque;
@@ -75,10 +76,8 @@ pub struct Measurement {
     pub cpu_share: f64,
     /// Transfers in flight; 1 for a synchronous mover.
     pub window: usize,
-    /// Bytes of all transfers, warm-up included.
-    pub transferred_bytes: u64,
-    /// Bytes of them that were compared with what was sent.
-    pub verified_bytes: u64,
+    /// What was checked of all transfers, those of the warm-up included.
+    pub verification: ByteVerification,
 }
 
 #[derive(Default)]
@@ -87,11 +86,16 @@ struct Totals {
     bytes: f64,
     wall_ns: f64,
     cpu_ns: f64,
-    transferred_bytes: u64,
-    verified_bytes: u64,
+    verification: ByteVerification,
 }
 
 impl Totals {
+    fn new(buffers: &Buffers) -> Self {
+        let verification =
+            ByteVerification { method: buffers.method().into(), ..ByteVerification::default() };
+        Self { verification, ..Self::default() }
+    }
+
     /// Adds a measured repeat.
     fn add(&mut self, bytes: f64, wall_ns: f64, cpu_ns: f64) {
         self.rates.push(bytes / wall_ns * 1e9);
@@ -100,7 +104,7 @@ impl Totals {
         self.cpu_ns += cpu_ns;
     }
 
-    fn measurement(&self, window: usize) -> Result<Measurement> {
+    fn measurement(self, window: usize) -> Result<Measurement> {
         Ok(Measurement {
             latency_ns: None,
             latency_percentiles: None,
@@ -109,8 +113,7 @@ impl Totals {
             cpu_seconds_per_gigabyte: self.cpu_ns / self.bytes,
             cpu_share: self.cpu_ns / self.wall_ns,
             window,
-            transferred_bytes: self.transferred_bytes,
-            verified_bytes: self.verified_bytes,
+            verification: self.verification,
         })
     }
 }
@@ -127,7 +130,7 @@ pub fn latency(
 ) -> Result<Measurement> {
     let rotation = buffers.rotation(size, 1);
     let clock = Clock::new();
-    let mut totals = Totals::default();
+    let mut totals = Totals::new(buffers);
     let mut times = Vec::new();
     // Repeat 0 warms up caches, and what adaptive waiting learns.
     for repeat in 0..plan.repeats + 1 {
@@ -153,8 +156,8 @@ pub fn latency(
         }
         // Filling and checking run on the devices too, and would wait for resident kernels.
         mover.quiesce()?;
-        totals.transferred_bytes += (count * size) as u64;
-        totals.verified_bytes += sampled + buffers.verify(rotation, count, &plan.stop)?;
+        totals.verification.transferred_bytes += (count * size) as u64;
+        totals.verification.verified_bytes += sampled + buffers.verify(rotation, count, &plan.stop)?;
     }
     let mut histogram = LatencyHistogram::default();
     times.iter().for_each(|time| histogram.record(*time as u64, 1));
@@ -227,7 +230,7 @@ fn stream_with(
     let _member = Member(barrier);
     let window = plan.window_for(size);
     let rotation = buffers.rotation(size, window);
-    let mut totals = Totals::default();
+    let mut totals = Totals::new(buffers);
     let mut failed = None;
     for repeat in 0..plan.repeats + 1 {
         // A thread that failed still joins the barrier, so that the others finish their repeats.
@@ -256,9 +259,9 @@ fn stream_with(
                 if repeat > 0 {
                     totals.add(bytes as f64, wall_ns, cpu as f64);
                 }
-                totals.transferred_bytes += bytes as u64;
+                totals.verification.transferred_bytes += bytes as u64;
                 match buffers.verify(rotation, transfers, &plan.stop) {
-                    Ok(verified) => totals.verified_bytes += sampled_bytes + verified,
+                    Ok(verified) => totals.verification.verified_bytes += sampled_bytes + verified,
                     Err(error) => failed = Some(error),
                 }
             }

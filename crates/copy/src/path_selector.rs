@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::open_path::{no_path_error, open_path};
 use crate::path::Path;
 use crate::path_options::{PathChoice, PathOptions};
+use crate::result::SLOWER;
 use inlane_core::mover::{Mover, Ticket, TicketCounter};
 use inlane_core::result::{NotTaken, Path as Explanation};
 use inlane_core::{CompletionMode, Region, Result, units};
@@ -148,7 +149,7 @@ impl PathSelector {
                 for (other, curve) in others.filter(|(other, _)| *other != path) {
                     let other_time = units::nanoseconds(curve.time(bytes).unwrap_or(f64::NAN));
                     let why = format!(
-                        "calibrated time for {size} is {other_time}, against {}",
+                        "{SLOWER}{other_time} calibrated for {size}, against {}",
                         units::nanoseconds(time)
                     );
                     not_taken.push(NotTaken { path: other.to_string(), why });

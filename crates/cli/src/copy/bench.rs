@@ -1,30 +1,32 @@
-//! Measuring pairs of devices into a report: what fails is noted in its row, and the next is measured.
+//! Measures pairs of devices into a result document. A failed measurement becomes a row with its error, and the next one
+//! follows.
 
-use super::rows::{Report, row, with};
 use super::{Copy, Direction, What};
 use inlane_copy::cost::{Cache, Costs};
 use inlane_copy::measure::{Buffers, Measurement, Plan, latency, stream, together};
+use inlane_copy::result::{StoreEnd, TransferResult};
 use inlane_copy::stop::check_stop;
 use inlane_copy::{Device, Endpoint, Path, PathChoice, PathOptions, PathSelector, ceiling};
 use inlane_core::mover::Mover;
-use inlane_core::result::{Ceiling, TransferResult};
+use inlane_core::result::{Ceiling, Document, Path as Explanation};
 use inlane_core::{CompletionMode, Error, Result, units};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What went wrong while other figures were had.
+/// The result document of `inlane copy`.
+pub type Report = Document<TransferResult>;
+
+/// The failures of a run.
 #[derive(Debug, Default)]
 pub struct Failures {
-    /// How often something did.
+    /// The number of failed measurements.
     pub count: usize,
-    /// The first.
+    /// The first error.
     pub first: Option<Error>,
-    /// Bytes that did not arrive as they were sent.
-    pub altered: u64,
 }
 
-/// Measures pairs into a report.
+/// Measures pairs of devices into a report.
 pub struct Bench<'a> {
     args: &'a Copy,
     plan: &'a Plan,
@@ -35,28 +37,23 @@ pub struct Bench<'a> {
     ceilings: ceiling::Ceilings,
 }
 
-/// Ceilings of a pair, forth and back, and whether the report has them.
-struct Known {
-    of: [ceiling::Ceiling; 2],
-    told: bool,
-}
-
-/// What a pair is measured with.
+/// The memory that a pair is measured with.
 struct Memory {
-    /// For each way.
+    /// One for each direction that runs.
     buffers: Vec<Buffers>,
     sizes: Vec<usize>,
-    /// Sizes that there is no memory for.
+    /// Rows of the sizes for which there is no memory.
     refused: Vec<(TransferResult, Error)>,
 }
 
-/// Two devices, and how to go from one to the other.
+/// One direction of a pair of devices, and which path to take.
 #[derive(Clone, Copy)]
 struct Way<'a> {
     from: &'a Arc<Device>,
     to: &'a Arc<Device>,
     choice: PathChoice,
     options: &'a PathOptions,
+    store_end: Option<StoreEnd>,
 }
 
 impl std::fmt::Display for Way<'_> {
@@ -67,21 +64,24 @@ impl std::fmt::Display for Way<'_> {
 }
 
 impl Way<'_> {
-    /// A row without figures.
-    fn row(&self, size: usize, path: Option<Path>, completion: CompletionMode) -> TransferResult {
-        let path = path.map_or_else(
-            || match self.choice {
-                PathChoice::Auto => "auto".into(),
-                PathChoice::Prefer(path) | PathChoice::Require(path) => path.to_string(),
-            },
-            |path| path.to_string(),
-        );
-        row(self.from.endpoint(), self.to.endpoint(), size, &path, completion)
+    /// Creates a row without figures.
+    fn row(&self, size: usize, path: Explanation, completion: CompletionMode) -> TransferResult {
+        let row = TransferResult::new(self.from.endpoint(), self.to.endpoint(), size, path, completion);
+        TransferResult { both_directions: self.options.both_ways, store_end: self.store_end, ..row }
+    }
+
+    /// Creates a row for a measurement that failed before a path was open.
+    fn row_without_path(&self, size: usize, completion: CompletionMode) -> TransferResult {
+        let name = match self.choice {
+            PathChoice::Auto => "auto".into(),
+            PathChoice::Prefer(path) | PathChoice::Require(path) => path.to_string(),
+        };
+        self.row(size, Explanation { name, ..Explanation::default() }, completion)
     }
 }
 
 impl<'a> Bench<'a> {
-    /// Over no pair yet, with the costs that are kept of this machine.
+    /// Creates a bench that uses the kept calibration of this machine.
     pub fn new(
         args: &'a Copy,
         plan: &'a Plan,
@@ -93,64 +93,67 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// For stores to a BAR, issued and delivered where it may be read; else the one end there is.
-    pub fn ends(&self, from: &Device, to: &Device) -> Vec<Option<bool>> {
+    /// Returns when transfers of a pair count as complete: for stores to a BAR when issued, and also when delivered if the
+    /// BAR may be read.
+    pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
-            (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => vec![Some(false), Some(true)],
-            (Endpoint::Host, Endpoint::Bar(_)) => vec![Some(false)],
+            (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
+                vec![Some(StoreEnd::Issued), Some(StoreEnd::Delivered)]
+            }
+            (Endpoint::Host, Endpoint::Bar(_)) => vec![Some(StoreEnd::Issued)],
             _ => vec![None],
         }
     }
 
-    /// Measures a pair in the directions asked for; breaks when the run was interrupted.
+    /// Measures a pair in the directions asked for. Breaks if the run must end.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
         to: &Arc<Device>,
         choice: PathChoice,
         options: &PathOptions,
-        delivered: Option<bool>,
+        store_end: Option<StoreEnd>,
     ) -> ControlFlow<()> {
+        let options = &PathOptions { delivered: store_end == Some(StoreEnd::Delivered), ..options.clone() };
         let direction = self.args.direction;
-        let forth = Way { from, to, choice, options };
+        let forward = Way { from, to, choice, options, store_end };
         if matches!(direction, Direction::Forward | Direction::All) {
-            self.measure(&[forth], delivered)?;
+            self.measure(&[forward])?;
         }
         if matches!(direction, Direction::Backward | Direction::All) {
-            self.measure(&[Way { from: to, to: from, ..forth }], delivered)?;
+            self.measure(&[Way { from: to, to: from, store_end: None, ..forward }])?;
         }
         if matches!(direction, Direction::Both | Direction::All) {
             let options = &PathOptions { both_ways: true, ..options.clone() };
-            let (forth, back) = (Way { options, ..forth }, Way { from: to, to: from, options, ..forth });
-            self.measure(&[forth, back], delivered)?;
+            let forward = Way { options, store_end: None, ..forward };
+            self.measure(&[forward, Way { from: to, to: from, ..forward }])?;
         }
         ControlFlow::Continue(())
     }
 
-    /// Notes a failure in its row, and goes on; or ends, when it is the interruption's, or when a GPU was given up, of which calls may
-    /// not return.
-    fn failed(&mut self, row: TransferResult, error: Error) -> ControlFlow<()> {
+    /// Adds a row with an error. Breaks if the run was interrupted, or if a GPU was given up, because calls to it may block.
+    fn failed(&mut self, mut row: TransferResult, error: Error) -> ControlFlow<()> {
         progress("");
         if self.plan.stop.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
         if let Error::Altered { wrong, .. } = &error {
-            self.failures.altered += wrong;
+            row.verification.altered_bytes += wrong;
         }
-        self.report.results.push(TransferResult { error: Some(error.to_string()), ..row });
+        row.error = Some(error.to_string());
+        self.report.results.push(row);
         self.failures.count += 1;
         self.failures.first.get_or_insert(error);
         if inlane_cuda::any_abandoned() {
-            let note =
-                "a GPU does not answer and was given up: measurements behind the failed one are left out";
+            let note = "a GPU does not answer and was given up; the remaining measurements are left out";
             self.report.notes.push(note.into());
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
     }
 
-    /// What the paths cost, where that is known or the choice needs it. Before the run's own memory is allocated: a BAR has no
-    /// more.
+    /// Returns the costs of the paths if they are kept or the choice needs them. Calibrates before the run's own memory is
+    /// allocated, because a BAR has no further memory.
     fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
@@ -168,112 +171,82 @@ impl<'a> Bench<'a> {
         Ok(Some(costs))
     }
 
-    /// Opens a route. Its memory must be there already: kernels that stay on a GPU would hold allocation up.
-    fn route(&mut self, way: Way, costs: Option<Costs>) -> Result<PathSelector> {
-        let route = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
-        let largest = way.options.largest as u64;
-        if let Some(fallback) = route.fallback() {
-            let (a, b) = (way.from.endpoint(), way.to.endpoint());
-            let path = route.path_for(largest);
-            crate::say(format_args!("inlane: {a} to {b}: {fallback}; going on with {path}"));
+    /// Opens the paths of one direction and reports a fallback. Memory must be allocated before, because allocation waits
+    /// for resident kernels.
+    fn selector(&mut self, way: Way, costs: Option<Costs>) -> Result<PathSelector> {
+        let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
+        if let Some(fallback) = selector.fallback() {
+            let path = selector.path_for(way.options.largest as u64);
+            crate::say(format_args!("inlane: {way}: {fallback}; continuing with {path}"));
         }
-        self.report.path = route.explain(largest);
-        self.report.twin |= route.is_twin();
-        Ok(route)
+        self.report.twin |= selector.is_twin();
+        Ok(selector)
     }
 
-    /// Memory for each way, the sizes asked for that there is memory for, and why there is none for the others.
+    /// Allocates memory for each direction. Drops the largest sizes until the rest fits.
     fn memory(&self, ways: &[Way]) -> Result<Memory> {
         let (mut sizes, mut refused) = (self.args.sizes.0.clone(), Vec::new());
         loop {
-            // Zeroing hundreds of megabytes takes its time.
+            // Zeroing hundreds of megabytes takes a while, so an interrupted run ends here.
             check_stop(&self.plan.stop)?;
             let largest = sizes.iter().copied().max().unwrap_or(1);
             let buffers = |way: &Way| Buffers::new(way.from, way.to, largest, self.args.rotate);
             match ways.iter().map(buffers).collect::<Result<_>>() {
                 Err(error @ Error::Memory { .. }) if sizes.iter().any(|size| *size < largest) => {
                     sizes.retain(|size| *size < largest);
-                    refused.push((ways[0].row(largest, None, self.args.completion[0]), error));
+                    refused.push((ways[0].row_without_path(largest, self.args.completion[0]), error));
                 }
                 outcome => return Ok(Memory { buffers: outcome?, sizes, refused }),
             }
         }
     }
 
-    fn ceiling(&mut self, way: Way) -> Result<Option<Known>> {
+    /// Measures the ceilings of both directions of a pair, unless the path crosses none of the links that are driven.
+    fn ceilings(&mut self, way: Way) -> Result<Option<[ceiling::Ceiling; 2]>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
-        let other_way =
+        let crosses_none =
             matches!(way.choice, PathChoice::Require(path) if ceiling::none_for(path, a, b).is_some());
-        if self.args.no_ceiling || other_way {
+        if self.args.no_ceiling || crosses_none {
             return Ok(None);
         }
         progress(&format!("{way}, ceiling"));
-        let both = way.options.both_ways;
-        let measured = self.ceilings.measure(way.from, way.to, self.host, both, self.plan)?;
-        Ok(measured.map(|of| Known { of, told: false }))
+        self.ceilings.measure(way.from, way.to, self.host, way.options.both_ways, self.plan)
     }
 
-    /// The share of its ceiling that a path reached; what the ceiling is is told with the first share of it.
-    fn share(
-        &mut self,
-        way: Way,
-        path: Path,
-        known: &mut Option<Known>,
-        index: usize,
-        rate: f64,
-    ) -> Option<f64> {
+    /// Returns the ceiling of one path. Notes once why a path has none.
+    fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<&ceiling::Ceiling>) -> Option<Ceiling> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         if let Some(why) = ceiling::none_for(path, a, b) {
-            let note = format!("no ceiling for {path} from {a} to {b}: {why}");
-            if !self.args.no_ceiling && !self.report.notes.contains(&note) {
-                self.report.notes.push(note);
+            if !self.args.no_ceiling {
+                self.note(format!("no ceiling for {path} from {a} to {b}: {why}"));
             }
             return None;
         }
-        let known = known.as_mut()?;
-        if !std::mem::replace(&mut known.told, true) {
-            if self.report.ceiling.is_none() {
-                self.report.ceiling = Some(Ceiling {
-                    what: known.of[0].what.clone(),
-                    bytes_per_second: Some(known.of[0].bytes_per_second),
-                    packets_per_second: None,
-                });
-            } else {
-                self.report.notes.push(format!(
-                    "ceiling of {way}: {}{} ({})",
-                    units::bytes_per_second(known.of[0].bytes_per_second),
-                    match way.options.both_ways {
-                        true =>
-                            format!(" and {} back", units::bytes_per_second(known.of[1].bytes_per_second)),
-                        false => String::new(),
-                    },
-                    known.of[0].what,
-                ));
-            }
-        }
-        Some(rate / known.of[index].bytes_per_second)
+        measured.map(|ceiling| Ceiling {
+            what: ceiling.what.clone(),
+            bytes_per_second: Some(ceiling.bytes_per_second),
+            packets_per_second: None,
+        })
     }
 
-    /// Says once that a path is not awaited as asked.
-    fn note_completion(&mut self, path: Path, asked: CompletionMode, used: CompletionMode) {
-        let note =
-            format!("{path} is measured by {used}, not {asked}: the CPU copies, and is busy until the end");
-        if asked != used && !self.report.notes.contains(&note) {
+    /// Adds a note once.
+    fn note(&mut self, note: String) {
+        if !self.report.notes.contains(&note) {
             self.report.notes.push(note);
         }
     }
 
-    /// Measures one direction, or two at once, by size and completion.
-    fn measure(&mut self, ways: &[Way], delivered: Option<bool>) -> ControlFlow<()> {
+    /// Measures one direction, or two at once, by size and completion mode.
+    fn measure(&mut self, ways: &[Way]) -> ControlFlow<()> {
         let way = ways[0];
-        let first = way.row(way.options.largest, None, self.args.completion[0]);
+        let first = way.row_without_path(way.options.largest, self.args.completion[0]);
         let opened = (|| {
-            let ceiling = self.ceiling(way)?;
+            let ceilings = self.ceilings(way)?;
             let costs = self.costs(way)?;
             let memory = self.memory(ways)?;
-            Ok((ceiling, memory, self.routes(ways, costs.clone())?, costs))
+            Ok((ceilings, memory, self.selectors(ways, costs.clone())?, costs))
         })();
-        let (mut ceiling, Memory { mut buffers, sizes, refused }, mut routes, costs) = match opened {
+        let (ceilings, Memory { mut buffers, sizes, refused }, mut selectors, costs) = match opened {
             Ok(opened) => opened,
             Err(error) => return self.failed(first, error),
         };
@@ -281,49 +254,45 @@ impl<'a> Bench<'a> {
             self.failed(row, error)?;
         }
         for size in sizes {
-            let mut measured = Vec::new();
+            let mut measured_modes = Vec::new();
             for &asked in &self.args.completion {
                 let mut rows = Vec::new();
-                for (way, route) in ways.iter().zip(&mut routes) {
-                    let path = route.path_for(size as u64);
-                    let completion = route.set_completion_mode_for(size as u64, asked);
-                    self.note_completion(path, asked, completion);
-                    let mut row = way.row(size, Some(path), completion);
-                    if way.options.both_ways {
-                        row.parameters.insert("direction".into(), "both at once".into());
-                    } else if let Some(delivered) = delivered {
-                        let end = if delivered { "delivered" } else { "issued" };
-                        row.parameters.insert("end".into(), end.into());
+                for (way, selector) in ways.iter().zip(&mut selectors) {
+                    let path = selector.path_for(size as u64);
+                    let mode = selector.set_completion_mode_for(size as u64, asked);
+                    if mode != asked {
+                        let why = "the CPU copies, and is busy until the end";
+                        self.note(format!("{path} is measured by {mode} instead of {asked}: {why}"));
                     }
-                    rows.push(row);
+                    rows.push(way.row(size, selector.explain(size as u64), mode));
                 }
-                let used: Vec<_> = rows.iter().map(|row| row.completion).collect();
-                if measured.contains(&used) {
+                let modes: Vec<_> = rows.iter().map(|row| row.completion).collect();
+                if measured_modes.contains(&modes) {
                     continue;
                 }
-                measured.push(used);
+                measured_modes.push(modes);
                 progress(&format!("{way}, {}, {asked}", units::bytes(size as u64)));
-                match self.figures(&mut routes, &mut buffers, size, asked) {
+                match self.figures(&mut selectors, &mut buffers, size, asked) {
                     Ok(figures) => {
                         for (index, (row, measured)) in rows.into_iter().zip(&figures).enumerate() {
-                            let mut row = with(row, measured);
-                            let (route, rate) = (&routes[index], measured.bytes_per_second.median);
-                            let path = route.path_for(size as u64);
-                            row.share_of_ceiling = self.share(way, path, &mut ceiling, index, rate);
-                            let predicted = route.predicted_ns(size as u64);
-                            if let Some(predicted) = predicted.filter(|_| !way.options.both_ways) {
-                                let text = format!("{:.2}", predicted / 1e3);
-                                row.parameters.insert("predicted us".into(), text);
+                            let mut row = row.with(measured);
+                            let path = selectors[index].path_for(size as u64);
+                            let measured = ceilings.as_ref().map(|ceilings| &ceilings[index]);
+                            if let Some(ceiling) = self.ceiling_of(way, path, measured) {
+                                row.set_ceiling(ceiling);
+                            }
+                            if !way.options.both_ways {
+                                row.predicted_ns = selectors[index].predicted_ns(size as u64);
                             }
                             self.report.results.push(row);
                         }
                     }
                     Err(error) => {
                         self.failed(rows.swap_remove(0), error)?;
-                        // What is left of them may not work any more.
-                        drop(routes);
-                        routes = match self.routes(ways, costs.clone()) {
-                            Ok(routes) => routes,
+                        // The movers may not work any more, so they are opened again.
+                        drop(selectors);
+                        selectors = match self.selectors(ways, costs.clone()) {
+                            Ok(selectors) => selectors,
                             Err(error) => return self.failed(first, error),
                         };
                     }
@@ -334,46 +303,52 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Measures one size as asked, by each route.
+    /// Measures one size in one completion mode, in each direction.
     fn figures(
         &self,
-        routes: &mut [PathSelector],
+        selectors: &mut [PathSelector],
         buffers: &mut [Buffers],
         size: usize,
         completion: CompletionMode,
     ) -> Result<Vec<Measurement>> {
         let plan = Plan { completion, ..self.plan.clone() };
-        let ([route], [buffers]) = (&mut *routes, &mut *buffers) else {
-            let movers = routes.iter_mut().map(|route| route as &mut dyn Mover);
+        let ([selector], [buffers]) = (&mut *selectors, &mut *buffers) else {
+            let movers = selectors.iter_mut().map(|selector| selector as &mut dyn Mover);
             return together(movers.zip(buffers).collect(), size, &plan);
         };
         let what = self.args.measure;
-        let single = if what == What::Stream { None } else { Some(latency(route, buffers, size, &plan)?) };
-        // With one in flight, which may be all that a path has, a stream is what the latency run measured.
-        let alone =
-            what == What::Latency || self.args.window == Some(1) || route.is_synchronous_for(size as u64);
+        let single = if what == What::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
+        // With one transfer in flight, streaming would measure the same again.
+        let one_in_flight =
+            what == What::Latency || self.args.window == Some(1) || selector.is_synchronous_for(size as u64);
         Ok(vec![match single {
-            Some(single) if alone => single,
+            Some(single) if one_in_flight => single,
             single => {
-                let latency_ns = single.and_then(|single| single.latency_ns);
-                Measurement { latency_ns, ..stream(route, buffers, size, &plan)? }
+                let mut streamed = stream(selector, buffers, size, &plan)?;
+                if let Some(single) = single {
+                    streamed.latency_ns = single.latency_ns;
+                    streamed.latency_percentiles = single.latency_percentiles;
+                    streamed.verification.transferred_bytes += single.verification.transferred_bytes;
+                    streamed.verification.verified_bytes += single.verification.verified_bytes;
+                }
+                streamed
             }
         }])
     }
 
-    /// A route each way. The way back is opened while nothing runs: a resident route begins at its first transfer. By the same
-    /// costs, which are those of both ways at once: two paths that differ would take from each other.
-    fn routes(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<PathSelector>> {
-        let mut routes = vec![self.route(ways[0], costs)?];
+    /// Opens the paths of each direction, before any kernel is resident. All directions use the costs of the first, so that
+    /// they take the same path and do not compete as two different ones.
+    fn selectors(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<PathSelector>> {
+        let mut selectors = vec![self.selector(ways[0], costs)?];
         for back in &ways[1..] {
-            let costs = routes[0].costs().cloned();
-            routes.push(PathSelector::open(back.from, back.to, back.choice, back.options, costs)?);
+            let costs = selectors[0].costs().cloned();
+            selectors.push(PathSelector::open(back.from, back.to, back.choice, back.options, costs)?);
         }
-        Ok(routes)
+        Ok(selectors)
     }
 }
 
-/// A line on stderr that is overwritten; on a terminal only.
+/// Overwrites the progress line on standard error, if that is a terminal.
 fn progress(text: &str) {
     use std::io::{IsTerminal, Write};
     let mut stderr = std::io::stderr();

@@ -1,16 +1,16 @@
-//! What `inlane copy` does: opens, has pairs measured, and writes what was found.
+//! Runs `inlane copy`: opens the endpoints, has pairs measured, and writes the result.
 
-use super::bench::{Bench, Failures};
-use super::rows::{Report, row, with};
+use super::bench::{Bench, Failures, Report};
 use super::{Copy, Direction, What};
 use crate::output::Output;
 use crate::signal;
 use anyhow::Context;
 use inlane_copy::measure::Plan;
+use inlane_copy::result::{PublishedRates, TransferResult};
 use inlane_copy::stop::check_stop;
 use inlane_copy::{Device, Endpoint, PathOptions, published};
 use inlane_core::error::Class;
-use inlane_core::result::{Path as Explanation, Verification};
+use inlane_core::result::Path as Explanation;
 use inlane_core::{CompletionMode, Error};
 use inlane_cuda::Error as CudaError;
 use inlane_report::{Line, Plot, Scale};
@@ -21,24 +21,27 @@ impl Copy {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// What the devices, the verification or the output say.
+    /// Errors of the flags, the devices, the verification and the output.
     pub fn run(&self) -> anyhow::Result<()> {
         if self.measure == What::Latency && matches!(self.direction, Direction::Both | Direction::All) {
-            let why = "both directions at once are measured streaming; give --measure stream or all";
+            let why = "both directions at once are streamed; give --measure stream or all";
             return Err(Error::invalid("--measure latency", why).into());
         }
         let options = self.options()?;
-        let output = Output::open(self.json.as_deref(), None, self.svg.as_deref())?;
+        if let (true, Some(from), Some(to)) = (self.list, &self.from, &self.to) {
+            return self.list_paths(from, to, &options);
+        }
+        let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stop_flag = stop.clone();
         signal::on_signal(move |signal, before| match before {
-            0 => told.store(true, Ordering::Relaxed),
+            0 => stop_flag.store(true, Ordering::Relaxed),
             _ => signal::end_by(signal),
         })
-        .context("cannot watch for Ctrl-C")?;
+        .context("cannot handle SIGINT and SIGTERM")?;
         let plan = Plan {
             repeats: self.repeats,
-            time: self.time,
+            time: self.duration,
             warm_up: self.warm_up,
             window: self.window,
             completion: CompletionMode::Poll,
@@ -48,14 +51,14 @@ impl Copy {
         let mut report = Report::new("copy", Explanation::default());
         let mut failures = Failures::default();
         if self.published {
-            published_experiment(&plan, &mut report, &mut failures)?;
+            published_experiment(&plan, &mut report, &mut failures);
         } else if self.matrix {
             self.matrix(&plan, &options, &mut report, &mut failures)?;
         } else {
             self.pair(&plan, &options, &mut report, &mut failures)?;
         }
         let measured = report.results.iter().filter(|result| result.error.is_none()).count();
-        let failure = outcome(&plan, measured, failures, &mut report)?;
+        let failure = failure_of(&plan, measured, failures, &mut report)?;
         output.write(
             &mut report,
             |out, report| out.write_all(inlane_report::text(report).as_bytes()),
@@ -64,16 +67,15 @@ impl Copy {
         failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
     }
 
-    fn open(&self, endpoints: &[Endpoint]) -> Result<Vec<Arc<Device>>, Error> {
+    /// Opens endpoints. If a GPU is asked for and the machine has none, the error names the twin.
+    pub(super) fn open(&self, endpoints: &[Endpoint]) -> Result<Vec<Arc<Device>>, Error> {
         inlane_copy::open(endpoints, &self.permission()).map_err(|error| match error {
             Error::Device { device, why, class: Class::Environment }
                 if endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Gpu(_)))
                     && gpus().is_ok_and(|count| count == 0) =>
             {
-                Error::device_environment(
-                    device,
-                    format!("{why}; without a GPU, twin:0 is a model of an accelerator"),
-                )
+                let why = format!("{why}; without a GPU, use twin:0, a model of an accelerator");
+                Error::device_environment(device, why)
             }
             other => other,
         })
@@ -94,10 +96,9 @@ impl Copy {
         describe(report, &devices[..2]);
         report.notes.extend(unequal_links(from, to));
         let mut bench = Bench::new(self, plan, report, failures, host);
-        for delivered in bench.ends(from, to) {
-            let options = PathOptions { delivered: delivered == Some(true), ..options.clone() };
+        for store_end in bench.store_ends(from, to) {
             for choice in self.choices() {
-                if bench.compare(from, to, choice, &options, delivered).is_break() {
+                if bench.compare(from, to, choice, options, store_end).is_break() {
                     return Ok(());
                 }
             }
@@ -123,14 +124,10 @@ impl Copy {
             .filter(|(from, to)| is_pair(from.endpoint(), to.endpoint()))
             .flat_map(|pair| self.choices().into_iter().map(move |choice| (pair, choice)))
             .try_for_each(|((from, to), choice)| bench.compare(from, to, choice, options, None));
-        report.path = Explanation {
-            hops: vec!["each pair by the path named in its line".into()],
-            reason: "a matrix".into(),
-            ..Explanation::default()
-        };
         Ok(())
     }
 
+    /// Returns the devices of the matrix: those asked for, else the host and all GPUs, else the host and two twins.
     fn devices_of_matrix(&self, report: &mut Report) -> Result<Vec<Endpoint>, Error> {
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for endpoint in &self.devices {
@@ -142,7 +139,7 @@ impl Copy {
             endpoints.push(Endpoint::Host);
             match gpus()? {
                 0 => {
-                    let note = "there is no GPU: the matrix is of the host and two models, twin:0 and twin:1";
+                    let note = "there is no GPU; the matrix is of the host and two models, twin:0 and twin:1";
                     crate::say(format_args!("inlane: {note}"));
                     report.notes.push(note.into());
                     endpoints.extend([0, 1].map(Endpoint::Twin));
@@ -153,14 +150,17 @@ impl Copy {
         if let [only] = &endpoints[..]
             && !is_pair(only, only)
         {
-            let why = "is one device, and has no other to copy to; name two or more, host among them";
+            let why = "a matrix needs two devices; name another one, such as host";
             return Err(Error::invalid(format!("--devices {only}"), why));
         }
         Ok(endpoints)
     }
 }
 
-/// How many GPUs there are; what is wrong with a driver that does not say.
+/// Returns the number of GPUs; 0 without a driver.
+///
+/// # Errors
+/// If the driver does not work.
 fn gpus() -> Result<u32, Error> {
     // CUDA_ERROR_NO_DEVICE.
     const NO_DEVICE: u32 = 100;
@@ -171,35 +171,40 @@ fn gpus() -> Result<u32, Error> {
     }
 }
 
-/// A matrix has this pair: from one device to another, and from host memory to host memory.
+/// Returns true if a matrix measures this pair: two different devices, or host memory to host memory.
 fn is_pair(from: &Endpoint, to: &Endpoint) -> bool {
     from != to || *from == Endpoint::Host
 }
 
-fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failures) -> Result<(), Error> {
+/// Runs the published experiment. A failed transfer ends it.
+fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failures) {
     report.twin = true;
     report.devices = [0, 1].map(|slot| inlane_twin::Costs::published(slot).name).into();
-    report.path.hops = vec!["each line's own".into()];
-    report.path.reason =
-        "the published experiment, on models that have the published rates of single legs".into();
+    report.notes.push("MiB/s is 2^20 bytes per second, as published".into());
     report.notes.push(
-        "published figures are in MiB/s (2^20); what the legs predict for device to device differs from what was published: \
-         24.33 is more than the BAR write leg allows, 1988 more than two DMA legs and a copy in turn"
+        "the published device-to-device rates do not follow from the published rates of their stages: 24.33 MiB/s exceeds the \
+         rate of BAR writes, and 1988 MiB/s that of two DMA transfers and a copy in turn"
             .into(),
     );
     let ended = published::run(16 << 20, plan, |line| {
-        let blank = row(&line.from, &line.to, line.size, &line.path.to_string(), plan.completion);
-        let mut result = with(blank, &line.measured);
-        let mib = |rate: f64| format!("{:.2}", rate / 1048576.0);
-        let mut note = |name: &str, value: Option<String>| {
-            result.parameters.insert(name.into(), value.unwrap_or_else(|| "-".into()));
+        let path = Explanation {
+            name: line.path.to_string(),
+            hops: line.name.split(" -> ").map(String::from).collect(),
+            reason: "the published experiment, on models with the published rates of single stages".into(),
+            not_taken: Vec::new(),
         };
-        // The best repeat: a model has no noise of its own, and this machine's is not the model's.
-        let best = line.measured.latency_ns.map(|latency| line.size as f64 / latency.min * 1e9);
-        note("model MiB/s", best.map(mib));
-        note("legs predict MiB/s", line.predicted.map(mib));
-        note("published MiB/s", line.published_mib.map(|rate| format!("{rate:.2}")));
-        report.results.push(result);
+        let row = TransferResult::new(&line.from, &line.to, line.size, path, plan.completion);
+        let mut row = row.with(&line.measured);
+        row.published = Some(PublishedRates {
+            published_bytes_per_second: line.published_mib.map(|rate| rate * 1_048_576.0),
+            predicted_bytes_per_second: line.predicted,
+            // The best repeat, because a model's time has no noise of its own.
+            model_bytes_per_second: line
+                .measured
+                .latency_ns
+                .map(|latency| line.size as f64 / latency.min * 1e9),
+        });
+        report.results.push(row);
     });
     if let Err(error) = ended
         && !plan.stop.load(Ordering::Relaxed)
@@ -207,20 +212,19 @@ fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failure
         failures.count += 1;
         failures.first = Some(error);
     }
-    Ok(())
 }
 
-/// Notes what a run came to, and gives what it failed with beside the figures that it has.
+/// Adds notes on how the run ended. Returns what failed although there are figures.
 ///
 /// # Errors
-/// What it failed with when it has no figure.
-fn outcome(
+/// The first failure, if there is no figure.
+fn failure_of(
     plan: &Plan,
     measured: usize,
     failures: Failures,
     report: &mut Report,
 ) -> Result<Option<String>, Error> {
-    let Failures { count, first, altered } = failures;
+    let Failures { count, first } = failures;
     let stopped = plan.stop.load(Ordering::Relaxed);
     let failure = match first {
         Some(error) if measured == 0 => return Err(error),
@@ -235,38 +239,33 @@ fn outcome(
         None => None,
     };
     if stopped {
-        report.notes.push(
-            "interrupted: the measurement that was cut short, and those behind it, are left out".into(),
-        );
+        report
+            .notes
+            .push("interrupted; the measurement under way and the remaining ones are left out".into());
     }
-    let figures = || report.results.iter().filter(|result| result.error.is_none());
-    let unverified = figures().any(|result| result.verified_bytes == 0);
-    report.verification = Some(Verification {
-        method: "every byte a run wrote, against the pattern sent; destinations poisoned before".into(),
-        checked: figures().map(|result| result.verified_bytes).sum(),
-        altered,
-        ..Verification::default()
-    });
-    if unverified {
-        let note = "not verified where 'verified' is 0: the destination may not be read (--allow-bar-read)";
+    let unverified =
+        |result: &TransferResult| result.error.is_none() && result.verification.verified_bytes == 0;
+    if report.results.iter().any(unverified) {
+        let note = "rows with 0 verified bytes were not checked: the destination must not be read (--allow-bar-read)";
         report.notes.push(note.into());
     }
     Ok(failure)
 }
 
+/// Notes the devices of a run.
 fn describe(report: &mut Report, devices: &[Arc<Device>]) {
     report.devices = devices.iter().map(|device| device.describe()).collect();
     report.devices.dedup();
     report.twin = devices.iter().any(|device| device.endpoint().is_twin());
 }
 
-/// What to know of two devices whose links differ.
+/// Returns a note if the links of two devices differ in rate.
 fn unequal_links(from: &Device, to: &Device) -> Option<String> {
     let (a, b) = (from.link()?, to.link()?);
     let (slower, faster) = if a.1 < b.1 { ((from, a), (to, b)) } else { ((to, b), (from, a)) };
     (slower.1.1 < faster.1.1).then(|| {
         format!(
-            "links differ: {} of {}, {} of {}; the slower bounds every path between them",
+            "links differ: {} of {}, {} of {}; the slower one bounds every path between them",
             slower.1.0,
             slower.0.endpoint(),
             faster.1.0,
@@ -279,10 +278,12 @@ fn plot(report: &Report) -> Plot {
     let mut lines: Vec<Line> = Vec::new();
     for result in &report.results {
         let Some(rate) = result.bytes_per_second else { continue };
-        let direction =
-            result.parameters.get("direction").map(|text| format!(", {text}")).unwrap_or_default();
-        let name =
-            format!("{} to {}, {}, {}{direction}", result.from, result.to, result.path, result.completion);
+        let direction = if result.both_directions { ", both at once" } else { "" };
+        let stores = result.store_end.map(|end| format!(", {end}")).unwrap_or_default();
+        let name = format!(
+            "{} to {}, {}, {}{direction}{stores}",
+            result.from, result.to, result.path.name, result.completion
+        );
         let point = (result.size_bytes as f64, rate.median / 1e9);
         match lines.iter_mut().find(|line| line.name == name) {
             Some(line) => line.points.push(point),
@@ -290,8 +291,8 @@ fn plot(report: &Report) -> Plot {
         }
     }
     Plot {
-        title: if report.twin { "A model's bandwidth".into() } else { "Bandwidth".into() },
-        x: "transfer, bytes".into(),
+        title: if report.twin { "Bandwidth of a model".into() } else { "Bandwidth".into() },
+        x: "transfer size, bytes".into(),
         y: "GB/s".into(),
         x_scale: Scale::Log,
         y_scale: Scale::Linear,

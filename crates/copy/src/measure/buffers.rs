@@ -70,6 +70,18 @@ impl Buffers {
         Self { source, destination, from: from.clone(), to: to.clone(), seed: 1 }
     }
 
+    /// Describes how the bytes are checked, for results.
+    pub(super) fn method(&self) -> &'static str {
+        if !self.to.is_verifiable() {
+            "none: the destination must not be read"
+        } else if self.to.is_cpu_memory() {
+            "all bytes of the newest transfer into each buffer, and the last 8 bytes of one in 7 of the others; destinations \
+             are overwritten before each repeat"
+        } else {
+            "all bytes of the newest transfer into each buffer; destinations are overwritten before each repeat"
+        }
+    }
+
     /// Returns how transfers of `size` bytes rotate, of which up to `in_flight` are in flight at once.
     pub(super) fn rotation(&self, size: usize, in_flight: usize) -> Rotation {
         let fit = if size == self.source.len() { 1 } else { self.source.len() / stride(size) };

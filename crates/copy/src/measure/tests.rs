@@ -46,12 +46,12 @@ fn every_path_between_twins_delivers_what_was_sent() {
                 let used = if path == Path::Bar { CompletionMode::Poll } else { completion };
                 assert_eq!(mover.set_completion_mode(completion), used, "{path}");
                 let measured = latency(&mut *mover, &mut buffers, size, &plan).unwrap();
-                assert!(measured.verified_bytes >= size as u64, "{path} {size} {completion}");
+                assert!(measured.verification.verified_bytes >= size as u64, "{path} {size} {completion}");
                 assert!(measured.latency_ns.unwrap().median > 0.0);
             }
         }
         let measured = stream(&mut *mover, &mut buffers, 64 << 10, &quick()).unwrap();
-        assert!(measured.verified_bytes > 0 && measured.bytes_per_second.median > 0.0, "{path}");
+        assert!(measured.verification.verified_bytes > 0 && measured.bytes_per_second.median > 0.0, "{path}");
         assert_eq!(measured.window, 1, "{path} is synchronous");
     }
 }
@@ -131,7 +131,7 @@ fn both_directions_run_at_once() {
         &quick(),
     )
     .unwrap();
-    assert!(measured.iter().all(|direction| direction.verified_bytes > 0));
+    assert!(measured.iter().all(|direction| direction.verification.verified_bytes > 0));
 }
 
 #[test]
@@ -263,7 +263,10 @@ fn a_run_can_be_stopped_after_any_transfer() {
                 assert!(error.contains("interrupted") && error.contains("not reported"), "{error}");
             }
         }
-        assert!(latency(&mut *mover, &mut buffers, 64 << 10, &quick()).unwrap().verified_bytes > 0, "{path}");
+        assert!(
+            latency(&mut *mover, &mut buffers, 64 << 10, &quick()).unwrap().verification.verified_bytes > 0,
+            "{path}"
+        );
     }
 }
 
@@ -353,8 +356,8 @@ fn dpdks_dma_device_copies_between_host_buffers() {
     let mut buffers = Buffers::new(&host, &host, 256 << 10, 1 << 20).unwrap();
     for completion in [CompletionMode::Poll, CompletionMode::Adaptive] {
         let plan = Plan { completion, ..quick() };
-        assert!(latency(&mut *mover, &mut buffers, 4096, &plan).unwrap().verified_bytes > 0);
-        assert!(stream(&mut *mover, &mut buffers, 256 << 10, &plan).unwrap().verified_bytes > 0);
+        assert!(latency(&mut *mover, &mut buffers, 4096, &plan).unwrap().verification.verified_bytes > 0);
+        assert!(stream(&mut *mover, &mut buffers, 256 << 10, &plan).unwrap().verification.verified_bytes > 0);
     }
 }
 

@@ -1,0 +1,65 @@
+//! Lists the paths between two endpoints, and why each is available or not.
+
+use crate::cost::Costs;
+use crate::device::Device;
+use crate::open_path::open_path;
+use crate::path::Path;
+use crate::path_options::PathOptions;
+use crate::result::ListedPath;
+
+/// Opens every path between two devices and closes it again, and returns one row per path. Available paths come first.
+/// `costs` adds calibrated times. Nothing is transferred.
+pub fn list_paths(
+    from: &Device,
+    to: &Device,
+    options: &PathOptions,
+    costs: Option<&Costs>,
+) -> Vec<ListedPath> {
+    let candidates = Path::candidates(from.endpoint(), to.endpoint());
+    // The CUDA driver's own copy must be opened before p2p enables peer access, which cannot be undone.
+    let mut paths = Path::ALL;
+    paths.sort_by_key(|path| *path == Path::P2p);
+    let mut rows: Vec<(Path, ListedPath)> = paths
+        .into_iter()
+        .map(|path| {
+            let opened = match candidates.contains(&path) {
+                true => open_path(path, from, to, options)
+                    .map(|mover| mover.name())
+                    .map_err(|error| error.to_string()),
+                false => Err(path.why_not(from.endpoint(), to.endpoint()).into()),
+            };
+            let row = ListedPath {
+                from: from.endpoint().to_string(),
+                to: to.endpoint().to_string(),
+                path: path.to_string(),
+                available: opened.is_ok(),
+                hops: opened.iter().flat_map(|name| name.split(" -> ")).map(String::from).collect(),
+                calibrated_1_mib_ns: costs.and_then(|costs| costs.time(path, 1 << 20)),
+                why_not: opened.err(),
+            };
+            (path, row)
+        })
+        .collect();
+    rows.sort_by_key(|(path, row)| (!row.available, Path::ALL.iter().position(|other| other == path)));
+    rows.into_iter().map(|(_, row)| row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_is_listed_with_its_movers_or_a_reason() {
+        let ends = ["twin:0", "twin:1"].map(|end| end.parse().unwrap());
+        let devices = crate::open(&ends, &Default::default()).unwrap();
+        let rows = list_paths(&devices[0], &devices[1], &PathOptions::default(), None);
+        assert_eq!(rows.len(), Path::ALL.len());
+        let available: Vec<&str> =
+            rows.iter().take_while(|row| row.available).map(|row| row.path.as_str()).collect();
+        assert_eq!(available, ["bar", "hybrid", "staged"]);
+        for row in &rows {
+            assert_eq!(row.available, row.why_not.is_none(), "{row:?}");
+            assert_eq!(row.available, !row.hops.is_empty(), "{row:?}");
+        }
+    }
+}

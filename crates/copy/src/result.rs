@@ -1,0 +1,267 @@
+//! The rows of `inlane copy`'s result document.
+
+use crate::endpoint::Endpoint;
+use crate::measure::Measurement;
+use inlane_core::result::{ByteVerification, Ceiling, Cell, NotTaken, Path, Row};
+use inlane_core::stats::{Percentiles, Summary};
+use inlane_core::{CompletionMode, units};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// When a CPU store to a BAR counts as complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StoreEnd {
+    /// When it left the CPU.
+    Issued,
+    /// When a later read from the same BAR returned.
+    Delivered,
+}
+
+impl std::fmt::Display for StoreEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            StoreEnd::Issued => "issued",
+            StoreEnd::Delivered => "delivered",
+        })
+    }
+}
+
+/// The measurement of one path, direction, transfer size and completion mode.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct TransferResult {
+    /// The source endpoint.
+    pub from: String,
+    /// The destination endpoint.
+    pub to: String,
+    /// The bytes of one transfer.
+    pub size_bytes: u64,
+    /// True if the opposite direction ran at the same time.
+    pub both_directions: bool,
+    /// The path, why it was chosen, and why each other path was not.
+    pub path: Path,
+    /// True if a twin took part. The figures are then those of a model.
+    pub twin: bool,
+    /// How the end of a transfer was detected.
+    pub completion: CompletionMode,
+    /// When a CPU store to a BAR counted as complete. Null for other transfers.
+    pub store_end: Option<StoreEnd>,
+    /// The transfers in flight while streaming.
+    pub window: Option<usize>,
+    /// The time of single transfers, one in flight at a time.
+    pub latency_ns: Option<Summary>,
+    /// Percentiles of the same times.
+    pub latency_percentiles: Option<Percentiles>,
+    /// The time that the calibrated stages of the path predict for a transfer.
+    pub predicted_ns: Option<f64>,
+    /// The rate while streaming. One value per repeat.
+    pub bytes_per_second: Option<Summary>,
+    /// The ceiling of the path.
+    pub ceiling: Option<Ceiling>,
+    /// The median rate as a share of the ceiling.
+    pub share_of_ceiling: Option<f64>,
+    /// The CPU seconds of the submitting thread per 10^9 bytes.
+    pub cpu_seconds_per_gigabyte: Option<f64>,
+    /// The same CPU time as a share of the elapsed time.
+    pub cpu_share: Option<f64>,
+    /// The published figures, for the published experiment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(default)]
+    pub published: Option<PublishedRates>,
+    /// What was checked of the transferred bytes.
+    pub verification: ByteVerification,
+    /// Why the measurement failed. A failed row has no figures.
+    pub error: Option<String>,
+}
+
+/// The rates of one line of the published experiment.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct PublishedRates {
+    /// The published rate. Null if none was published.
+    pub published_bytes_per_second: Option<f64>,
+    /// The rate that the published rates of the single stages predict.
+    pub predicted_bytes_per_second: Option<f64>,
+    /// The rate of the models, in their best repeat.
+    pub model_bytes_per_second: Option<f64>,
+}
+
+/// The start of the reason of a path that was not taken because it is slower. The text output leaves these reasons out.
+pub const SLOWER: &str = "slower: ";
+
+impl TransferResult {
+    /// Creates a row without figures.
+    pub fn new(from: &Endpoint, to: &Endpoint, size: usize, path: Path, completion: CompletionMode) -> Self {
+        Self {
+            from: from.to_string(),
+            to: to.to_string(),
+            size_bytes: size as u64,
+            both_directions: false,
+            path,
+            twin: from.is_twin() || to.is_twin(),
+            completion,
+            store_end: None,
+            window: None,
+            latency_ns: None,
+            latency_percentiles: None,
+            predicted_ns: None,
+            bytes_per_second: None,
+            ceiling: None,
+            share_of_ceiling: None,
+            cpu_seconds_per_gigabyte: None,
+            cpu_share: None,
+            published: None,
+            verification: ByteVerification::default(),
+            error: None,
+        }
+    }
+
+    /// Adds the figures of a measurement.
+    #[must_use]
+    pub fn with(mut self, measured: &Measurement) -> Self {
+        self.window = Some(measured.window);
+        self.latency_ns = measured.latency_ns;
+        self.latency_percentiles = measured.latency_percentiles;
+        self.bytes_per_second = Some(measured.bytes_per_second);
+        self.cpu_seconds_per_gigabyte = Some(measured.cpu_seconds_per_gigabyte);
+        self.cpu_share = Some(measured.cpu_share);
+        self.verification = measured.verification.clone();
+        self
+    }
+
+    /// Sets the ceiling, and the measured rate as a share of it.
+    pub fn set_ceiling(&mut self, ceiling: Ceiling) {
+        let rate = self.bytes_per_second.map(|rate| rate.median);
+        self.share_of_ceiling = rate.zip(ceiling.bytes_per_second).map(|(rate, most)| rate / most);
+        self.ceiling = Some(ceiling);
+    }
+}
+
+impl Row for TransferResult {
+    fn parameters(&self) -> Vec<Cell> {
+        let mut cells = vec![
+            Cell::new("from -> to", format!("{} -> {}", self.from, self.to)),
+            Cell::new("path", &self.path.name),
+            Cell::new("completion", self.completion.to_string()),
+        ];
+        if self.both_directions {
+            cells.push(Cell::new("direction", "both at once"));
+        }
+        if let Some(end) = self.store_end {
+            cells.push(Cell::new("stores", end.to_string()));
+        }
+        cells.extend(self.window.map(|window| Cell::new("window", window.to_string())));
+        cells.push(Cell::new("size", units::bytes(self.size_bytes)));
+        cells
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        let us = |nanoseconds: Option<f64>| nanoseconds.map(|time| format!("{:.2}", time / 1e3));
+        let percentile = |value: fn(&Percentiles) -> f64| us(self.latency_percentiles.as_ref().map(value));
+        let percent = |share: Option<f64>| share.map(|share| format!("{:.1}%", share * 100.0));
+        let mib = |value: fn(&PublishedRates) -> Option<f64>| {
+            self.published.as_ref().and_then(value).map(|rate| format!("{:.2}", rate / 1_048_576.0))
+        };
+        let verified = &self.verification;
+        vec![
+            Cell::optional("p50 us", percentile(|latency| latency.p50_ns)),
+            Cell::optional("p99 us", percentile(|latency| latency.p99_ns)),
+            Cell::optional("p99.9 us", percentile(|latency| latency.p999_ns)),
+            Cell::optional("predicted us", us(self.predicted_ns)),
+            Cell::optional("GB/s", self.bytes_per_second.map(|rate| format!("{:.3}", rate.median / 1e9))),
+            Cell::optional(
+                "spread",
+                self.bytes_per_second.map(|rate| format!("{:.0}%", rate.spread() * 100.0)),
+            ),
+            Cell::optional("of ceiling", percent(self.share_of_ceiling)),
+            Cell::optional("published MiB/s", mib(|rates| rates.published_bytes_per_second)),
+            Cell::optional("stages predict MiB/s", mib(|rates| rates.predicted_bytes_per_second)),
+            Cell::optional("model MiB/s", mib(|rates| rates.model_bytes_per_second)),
+            Cell::optional("CPU", percent(self.cpu_share)),
+            Cell::optional("CPU s/GB", self.cpu_seconds_per_gigabyte.map(|seconds| format!("{seconds:.3}"))),
+            Cell::new("transferred", units::bytes(verified.transferred_bytes)),
+            Cell::new("verified", units::bytes(verified.verified_bytes)),
+        ]
+    }
+
+    /// Returns the path with the reason for it, the paths that cannot be taken, and the ceiling. Slower paths are in the
+    /// JSON only, because each size has its own figures.
+    fn context(&self) -> Vec<Cell> {
+        let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
+        let path = Path {
+            not_taken: self.path.not_taken.iter().filter(refused).cloned().collect(),
+            ..self.path.clone()
+        };
+        let mut cells = path.cells();
+        cells.extend(self.ceiling.as_ref().map(Ceiling::cell));
+        cells
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+}
+
+/// One path of `inlane copy --list`: whether it is available between two endpoints, and why.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ListedPath {
+    /// The source endpoint.
+    pub from: String,
+    /// The destination endpoint.
+    pub to: String,
+    /// The path's name, as `--path` takes it.
+    pub path: String,
+    /// True if the path can be taken.
+    pub available: bool,
+    /// The movers from source to destination. Empty if the path is not available.
+    pub hops: Vec<String>,
+    /// Why the path is not available.
+    pub why_not: Option<String>,
+    /// The calibrated time of a 1 MiB transfer, if this machine's calibration is kept.
+    pub calibrated_1_mib_ns: Option<f64>,
+}
+
+impl Row for ListedPath {
+    fn parameters(&self) -> Vec<Cell> {
+        vec![Cell::new("path", &self.path), Cell::new("from -> to", format!("{} -> {}", self.from, self.to))]
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        let text = match &self.why_not {
+            Some(why) => why.clone(),
+            None => self.hops.join(" -> "),
+        };
+        vec![
+            Cell::new("available", if self.available { "yes" } else { "no" }),
+            Cell::optional("1 MiB takes", self.calibrated_1_mib_ns.map(units::nanoseconds)),
+            Cell::new("movers, or why not", text),
+        ]
+    }
+
+    fn error(&self) -> Option<&str> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_typed_and_the_share_is_of_the_rows_ceiling() {
+        let ends = ["twin:0", "host"].map(|end| end.parse::<Endpoint>().unwrap());
+        let mut row = TransferResult::new(&ends[0], &ends[1], 4096, Path::default(), CompletionMode::Poll);
+        row.bytes_per_second = Summary::of(&[3e9, 1e9, 2e9]);
+        row.predicted_ns = Some(63_460.0);
+        row.window = Some(8);
+        row.set_ceiling(Ceiling {
+            what: "a link".into(),
+            bytes_per_second: Some(4e9),
+            packets_per_second: None,
+        });
+        assert_eq!(row.share_of_ceiling, Some(0.5));
+        let json = serde_json::to_value(&row).unwrap();
+        assert_eq!((&json["predicted_ns"], &json["window"]), (&63_460.0.into(), &8.into()));
+        assert!(json["store_end"].is_null() && json.get("published").is_none(), "{json}");
+        assert!(row.twin && row.context().iter().any(|cell| cell.text.contains("a link")));
+    }
+}
