@@ -8,13 +8,13 @@
 set -u
 inlane=$1 tests=${2:-} failed=0
 to=gpu:1
-"$inlane" copy --from gpu:1 --to gpu:1 --sizes 4K --path dma --repeats 1 --time 1ms --no-ceiling >/dev/null 2>&1 || to=gpu:0
+"$inlane" copy --from gpu:1 --to gpu:1 --sizes 4K --path dma --repeats 1 --duration 1ms --no-ceiling >/dev/null 2>&1 || to=gpu:0
 pair="--from gpu:0 --to $to --no-ceiling --rotate 32M"
 result=$(mktemp -u)
 . "$(dirname "$0")/../expect.sh"
 try() { expect "$@" || failed=1; } # as expect, for the script's exit status
 works() {
-    try "  then a run" 0 "staged-sm" "$inlane" copy $pair --require staged-sm --sizes 1M --measure latency --repeats 1 --time 10ms
+    try "  then a run" 0 "staged-sm" "$inlane" copy $pair --require staged-sm --sizes 1M --measure latency --repeats 1 --duration 10ms
 }
 if [ -n "$tests" ]; then
     for test in every_size_and_alignment_arrives_and_nothing_else_changes given_up_at_any_point_leaves_nothing_behind \
@@ -33,12 +33,12 @@ for path in staged-sm "staged-sm --sm-launch" staged dma sm; do
         status=1 text="is not reported"
         [ $signal = KILL ] && status=137 text=""
         try "SIG$signal in mid-copy, $path" $status "$text" timeout --foreground -s $signal --preserve-status 2.5 \
-            "$inlane" copy $ends --require $path --sizes 1M --measure stream --repeats 1 --time 60s --json "$result"
+            "$inlane" copy $ends --require $path --sizes 1M --measure stream --repeats 1 --duration 60s --json "$result"
         [ -s "$result" ] && { echo "FAILED  a result was written: $result"; failed=1; }
         works
     done
 done
 try "no such GPU" 2 "does not exist" "$inlane" copy --from gpu:0 --to gpu:99 --sizes 4K
 try "beyond the memory" 3 "bytes free" "$inlane" copy $pair --sizes 1T
-try "more lanes than fit" 2 "it holds 1 to" "$inlane" copy $pair --require staged-sm --sm-lanes 100000 --sizes 4K
+try "more lanes than fit" 2 "it holds 1 to" "$inlane" copy $pair --require staged-sm --sm-channels 100000 --sizes 4K
 exit $failed

@@ -15,7 +15,7 @@ a=pci:0000:00:01.0/bar2@0+4M b=pci:0000:00:02.0/bar2@0+4M
 guest="
 for access in 4 8 16 32 nt; do
     for ends in '--from host --to $a' '--from $a --to host' '--from $a --to $b'; do
-        inlane copy \$ends --require bar --access \$access --sizes 4K,64K,1M --repeats 5 --time 50ms \
+        inlane copy \$ends --require bar --access \$access --sizes 4K,64K,1M --repeats 5 --duration 50ms \
             --allow-bar-read --allow-bar-write --json - 2>/tmp/errors || { cat /tmp/errors >&2; exit 1; }
     done
 done"
@@ -37,5 +37,5 @@ with open("bar.jsonl", "w") as lines:
 PYTHON
 rm bar.txt
 # Long, for the best repeat is what is told of a model: this machine may be busy.
-"$inlane" copy --published --repeats 10 --time 300ms --json twins.json >twins.txt
+"$inlane" copy --published --repeats 10 --duration 300ms --json twins.json >twins.txt
 cat twins.txt

@@ -14,7 +14,7 @@ run() { # NAME ARGUMENTS...
     local name=$1
     shift
     echo "== $(date +%T) $name: inlane copy $*"
-    timeout 40 "$inlane" copy "$@" --repeats "$repeats" --time "$time" --json "$out/$name.json" || echo "FAILED $name"
+    timeout 40 "$inlane" copy "$@" --repeats "$repeats" --duration "$time" --json "$out/$name.json" || echo "FAILED $name"
 }
 
 nvidia-smi topo -m >"$out/topology.txt" 2>&1
@@ -33,7 +33,7 @@ run completion --from host --to gpu:0 --completion poll,interrupt,adaptive --siz
 # Where the microseconds of one transfer go.
 echo "== $(date +%T) trace"
 INLANE_COPY_TRACE=1 timeout 40 "$inlane" copy $pair --require staged-sm --sizes 64K,256K,1M --measure latency --repeats 3 \
-    --time "$time" --no-ceiling 2>"$out/trace.jsonl" >/dev/null || echo "FAILED trace"
+    --duration "$time" --no-ceiling 2>"$out/trace.jsonl" >/dev/null || echo "FAILED trace"
 run staged-sm-launched $pair --require staged-sm --sm-launch --sizes 64K,1M,16M,256M --no-ceiling
 run completion-sm $pair --require staged-sm --completion poll,interrupt,adaptive --sizes 64K,1M,16M --window 1 --no-ceiling
 # What auto takes, with and without peer access, and all devices to all.

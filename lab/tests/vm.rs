@@ -186,7 +186,7 @@ fn copies_to_and_from_bars() {
     let directory = tempfile::tempdir().unwrap();
     let memory = directory.path().join("memory");
     let (mine, held) = ("pci:0000:00:01.0/bar2", "pci:0000:00:02.0/bar2@0+1M");
-    let flags = "--repeats 2 --time 5ms --allow-bar-write --allow-bar-read";
+    let flags = "--repeats 2 --duration 5ms --allow-bar-write --allow-bar-read";
     let quick = format!("--sizes 4K,64K {flags}");
     let script = format!(
         "inlane copy --from host --to {mine}@1M+1M {quick} --json /tmp/to && \

@@ -3,7 +3,8 @@
 use crate::doctor::Check;
 use crate::topo::Topology;
 use clap::{Args, ValueEnum};
-use inlane_core::result::{TransferResult, schema};
+use inlane_copy::result::{ListedPath, TransferResult};
+use inlane_core::result::schema;
 use inlane_forward::result::PacketResult;
 
 /// Prints the JSON schema of result documents
@@ -11,7 +12,9 @@ use inlane_forward::result::PacketResult;
 #[command(after_help = "\
 Examples:
   inlane report --schema packets         the result of `inlane forward --json`
-  inlane report --schema transfers       the result of `inlane copy --json` and `inlane ntb bench --json`
+  inlane report --schema transfers       the result of `inlane copy --json`
+  inlane report --schema paths           the result of `inlane copy --list --json`
+  inlane report --schema windows         the result of `inlane ntb bench --json`
   inlane report --schema doctor          the result of `inlane doctor --json`")]
 pub struct ReportArgs {
     /// Print the schema of this document
@@ -23,8 +26,12 @@ pub struct ReportArgs {
 enum Schema {
     /// Written by `inlane forward`
     Packets,
-    /// Written by `inlane copy` and `inlane ntb bench`
+    /// Written by `inlane copy`
     Transfers,
+    /// Written by `inlane copy --list`
+    Paths,
+    /// Written by `inlane ntb bench`
+    Windows,
     /// Written by `inlane doctor`
     Doctor,
     /// Written by `inlane topo`
@@ -36,6 +43,8 @@ impl Schema {
         match self {
             Schema::Packets => schema::<PacketResult>(),
             Schema::Transfers => schema::<TransferResult>(),
+            Schema::Paths => schema::<ListedPath>(),
+            Schema::Windows => schema::<inlane_core::result::TransferResult>(),
             Schema::Doctor => schema::<Check>(),
             Schema::Topo => schema::<Topology>(),
         }

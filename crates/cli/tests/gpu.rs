@@ -53,7 +53,7 @@ fn a_matrix_is_of_models_only_where_there_is_no_gpu() {
     let told = |name: &str, value: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_inlane"))
             .args(["copy", "--matrix", "--sizes", "4K", "--path", "dma,staged", "--no-ceiling"])
-            .args(["--repeats", "1", "--time", "1ms", "--warm-up", "1ms"])
+            .args(["--repeats", "1", "--duration", "1ms", "--warm-up", "1ms"])
             .env("LD_LIBRARY_PATH", &path)
             .env(name, value)
             .output()

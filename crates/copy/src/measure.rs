@@ -137,7 +137,7 @@ pub fn latency(
         buffers.prepare(rotation, &plan.stop)?;
         let budget = if repeat == 0 { plan.warm_up } else { plan.time }.as_nanos() as u64;
         let (began, cpu) = (clock.now_ns(), thread_cpu_ns());
-        let (mut count, mut sampled) = (0, 0);
+        let mut count = 0;
         while count == 0 || (clock.now_ns() - began < budget && count < 100_000) {
             check_stop(&plan.stop)?;
             let (source, destination) = buffers.regions(rotation, count)?;
@@ -147,7 +147,7 @@ pub fn latency(
             if repeat > 0 {
                 times.push(clock.between_ns(start, clock.raw()) as f64);
             }
-            sampled += buffers.sample(rotation, count)?;
+            buffers.sample(rotation, count)?;
             count += 1;
         }
         let (wall, cpu) = (clock.now_ns() - began, thread_cpu_ns() - cpu);
@@ -157,7 +157,7 @@ pub fn latency(
         // Filling and checking run on the devices too, and would wait for resident kernels.
         mover.quiesce()?;
         totals.verification.transferred_bytes += (count * size) as u64;
-        totals.verification.verified_bytes += sampled + buffers.verify(rotation, count, &plan.stop)?;
+        totals.verification.verified_bytes += buffers.verify(rotation, count, &plan.stop)?;
     }
     let mut histogram = LatencyHistogram::default();
     times.iter().for_each(|time| histogram.record(*time as u64, 1));
@@ -172,7 +172,6 @@ pub fn latency(
 struct Streamed {
     transfers: usize,
     wall_ns: f64,
-    sampled_bytes: u64,
 }
 
 /// Streams for `budget`, and for at least two windows of transfers unless they take far longer than that.
@@ -188,13 +187,13 @@ fn stream_once(
     let clock = Clock::new();
     let budget = budget.as_nanos() as u64;
     let mut tickets: VecDeque<Ticket> = VecDeque::with_capacity(window);
-    let (mut count, mut sampled_bytes) = (0, 0);
+    let mut count = 0;
     while count < 2 * window || clock.now_ns() < budget {
         if tickets.len() == window
             && let Some(oldest) = tickets.pop_front()
         {
             mover.wait(oldest, completion)?;
-            sampled_bytes += buffers.sample(rotation, count - window)?;
+            buffers.sample(rotation, count - window)?;
             if count >= window && clock.now_ns() > 20 * budget {
                 // At this rate two windows would take too long. The transfers in flight suffice.
                 break;
@@ -208,7 +207,7 @@ fn stream_once(
     if let Some(last) = tickets.back() {
         mover.wait(*last, completion)?;
     }
-    Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64, sampled_bytes })
+    Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64 })
 }
 
 /// Measures transfers that follow each other, with up to [`Plan::window`] of them in flight.
@@ -254,14 +253,14 @@ fn stream_with(
         match streamed {
             None => {}
             Some((Err(error), _)) => failed = Some(error),
-            Some((Ok(Streamed { transfers, wall_ns, sampled_bytes }), cpu)) => {
+            Some((Ok(Streamed { transfers, wall_ns }), cpu)) => {
                 let bytes = transfers * size;
                 if repeat > 0 {
                     totals.add(bytes as f64, wall_ns, cpu as f64);
                 }
                 totals.verification.transferred_bytes += bytes as u64;
                 match buffers.verify(rotation, transfers, &plan.stop) {
-                    Ok(verified) => totals.verification.verified_bytes += sampled_bytes + verified,
+                    Ok(verified) => totals.verification.verified_bytes += verified,
                     Err(error) => failed = Some(error),
                 }
             }

@@ -80,7 +80,7 @@ fn of_several_reasons_the_gravest_decides() {
     let refused = |paths: &[Path]| paths.iter().map(|path| (*path, "why".to_string())).collect();
     let class = |errors: Vec<Error>| {
         let error = no_path_error([&host, &host], &refused(&[Path::Bar, Path::Dma]), errors);
-        assert!(error.to_string().contains("no path is left: bar: why; dma: why"), "{error}");
+        assert!(error.to_string().contains("no path is available: bar: why; dma: why"), "{error}");
         error.class()
     };
     assert_eq!(class(vec![environment(), environment()]), Class::Environment);

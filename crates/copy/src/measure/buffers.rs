@@ -48,6 +48,12 @@ impl Rotation {
         let (lap, slot) = (transfer / self.slots, transfer % self.slots);
         (if self.shifted { (slot + lap) % self.slots } else { slot }, slot)
     }
+
+    /// Returns the offset and the length of a transfer's last word, which has 1 to 8 bytes.
+    fn tail(&self) -> (usize, usize) {
+        let last_word = (self.size - 1) / 8 * 8;
+        (last_word, self.size - last_word)
+    }
 }
 
 impl Buffers {
@@ -117,28 +123,31 @@ impl Buffers {
     }
 
     /// Compares the last bytes (at most 8) of one transfer in seven, if the CPU reaches the destination as memory. Call it
-    /// when the transfer completed and before its destination slot is used again. Returns the number of compared bytes.
+    /// when the transfer completed and before its destination slot is used again. [`Buffers::verify`] counts these bytes.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
     #[inline]
-    pub(super) fn sample(&self, rotation: Rotation, transfer: usize) -> Result<u64> {
-        if !transfer.is_multiple_of(SAMPLE_INTERVAL) || !rotation.shifted || !self.to.is_cpu_memory() {
-            return Ok(0);
+    pub(super) fn sample(&self, rotation: Rotation, transfer: usize) -> Result<()> {
+        if !transfer.is_multiple_of(SAMPLE_INTERVAL) || !self.is_sampled(rotation) {
+            return Ok(());
         }
         let (source_slot, slot) = rotation.slots_of(transfer);
-        let last_word = (rotation.size - 1) / 8 * 8;
-        let bytes = rotation.size - last_word;
+        let (last_word, bytes) = rotation.tail();
         let tail = self.destination.slice(slot * stride(rotation.size) + last_word, bytes)?;
         let wrong = self.to.count_wrong(&tail, self.seed_of(source_slot) + last_word as u64 / 8)?;
         if wrong > 0 {
             return Err(self.altered(transfer, wrong, bytes));
         }
-        Ok(bytes as u64)
+        Ok(())
     }
 
-    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns the number of
-    /// compared bytes, which is 0 if the destination must not be read.
+    fn is_sampled(&self, rotation: Rotation) -> bool {
+        rotation.shifted && self.to.is_cpu_memory()
+    }
+
+    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns the number of bytes
+    /// that this and [`Buffers::sample`] compared, each counted once. It is 0 if the destination must not be read.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -146,8 +155,12 @@ impl Buffers {
         if !self.to.is_verifiable() {
             return Ok(0);
         }
-        let mut compared = 0;
-        for transfer in transfers.saturating_sub(rotation.slots)..transfers {
+        let older = transfers.saturating_sub(rotation.slots);
+        let mut compared = match self.is_sampled(rotation) {
+            true => (older.div_ceil(SAMPLE_INTERVAL) * rotation.tail().1) as u64,
+            false => 0,
+        };
+        for transfer in older..transfers {
             let (_, destination) = self.regions(rotation, transfer)?;
             let (seed, mut wrong) = (self.seed_of(rotation.slots_of(transfer).0), 0);
             in_pieces(&self.to, &destination, stop, |piece, word| {

@@ -441,6 +441,9 @@ fn a_transfer_dropped_after_its_slots_first_use_is_found() {
             outcome.is_err()
         })
     };
+    let mut none_dropped = Drops::new(|_| false);
+    let checked = latency(&mut none_dropped, &mut buffers, 4096, &quick()).unwrap().verification;
+    assert!(checked.verified_bytes <= checked.transferred_bytes && checked.verified_bytes > 0, "{checked:?}");
     assert_eq!(found(|_| false, &mut buffers), [false, false], "nothing is dropped");
     assert_eq!(found(|number| number >= 64, &mut buffers), [true, true], "all but each slot's first");
     assert_eq!(found(|number| number % 97 == 96, &mut buffers), [true, true], "about one in a hundred");
