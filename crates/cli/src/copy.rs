@@ -300,7 +300,7 @@ fn parse_sizes(text: &str) -> Result<Sizes, Error> {
     if let Some((first, last)) = text.split_once("..") {
         let (first, last) = (size(first)?, size(last)?);
         if first > last {
-            return Err(invalid("the range ends before it begins"));
+            return Err(invalid("the end is less than the start"));
         }
         let mut sizes: Vec<usize> = std::iter::successors(Some(first), |size| size.checked_mul(4))
             .take_while(|size| *size < last)

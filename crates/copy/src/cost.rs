@@ -200,7 +200,7 @@ impl Costs {
                 continue;
             }
             if options.without.contains(&path) {
-                costs.refused.insert(path, "left out, as asked".into());
+                costs.refused.insert(path, "excluded by --without".into());
                 continue;
             }
             let measured = match &ways[..] {

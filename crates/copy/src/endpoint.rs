@@ -63,7 +63,7 @@ impl FromStr for Endpoint {
                 .map(Endpoint::Bar)
                 .map_err(|error: inlane_pci::Error| bad(&error.to_string()));
         }
-        Err(bad("no such kind of endpoint"))
+        Err(bad("unknown kind of endpoint"))
     }
 }
 

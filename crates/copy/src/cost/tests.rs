@@ -43,7 +43,7 @@ fn what_the_user_can_mend_is_said_plainly_and_is_usage() {
     let without = PathOptions { without: vec![Path::Bar], ..PathOptions::default() };
     let error = calibrate(&host(), &host(), &without);
     assert_eq!(error.class(), Class::Usage);
-    assert!(error.to_string().contains("left out, as asked"), "{error}");
+    assert!(error.to_string().contains("excluded by --without"), "{error}");
 }
 
 /// Memory that is there twice, at two addresses: what is poisoned as a destination was filled as a source.
