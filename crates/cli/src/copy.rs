@@ -182,6 +182,9 @@ pub struct Copy {
     /// Write the result as JSON to a file, or to standard output for -
     #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     json: Option<String>,
+    /// Write the result as CSV to a file, one line per row
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    csv: Option<std::path::PathBuf>,
     /// Draw bandwidth by size to an SVG file
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     svg: Option<std::path::PathBuf>,

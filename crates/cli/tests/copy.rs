@@ -226,8 +226,12 @@ fn each_row_has_its_own_reason_and_ceiling_and_counts_checked_bytes_apart() {
     let cache = tempfile::tempdir().unwrap();
     let result = cache.path().join("result.json");
     let arguments = "--from twin:0 --to twin:1 --sizes 4K,1M --repeats 1 --duration 20ms --warm-up 1ms";
-    let output = copy(cache.path(), arguments).arg("--json").arg(&result).output().unwrap();
+    let table = cache.path().join("result.csv");
+    let output =
+        copy(cache.path(), arguments).arg("--json").arg(&result).arg("--csv").arg(&table).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
+    let csv = std::fs::read_to_string(table).unwrap();
+    assert_eq!(csv.lines().count(), 3, "a header and two rows: {csv}");
     let document = document(&result);
     validate("transfers.json", &document);
     for (row, size) in document["results"].as_array().unwrap().iter().zip(["4 KiB", "1 MiB"]) {

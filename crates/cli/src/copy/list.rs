@@ -18,7 +18,7 @@ impl Copy {
         to: &Endpoint,
         options: &PathOptions,
     ) -> anyhow::Result<()> {
-        let output = Output::open(self.json.as_deref(), None)?;
+        let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
         let devices = self.open(&[from.clone(), to.clone()])?;
         let (from, to) = (&devices[0], &devices[1]);
         let mut document = Document::<ListedPath>::new("copy", Path::default());

@@ -31,7 +31,7 @@ impl Copy {
         if let (true, Some(from), Some(to)) = (self.list, &self.from, &self.to) {
             return self.list_paths(from, to, &options);
         }
-        let output = Output::open(self.json.as_deref(), self.svg.as_deref())?;
+        let output = Output::open(self.json.as_deref(), self.csv.as_deref(), self.svg.as_deref())?;
         let stop = Arc::new(AtomicBool::new(false));
         let stop_flag = stop.clone();
         signal::on_signal(move |signal, before| match before {
