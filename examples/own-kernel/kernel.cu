@@ -1,8 +1,8 @@
-// A kernel of one's own at the burst ring: one block takes item after item and adds up every byte of every packet.
+// A kernel at the burst ring: one block takes item after item and adds up the bytes of their packets.
 #include <inlane.h>
 
-// A host that was stopped or hangs publishes neither items nor the end: a block that waited on would hold the GPU for ever.
-constexpr unsigned long long PATIENCE_NS = 2000000000;
+// How long the kernel waits for an item. Without a limit it would occupy the GPU for ever after the host was stopped.
+constexpr unsigned long long TIMEOUT_NS = 2000000000;
 
 static __device__ unsigned long long now_ns() {
     unsigned long long now;
@@ -18,10 +18,10 @@ extern "C" __global__ void add_up(const uint8_t *submit, uint8_t *complete, uint
         const uint8_t *item = submit + INLANE_RING_LINE + slot * INLANE_SUBMIT_STRIDE(burst);
         if (threadIdx.x == 0) {
             unsigned long long seen, end, since = now_ns();
-            do { // the item's word first, then the end: what was published is never left behind
+            do { // load the item's word before the end, so that no submitted item is missed
                 asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(item) : "memory");
                 asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(end) : "l"(submit) : "memory");
-            } while (uint32_t(seen) != lap && (end == 0 || position < end - 1) && now_ns() - since < PATIENCE_NS);
+            } while (uint32_t(seen) != lap && (end == 0 || position < end - 1) && now_ns() - since < TIMEOUT_NS);
             word = uint32_t(seen) == lap ? seen : 0;
         }
         __syncthreads();
@@ -34,7 +34,7 @@ extern "C" __global__ void add_up(const uint8_t *submit, uint8_t *complete, uint
         }
         atomicAdd(total, sum);
         __syncthreads();
-        // Every packet as it was: the word's high half stays INLANE_UNCHANGED.
+        // The word's high half is INLANE_UNCHANGED (0): all packets are forwarded unchanged.
         uint8_t *done = complete + slot * INLANE_COMPLETE_STRIDE(burst);
         if (threadIdx.x == 0)
             asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(done), "l"((unsigned long long)lap) : "memory");

@@ -1,12 +1,14 @@
-//! A program of one's own: its kernel takes bursts from a port through the burst ring, its loop feeds and drains the ring.
+//! A program with its own kernel at the burst ring. Its loop submits bursts from a port and takes them back; the kernel adds up
+//! the bytes of their packets.
 //!
-//! `cargo run --release -p inlane-forward --example own-kernel` (needs a GPU; without one it says what is missing)
+//! `cargo run --release -p inlane-forward --example own-kernel` (needs a GPU; without one, it says what is missing)
 
 use inlane_core::clock::Clock;
-use inlane_core::ring::{Next, Ring, Stamps, layout};
+use inlane_core::ring::{Ring, layout};
 use inlane_core::{HeapPool, Packet, Pool, Port};
 use inlane_cuda::{Arguments, Gpu, LaunchConfig, Module, Source, compile};
 use inlane_ports::generate::Generator;
+use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
 
@@ -31,14 +33,16 @@ fn run() -> Result<(), Box<dyn Error>> {
     };
     let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("add_up")?;
 
-    // Memory that both sides reach, all of it before the kernel runs: packets, the two halves of the ring, the kernel's sum.
-    let bytes = HeapPool::bytes(4 * SLOTS * BURST, 2048).ok_or("no such pool")?;
+    // Memory that the CPU and the GPU access: packets, the two halves of the ring, the kernel's sum. All of it is allocated
+    // before the kernel runs, because an allocation would wait for the kernel's end.
+    let bytes = HeapPool::bytes(4 * SLOTS * BURST, 2048).ok_or("the pool is too large")?;
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes)?, 2048)?);
     let submit = gpu.pinned(layout::submit_bytes(SLOTS, BURST))?;
     let complete = gpu.pinned(layout::complete_bytes(SLOTS, BURST))?;
     let total = gpu.allocate(8)?;
     let arguments = [submit.address(), complete.address(), SLOTS as u64, BURST as u64, total.address()];
-    let (mut producer, _, mut sender) = Ring::over(SLOTS, BURST, submit, complete)?.split(0);
+    // SAFETY: only the ring and the kernel access the two regions, and the kernel writes only the second.
+    let mut dispatcher = unsafe { Ring::to_device(SLOTS, BURST, submit, complete)? };
 
     let mut port = Generator::open("gen:imix,flows=8", &Clock::new())?;
     port.configure(std::slice::from_ref(&pool), 0)?;
@@ -47,47 +51,46 @@ fn run() -> Result<(), Box<dyn Error>> {
 
     let stream = gpu.stream()?;
     let shape = LaunchConfig { blocks: 1, threads: 128, shared_bytes: 0, cooperative: false };
-    // SAFETY: the kernel's parameters, in order; ring and sum live until the stream was waited for.
+    // SAFETY: these are the kernel's parameters, in order. The ring and the sum live until the stream has ended.
     unsafe { kernel.launch(&stream, shape, Arguments(arguments))? };
 
-    let mut expected = 0u64;
-    let mut sent = 0u64;
-    let mut held = Vec::new();
-    let mut packets = [Packet::EMPTY; BURST];
-    let mut over = false;
-    loop {
-        if held.is_empty() && sent < PACKETS {
-            let got = rx.receive(&mut packets)?;
+    let (mut expected, mut submitted) = (0u64, 0u64);
+    let mut received: Vec<Packet> = Vec::new();
+    // The packets of the items in flight, oldest first.
+    let mut in_flight: VecDeque<Vec<Packet>> = VecDeque::new();
+    let mut kernel_ended = false;
+    while submitted < PACKETS || !in_flight.is_empty() {
+        if received.is_empty() && submitted < PACKETS {
+            let mut burst = [Packet::EMPTY; BURST];
+            let count = rx.receive(&mut burst)?;
+            received.extend_from_slice(&burst[..count]);
             // SAFETY: just received, in pinned memory.
             let sum =
                 |packet: &Packet| unsafe { packet.bytes() }.iter().map(|&byte| byte as u64).sum::<u64>();
-            expected += packets[..got].iter().map(sum).sum::<u64>();
-            held.extend_from_slice(&packets[..got]);
+            expected += received.iter().map(sum).sum::<u64>();
         }
-        if !held.is_empty() && producer.submit(&held, Stamps::default()) {
-            sent += held.len() as u64;
-            held.clear();
-        }
-        if sent >= PACKETS && held.is_empty() {
-            producer.close();
-        }
-        match sender.poll(&mut packets, 0) {
-            // Here they would go to a port that sends; this program only looked at them.
-            Next::Item(done) => {
-                // SAFETY: these packets are held here, are of this pool, and are not used again.
-                unsafe { pool.free(&packets[..done.forwarded]) }
+        if !received.is_empty() && dispatcher.submit(&received) {
+            submitted += received.len() as u64;
+            in_flight.push_back(std::mem::take(&mut received));
+            if submitted >= PACKETS {
+                dispatcher.close();
             }
-            Next::Empty if over => {
-                return Err("the kernel left before the end: nothing came for two seconds".into());
-            }
-            // It waits for items no longer than that. What it did until then is seen by one more look.
-            Next::Empty => over = stream.is_idle()?,
-            Next::Closed => break,
+        }
+        if let Some(item) = dispatcher.poll() {
+            item.free();
+            let packets = in_flight.pop_front().expect("a completed item was submitted");
+            // SAFETY: these packets are held here, are from this pool, and are not used again.
+            unsafe { pool.free(&packets) };
+        } else if kernel_ended {
+            return Err("the kernel ended early: it got no item for two seconds".into());
+        } else {
+            // Poll once more after the kernel's end, for the items that it completed last.
+            kernel_ended = !in_flight.is_empty() && stream.is_idle()?;
         }
     }
     stream.synchronize()?;
     let sum = gpu.read(&total)?;
     let sum = u64::from_le_bytes(sum.as_slice().try_into()?);
-    println!("{sent} packets, their bytes add up to {sum} on {gpu} and to {expected} on the CPU");
+    println!("{submitted} packets, their bytes add up to {sum} on {gpu} and to {expected} on the CPU");
     if sum == expected { Ok(()) } else { Err("the sums differ".into()) }
 }

@@ -1,13 +1,15 @@
-//! The burst ring with a consumer that writes what it likes into its half, whenever it likes: every packet comes back once at
-//! most, with a length that fits, and what is in the ring at the end is all there.
+//! The burst ring's dispatcher against a hostile consumer, which writes any value anywhere in the complete half at any time.
+//!
+//! Each submitted packet comes back at most once, with its own address and a length that fits its buffer. An item in flight
+//! that is completed as the protocol says comes back, whatever was written before.
 
 #![no_main]
 
 use inlane_core::Region;
 use inlane_core::packet::Packet;
-use inlane_core::ring::{Next, Ring, Stamps, layout, reclaim};
+use inlane_core::ring::{Ring, apply_verdicts, lap_of, layout};
 use libfuzzer_sys::fuzz_target;
-use std::collections::HashSet;
+use std::collections::VecDeque;
 
 const SLOTS: usize = 4;
 const BURST: usize = 3;
@@ -17,49 +19,71 @@ fuzz_target!(|bytes: &[u8]| {
     let submit = Region::host(layout::submit_bytes(SLOTS, BURST)).unwrap();
     let complete = Region::host(layout::complete_bytes(SLOTS, BURST)).unwrap();
     let hostile = complete.clone();
-    let ring = Ring::over(SLOTS, BURST, submit, complete).unwrap();
-    let (mut producer, _, mut sender) = ring.split(0);
-    let mut inside: HashSet<u64> = HashSet::new();
-    let mut next = 0u64;
+    let write = |offset: usize, value: u64| {
+        assert!(offset + 8 <= hostile.len());
+        // SAFETY: inside the region and aligned, and only this thread accesses it.
+        unsafe { hostile.as_ptr().add(offset).cast::<u64>().write_volatile(value) };
+    };
+    // SAFETY: this thread acts as the device, and writes only the complete half.
+    let mut dispatcher = unsafe { Ring::to_device(SLOTS, BURST, submit, complete) }.unwrap();
+    let mut in_flight: VecDeque<Vec<Packet>> = VecDeque::new();
+    let (mut next, mut freed) = (0u64, 0u64);
     let mut input = bytes.iter().copied();
-    while let Some(what) = input.next() {
-        match what % 4 {
-            0 => {
-                let count = (what as usize / 4) % (BURST + 1);
-                let packets: Vec<Packet> = (next..next + count as u64)
+    loop {
+        // After the input, the consumer completes what is left as the protocol says.
+        let what = input.next();
+        match what.map(|what| (what % 4, what as usize / 4)) {
+            Some((0, argument)) => {
+                let count = (argument % (BURST + 1)) as u64;
+                let packets: Vec<Packet> = (next..next + count)
                     .map(|id| Packet { address: id * 4096, length: 64, port: 0, cookie: id })
                     .collect();
-                if producer.submit(&packets, Stamps::default()) {
-                    inside.extend(next..next + count as u64);
-                    next += count as u64;
+                let accepted = dispatcher.submit(&packets);
+                assert_eq!(accepted, in_flight.len() < SLOTS);
+                if accepted {
+                    in_flight.push_back(packets);
+                    next += count;
                 }
             }
-            1 | 2 => {
-                // Any word anywhere, or a small one where words are read: laps, infos, lengths and verdicts.
-                let slot = (what as usize / 4) % SLOTS;
-                let word = input.next().unwrap_or(0) as usize % 16;
-                let at = slot * layout::complete_stride(BURST) + word % 8 * 8;
+            Some((kind @ (1 | 2), argument)) => {
+                // A small value where words and verdicts are read, or any value.
+                let word = input.next().unwrap_or(0) as usize % 8;
                 let mut value = input.next().unwrap_or(0) as u64 | (input.next().unwrap_or(0) as u64) << 32;
-                if what % 4 == 2 {
+                if kind == 2 {
                     value = value.wrapping_mul(0x0123_4567_89ab_cdef);
                 }
-                // SAFETY: inside the region (64 bytes a slot, of 128), aligned, and nothing but this thread touches it.
-                unsafe { hostile.as_ptr().add(at).cast::<u64>().write_volatile(value) };
+                write(argument % SLOTS * layout::complete_stride(BURST) + word * 8, value);
             }
-            _ => {
-                let mut packets = [Packet::EMPTY; BURST];
-                if let Next::Item(done) = sender.poll(&mut packets, ROOM) {
-                    assert!(done.forwarded + done.dropped <= BURST && done.invalid <= done.dropped);
-                    for packet in &packets[..done.forwarded + done.dropped] {
-                        assert!(inside.remove(&packet.cookie), "packet {} came back twice", packet.cookie);
-                        assert_eq!(packet.address, packet.cookie * 4096);
-                        assert!(packet.length > 0 && packet.length <= ROOM);
-                    }
-                }
+            Some(_) => {}
+            None if in_flight.is_empty() => break,
+            None => {
+                let slot = (freed % SLOTS as u64) as usize;
+                write(slot * layout::complete_stride(BURST), lap_of(freed, SLOTS as u32) as u64);
             }
         }
+        let Some(completed) = dispatcher.poll() else {
+            assert!(what.is_some(), "the oldest item was completed");
+            continue;
+        };
+        let mut packets = in_flight.pop_front().expect("an item that was not submitted came back");
+        let submitted = packets.clone();
+        if completed.changed() {
+            let counts = apply_verdicts(&mut packets, |i| completed.verdict(i), ROOM);
+            assert_eq!(counts.forwarded + counts.dropped, packets.len());
+            assert!(counts.invalid <= counts.dropped);
+        }
+        completed.free();
+        freed += 1;
+        assert_eq!(dispatcher.in_flight(), in_flight.len() as u64);
+        assert!(packets.iter().all(|packet| packet.length > 0 && packet.length <= ROOM));
+        // Each packet is in the item once, with its own address.
+        packets.sort_unstable_by_key(|packet| packet.cookie);
+        assert!(
+            packets
+                .iter()
+                .zip(&submitted)
+                .all(|(now, before)| (now.cookie, now.address) == (before.cookie, before.address))
+        );
     }
-    drop(sender);
-    let left: HashSet<u64> = reclaim(producer).iter().map(|packet| packet.cookie).collect();
-    assert_eq!(left, inside, "what was not sent is still there");
+    assert!(dispatcher.poll().is_none());
 });

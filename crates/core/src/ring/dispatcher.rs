@@ -1,64 +1,63 @@
-//! Producer and sender in one: for a thread that hands items out, takes them back itself, and keeps its packets meanwhile.
+//! The end of the ring that submits items and takes them back when they are completed.
 //!
-//! Only descriptors go out, and only where something changed do outcomes come back: cookies, and whatever a pool keeps of a
-//! packet beside its bytes, stay with the one thread.
+//! The dispatching thread keeps each item's packets until the item comes back. It needs their cookies and what a pool keeps
+//! of a packet beside its bytes, and neither crosses the ring.
 
 use super::layout::{self, Descriptor, PacketVerdict};
-use super::protocol::{self, Polled};
-use super::{Consumer, Ring};
+use super::{Ring, RingWords, protocol};
 use crate::packet::Packet;
 use std::sync::Arc;
 
-/// The end that submits items and takes them back.
+/// The dispatching thread's end of the ring. Dropping it closes the ring.
 pub struct Dispatcher {
     pub(super) ring: Arc<Ring>,
-    pub(super) producer: protocol::Producer,
-    pub(super) sender: protocol::Sender,
-}
-
-impl Ring {
-    /// Splits a fresh ring between one thread that submits and takes back, and `consumers`.
-    pub fn dispatch(self: Arc<Self>, consumers: u32) -> (Dispatcher, Vec<Consumer>) {
-        let cursors = (0..consumers).map(|index| protocol::Consumer::new(0, index, consumers));
-        let consumers = cursors.map(|cursor| Consumer { ring: self.clone(), cursor }).collect();
-        let (producer, sender) = Default::default();
-        (Dispatcher { ring: self, producer, sender }, consumers)
-    }
+    pub(super) cursor: protocol::Dispatcher,
 }
 
 impl Dispatcher {
-    /// True when an item can be submitted now.
-    #[inline]
-    pub fn has_room(&mut self) -> bool {
-        self.producer.claim(&*self.ring).is_some()
+    pub(super) fn new(ring: Arc<Ring>) -> Self {
+        let cursor = protocol::Dispatcher::new(&RingWords(&ring), 0);
+        Self { ring, cursor }
     }
 
-    /// Submits `packets` (at most [`Ring::burst`]) as one item; false when all slots are out, and then nothing happened.
-    /// After true the bytes of the packets are the consumer's until the item comes back.
+    /// Returns the ring, for threads that observe it.
+    pub fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    /// Returns true if [`Dispatcher::submit`] would accept an item.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.cursor.claim(&RingWords(&self.ring)).is_some()
+    }
+
+    /// Submits `packets` as one item. Returns false, and does nothing, if all slots are in use or the ring is closed. After true, the packets' bytes
+    /// belong to the consumer until the item comes back.
     ///
     /// # Panics
-    /// When given more than a burst.
+    /// If there are more packets than [`Ring::burst`].
     #[inline]
     pub fn submit(&mut self, packets: &[Packet]) -> bool {
         assert!(packets.len() <= self.ring.burst, "more packets than a burst");
-        let Some(slot) = self.producer.claim(&*self.ring) else { return false };
-        let lap = self.producer.word(&*self.ring, 0) as u32;
-        // SAFETY: the claimed slot is this side's alone until it is published; the count is within burst.
+        let words = RingWords(&self.ring);
+        let Some(slot) = self.cursor.claim(&words) else { return false };
+        let lap = self.cursor.word(&words, 0) as u32;
+        // SAFETY: the claimed slot is the dispatcher's until it is published, and the count was checked.
         unsafe { self.ring.describe(slot, lap, packets) };
-        self.producer.publish(&*self.ring, packets.len() as u32);
+        self.cursor.publish(&words, packets.len() as u32);
         true
     }
 
-    /// Calls in half of the lines that the next item will be written to, while the caller does something else: the consumer of the
-    /// item before in that slot has them. More than a half are not under way between a core and its first-level cache at a time.
+    /// Prefetches half of the cache lines that the next item will be written to, because the consumer of the slot's last item
+    /// has them. Call it for each half, with other work in between: a whole item would exceed the core's line-fill buffers.
     #[inline]
-    pub fn prefetch_next(&mut self, half: Half) {
-        let Some(slot) = self.producer.claim(&*self.ring) else { return };
-        let bytes = layout::ENTRIES + self.ring.burst.min(MOST_PREPARED) * size_of::<Descriptor>();
+    pub fn prefetch_next(&self, half: Half) {
+        let Some(slot) = self.cursor.claim(&RingWords(&self.ring)) else { return };
+        let bytes = layout::ENTRIES + self.ring.burst.min(MOST_PREFETCHED) * size_of::<Descriptor>();
         let middle = (bytes / 2).next_multiple_of(CORE_LINE);
         let (from, to) = match half {
-            Half::Back => (middle, bytes),
-            Half::Front => (0, middle),
+            Half::Second => (middle, bytes),
+            Half::First => (0, middle),
         };
         let first = self.ring.submit_slot(slot);
         for line in (from..to).step_by(CORE_LINE) {
@@ -66,56 +65,57 @@ impl Dispatcher {
         }
     }
 
-    /// Calls in the word that says whether the oldest item out is done.
+    /// Prefetches the word that [`Dispatcher::poll`] reads next.
     #[inline]
     pub fn prefetch_completion(&self) {
-        let oldest = self.sender.position() as u32 & (self.ring.slots - 1);
-        prefetch_to_read(self.ring.complete_slot(oldest));
+        prefetch_to_read(self.ring.complete_slot(self.cursor.freed() as u32));
     }
 
-    /// Items that are out.
+    /// Returns the number of items in flight.
     #[inline]
     pub fn in_flight(&self) -> u64 {
-        self.producer.position() - self.sender.position()
+        self.cursor.in_flight()
     }
 
-    /// The oldest item that is out, if it is done. Dropped without [`CompletedItem::free`], it is given again by the next poll.
+    /// Returns the oldest item in flight if it is completed. If it is dropped without [`CompletedItem::free`], the next poll
+    /// returns it again.
     #[inline]
     pub fn poll(&mut self) -> Option<CompletedItem<'_>> {
-        // What another process may say of items that are not out is not even read.
-        if self.in_flight() == 0 {
-            return None;
-        }
-        match self.sender.poll(&*self.ring) {
-            Polled::Item { slot, info } => Some(CompletedItem { dispatcher: self, slot, info }),
-            Polled::Empty | Polled::Closed => None,
-        }
+        let (slot, info) = self.cursor.poll(&RingWords(&self.ring))?;
+        Some(CompletedItem { dispatcher: self, slot, info })
     }
 
-    /// Ends the ring: consumers stop once they have done what was submitted.
+    /// Closes the ring: nothing more can be submitted, and each consumer ends once it has completed its items.
     pub fn close(&mut self) {
-        self.producer.close(&*self.ring);
+        self.cursor.close(&RingWords(&self.ring));
     }
 }
 
-/// Which half of an item's lines. The back is written first.
+impl Drop for Dispatcher {
+    fn drop(&mut self) {
+        // Also during a panic, so that the consumers end.
+        self.close();
+    }
+}
+
+/// Which half of an item's cache lines. The second half is written first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
+    /// The word and the first packets.
+    First,
     /// The last packets.
-    Back,
-    /// The first packets and the word.
-    Front,
+    Second,
 }
 
-/// Packets of an item whose lines are called in.
-const MOST_PREPARED: usize = 128;
-/// Bytes that a core's caches know as one.
+/// The most packets of an item whose lines are prefetched.
+const MOST_PREFETCHED: usize = 128;
+/// The cache line of a core, in bytes.
 const CORE_LINE: usize = 64;
 
 #[inline(always)]
 fn prefetch_to_read(line: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: changes neither registers nor memory, and never faults.
+    // SAFETY: a prefetch changes no register or memory, and never faults.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.cast());
     }
@@ -125,9 +125,10 @@ fn prefetch_to_read(line: *const u8) {
 
 #[inline(always)]
 fn prefetch_to_write(line: *const u8) {
-    // The intrinsic asks for reading, unless built for CPUs that all have this instruction; others ignore it.
+    // In assembly, because the intrinsic compiles to a prefetch for reading unless the target CPU is known to have this
+    // instruction. CPUs without it treat it as a no-op.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: changes neither registers nor memory, and never faults.
+    // SAFETY: a prefetch changes no register or memory, and never faults.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
     }
@@ -135,14 +136,7 @@ fn prefetch_to_write(line: *const u8) {
     let _ = line;
 }
 
-impl Drop for Dispatcher {
-    fn drop(&mut self) {
-        // Also on a panic: whoever waits for items must learn that none will come.
-        self.close();
-    }
-}
-
-/// An item that is done.
+/// An item that a consumer has completed.
 pub struct CompletedItem<'a> {
     dispatcher: &'a mut Dispatcher,
     slot: u32,
@@ -150,26 +144,27 @@ pub struct CompletedItem<'a> {
 }
 
 impl CompletedItem<'_> {
-    /// True when there is an outcome for each packet; else all are forwarded as they are.
+    /// Returns true if there is a verdict for each packet. If not, all are forwarded unchanged.
     #[inline]
     pub fn changed(&self) -> bool {
         self.info != layout::UNCHANGED
     }
 
-    /// What became of packet `i` of the item.
+    /// Returns the verdict on packet `i` of the item.
     ///
     /// # Panics
-    /// When `i` is beyond a burst.
+    /// If `i` is [`Ring::burst`] or more.
     #[inline]
     pub fn verdict(&self, i: usize) -> PacketVerdict {
-        assert!(i < self.dispatcher.ring.burst, "no such packet");
-        // SAFETY: the slot has room for a burst of outcomes; another process may write them even now, so each is read once.
-        unsafe { self.dispatcher.ring.outcomes(self.slot).add(i).read_volatile() }
+        assert!(i < self.dispatcher.ring.burst, "the burst has no such packet");
+        // SAFETY: the slot has room for `burst` verdicts. Device code that breaks the protocol may write them now, so each is
+        // read once, as volatile.
+        unsafe { self.dispatcher.ring.verdicts(self.slot).add(i).read_volatile() }
     }
 
-    /// The slot may be used again.
+    /// Frees the slot for another item.
     #[inline]
     pub fn free(self) {
-        self.dispatcher.sender.free(&*self.dispatcher.ring);
+        self.dispatcher.cursor.free(&RingWords(&self.dispatcher.ring));
     }
 }

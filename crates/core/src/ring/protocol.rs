@@ -1,48 +1,47 @@
-//! The hand-over protocol of the burst ring, generic over its words so that a model checker can run it.
+//! The hand-over protocol of the burst ring. It is generic over its words, so that a model checker can run it.
 //!
-//! Items have growing positions 0, 1, 2, ...; position p uses slot `p % slots` in lap `p / slots + 1`. Each slot has two
-//! words, each with one writer:
+//! Items have positions 0, 1, 2, ... Position p uses slot `p % slots` in lap `p / slots + 1`. Each slot has two words, and
+//! each word has one writer:
 //!
 //! ```text
-//!            submitted[slot] = lap | info << 32                completed[slot] = lap | info << 32
-//! producer ------------------------------------> consumer b -----------------------------------> sender
-//!    ^                                        takes b, b+n, ...                                   |
-//!    +------------------------- freed = positions that the sender is done with <------------------+
+//!              submitted[slot] = lap | info << 32               completed[slot] = lap | info << 32
+//! dispatcher ------------------------------------> consumer b -----------------------------------> dispatcher
+//!                                               takes b, b+n, ...                                  frees the slot
 //! ```
 //!
-//! A word holds the lap in its low half and what the writer has to say of the item in its high half, so that one aligned
-//! 8-byte load tells both. Readers compare laps for equality only: a slot's word is the lap before until the moment it is
-//! this lap, so the 32-bit lap may wrap. There is no read-modify-write, and no state that cycles: a stale word is never
-//! mistaken for a fresh one.
+//! A word's low half is the lap, and its high half is what the writer says about the item. So one aligned 8-byte load reads
+//! both. Readers compare laps for equality only: until a slot's word has this lap, it has the lap before. Thus the 32-bit lap
+//! may wrap. There is no read-modify-write operation, and a stale word cannot be mistaken for a fresh one.
 //!
-//! `end` is 0 while the ring runs; the producer sets it to one more than the positions it published, and everybody else
-//! stops when they reach it. The lap word is checked before `end`, so nothing published is left behind.
+//! `end` is 0 while the ring is open. Closing sets it to one more than the number of published items, and consumers end
+//! when they reach it. They check the lap before `end`, so they process everything that was published.
+//! `freed` is for observers: the dispatcher does not read it.
 //!
-//! # Descriptors read with the word
+//! # Descriptors read before the word
 //!
-//! A consumer reads an item's descriptors after its word. Over PCIe that is two trips, one after the other, so in rings whose bursts
-//! fit the word's line it may read them along with the word, or before, and keep those that [`belong`](belongs) to the lap of the
-//! word that it then sees; the others it reads again, after the word. Why it never keeps a wrong one:
+//! A consumer reads an item's descriptors after its word. Over PCIe these are two round trips, one after the other. In rings
+//! whose bursts fit the word's line, device code may therefore read descriptors together with the word, or before. It keeps
+//! those that [`belong`](belongs) to the lap of the word it then sees, and reads the others again. It keeps no wrong
+//! descriptor, because:
 //!
-//! * A descriptor says its lap in the second of its two words, and [`describe`] writes that one last, with release: neither compiler
-//!   nor CPU puts it before the address. The consumer reads both words by one access of 16 bytes that none of the writer's stores
-//!   falls into the middle of: a lap that is right comes with the address that was written before it.
-//!   (Memory that hosts and GPUs share is coherent by lines, and an aligned 16 bytes lie in one.)
-//! * Nobody writes a descriptor between its lap becoming right and the item's completion, which comes after the consumer's read.
-//! * A lap that is right is not left over from 2^32 laps ago, though a descriptor that an item has no packet for keeps the lap that
-//!   it had: in lap 0, where the count wraps, the producer gives all of a slot's descriptors that lap, and in lap 0, which is also
-//!   that of fresh memory, nothing is believed. A consumer cannot miss that lap: when it waits for position p it has seen the word of
-//!   p - consumers, its last, which was published after p - slots, the slot's item of the lap before, as long as there are no more
-//!   consumers than slots.
-//! * A word without packets, with which waits for items that never came are ended, has no descriptors that would count.
-//! * The bytes of packets, like everything else that the producer wrote before it published, are there once the word was acquired,
-//!   whatever told where they are.
+//! * [`describe`] writes the lap last, with release ordering, in the second of the descriptor's two words. The consumer reads
+//!   both words by one 16-byte access. Memory that a host and a GPU share is coherent by cache lines, and an aligned 16-byte
+//!   span lies in one line. So a descriptor with the right lap has the address that was written before it.
+//! * A descriptor with the right lap is not written again before the item is completed, and the consumer completes it after
+//!   its read.
+//! * A right lap does not stem from 2^32 laps ago. A descriptor beyond an item's packets keeps an old lap, so in lap 0, where
+//!   the count wraps, the dispatcher clears the laps of all descriptors of the slot. Lap 0 is also that of fresh memory, so
+//!   consumers never believe it. A consumer cannot miss that lap: it waits for position p after it saw the word of
+//!   p - consumers, which was published after p - slots, if there are at most as many consumers as slots.
+//! * An item without packets has no descriptors. Such items release waits for items that were never submitted.
+//! * Everything that the dispatcher wrote before it published, such as the packets' bytes, is visible once the consumer has
+//!   loaded the word with acquire ordering, however it learnt the address.
 
-/// A 64-bit word that one side writes and others read. Loads acquire, stores release, at system scope.
+/// A 64-bit word that one side writes and others read, with acquire loads and release stores at system scope.
 pub trait Word {
-    /// Reads; what the writer wrote before is visible after.
+    /// Loads the word. What its writer wrote before it is visible afterwards.
     fn load(&self) -> u64;
-    /// Writes; what this side wrote before is visible to who reads the value.
+    /// Stores the word. What this side wrote before is visible to a side that loads the value.
     fn store(&self, value: u64);
 }
 
@@ -58,35 +57,35 @@ impl Word for std::sync::atomic::AtomicU64 {
     }
 }
 
-/// The words of one ring, wherever they lie.
+/// The words of one ring, in any memory.
 pub trait Words {
-    /// The type of its words.
+    /// The type of the words.
     type Word: Word;
-    /// Number of slots: a power of two, at most 2^31.
+    /// Returns the number of slots: a power of two, at most 2^31.
     fn slots(&self) -> u32;
-    /// Written by the producer, read by the slot's consumer. Slot is below [`Words::slots`].
+    /// Returns the word that the dispatcher writes and the slot's consumer reads.
     fn submitted(&self, slot: u32) -> &Self::Word;
-    /// Written by the consumer, read by the sender.
+    /// Returns the word that the slot's consumer writes and the dispatcher reads.
     fn completed(&self, slot: u32) -> &Self::Word;
-    /// Written by the sender, read by the producer.
+    /// Returns the word that the dispatcher writes and observers read.
     fn freed(&self) -> &Self::Word;
-    /// Written by the producer, read by consumers and the sender.
+    /// Returns the word that the dispatcher writes and consumers read.
     fn end(&self) -> &Self::Word;
 }
 
-/// What a look at the ring found.
+/// What a consumer's poll found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {
-    /// The item in this slot is the caller's until handed on; `info` is what the writer said of it.
+    /// The item in this slot belongs to the consumer until it is completed.
     Item {
-        /// Where it is.
+        /// The slot.
         slot: u32,
         /// The high half of the word.
         info: u32,
     },
-    /// Nothing yet.
+    /// No item yet.
     Empty,
-    /// Nothing any more: the producer closed the ring and all that this side had to do is done.
+    /// No item ever again: the ring is closed, and the consumer has completed all its items.
     Closed,
 }
 
@@ -95,7 +94,7 @@ fn slot_of<W: Words>(words: &W, position: u64) -> u32 {
     position as u32 & (words.slots() - 1)
 }
 
-/// The lap of a position; wraps, and is compared for equality only.
+/// Returns the lap of a position in a ring of `slots` slots. Laps wrap, so compare them for equality only.
 #[inline(always)]
 pub fn lap_of(position: u64, slots: u32) -> u32 {
     ((position >> slots.trailing_zeros()) as u32).wrapping_add(1)
@@ -106,94 +105,95 @@ fn word(lap: u32, info: u32) -> u64 {
     lap as u64 | (info as u64) << 32
 }
 
-/// Writes a descriptor's two words so that it can be read before its item's word: the one with the lap last.
+/// Writes a descriptor's two words, the one with the lap last, so that it can be read before its item's word.
 #[inline(always)]
 pub fn describe<W: Word>(words: [&W; 2], address: u64, length: u32, lap: u32) {
     words[0].store(address);
     words[1].store(length as u64 | (lap as u64) << 32);
 }
 
-/// A descriptor whose second word is `second` was written for the item of `lap`, all of it, if both words were read at once.
-#[inline(always)]
+/// Returns true if a descriptor whose second word is `second` was written for the item of `lap`. Both words must have been
+/// read at once. Device code does this check; here it serves the model.
+#[cfg(test)]
 pub fn belongs(second: u64, lap: u32) -> bool {
     lap != 0 && (second >> 32) as u32 == lap
 }
 
-#[inline(always)]
-fn look<W: Words>(words: &W, word: &W::Word, position: u64) -> Polled {
-    let value = word.load();
-    if value as u32 == lap_of(position, words.slots()) {
-        return Polled::Item { slot: slot_of(words, position), info: (value >> 32) as u32 };
-    }
-    match words.end().load() {
-        0 => Polled::Empty,
-        end if position >= end - 1 => Polled::Closed,
-        _ => Polled::Empty,
-    }
+/// The dispatcher's cursor: the positions of the next item to publish and of the oldest in flight.
+#[derive(Debug)]
+pub struct Dispatcher {
+    published: u64,
+    freed: u64,
+    /// How many items may be in flight: the number of slots, or 0 once the ring is closed.
+    limit: u64,
 }
 
-/// The producer's cursor.
-#[derive(Debug, Default)]
-pub struct Producer {
-    position: u64,
-    freed_seen: u64,
-}
-
-impl Producer {
-    /// A cursor that starts at `position`; all sides must start there, on words that say so (0 for fresh ones).
-    pub fn starting_at(position: u64) -> Self {
-        Self { position, freed_seen: position }
+impl Dispatcher {
+    /// Creates a cursor at `position`. The ring's words must say that all items before it are done: 0 for fresh ones and
+    /// position 0.
+    pub fn new<W: Words>(words: &W, position: u64) -> Self {
+        Self { published: position, freed: position, limit: words.slots() as u64 }
     }
 
-    /// The slot that may be filled next, or `None` while the ring is full. Claiming twice gives the same slot.
+    /// Returns the slot for the next item, or `None` if all are in use or the ring is closed. The slot is the caller's until
+    /// `publish`.
     #[inline]
-    pub fn claim<W: Words>(&mut self, words: &W) -> Option<u32> {
-        if self.position - self.freed_seen >= words.slots() as u64 {
-            self.freed_seen = self.freed_clamped(words);
-            if self.position - self.freed_seen >= words.slots() as u64 {
-                return None;
-            }
-        }
-        Some(slot_of(words, self.position))
+    pub fn claim<W: Words>(&self, words: &W) -> Option<u32> {
+        (self.in_flight() < self.limit).then(|| slot_of(words, self.published))
     }
 
-    /// The word that [`Producer::publish`] writes next.
+    /// Returns the word that [`Dispatcher::publish`] writes next.
     #[inline(always)]
     pub fn word<W: Words>(&self, words: &W, info: u32) -> u64 {
-        word(lap_of(self.position, words.slots()), info)
+        word(lap_of(self.published, words.slots()), info)
     }
 
     /// Hands the claimed slot to its consumer.
     ///
     /// # Panics
-    /// In debug builds, when nothing was claimed.
+    /// In debug builds, if no slot was free.
     #[inline]
     pub fn publish<W: Words>(&mut self, words: &W, info: u32) {
-        debug_assert!(self.position - self.freed_seen < words.slots() as u64, "publish without claim");
-        let slot = slot_of(words, self.position);
-        words.submitted(slot).store(self.word(words, info));
-        self.position += 1;
+        debug_assert!(self.claim(words).is_some(), "published without a free slot");
+        words.submitted(slot_of(words, self.published)).store(self.word(words, info));
+        self.published += 1;
     }
 
-    /// How many items are published and not yet freed.
-    pub fn in_flight<W: Words>(&mut self, words: &W) -> u64 {
-        self.freed_seen = self.freed_clamped(words);
-        self.position - self.freed_seen
+    /// Returns slot and info of the oldest item in flight if it is completed. Reads nothing if none is in flight, so a hostile
+    /// consumer cannot complete an item that was not submitted.
+    #[inline]
+    pub fn poll<W: Words>(&self, words: &W) -> Option<(u32, u32)> {
+        if self.in_flight() == 0 {
+            return None;
+        }
+        let slot = slot_of(words, self.freed);
+        let value = words.completed(slot).load();
+        (value as u32 == lap_of(self.freed, words.slots())).then_some((slot, (value >> 32) as u32))
     }
 
-    /// The position of the next item: how many were published, counted from the start.
-    pub fn position(&self) -> u64 {
-        self.position
+    /// Frees the slot of the item that `poll` returned.
+    #[inline]
+    pub fn free<W: Words>(&mut self, words: &W) {
+        self.freed += 1;
+        words.freed().store(self.freed);
     }
 
-    /// No more items will come.
+    /// Returns the number of items published and not freed.
+    #[inline(always)]
+    pub fn in_flight(&self) -> u64 {
+        self.published - self.freed
+    }
+
+    /// Returns the position of the oldest item in flight.
+    #[inline(always)]
+    pub fn freed(&self) -> u64 {
+        self.freed
+    }
+
+    /// Closes the ring after the items published so far. No slot can be claimed afterwards.
     pub fn close<W: Words>(&mut self, words: &W) {
-        words.end().store(self.position + 1);
-    }
-
-    // `freed` may be written by another process: never believe that more was freed than published, or less than before.
-    fn freed_clamped<W: Words>(&self, words: &W) -> u64 {
-        words.freed().load().clamp(self.freed_seen, self.position)
+        self.limit = 0;
+        words.end().store(self.published + 1);
     }
 }
 
@@ -205,60 +205,32 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// Consumer `index` of `consumers`: takes positions start + index, start + index + consumers, ...
+    /// Creates the cursor of consumer `index` of `consumers`, which takes positions start + index, start + index + consumers
+    /// and so on.
     pub fn new(start: u64, index: u32, consumers: u32) -> Self {
         Self { position: start + index as u64, stride: consumers as u64 }
     }
 
-    /// Looks for this consumer's next item. Polling again before [`Consumer::complete`] gives the same item.
+    /// Polls for this consumer's next item. Before [`Consumer::complete`], it returns the same item again.
     #[inline]
     pub fn poll<W: Words>(&self, words: &W) -> Polled {
-        look(words, words.submitted(slot_of(words, self.position)), self.position)
+        let slot = slot_of(words, self.position);
+        let value = words.submitted(slot).load();
+        if value as u32 == lap_of(self.position, words.slots()) {
+            return Polled::Item { slot, info: (value >> 32) as u32 };
+        }
+        match words.end().load() {
+            0 => Polled::Empty,
+            end if self.position >= end - 1 => Polled::Closed,
+            _ => Polled::Empty,
+        }
     }
 
-    /// Hands the item that `poll` gave to the sender.
+    /// Hands the item that `poll` returned to the dispatcher.
     #[inline]
     pub fn complete<W: Words>(&mut self, words: &W, info: u32) {
         let slot = slot_of(words, self.position);
         words.completed(slot).store(word(lap_of(self.position, words.slots()), info));
         self.position += self.stride;
-    }
-}
-
-/// The sender's cursor: takes every item, in order.
-#[derive(Debug, Default)]
-pub struct Sender {
-    position: u64,
-}
-
-impl Sender {
-    /// A cursor that starts at `position`.
-    pub fn starting_at(position: u64) -> Self {
-        Self { position }
-    }
-
-    /// Looks whether the next item in order is complete.
-    #[inline]
-    pub fn poll<W: Words>(&self, words: &W) -> Polled {
-        look(words, words.completed(slot_of(words, self.position)), self.position)
-    }
-
-    /// The position of the next item: how many were freed, counted from the start.
-    #[inline(always)]
-    pub fn position(&self) -> u64 {
-        self.position
-    }
-
-    /// The lap of the item that is next.
-    #[inline(always)]
-    pub fn lap<W: Words>(&self, words: &W) -> u32 {
-        lap_of(self.position, words.slots())
-    }
-
-    /// Gives the slot of the item that `poll` gave back to the producer.
-    #[inline]
-    pub fn free<W: Words>(&mut self, words: &W) {
-        self.position += 1;
-        words.freed().store(self.position);
     }
 }

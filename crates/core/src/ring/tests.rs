@@ -1,6 +1,7 @@
-//! The ring against a queue model (any interleaving of single steps), under threads, and under loom.
+//! The ring against a model queue, with threads, with a hostile consumer, and under the loom model checker.
 
 use super::layout::{DROP, Descriptor, FORWARD, PacketVerdict, UNCHANGED, VERDICTS};
+use super::protocol::Word;
 use super::*;
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -9,8 +10,8 @@ fn packet(id: u64) -> Packet {
     Packet { address: 0x1000 + id, cookie: id, length: 64 + (id % 1000) as u32, port: 0 }
 }
 
-/// What the test's consumer does to packet `id`: every third dropped, every fifth cut by 4 bytes.
-fn outcome(id: u64, length: u32) -> PacketVerdict {
+/// The test consumer's verdict on packet `id`: every third is dropped, every fifth shortened by 4 bytes.
+fn verdict(id: u64, length: u32) -> PacketVerdict {
     match id {
         id if id % 3 == 1 => PacketVerdict { length, verdict: DROP },
         id if id % 5 == 1 => PacketVerdict { length: length - 4, verdict: FORWARD },
@@ -18,179 +19,161 @@ fn outcome(id: u64, length: u32) -> PacketVerdict {
     }
 }
 
-fn consume(work: &mut Work<'_>, change: bool) -> u32 {
-    let (descriptors, outcomes) = work.parts();
-    for (descriptor, place) in descriptors.iter().zip(outcomes) {
+fn process(item: &mut SubmittedItem<'_>, change: bool) -> u32 {
+    let (descriptors, verdicts) = item.parts();
+    for (descriptor, place) in descriptors.iter().zip(verdicts) {
         let id = descriptor.address - 0x1000;
         let lap = descriptors[0].lap;
         assert_eq!(*descriptor, Descriptor { address: 0x1000 + id, length: packet(id).length, lap });
-        *place = outcome(id, descriptor.length);
+        *place = verdict(id, descriptor.length);
     }
     if change { VERDICTS } else { UNCHANGED }
+}
+
+/// Takes back the oldest item, whose packets are `item`, and applies its verdicts.
+fn take_back(completed: CompletedItem<'_>, item: &mut [Packet]) -> VerdictCounts {
+    let counts = match completed.changed() {
+        true => apply_verdicts(item, |i| completed.verdict(i), 2048),
+        false => VerdictCounts { forwarded: item.len(), ..VerdictCounts::default() },
+    };
+    completed.free();
+    counts
+}
+
+/// A ring towards a device, with both its regions, through which a test can act as the device.
+fn to_device(slots: usize, burst: usize) -> (Dispatcher, Region, Region) {
+    let submit = Region::host(layout::submit_bytes(slots, burst)).unwrap();
+    let complete = Region::host(layout::complete_bytes(slots, burst)).unwrap();
+    // SAFETY: the test acts as the device, on the same thread.
+    let dispatcher = unsafe { Ring::to_device(slots, burst, submit.clone(), complete.clone()) }.unwrap();
+    (dispatcher, submit, complete)
+}
+
+/// Acts as a device that writes `value` into the complete half.
+fn write_as_device(complete: &Region, offset: usize, value: u64) {
+    assert!(offset + 8 <= complete.len() && offset.is_multiple_of(8));
+    // SAFETY: inside the region and aligned, and only this thread accesses it.
+    unsafe { complete.as_ptr().add(offset).cast::<u64>().write_volatile(value) };
 }
 
 #[derive(Clone, Debug)]
 enum Step {
     Submit(usize),
-    Consume(u32, bool),
-    Send,
+    Process(u32, bool),
+    TakeBack,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (0usize..5).prop_map(Step::Submit),
-        (0u32..3, any::<bool>()).prop_map(|(index, change)| Step::Consume(index, change)),
-        Just(Step::Send),
+        (0u32..3, any::<bool>()).prop_map(|(index, change)| Step::Process(index, change)),
+        Just(Step::TakeBack),
     ]
 }
 
-/// Who submits items and takes them back: two ends, or one.
-enum Ends {
-    Apart(Producer, Sender),
-    Joined(Dispatcher, VecDeque<Vec<Packet>>),
-}
-
-impl Ends {
-    fn new(joined: bool, slots: usize, consumers: u32) -> (Self, Vec<Consumer>) {
-        let ring = Ring::new(slots, 4).unwrap();
-        if joined {
-            let (dispatcher, consumers) = ring.dispatch(consumers);
-            return (Self::Joined(dispatcher, VecDeque::new()), consumers);
-        }
-        let (producer, consumers, sender) = ring.split(consumers);
-        (Self::Apart(producer, sender), consumers)
-    }
-
-    fn submit(&mut self, burst: &[Packet]) -> bool {
-        match self {
-            Self::Apart(producer, _) => producer.submit(burst, Stamps::default()),
-            Self::Joined(dispatcher, out) => {
-                let room = dispatcher.has_room();
-                assert_eq!(dispatcher.submit(burst), room);
-                if room {
-                    out.push_back(burst.to_vec());
-                }
-                room
-            }
-        }
-    }
-
-    fn in_flight(&mut self) -> u64 {
-        match self {
-            Self::Apart(producer, _) => producer.in_flight(),
-            Self::Joined(dispatcher, _) => dispatcher.in_flight(),
-        }
-    }
-
-    /// The next item's packets, those forwarded first, if it is complete.
-    fn take_back(&mut self, packets: &mut [Packet]) -> Option<Done> {
-        match self {
-            Self::Apart(_, sender) => match sender.poll(packets, 2048) {
-                Next::Item(done) => Some(done),
-                Next::Empty => None,
-                Next::Closed => panic!("not closed"),
-            },
-            Self::Joined(dispatcher, out) => {
-                let back = dispatcher.poll()?;
-                let item = out.pop_front().expect("submitted");
-                let packets = &mut packets[..item.len()];
-                packets.copy_from_slice(&item);
-                let done = match back.changed() {
-                    true => sort_out(packets, |i| back.verdict(i), 2048),
-                    false => Done { forwarded: item.len(), ..Done::default() },
-                };
-                back.free();
-                Some(done)
-            }
-        }
-    }
-}
-
-/// An item of the model: its packets, whether consumed, and how.
+/// An item of the model. `processed` says whether its verdicts were written, once it is.
 struct Item {
-    ids: Vec<u64>,
-    consumed: Option<bool>,
+    packets: Vec<Packet>,
+    processed: Option<bool>,
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn behaves_as_a_queue(joined in any::<bool>(), consumers in 1u32..4, slots_log in 1u32..4, steps in prop::collection::vec(step(), 0..if cfg!(miri) { 60 } else { 400 })) {
+    fn behaves_as_a_queue(consumers in 1u32..4, slots_log in 1u32..4, steps in prop::collection::vec(step(), 0..if cfg!(miri) { 60 } else { 400 })) {
         let slots = 1usize << slots_log;
-        let (mut ends, mut consuming) = Ends::new(joined, slots, consumers);
+        let (mut dispatcher, mut workers) = Ring::between_threads(slots, 4, consumers).unwrap();
+        let ring = dispatcher.ring().clone();
         let mut model: VecDeque<Item> = VecDeque::new();
         let (mut next_id, mut freed) = (0u64, 0u64);
-        let mut taken = vec![0u64; consumers as usize];
-        let mut packets = [Packet::EMPTY; 4];
+        let mut processed = vec![0u64; consumers as usize];
+        let position_of = |processed: &[u64], index: u32| processed[index as usize] * consumers as u64 + index as u64;
         for step in steps {
             match step {
                 Step::Submit(count) => {
-                    let burst: Vec<_> = (next_id..next_id + count as u64).map(packet).collect();
-                    let accepted = ends.submit(&burst);
+                    let packets: Vec<_> = (next_id..next_id + count as u64).map(packet).collect();
+                    prop_assert_eq!(dispatcher.has_room(), model.len() < slots);
+                    let accepted = dispatcher.submit(&packets);
                     prop_assert_eq!(accepted, model.len() < slots);
                     if accepted {
                         next_id += count as u64;
-                        model.push_back(Item { ids: burst.iter().map(|p| p.cookie).collect(), consumed: None });
+                        model.push_back(Item { packets, processed: None });
+                        prop_assert_eq!(ring.submitted(freed + model.len() as u64 - 1), Some(count as u32));
                     }
-                    prop_assert_eq!(ends.in_flight(), model.len() as u64);
+                    prop_assert_eq!(dispatcher.in_flight(), model.len() as u64);
                 }
-                Step::Consume(index, change) => {
+                Step::Process(index, change) => {
                     let index = index % consumers;
-                    let position = taken[index as usize] * consumers as u64 + index as u64;
-                    let there = position < freed + model.len() as u64;
-                    match consuming[index as usize].poll() {
-                        Next::Item(mut work) => {
-                            prop_assert!(there);
-                            let info = consume(&mut work, change);
-                            work.complete(info);
-                            model[(position - freed) as usize].consumed = Some(change);
-                            taken[index as usize] += 1;
+                    let position = position_of(&processed, index);
+                    let submitted = position < freed + model.len() as u64;
+                    match workers[index as usize].poll() {
+                        Next::Item(mut item) => {
+                            prop_assert!(submitted);
+                            let info = process(&mut item, change);
+                            item.complete(info);
+                            prop_assert!(ring.is_completed(position));
+                            model[(position - freed) as usize].processed = Some(change);
+                            processed[index as usize] += 1;
                         }
-                        Next::Empty => prop_assert!(!there),
-                        Next::Closed => prop_assert!(false, "not closed"),
+                        Next::Empty => prop_assert!(!submitted),
+                        Next::Closed => prop_assert!(false, "the ring is open"),
                     }
                 }
-                Step::Send => match ends.take_back(&mut packets) {
-                    Some(done) => {
-                        let item = model.pop_front().unwrap();
+                Step::TakeBack => match dispatcher.poll() {
+                    Some(completed) => {
+                        let Item { mut packets, processed } = model.pop_front().unwrap();
+                        let change = processed.expect("only processed items are completed");
+                        let ids: Vec<u64> = packets.iter().map(|packet| packet.cookie).collect();
+                        let counts = take_back(completed, &mut packets);
                         freed += 1;
-                        let change = item.consumed.expect("only what was consumed is sent");
-                        let kept: Vec<_> = item.ids.iter().copied().filter(|id| !change || id % 3 != 1).collect();
-                        prop_assert_eq!(done.forwarded, kept.len());
-                        prop_assert_eq!(done.dropped, item.ids.len() - kept.len());
-                        for (packet, id) in packets.iter().zip(&kept) {
-                            prop_assert_eq!(packet.cookie, *id);
-                            let length = super::tests::packet(*id).length;
-                            prop_assert_eq!(packet.length, if change { outcome(*id, length).length } else { length });
+                        prop_assert_eq!(ring.freed(), freed);
+                        let forwarded: Vec<_> = ids.iter().copied().filter(|id| !change || id % 3 != 1).collect();
+                        prop_assert_eq!(counts.forwarded, forwarded.len());
+                        prop_assert_eq!(counts.dropped, ids.len() - forwarded.len());
+                        for (forwarded, id) in packets.iter().zip(&forwarded) {
+                            let length = packet(*id).length;
+                            let length = if change { verdict(*id, length).length } else { length };
+                            prop_assert_eq!((forwarded.cookie, forwarded.length), (*id, length));
                         }
-                        let mut all: Vec<_> = packets[..item.ids.len()].iter().map(|p| p.cookie).collect();
+                        let mut all: Vec<_> = packets.iter().map(|packet| packet.cookie).collect();
                         all.sort_unstable();
-                        prop_assert_eq!(all, item.ids, "every packet comes back once");
+                        prop_assert_eq!(all, ids, "each packet is in the item once");
                     }
-                    None => prop_assert!(model.front().is_none_or(|item| item.consumed.is_none())),
+                    None => prop_assert!(model.front().is_none_or(|item| item.processed.is_none())),
                 },
             }
         }
-        if let Ends::Apart(producer, sender) = &mut ends {
-            producer.close();
-            prop_assert!(matches!(sender.poll(&mut packets, 2048), Next::Closed) == model.is_empty() || !model.is_empty());
+        // A closed ring ends each consumer after its last item, and no earlier.
+        prop_assert_eq!(ring.closed_at(), None);
+        dispatcher.close();
+        let published = freed + model.len() as u64;
+        prop_assert_eq!(ring.closed_at(), Some(published));
+        for index in 0..consumers {
+            let mut left = 0;
+            while let Next::Item(item) = workers[index as usize].poll() {
+                item.complete(UNCHANGED);
+                left += 1;
+            }
+            let expected = (position_of(&processed, index)..published).step_by(consumers as usize).count();
+            prop_assert_eq!(left, expected);
+            prop_assert!(matches!(workers[index as usize].poll(), Next::Closed));
         }
     }
 }
 
 #[test]
-fn one_thread_hands_out_and_takes_back_in_order() {
+fn items_come_back_from_threads_in_order() {
     const ITEMS: u64 = if cfg!(miri) { 40 } else { 20_000 };
-    let (mut dispatcher, consumers) = Ring::new(8, 4).unwrap().dispatch(3);
+    let (mut dispatcher, consumers) = Ring::between_threads(8, 4, 3).unwrap();
     std::thread::scope(|scope| {
         for mut consumer in consumers {
             scope.spawn(move || {
                 loop {
                     match consumer.poll() {
-                        Next::Item(mut work) => {
-                            let info = consume(&mut work, true);
-                            work.complete(info);
+                        Next::Item(mut item) => {
+                            let info = process(&mut item, true);
+                            item.complete(info);
                         }
                         Next::Empty => std::thread::yield_now(),
                         Next::Closed => return,
@@ -203,159 +186,138 @@ fn one_thread_hands_out_and_takes_back_in_order() {
             let burst: Vec<_> = (submitted * 4..submitted * 4 + 4).map(packet).collect();
             if submitted < ITEMS && dispatcher.submit(&burst) {
                 submitted += 1;
-            } else if let Some(back) = dispatcher.poll() {
+            } else if let Some(completed) = dispatcher.poll() {
                 for i in 0..4 {
                     let id = taken_back * 4 + i;
-                    assert_eq!(back.verdict(i as usize), outcome(id, packet(id).length));
+                    assert_eq!(completed.verdict(i as usize), verdict(id, packet(id).length));
                 }
-                back.free();
+                completed.free();
                 taken_back += 1;
             } else {
                 std::thread::yield_now();
             }
         }
         assert_eq!((dispatcher.in_flight(), dispatcher.poll().is_none()), (0, true));
-        // Its drop closes the ring, and the consumers end.
+        // Closes the ring, which ends the consumers' threads.
         drop(dispatcher);
     });
 }
 
 #[test]
-fn a_mad_consumer_completes_nothing_that_is_not_out() {
-    let ring = Ring::new(2, 4).unwrap();
-    let word = protocol::Words::completed(&*ring, 0);
-    protocol::Word::store(word, 1);
-    let (mut dispatcher, _consumers) = ring.clone().dispatch(1);
+fn an_item_that_is_not_handed_on_is_returned_again() {
+    let (mut dispatcher, mut consumers) = Ring::between_threads(2, 4, 1).unwrap();
+    assert!(dispatcher.submit(&[packet(0)]));
+    for _ in 0..2 {
+        let Next::Item(mut item) = consumers[0].poll() else { panic!("it was submitted") };
+        assert_eq!(item.parts().0[0].address, packet(0).address);
+    }
+    let Next::Item(item) = consumers[0].poll() else { panic!("it was submitted") };
+    item.complete(UNCHANGED);
+    for _ in 0..2 {
+        assert!(!dispatcher.poll().expect("it was completed").changed());
+    }
+    assert_eq!(dispatcher.in_flight(), 1);
+    dispatcher.poll().unwrap().free();
+    assert_eq!(dispatcher.in_flight(), 0);
+}
+
+#[test]
+fn a_hostile_consumer_completes_nothing_that_was_not_submitted() {
+    let (mut dispatcher, _, complete) = to_device(2, 4);
+    let stride = layout::complete_stride(4);
+    write_as_device(&complete, 0, 1);
+    assert!(dispatcher.poll().is_none());
+    // Nor an item of another lap, nor the second before the first.
+    assert!(dispatcher.submit(&[packet(0)]) && dispatcher.submit(&[packet(1)]));
+    write_as_device(&complete, 0, 2);
+    write_as_device(&complete, stride, 1);
+    assert!(dispatcher.poll().is_none());
+    write_as_device(&complete, 0, 1);
+    dispatcher.poll().expect("it completed the first").free();
+    dispatcher.poll().expect("and the second").free();
     assert!(dispatcher.poll().is_none());
 }
 
 #[test]
-fn threads_pass_everything_in_order() {
-    const ITEMS: u64 = if cfg!(miri) { 40 } else { 20_000 };
-    let (mut producer, ends, mut sender) = Ring::new(8, 4).unwrap().split(2);
-    std::thread::scope(|scope| {
-        for mut end in ends {
-            scope.spawn(move || {
-                loop {
-                    match end.poll() {
-                        Next::Item(mut work) => {
-                            let info = consume(&mut work, true);
-                            work.complete(info);
-                        }
-                        Next::Empty => std::thread::yield_now(),
-                        Next::Closed => return,
-                    }
-                }
-            });
-        }
-        scope.spawn(move || {
-            for item in 0..ITEMS {
-                let burst: Vec<_> = (item * 4..item * 4 + 4).map(packet).collect();
-                while !producer.submit(&burst, Stamps::default()) {
-                    std::thread::yield_now();
-                }
-            }
-        });
-        let (mut packets, mut expected) = ([Packet::EMPTY; 4], 0u64);
-        loop {
-            match sender.poll(&mut packets, 2048) {
-                Next::Item(done) => {
-                    for packet in &packets[..done.forwarded] {
-                        while expected % 3 == 1 {
-                            expected += 1;
-                        }
-                        assert_eq!(packet.cookie, expected);
-                        expected += 1;
-                    }
-                    assert_eq!(done.forwarded + done.dropped, 4);
-                }
-                Next::Empty => std::thread::yield_now(),
-                Next::Closed => break,
-            }
-        }
-        assert!(expected >= ITEMS * 4 - 1);
-    });
-}
-
-#[test]
-fn mad_outcomes_are_dropped_as_invalid() {
-    let (mut producer, mut ends, mut sender) = Ring::new(2, 4).unwrap().split(1);
-    assert!(producer.submit(&[packet(0), packet(2), packet(3)], Stamps::default()));
-    let Next::Item(mut work) = ends[0].poll() else { panic!("submitted") };
-    let mad = [
+fn invalid_verdicts_drop_packets() {
+    let (mut dispatcher, mut consumers) = Ring::between_threads(2, 4, 1).unwrap();
+    let mut packets = [packet(0), packet(2), packet(3)];
+    assert!(dispatcher.submit(&packets));
+    let Next::Item(mut item) = consumers[0].poll() else { panic!("it was submitted") };
+    item.parts().1.copy_from_slice(&[
         PacketVerdict { length: u32::MAX, verdict: FORWARD },
         PacketVerdict { length: 0, verdict: FORWARD },
         PacketVerdict { length: 64, verdict: u32::MAX },
-    ];
-    work.parts().1.copy_from_slice(&mad);
-    work.complete(VERDICTS);
-    let mut packets = [Packet::EMPTY; 4];
-    let Next::Item(done) = sender.poll(&mut packets, 2048) else { panic!("completed") };
-    assert_eq!((done.forwarded, done.dropped, done.invalid), (0, 3, 3));
+    ]);
+    item.complete(VERDICTS);
+    let counts = take_back(dispatcher.poll().unwrap(), &mut packets);
+    assert_eq!((counts.forwarded, counts.dropped, counts.invalid), (0, 3, 3));
 }
 
 #[test]
-fn what_a_dead_consumer_held_is_taken_back() {
-    let (mut producer, ends, mut sender) = Ring::new(4, 2).unwrap().split(1);
-    for item in 0..3u64 {
-        assert!(producer.submit(&[packet(item * 2), packet(item * 2 + 1)], Stamps::default()));
-    }
-    let mut consumer = ends.into_iter().next().unwrap();
-    let Next::Item(work) = consumer.poll() else { panic!("submitted") };
-    work.complete(UNCHANGED);
-    let mut packets = [Packet::EMPTY; 2];
-    assert!(matches!(sender.poll(&mut packets, 2048), Next::Item(_)));
-    drop((consumer, sender));
-    let rest: Vec<_> = reclaim(producer).iter().map(|packet| packet.cookie).collect();
-    assert_eq!(rest, [2, 3, 4, 5]);
+fn waits_for_items_that_never_come_are_released() {
+    let (mut dispatcher, _, complete) = to_device(2, 4);
+    let ring = dispatcher.ring().clone();
+    assert!(dispatcher.submit(&[packet(0)]));
+    ring.release_waits(4);
+    assert_eq!(ring.submitted(1), None, "the ring is open");
+    dispatcher.close();
+    assert!(!dispatcher.has_room() && !dispatcher.submit(&[packet(1)]), "a closed ring takes no items");
+    // Item 0 is in flight, so the word of its slot stays.
+    ring.release_waits(4);
+    assert_eq!((ring.closed_at(), ring.submitted(0), ring.submitted(1)), (Some(1), Some(1), Some(0)));
+    write_as_device(&complete, 0, 1);
+    dispatcher.poll().unwrap().free();
+    ring.release_waits(3);
+    assert_eq!((ring.submitted(0), ring.submitted(2)), (None, Some(0)));
 }
 
-/// Words and descriptors as another process or a GPU sees them.
+/// The lap in a slot's submitted word, and those in its descriptors.
 fn laps(ring: &Ring, slot: u32) -> (u32, Vec<u32>) {
-    let word = protocol::Word::load(protocol::Words::submitted(ring, slot));
-    // SAFETY: nobody writes meanwhile, and the slot has so many.
+    let word = Word::load(RingWords(ring).submitted(slot));
+    // SAFETY: the slot has `burst` descriptors, and nothing writes them now.
     let descriptor = |i| unsafe { ring.descriptors(slot).add(i).read() };
     (word as u32, (0..ring.burst).map(|i| descriptor(i).lap).collect())
 }
 
 #[test]
-fn descriptors_say_their_lap_and_never_one_of_2_32_laps_ago() {
+fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::TOGETHER;
-    for joined in [false, true] {
-        let ring = Ring::new(2, burst).unwrap();
-        // The last laps before the count wraps, and the first after.
-        let mut position = (u32::MAX as u64 - 1) * 2;
-        let mut submit = |count: usize| {
-            let burst: Vec<_> = (0..count as u64).map(packet).collect();
-            // As if all before had been freed.
-            let cursor = protocol::Producer::starting_at(position);
-            if joined {
-                let sender = protocol::Sender::starting_at(position);
-                assert!(Dispatcher { ring: ring.clone(), producer: cursor, sender }.submit(&burst));
-            } else {
-                assert!(Producer { ring: ring.clone(), cursor }.submit(&burst, Stamps::default()));
-            }
-            position += 2;
-            laps(&ring, 0)
-        };
-        assert_eq!(submit(burst), (u32::MAX, vec![u32::MAX; burst]));
-        assert_eq!(submit(1), (0, vec![0; burst]));
-        assert_eq!(submit(2).1[..3], [1, 1, 0]);
-        assert_eq!(submit(1).1[..3], [2, 1, 0], "what an item has no packet for stays");
-    }
-    assert!(!protocol::belongs(0, 0), "fresh memory");
+    let (mut dispatcher, _, _) = to_device(2, burst);
+    let ring = dispatcher.ring().clone();
+    // The last laps before the count wraps, and the first after. Each item is the first of its lap, as if those before had
+    // been freed.
+    let mut position = (u32::MAX as u64 - 1) * 2;
+    let mut submit = |count: u64| {
+        dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);
+        assert!(dispatcher.submit(&(0..count).map(packet).collect::<Vec<_>>()));
+        position += 2;
+        laps(&ring, 0)
+    };
+    assert_eq!(submit(burst as u64), (u32::MAX, vec![u32::MAX; burst]));
+    assert_eq!(submit(1), (0, vec![0; burst]));
+    assert_eq!(submit(2).1[..3], [1, 1, 0]);
+    assert_eq!(submit(1).1[..3], [2, 1, 0], "descriptors beyond the item's packets keep their lap");
+    assert!(!protocol::belongs(0, 0), "fresh memory belongs to no lap");
 }
 
 #[test]
-fn senseless_rings_are_refused() {
+fn impossible_rings_are_refused() {
     for (slots, burst) in [(0, 32), (1, 32), (3, 32), (1 << 17, 32), (8, 0), (8, 1025)] {
-        assert!(Ring::new(slots, burst).is_err(), "{slots} slots of {burst}");
+        assert!(Ring::between_threads(slots, burst, 1).is_err(), "{slots} slots of {burst}");
     }
     let small = Region::host(128).unwrap();
     let large = Region::host(1 << 20).unwrap();
-    assert!(Ring::over(8, 32, small, large.clone()).is_err());
-    assert!(Ring::over(8, 32, large.clone(), large.clone()).is_err());
-    assert!(Ring::over(8, 32, large.slice(8, 65536).unwrap(), large.slice(131072, 65536).unwrap()).is_err());
+    let part = |offset| large.slice(offset, 65536).unwrap();
+    for (submit, complete, why) in [
+        (small, large.clone(), "too small"),
+        (large.clone(), large.clone(), "overlap"),
+        (part(8), part(131_072), "aligned"),
+    ] {
+        // SAFETY: refused, so nothing accesses the regions.
+        let error = unsafe { Ring::to_device(8, 32, submit, complete) }.err().unwrap().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[test]
@@ -382,11 +344,11 @@ fn the_c_header_compiles_and_agrees() {
     assert!(status.expect("a C++ compiler (apt-get install g++)").success());
 }
 
-/// Every interleaving of small rings, with every weak-memory outcome: data races on a slot's payload are found by
-/// loom's cells, lost or duplicated items by the checks.
+/// Explores interleavings of small rings and the weak-memory outcomes of each, up to a number of preemptions. loom's cells find
+/// data races on a slot's payload, and the assertions find lost or duplicated items.
 #[cfg(not(miri))]
 mod model {
-    use crate::ring::protocol::{Consumer, Polled, Producer, Sender, Word, Words, belongs, describe, lap_of};
+    use crate::ring::protocol::{Consumer, Dispatcher, Polled, Word, Words, belongs, describe, lap_of};
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU64, Ordering};
@@ -406,13 +368,13 @@ mod model {
         completed: Vec<AtomicU64>,
         freed: AtomicU64,
         end: AtomicU64,
-        /// The producer's half of the payload, and the consumer's.
+        /// The payload that the dispatcher writes, and the one that consumers write.
         requests: Vec<UnsafeCell<u64>>,
         answers: Vec<UnsafeCell<u64>>,
     }
 
     impl Small {
-        /// A ring whose sides start at `start`, with the words that earlier laps would have left.
+        /// Creates a ring whose sides start at `start`, with the words that earlier laps would have left.
         fn new(slots: u32, start: u64) -> Arc<Self> {
             let stale = |slot: u32| {
                 // The last position below `start` that used this slot, if there was one.
@@ -452,40 +414,49 @@ mod model {
     }
 
     fn read(cell: &UnsafeCell<u64>) -> u64 {
-        // SAFETY: loom fails the test when another side may be writing.
+        // SAFETY: loom fails the test if another side may be writing.
         cell.with(|cell| unsafe { *cell })
     }
 
     fn write(cell: &UnsafeCell<u64>, value: u64) {
-        // SAFETY: loom fails the test when another side may be reading or writing.
+        // SAFETY: loom fails the test if another side may be reading or writing.
         cell.with_mut(|cell| unsafe { *cell = value });
     }
 
-    /// One side of the ring as a machine of single steps, so that a thread can take a bounded number of them (a model
-    /// checker cannot follow unbounded spinning) and another can finish the rest.
+    /// One side of the ring as a machine of single steps. A thread takes a bounded number of steps, because a model checker
+    /// cannot follow unbounded spinning, and another finishes the rest.
     trait Side: 'static {
-        /// Tries one step; true when this side is done for good.
+        /// Takes one step. Returns true if this side has finished.
         fn step(&mut self, ring: &Small) -> bool;
     }
 
-    struct Produce {
-        cursor: Producer,
+    struct Dispatch {
+        cursor: Dispatcher,
         next: u64,
+        taken_back: u64,
         items: u64,
+        closed: bool,
     }
 
-    impl Side for Produce {
+    impl Side for Dispatch {
         fn step(&mut self, ring: &Small) -> bool {
-            if self.next == self.items {
-                self.cursor.close(ring);
-                return true;
-            }
-            if let Some(slot) = self.cursor.claim(ring) {
+            if let Some((slot, info)) = self.cursor.poll(ring) {
+                assert_eq!(info as u64, self.taken_back + 100);
+                assert_eq!(read(&ring.answers[slot as usize]), self.taken_back * 10);
+                assert_eq!(read(&ring.requests[slot as usize]), self.taken_back);
+                self.taken_back += 1;
+                self.cursor.free(ring);
+            } else if self.next == self.items {
+                if !self.closed {
+                    self.cursor.close(ring);
+                    self.closed = true;
+                }
+            } else if let Some(slot) = self.cursor.claim(ring) {
                 write(&ring.requests[slot as usize], self.next);
                 self.cursor.publish(ring, self.next as u32);
                 self.next += 1;
             }
-            false
+            self.closed && self.taken_back == self.items
         }
     }
 
@@ -512,48 +483,19 @@ mod model {
         }
     }
 
-    struct Send {
-        cursor: Sender,
-        next: u64,
-        items: u64,
-    }
-
-    impl Side for Send {
-        fn step(&mut self, ring: &Small) -> bool {
-            match self.cursor.poll(ring) {
-                Polled::Item { slot, info } => {
-                    assert_eq!(info as u64, self.next + 100);
-                    let answer = read(&ring.answers[slot as usize]);
-                    assert_eq!(answer, self.next * 10);
-                    let request = read(&ring.requests[slot as usize]);
-                    assert_eq!(request, self.next);
-                    self.next += 1;
-                    self.cursor.free(ring);
-                    false
-                }
-                Polled::Empty => false,
-                Polled::Closed => {
-                    assert_eq!(self.next, self.items, "nothing lost, nothing twice");
-                    true
-                }
-            }
-        }
-    }
-
-    /// Runs every interleaving of `steps` steps of each side, then the rest one after the other.
+    /// Runs `steps` steps of each side in every interleaving with at most that many preemptions, then the rest in turns.
     fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preemptions: usize) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);
         builder.check(move || {
             let ring = Small::new(slots, start);
-            let mut sides: Vec<Box<dyn Side>> = (0..consumers)
+            let sides: Vec<Box<dyn Side>> = (0..consumers)
                 .map(|index| {
                     let cursor = Consumer::new(start, index, consumers);
                     let (index, consumers) = (index as u64, consumers as u64);
                     Box::new(Consume { cursor, index, consumers }) as Box<dyn Side>
                 })
                 .collect();
-            sides.push(Box::new(Send { cursor: Sender::starting_at(start), next: 0, items }));
             let take = move |mut side: Box<dyn Side>, ring: Arc<Small>| {
                 let done = (0..steps).any(|_| side.step(&ring));
                 (side, done)
@@ -565,12 +507,13 @@ mod model {
                     loom::thread::spawn(move || take(side, ring))
                 })
                 .collect();
-            let producer = Produce { cursor: Producer::starting_at(start), next: 0, items };
-            let mut rest = vec![take(Box::new(producer), ring.clone())];
+            let cursor = Dispatcher::new(&*ring, start);
+            let dispatcher = Dispatch { cursor, next: 0, taken_back: 0, items, closed: false };
+            let mut rest = vec![take(Box::new(dispatcher), ring.clone())];
             rest.extend(threads.into_iter().map(|thread| thread.join().unwrap()));
-            // After the joins everything is visible, so each round makes progress.
+            // After the joins every store is visible, so each round makes progress.
             for round in 0.. {
-                assert!(round <= 4 * items + 4, "stuck");
+                assert!(round <= 4 * items + 4, "no progress");
                 for (side, done) in &mut rest {
                     *done = *done || side.step(&ring);
                 }
@@ -581,10 +524,11 @@ mod model {
         });
     }
 
-    /// How a producer writes a descriptor.
+    /// How a dispatcher writes a descriptor.
     type Describe = fn([&AtomicU64; 2], u64, u32, u32);
 
-    /// A ring of one slot whose consumer reads the descriptor before the word, and believes it if it belongs to the word's lap.
+    /// Runs a ring of one slot whose consumer reads the descriptor before the word, and believes it if it belongs to the word's
+    /// lap.
     fn read_early(start: u64, items: u64, describe: Describe) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -597,10 +541,10 @@ mod model {
                 let (ring, words) = (ring.clone(), words.clone());
                 loom::thread::spawn(move || {
                     let mut cursor = Consumer::new(start, 0, 1);
-                    let mut sender = Sender::starting_at(start);
+                    let mut position = start;
                     for _ in 0..items + 1 {
-                        let lap = sender.lap(&*ring);
-                        // Both at once show nothing that the second before the first does not.
+                        let lap = lap_of(position, 1);
+                        // Reading the second word before the first includes reading both at once.
                         let second = Word::load(&words[1]);
                         let early = Word::load(&words[0]);
                         let Polled::Item { slot, info } = cursor.poll(&*ring) else { continue };
@@ -608,19 +552,23 @@ mod model {
                         assert_eq!(address, lap as u64, "another lap's address");
                         assert_eq!(read(&ring.requests[slot as usize]), lap as u64, "the packet's bytes");
                         cursor.complete(&*ring, info);
-                        sender.free(&*ring);
+                        position += 1;
                     }
                 })
             };
-            let mut producer = Producer::starting_at(start);
-            for _ in 0..items + 1 {
-                if producer.position() < start + items
-                    && let Some(slot) = producer.claim(&*ring)
+            let mut cursor = Dispatcher::new(&*ring, start);
+            let mut position = start;
+            for _ in 0..2 * items + 1 {
+                if cursor.poll(&*ring).is_some() {
+                    cursor.free(&*ring);
+                } else if position < start + items
+                    && let Some(slot) = cursor.claim(&*ring)
                 {
-                    let lap = lap_of(producer.position(), 1);
+                    let lap = lap_of(position, 1);
                     write(&ring.requests[slot as usize], lap as u64);
                     describe([&words[0], &words[1]], lap as u64, 64, lap);
-                    producer.publish(&*ring, 1);
+                    cursor.publish(&*ring, 1);
+                    position += 1;
                 }
             }
             consumer.join().unwrap();
@@ -628,18 +576,18 @@ mod model {
     }
 
     #[test]
-    fn descriptors_read_before_the_word_are_its_laps() {
+    fn descriptors_read_before_the_word_are_of_its_lap() {
         read_early(5, 2, describe);
     }
 
     #[test]
-    fn or_are_read_again_where_the_lap_wraps() {
+    fn descriptors_are_read_again_where_the_lap_wraps() {
         read_early(u32::MAX as u64, 2, describe);
     }
 
     #[test]
     #[should_panic(expected = "another lap's address")]
-    fn descriptors_whose_lap_is_written_first_are_not() {
+    fn descriptors_whose_lap_is_written_first_are_not_of_its_lap() {
         read_early(5, 2, |words, address, length, lap| {
             Word::store(words[1], length as u64 | (lap as u64) << 32);
             Word::store(words[0], address);
@@ -647,25 +595,25 @@ mod model {
     }
 
     #[test]
-    fn reuse_with_one_consumer() {
-        run(2, 0, 4, 1, 5, 2);
+    fn slots_are_reused_with_one_consumer() {
+        run(2, 0, 4, 1, 8, 2);
     }
 
     #[test]
     fn two_consumers_share_by_position() {
-        run(2, 0, 3, 2, 3, 2);
+        run(2, 0, 3, 2, 4, 2);
     }
 
     #[test]
-    fn shutdown_of_an_empty_ring() {
+    fn an_empty_ring_closes() {
         run(2, 0, 0, 2, 2, 3);
     }
 
     #[test]
-    fn laps_may_wrap() {
+    fn laps_wrap() {
         // Of four items the first two have the last 32-bit lap, the others the lap that wrapped to 0.
         let start = (u32::MAX as u64 - 1) * 2;
         assert_eq!((lap_of(start, 2), lap_of(start + 2, 2)), (u32::MAX, 0));
-        run(2, start, 4, 1, 4, 2);
+        run(2, start, 4, 1, 6, 2);
     }
 }

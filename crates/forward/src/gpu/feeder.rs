@@ -3,7 +3,7 @@
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
 use super::loaded_function::TICK_THREADS;
-use super::posters::{GraphPoster, StreamPoster, release_waits, unused_word};
+use super::posters::{GraphPoster, StreamPoster, unused_word};
 use crate::config::Method;
 use crate::control::{Control, Idle};
 use crate::error::Result;
@@ -115,9 +115,7 @@ impl<'a> Feeder<'a> {
 
     /// Ends the waits for items that will not come. Once is enough; again changes nothing.
     fn release(&mut self) {
-        if let Some(published) = self.lane.closed_at() {
-            release_waits(&self.lane.ring, published, self.posted());
-        }
+        self.lane.ring.release_waits(self.posted());
     }
 
     /// Items that something was posted for.

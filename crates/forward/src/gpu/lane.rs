@@ -6,8 +6,7 @@ use super::settings::{Memory, Settings};
 use crate::config::Method;
 use crate::error::{Error, Result};
 use crate::pipeline::PipelineSettings;
-use inlane_core::ring::protocol::{Words, lap_of};
-use inlane_core::ring::{Ring, layout};
+use inlane_core::ring::{Dispatcher, Ring, layout};
 use inlane_core::{Location, Pool, Region};
 use inlane_cuda::LaunchConfig;
 use std::sync::Arc;
@@ -70,6 +69,8 @@ pub struct Lane {
     pub(super) program: Arc<LoadedFunction>,
     pub(super) settings: Settings,
     pub(super) ring: Arc<Ring>,
+    /// The ring's dispatcher, until the pipeline runs.
+    pub(super) dispatcher: Option<Dispatcher>,
     pub(super) parameters: Parameters,
     pub(super) shape: LaunchConfig,
     control: Region,
@@ -184,13 +185,15 @@ impl Lane {
             blocks => blocks,
         };
         let shape = LaunchConfig { blocks, threads, shared_bytes, cooperative: persistent };
-        let ring = Ring::over(slots, burst, submit, complete)?;
+        // SAFETY: the regions are this lane's, and kernels write only the complete half.
+        let dispatcher = unsafe { Ring::to_device(slots, burst, submit, complete) }?;
         program.starting.fetch_add(1, Ordering::Relaxed);
         program.users.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             program: program.clone(),
             settings: settings.clone(),
-            ring,
+            ring: dispatcher.ring().clone(),
+            dispatcher: Some(dispatcher),
             parameters,
             shape,
             control,
@@ -282,15 +285,13 @@ impl Lane {
     /// How many items there ever were, once the producer has said that no more will come.
     #[inline]
     pub(super) fn closed_at(&self) -> Option<u64> {
-        self.ring.end().load(Ordering::Acquire).checked_sub(1)
+        self.ring.closed_at()
     }
 
     /// How many packets the item at `position` has, if it was submitted and its slot not reused.
     #[inline]
     pub(super) fn submitted(&self, position: u64) -> Option<u32> {
-        let slots = self.ring.slots();
-        let word = self.ring.submitted(position as u32 & (slots - 1)).load(Ordering::Acquire);
-        (word as u32 == lap_of(position, slots)).then_some((word >> 32) as u32)
+        self.ring.submitted(position)
     }
 
     /// Bytes that cross PCIe for `items` items with `packets` packets of `bytes` in all, both ways, counted in the 32-byte

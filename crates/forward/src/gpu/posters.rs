@@ -18,10 +18,8 @@
 use super::lane::Lane;
 use super::launch::launch_items;
 use crate::error::Result;
-use inlane_core::ring::protocol::{Words, lap_of};
-use inlane_core::ring::{Ring, layout};
+use inlane_core::ring::{lap_of, layout};
 use inlane_cuda::{Graph, GraphExec, LaunchConfig, MemoryOperation, Stream, WaitUntil, argument};
-use std::sync::atomic::Ordering;
 
 /// The address of a slot's submitted word.
 fn word_address(lane: &Lane, slot: u64) -> u64 {
@@ -32,18 +30,6 @@ fn word_address(lane: &Lane, slot: u64) -> u64 {
 /// A wait that is over: for the first slot's word as it is before anything was submitted.
 pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
     MemoryOperation::Wait { address: word_address(lane, 0), value: 0, until: WaitUntil::Equal }
-}
-
-/// Ends the waits for items that never came: `published` to `posted`. Their words get the lap that is waited for and no
-/// packets, which kernels leave alone.
-///
-/// Call it only when the producer is gone: until then the words are its.
-pub(super) fn release_waits(ring: &Ring, published: u64, posted: u64) {
-    let slots = ring.slots() as u64;
-    for position in published..posted.min(published + slots) {
-        let slot = (position & (slots - 1)) as u32;
-        ring.submitted(slot).store(lap_of(position, slots as u32) as u64, Ordering::Release);
-    }
 }
 
 /// What can be seen of a ring by who posts for it.
@@ -63,7 +49,7 @@ impl RingView for Lane {
 
     #[inline]
     fn freed(&self) -> u64 {
-        self.ring.freed().load(Ordering::Acquire)
+        self.ring.freed()
     }
 
     #[inline]

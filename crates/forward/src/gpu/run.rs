@@ -25,11 +25,11 @@ use std::time::Instant;
 /// was given up, and an error says so.
 pub fn run(
     pipeline: Pipeline,
-    lane: Lane,
+    mut lane: Lane,
     drive: &PipelineSettings,
     shared: &PipelineContext<'_>,
 ) -> (Tally, Option<LaneReport>) {
-    let (dispatcher, _) = lane.ring.clone().dispatch(0);
+    let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
     // Given back only when the GPU can write them no more.
     let mut items = Items::new(&pool, lane.slots(), drive.burst);

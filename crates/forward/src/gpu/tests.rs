@@ -120,8 +120,8 @@ fn the_watchdog_reports_an_item_that_is_not_completed() {
     use inlane_core::ring::{Next, Ring};
     use std::time::Duration;
     use watchdog::{Watchdog, oldest_in_flight};
-    let ring = Ring::new(2, 1).unwrap();
-    let (mut dispatcher, mut workers) = ring.clone().dispatch(1);
+    let (mut dispatcher, mut workers) = Ring::between_threads(2, 1, 1).unwrap();
+    let ring = dispatcher.ring().clone();
     let packet = [inlane_core::Packet::EMPTY];
     let mut work = || match workers[0].poll() {
         Next::Item(item) => item.complete(0),
@@ -156,10 +156,9 @@ fn the_watchdog_reports_an_item_that_is_not_completed() {
 #[test]
 fn released_waits_are_not_reported_as_stuck_items() {
     use inlane_core::ring::{Next, Ring};
-    use posters::release_waits;
     use watchdog::oldest_in_flight;
-    let ring = Ring::new(4, 1).unwrap();
-    let (mut dispatcher, mut workers) = ring.clone().dispatch(1);
+    let (mut dispatcher, mut workers) = Ring::between_threads(4, 1, 1).unwrap();
+    let ring = dispatcher.ring().clone();
     let packet = [inlane_core::Packet::EMPTY];
     for position in 0..6 {
         assert!(dispatcher.submit(&packet));
@@ -168,7 +167,9 @@ fn released_waits_are_not_reported_as_stuck_items() {
         dispatcher.poll().expect("the item is complete").free();
     }
     // The source has ended. Four kernels had been posted for items that will not come.
-    release_waits(&ring, 6, 10);
+    dispatcher.close();
+    ring.release_waits(10);
+    assert_eq!(ring.submitted(6), Some(0));
     assert_eq!(
         oldest_in_flight(&ring),
         None,

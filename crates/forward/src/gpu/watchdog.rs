@@ -6,9 +6,7 @@ use super::lane::Lane;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use inlane_core::ring::Ring;
-use inlane_core::ring::protocol::{Words, lap_of};
 use inlane_cuda::Stream;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -39,13 +37,10 @@ pub(super) fn watch_until(
 
 /// Returns the position of the oldest item that was submitted and is not complete. Returns `None` if the GPU has nothing to do.
 pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
-    let (slots, position) = (ring.slots(), ring.freed().load(Ordering::Acquire));
-    let (slot, lap) = (position as u32 & (slots - 1), lap_of(position, slots));
-    let submitted = ring.submitted(slot).load(Ordering::Acquire);
-    // `release_waits` publishes words without packets at the end of the run. No kernel completes those.
-    let has_packets = submitted >> 32 != 0;
-    let completed = ring.completed(slot).load(Ordering::Acquire);
-    (submitted as u32 == lap && has_packets && completed as u32 != lap).then_some(position)
+    let position = ring.freed();
+    // Waits released at the end of a run are items without packets, which no kernel completes.
+    let submitted = ring.submitted(position).is_some_and(|packets| packets > 0);
+    (submitted && !ring.is_completed(position)).then_some(position)
 }
 
 /// Measures for how long the same item has been the oldest one in flight.

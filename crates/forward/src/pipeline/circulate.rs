@@ -11,7 +11,7 @@ use super::{Overload, PipelineContext, PipelineSettings, Tally};
 use crate::control::Idle;
 use crate::error::{Error, Result};
 use inlane_core::clock::thread_cpu_ns;
-use inlane_core::ring::{Dispatcher, Half, sort_out};
+use inlane_core::ring::{Dispatcher, Half, apply_verdicts};
 use inlane_core::{Pool, Rx, Tx};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -176,19 +176,19 @@ impl Circulation {
                 let count = held.len();
                 let changed = back.changed();
                 if changed {
-                    let done = sort_out(held.as_mut_slice(), |i| back.verdict(i), *room);
+                    let done = apply_verdicts(held.as_mut_slice(), |i| back.verdict(i), *room);
                     tally.dropped_verdict += (done.dropped - done.invalid) as u64;
                     tally.dropped_invalid += done.invalid as u64;
                     held.give_back_from(done.forwarded);
                 }
                 back.free();
                 dispatcher.prefetch_completion();
-                dispatcher.prefetch_next(Half::Back);
+                dispatcher.prefetch_next(Half::Second);
                 match changed {
                     true => tx_stage.send(held, control, clock),
                     false => tx_stage.send_as_received(held, control, clock),
                 };
-                dispatcher.prefetch_next(Half::Front);
+                dispatcher.prefetch_next(Half::First);
                 if drive.stages {
                     let times = [item.received, item.queued, processed, clock.raw()];
                     tally.stages.record(clock, times, count as u64);

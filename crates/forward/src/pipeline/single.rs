@@ -6,8 +6,8 @@ use super::{Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, p
 use crate::control::Idle;
 use crate::error::Error;
 use inlane_core::clock::thread_cpu_ns;
+use inlane_core::ring::apply_verdicts;
 use inlane_core::ring::layout::{PacketVerdict, UNCHANGED};
-use inlane_core::ring::sort_out;
 
 /// How many bursts go by between two publications of the counters.
 pub(super) const PUBLISH_EVERY: u32 = 64;
@@ -62,7 +62,7 @@ fn drive_it(pipeline: Pipeline, drive: &PipelineSettings, shared: &PipelineConte
                 let info = unsafe { instance.run_packets(held.as_slice(), &mut outcomes, now) };
                 let changed = info != UNCHANGED;
                 if changed {
-                    let done = sort_out(held.as_mut_slice(), |i| outcomes[i], room);
+                    let done = apply_verdicts(held.as_mut_slice(), |i| outcomes[i], room);
                     tally.dropped_verdict += (done.dropped - done.invalid) as u64;
                     tally.dropped_invalid += done.invalid as u64;
                     held.give_back_from(done.forwarded);

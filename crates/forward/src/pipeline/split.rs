@@ -20,7 +20,7 @@ pub fn run(
     shared: &PipelineContext<'_>,
 ) -> Result<Tally, Error> {
     let Pipeline { rx, txs, pool, instances } = pipeline;
-    let (dispatcher, consumers) = Ring::new(drive.slots, drive.burst)?.dispatch(instances.len() as u32);
+    let (dispatcher, consumers) = Ring::between_threads(drive.slots, drive.burst, instances.len() as u32)?;
     let mut items = Items::new(&pool, drive.slots, drive.burst);
     let circulation = Circulation::new(rx, txs, pool, dispatcher, Limits::NONE, drive);
 

@@ -30,7 +30,7 @@ pub const LAST_LOOK: Duration = Duration::from_micros(2);
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A word with one writer.
-pub use inlane_core::ring::protocol::Word;
+pub use inlane_core::ring::Word;
 
 /// The stores that can end a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -123,7 +123,9 @@ struct Shape {
 struct Stage {
     shape: Shape,
     lane: Parameters,
-    ring: Arc<Ring>,
+    /// Keeps the ring's memory, which blocks use until they end.
+    _ring: Arc<Ring>,
+    dispatcher: Option<Dispatcher>,
     packets: Region,
     state: Region,
     /// What packets are pulled into, with the bytes behind which there is nothing to be written.
@@ -201,10 +203,13 @@ impl Stage {
         };
         let mut instance = function.instance().expect("it has a CPU build");
         instance.set_room(room);
+        // SAFETY: the regions are this test's, and blocks write only the complete half.
+        let dispatcher = unsafe { Ring::to_device(slots, burst, submit, complete) }.expect("a ring");
         Self {
             shape,
             lane,
-            ring: Ring::over(slots, burst, submit, complete).expect("memory for it"),
+            _ring: dispatcher.ring().clone(),
+            dispatcher: Some(dispatcher),
             packets: region(count * ROOM + 2 * EDGE, 0x77),
             state,
             pulled,
@@ -259,7 +264,7 @@ impl Stage {
         let seed = self.dice.0;
         std::thread::scope(|scope| {
             // Dropped where an assertion fails: then blocks end, too.
-            let (mut dispatcher, _): (Dispatcher, _) = self.ring.clone().dispatch(0);
+            let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;
                 scope.spawn(move || block.run(kernel, &shape, seed + index as u64, index, &lane, 0, 0));
@@ -388,7 +393,7 @@ fn blocks_end_when_told_whatever_the_ring_holds() {
             longest: 60,
         };
         let mut stage = Stage::new(&function, shape, 9);
-        let (mut dispatcher, _) = stage.ring.clone().dispatch(0);
+        let mut dispatcher = stage.dispatcher.take().expect("a stage is driven once");
         let mut free: Vec<u64> = (0..64).collect();
         while !free.is_empty() {
             let (packet, _) = stage.packet(&mut free);

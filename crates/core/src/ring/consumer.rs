@@ -1,0 +1,71 @@
+//! The end of the ring at which a worker takes items and completes them.
+
+use super::layout::{Descriptor, PacketVerdict};
+use super::protocol::{self, Polled};
+use super::{Ring, RingWords};
+use std::sync::Arc;
+
+/// What a consumer's poll found.
+pub enum Next<T> {
+    /// An item.
+    Item(T),
+    /// No item yet.
+    Empty,
+    /// No item ever again: the dispatcher has closed the ring, and this consumer has completed all its items.
+    Closed,
+}
+
+/// One worker's end of the ring.
+pub struct Consumer {
+    ring: Arc<Ring>,
+    cursor: protocol::Consumer,
+}
+
+impl Consumer {
+    pub(super) fn new(ring: Arc<Ring>, index: u32, consumers: u32) -> Self {
+        Self { ring, cursor: protocol::Consumer::new(0, index, consumers) }
+    }
+
+    /// Polls for this consumer's next item.
+    #[inline]
+    pub fn poll(&mut self) -> Next<SubmittedItem<'_>> {
+        match self.cursor.poll(&RingWords(&self.ring)) {
+            Polled::Item { slot, info } => {
+                let count = (info as usize).min(self.ring.burst);
+                Next::Item(SubmittedItem { consumer: self, slot, count })
+            }
+            Polled::Empty => Next::Empty,
+            Polled::Closed => Next::Closed,
+        }
+    }
+}
+
+/// An item for a worker to process. If it is dropped without [`SubmittedItem::complete`], the next poll returns it again.
+pub struct SubmittedItem<'a> {
+    consumer: &'a mut Consumer,
+    slot: u32,
+    count: usize,
+}
+
+impl SubmittedItem<'_> {
+    /// Returns the item's descriptors, and the place for one verdict for each.
+    #[inline]
+    pub fn parts(&mut self) -> (&[Descriptor], &mut [PacketVerdict]) {
+        let ring = &self.consumer.ring;
+        // SAFETY: the slot is this consumer's until `complete`: the dispatcher neither writes its descriptors nor reads its
+        // verdicts. `count` is at most `burst`.
+        unsafe {
+            (
+                std::slice::from_raw_parts(ring.descriptors(self.slot), self.count),
+                std::slice::from_raw_parts_mut(ring.verdicts(self.slot), self.count),
+            )
+        }
+    }
+
+    /// Hands the item back to the dispatcher. `info` is [`UNCHANGED`](super::layout::UNCHANGED) or, if each packet's verdict is
+    /// written, [`VERDICTS`](super::layout::VERDICTS).
+    #[inline]
+    pub fn complete(self, info: u32) {
+        self.consumer.cursor.complete(&RingWords(&self.consumer.ring), info);
+    }
+}
