@@ -108,8 +108,13 @@ impl Forward {
             (chosen, reason) = (taken, Some(why));
         }
         let config = &chosen;
-        let baseline = if self.experiment.no_baseline { None } else { experiment::baseline(config, control) };
+        let baseline =
+            || (!self.experiment.no_baseline).then(|| experiment::baseline(config, control)).flatten();
+        // The baseline may drop privileges, before it compiles for a GPU. Ports that need them are opened before it then.
+        let needs_privileges = config.drops_needed_privileges();
+        let before = (!needs_privileges).then(baseline).flatten();
         let mut outcome = run::run(config, control, watch)?;
+        let baseline = before.or_else(|| needs_privileges.then(baseline).flatten());
         if let Some(why) = reason {
             outcome.result.path.reason = why;
             if outcome.result.parameters.get("flush").is_none() {

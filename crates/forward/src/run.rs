@@ -149,19 +149,19 @@ impl<'a> Connected<'a> {
         let Connected { pipelines, faults, mut run } = self;
         let config = run.config;
         let cores = config.cores_for(config.executor.threads() * pipelines.len());
-        // The competing job is first measured alone. The ports start later, because their queues would overflow meanwhile.
-        let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let drops = config.drops_needed_privileges()
             || config.drop_privileges && gpu::runs_user_code(&config.executor, &run.function);
-        let pipelines = if drops {
+        if drops {
             run.start_ports()?;
             open::drop_privileges()?;
-            ready(config, &run.function, pipelines, run.gpu.as_ref())?
-        } else {
-            let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
+        }
+        // Compiles kernels on a GPU, so privileges are dropped before. The job is first measured alone. Ports that need no privileges
+        // start later, because their queues would overflow meanwhile.
+        let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
+        let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
+        if !drops {
             run.start_ports()?;
-            pipelines
-        };
+        }
         Ok(Started { pipelines, competing, cores, faults, run })
     }
 }

@@ -75,12 +75,11 @@ pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
     Ok(gpu)
 }
 
-/// Returns true if running `function` compiles or loads code that the user chose: a packet function of the user's, or on a GPU the
-/// compiler that `INLANE_NVRTC` names.
+/// Returns true if running `function` compiles or loads code that the user can choose. On a GPU that is always so: the run-time
+/// compiler is searched in places that the environment names (`INLANE_NVRTC`, `PYTHONPATH`, `VIRTUAL_ENV`, `HOME`).
 pub(crate) fn runs_user_code(
     executor: &crate::config::Executor,
     function: &inlane_function::PacketFunction,
 ) -> bool {
-    let gpu = executor.device() != crate::config::Device::Cpu;
-    function.is_user_code() || gpu && std::env::var_os("INLANE_NVRTC").is_some()
+    executor.device() != crate::config::Device::Cpu || function.is_user_code()
 }
