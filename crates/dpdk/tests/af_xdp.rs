@@ -309,18 +309,20 @@ fn ports_close_while_other_threads_use_their_pool() {
         .map(|number| {
             let (pool, stop) = (pool.clone(), stop.clone());
             std::thread::spawn(move || {
-                let mut packets = [Packet::EMPTY; 48];
+                let mut packets = [Packet::EMPTY; 64];
                 while !stop.load(Ordering::Relaxed) {
                     let count = pool.allocate(&mut packets);
-                    // SAFETY: allocated here, in host memory, and freed once.
-                    unsafe {
-                        packets[..count].iter_mut().for_each(|packet| packet.length = 64);
-                        packets[..count].iter().for_each(|packet| packet.bytes_mut().fill(number));
-                        std::thread::yield_now();
-                        let whole = |packet: &Packet| packet.bytes().iter().all(|&byte| byte == number);
-                        assert!(packets[..count].iter().all(whole), "a packet was allocated twice");
-                        pool.free(&packets[..count]);
+                    for packet in &packets[..count] {
+                        // SAFETY: allocated here, in host memory.
+                        unsafe { (packet.address as *mut u8).write_volatile(number) };
                     }
+                    for packet in &packets[..count] {
+                        // SAFETY: as above.
+                        let found = unsafe { (packet.address as *const u8).read_volatile() };
+                        assert_eq!(found, number, "a packet was allocated twice");
+                    }
+                    // SAFETY: allocated here, and not used again.
+                    unsafe { pool.free(&packets[..count]) };
                 }
             })
         })
