@@ -1,5 +1,6 @@
-//! `inlane forward` between network cards under vfio-pci, in a virtual machine: QEMU's e1000e and virtio-net, behind an emulated IOMMU
-//! that lets them reach nothing but what was mapped for them. What comes out of them is checked out here.
+//! `inlane forward` between network cards under vfio-pci, in a virtual machine. The cards are QEMU's e1000e and virtio-net. An emulated IOMMU
+//! limits them to the memory that was mapped for them. The test, outside the machine, sends frames into the cards and checks what the cards
+//! send.
 //!
 //! ```text
 //!   this test  ==datagrams==>  card A  --DMA-->  inlane's pool  --DMA-->  card B  ==datagrams==>  this test     and back
@@ -11,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Frames on their way at once.
+/// Frames in flight in one direction.
 const WINDOW: u32 = 16;
 
-/// Frames after which cards are surely set up.
-const SETTLED: u64 = 100;
+/// Received frames after which both cards are set up. QEMU drops the frames that it holds for a card that is reset.
+const SET_UP: u64 = 100;
 
-/// Where frames go into a card, and where they come out of it.
+/// The sockets of a card: to one the test sends the frames that the card receives, at the other it receives the frames that the card sends.
 struct Card {
     into: PathBuf,
     out: UnixDatagram,
@@ -36,30 +37,32 @@ impl Card {
     }
 }
 
-/// One way between two cards: what went in, and what came out.
+/// The traffic from one card to another.
 #[derive(Debug, Default)]
-struct Way {
+struct Direction {
+    /// Frames sent into the first card.
     sent: u32,
-    /// The number that comes next.
+    /// The number of the frame that should be received next.
     next: u32,
-    came: u64,
-    /// Numbers that did not come, once the cards were surely set up (QEMU drops what it held for one that is reset).
+    /// Frames received from the second card.
+    received: u64,
+    /// The numbers of lost frames, since the cards are set up.
     lost: Vec<std::ops::Range<u32>>,
 }
 
-impl Way {
-    /// Keeps frames on their way; before the first one came, inlane was not there yet and they are sent anew.
-    fn push(&mut self, sender: &UnixDatagram, from: &Card) {
+impl Direction {
+    /// Sends frames until enough are in flight. Until the first is received, inlane may not run yet, and frames are sent again.
+    fn send(&mut self, sender: &UnixDatagram, from: &Card) {
         while self.sent - self.next < WINDOW && sender.send_to(&frame(self.sent), &from.into).is_ok() {
             self.sent += 1;
         }
-        if self.came == 0 {
+        if self.received == 0 {
             self.next = self.sent;
         }
     }
 
-    /// Takes what came, which must be what went in, in order, with its addresses swapped.
-    fn pull(&mut self, to: &Card) {
+    /// Receives frames. Each must be as it was sent, with its addresses swapped, and in order.
+    fn receive(&mut self, to: &Card) {
         let mut buffer = [0; 2048];
         while let Ok(length) = to.out.recv(&mut buffer) {
             let got = &buffer[..length];
@@ -67,18 +70,18 @@ impl Way {
             let mut wanted = frame(number);
             wanted[..12].rotate_left(6);
             assert!(got == wanted, "frame {number} was altered");
-            if self.came > 0 {
-                assert!(number >= self.next, "frame {number} came after {}", self.next);
-                if number > self.next && self.came > SETTLED {
+            if self.received > 0 {
+                assert!(number >= self.next, "frame {number} was received after frame {}", self.next);
+                if number > self.next && self.received > SET_UP {
                     self.lost.push(self.next..number);
                 }
             }
-            (self.came, self.next) = (self.came + 1, number + 1);
+            (self.received, self.next) = (self.received + 1, number + 1);
         }
     }
 }
 
-/// Frame `number`, of a length and with bytes that follow from it.
+/// Returns frame `number`. Its length and bytes depend on the number.
 fn frame(number: u32) -> Vec<u8> {
     let mut frame = b"\x02\0\0\0\0\x02\x02\0\0\0\0\x01\x88\xb5".to_vec();
     frame.extend(number.to_be_bytes());
@@ -87,24 +90,24 @@ fn frame(number: u32) -> Vec<u8> {
     frame
 }
 
-/// Sends and receives both ways through each pair of cards until the machine is gone.
-fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Way; 2]> {
+/// Sends and receives in both directions through each pair of cards until the machine has ended.
+fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
     let sender = UnixDatagram::unbound().unwrap();
     sender.set_nonblocking(true).unwrap();
-    let mut ways: Vec<[Way; 2]> = pairs.iter().map(|_| Default::default()).collect();
-    let begun = Instant::now();
+    let mut directions: Vec<[Direction; 2]> = pairs.iter().map(|_| Default::default()).collect();
+    let start = Instant::now();
     loop {
-        let gone = machine.try_wait().unwrap().is_some();
-        for ([a, b], [there, back]) in pairs.iter().zip(&mut ways) {
-            for (way, from, to) in [(there, a, b), (back, b, a)] {
-                way.pull(to);
-                way.push(&sender, from);
+        let ended = machine.try_wait().unwrap().is_some();
+        for ([a, b], [forth, back]) in pairs.iter().zip(&mut directions) {
+            for (direction, from, to) in [(forth, a, b), (back, b, a)] {
+                direction.receive(to);
+                direction.send(&sender, from);
             }
         }
-        if gone {
-            return ways;
+        if ended {
+            return directions;
         }
-        assert!(begun.elapsed() < Duration::from_secs(200), "the machine does not end");
+        assert!(start.elapsed() < Duration::from_secs(200), "the machine does not end");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -112,7 +115,7 @@ fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Way; 2]> {
 #[test]
 fn packets_go_from_card_to_card() {
     const TEST: &str = "packets_go_from_card_to_card";
-    // As the workspace builds it beside this package's programs.
+    // The workspace builds it beside this package's programs.
     let inlane = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
     if !inlane.exists() {
         eprintln!("SKIPPED {TEST}: no {}; build it with: cargo build -p inlane", inlane.display());
@@ -122,8 +125,8 @@ fn packets_go_from_card_to_card() {
     let cards = ["a", "b", "c", "d", "e"].map(|name| Card::new(folder.path(), name));
     let [a, b, c, d, held] = &cards;
     let run = |number: u32, function: &str, first: &str, second: &str| {
-        // A frame whose buffer lies in two pages that are no neighbours in the machine's memory, QEMU's e1000e drops: few and
-        // small pools fit a huge page each.
+        // Small pools, each in one huge page: QEMU's e1000e drops a frame whose buffer lies in two pages that are not adjacent in the
+        // machine's memory.
         format!(
             "inlane forward --between pci:0000:00:{first}.0,descriptors=128 pci:0000:00:{second}.0,descriptors=128 \
              --buffers 800 --function {function} --duration 4s --json /tmp/{number} >&2; echo status $?; "
@@ -149,7 +152,7 @@ fn packets_go_from_card_to_card() {
         .stderr(fs::File::create(folder.path().join("stderr")).unwrap())
         .spawn()
         .unwrap();
-    let ways = exchange(&mut machine, &[[a, b], [c, d]]);
+    let directions = exchange(&mut machine, &[[a, b], [c, d]]);
     let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
     let (text, errors) = (read("stdout"), read("stderr"));
     let status = machine.wait().unwrap();
@@ -171,20 +174,20 @@ fn packets_go_from_card_to_card() {
 
     let documents: Vec<serde_json::Value> =
         text.split("\ndocument\n").skip(1).map(|json| serde_json::from_str(json).unwrap()).collect();
-    for (document, (ways, driver)) in documents.iter().zip(ways.iter().zip(["net_e1000_em", "net_virtio"])) {
+    for (document, (directions, driver)) in
+        documents.iter().zip(directions.iter().zip(["net_e1000_em", "net_virtio"]))
+    {
         let result = &document["results"][0];
         let hops = result["path"]["hops"].to_string();
         assert!(hops.contains(&format!("DPDK {driver} on 0000:00:0")), "{hops}");
-        assert!(ways.iter().all(|way| way.came > 200), "{ways:?}");
-        for way in ways {
-            assert!(way.lost.is_empty(), "{ways:?} {result}");
-        }
-        // All that a card was given to send came out of it, and all that came in was given to one.
-        let came: u64 = ways.iter().map(|way| way.came).sum();
-        assert_eq!(result["tx"]["packets"], came, "{ways:?} {result}");
-        assert_eq!(result["rx"]["packets"], came, "{ways:?} {result}");
-        for nothing in ["leaked_buffers", "dropped_unsent", "dropped_invalid"] {
-            assert_eq!(result[nothing], 0, "{result}");
+        assert!(directions.iter().all(|direction| direction.received > 200), "{directions:?}");
+        assert!(directions.iter().all(|direction| direction.lost.is_empty()), "{directions:?} {result}");
+        // The cards sent every frame that they were given, and forward sent every frame that it received.
+        let received: u64 = directions.iter().map(|direction| direction.received).sum();
+        assert_eq!(result["tx"]["packets"], received, "{directions:?} {result}");
+        assert_eq!(result["rx"]["packets"], received, "{directions:?} {result}");
+        for count in ["leaked_buffers", "dropped_unsent", "dropped_invalid"] {
+            assert_eq!(result[count], 0, "{result}");
         }
     }
     assert_eq!(documents.len(), 2);

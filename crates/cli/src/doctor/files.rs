@@ -1,25 +1,25 @@
-//! The kernel's files (`/proc`, `/sys`, `/dev`) under a root that tests choose. Whatever cannot be read is absent; whatever
-//! is no text, too long or no number is read as far as it makes sense: a strange file never ends a check.
+//! The kernel's files (`/proc`, `/sys`, `/dev`), below a root that tests choose. A file that cannot be read counts as absent. Text that is
+//! too long is cut, and bytes that are no text are replaced.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// No file of interest is longer; `/proc/cpuinfo` of hundreds of cores is, but its first processor says enough.
+/// Most bytes that are read of a file. Only `/proc/cpuinfo` can be longer, and its first processor is enough.
 const MOST: u64 = 256 * 1024;
 
-/// The file tree that the checks read.
+/// The files that the checks read.
 pub struct Files {
     root: PathBuf,
 }
 
 impl Files {
-    /// Reads below `root`: `/` for this machine.
+    /// Reads below `root`, which is `/` for this machine.
     pub fn under(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The root.
+    /// Returns the root.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -28,10 +28,10 @@ impl Files {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// The text of a file, trimmed.
+    /// Returns the text of a file without white space at its ends.
     pub fn text(&self, path: &str) -> Option<String> {
         let path = self.at(path);
-        // Opening a pipe or a device waits, or does something.
+        // Opening a pipe may block, and opening a device may act on it.
         if !fs::metadata(&path).ok()?.is_file() {
             return None;
         }
@@ -40,12 +40,12 @@ impl Files {
         Some(plain(String::from_utf8_lossy(&bytes).trim()))
     }
 
-    /// A file that holds one number.
+    /// Returns the number that a file contains.
     pub fn number(&self, path: &str) -> Option<u64> {
         self.text(path)?.parse().ok()
     }
 
-    /// The value behind `name` and a colon in a file of such lines.
+    /// Returns the value of a line `name: value`.
     pub fn field(&self, path: &str, name: &str) -> Option<String> {
         self.text(path)?.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;
@@ -53,7 +53,7 @@ impl Files {
         })
     }
 
-    /// The names in a directory, sorted.
+    /// Returns the names in a directory, sorted.
     pub fn list(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
         let mut names: Vec<String> =
@@ -62,18 +62,18 @@ impl Files {
         names
     }
 
-    /// True when something is there.
+    /// Returns true if the path exists.
     pub fn exists(&self, path: &str) -> bool {
         fs::symlink_metadata(self.at(path)).is_ok()
     }
 }
 
-/// Without control characters, which could move a terminal's cursor.
+/// Replaces control characters, which could move a terminal's cursor.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '?' } else { c }).collect()
 }
 
-/// Reads a list of processors as the kernel writes them (`0-3,8`); what makes no sense is left out.
+/// Parses a list of processors as the kernel writes it (`0-3,8`). Skips malformed parts.
 pub fn processors(list: &str) -> Vec<u32> {
     let mut found = Vec::new();
     for part in list.split(',') {
@@ -81,7 +81,7 @@ pub fn processors(list: &str) -> Vec<u32> {
         let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) else {
             continue;
         };
-        // Linux has at most 8192 processors on any architecture.
+        // Linux supports at most 8192 processors.
         found.extend(first..=last.min(8191));
     }
     found

@@ -1,35 +1,36 @@
-//! What this process may do: capabilities, locked memory.
+//! Checks of what this process may do: capabilities, locked memory.
 
 use super::Machine;
 use super::check::{Check, Name};
 use inlane_core::units;
 
-/// Bits of the kernel's capability sets (linux/capability.h).
+/// A bit of the kernel's capability sets (`linux/capability.h`), as those below.
 pub const NET_ADMIN: u32 = 12;
 const NET_RAW: u32 = 13;
 const IPC_LOCK: u32 = 14;
 const SYS_ADMIN: u32 = 21;
 const BPF: u32 = 39;
 
-/// With the least locked memory that a few pools of packets and their DMA mappings take.
+/// Bytes of locked memory that are enough for a few pools of packets with their DMA mappings.
 const ENOUGH_LOCKED: u64 = 1 << 28;
 
+/// Returns the effective set of this process.
 fn effective(machine: &Machine) -> u64 {
     let set = machine.files.field("/proc/self/status", "CapEff").unwrap_or_default();
     u64::from_str_radix(&set, 16).unwrap_or(0)
 }
 
-/// True when the process has the capability.
+/// Returns true if the process has the capability.
 pub fn has(machine: &Machine, capability: u32) -> bool {
     effective(machine) >> capability & 1 == 1
 }
 
-/// Loading XDP programs takes CAP_BPF and CAP_NET_ADMIN, before Linux 5.8 CAP_SYS_ADMIN.
+/// Returns true if the process may load XDP programs. That needs CAP_NET_ADMIN, and CAP_BPF or CAP_SYS_ADMIN.
 pub fn can_load_bpf(machine: &Machine) -> bool {
     has(machine, NET_ADMIN) && (has(machine, BPF) || has(machine, SYS_ADMIN))
 }
 
-/// The command that gives this program's file what its ports need.
+/// Returns the command that gives this program's file the capabilities that ports need. A run drops them before it loads the user's code.
 pub fn setcap(machine: &Machine) -> String {
     let program = machine.trials.program.display();
     format!("sudo setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep {program}")
@@ -37,7 +38,7 @@ pub fn setcap(machine: &Machine) -> String {
 
 pub fn privileges(machine: &Machine) -> Check {
     let matters =
-        "ports on network interfaces need some capabilities; captures, generators and memif need none";
+        "ports on network interfaces need capabilities to open; a run drops them before it loads user code";
     let wanted = [
         (NET_RAW, "CAP_NET_RAW (af_packet, af_xdp)"),
         (NET_ADMIN, "CAP_NET_ADMIN (tap, af_xdp)"),
@@ -53,7 +54,7 @@ pub fn privileges(machine: &Machine) -> Check {
         None => "unknown user".to_string(),
     };
     if lacking.is_empty() {
-        return Check::ok(Name::Privileges, matters, format!("{who}, with all that any port needs"));
+        return Check::ok(Name::Privileges, matters, format!("{who}, with all capabilities that ports need"));
     }
     let check = Check::ok(Name::Privileges, matters, format!("{who}, without {}", lacking.join(", ")));
     let remedy = setcap(machine);
@@ -61,23 +62,25 @@ pub fn privileges(machine: &Machine) -> Check {
 }
 
 pub fn memory_lock(machine: &Machine) -> Check {
-    let matters = "memory that devices reach must be locked: buffers of af_xdp, of GPUs, of vfio";
+    let matters = "memory that devices access must be locked: packet buffers of af_xdp, GPUs and vfio";
     let check = |evidence: String| Check::ok(Name::MemoryLock, matters, evidence);
     let limits = machine.files.text("/proc/self/limits").unwrap_or_default();
     let limit =
         limits.lines().find_map(|line| line.strip_prefix("Max locked memory")?.split_whitespace().next());
     if has(machine, IPC_LOCK) {
-        return check("no limit for this process (CAP_IPC_LOCK)".into());
+        return check("no limit, because this process has CAP_IPC_LOCK".into());
     }
     match limit {
         Some("unlimited") => check("no limit".into()),
         Some(text) => match text.parse::<u64>() {
             Ok(bytes) if bytes >= ENOUGH_LOCKED => check(format!("up to {}", units::bytes(bytes))),
             Ok(bytes) => check(format!("only {}", units::bytes(bytes))).degraded(
-                "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/inlane.conf; then log in again",
+                "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/inlane.conf; log in again",
             ),
-            Err(_) => check(format!("the limit reads '{text}'")).degraded("ulimit -l unlimited"),
+            Err(_) => {
+                check(format!("the limit is '{text}', which is no number")).degraded("ulimit -l unlimited")
+            }
         },
-        None => check("the limit cannot be read (/proc/self/limits)".into()).degraded("ulimit -l unlimited"),
+        None => check("cannot read the limit in /proc/self/limits".into()).degraded("ulimit -l unlimited"),
     }
 }

@@ -173,6 +173,22 @@ fn af_xdp_needs_the_socket_and_the_program() {
 }
 
 #[test]
+fn af_xdp_needs_a_kernel_with_links() {
+    let with = |release: &str| {
+        let files =
+            [("proc/self/status", status("000001ffffffffff")), ("proc/sys/kernel/osrelease", release.into())];
+        let mut fake =
+            Fake::new(&files.each_ref().map(|(path, text): &(&str, String)| (*path, text.as_str())));
+        fake.trials.af_xdp = Ok(());
+        fake.check(ports::af_xdp).state
+    };
+    assert_eq!(with("5.4.0-200-generic"), State::Missing);
+    assert_eq!(with("5.9.0"), State::Ok);
+    assert_eq!(with("6.18-rc1"), State::Ok);
+    assert_eq!(with("unknown"), State::Ok);
+}
+
+#[test]
 fn memory_lock_reads_the_soft_limit() {
     let with = |soft: &str| {
         let limits =
