@@ -85,6 +85,21 @@ impl<T> Document<T> {
         }
     }
 
+    /// Returns the machine, the devices, the version and the date in one line, for figures.
+    pub fn source(&self) -> String {
+        let Host { cpu, cores, kernel, .. } = &self.host;
+        let cpu = if cpu.is_empty() { "unknown processor" } else { cpu };
+        let mut parts = vec![format!("{cpu}, {cores} cores")];
+        parts.extend(self.devices.iter().cloned());
+        parts.push(format!("Linux {kernel}"));
+        parts.push(format!("inlane {}", self.command.version));
+        parts.push(self.started_at.split('T').next().unwrap_or_default().to_string());
+        if self.twin {
+            parts.push("figures of a model, not of a device".into());
+        }
+        parts.join("; ")
+    }
+
     /// Sets the duration. Call it when the last row is there.
     pub fn finish(&mut self) {
         self.duration_ns = self.start.elapsed().as_nanos() as u64;

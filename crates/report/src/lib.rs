@@ -9,7 +9,7 @@ mod text;
 mod write;
 
 pub use csv::csv;
-pub use plot::{Line, Plot, Scale, figure};
+pub use plot::{Line, Plot, Point, Scale, figure};
 pub use table::{Lines, grid};
 pub use text::text;
 pub use write::{Error, Target, remove_fresh, stdout};

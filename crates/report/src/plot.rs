@@ -1,290 +1,313 @@
-//! Line plots as SVG.
+//! Line plots as SVG, with the spread of each point, the ceiling, and the machine in the picture.
 
+mod axis;
+mod style;
+
+use axis::{Axis, range, short};
 use plotters::coord::Shift;
-use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 use std::ops::Range;
+use style::COLOURS;
 
-/// How an axis is scaled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scale {
-    /// Even.
-    Linear,
-    /// By powers; for values above zero.
-    Log,
+pub use axis::Scale;
+
+/// A point of a line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// The x value.
+    pub x: f64,
+    /// The y value: the median if the run was repeated.
+    pub y: f64,
+    /// The minimum and maximum over repeats, drawn as a bar.
+    pub spread: Option<(f64, f64)>,
 }
 
-/// One line of a plot.
-#[derive(Clone, Debug)]
+/// A line of a plot.
+#[derive(Clone, Debug, Default)]
 pub struct Line {
-    /// For the legend.
+    /// The name in the legend. It decides the colour: lines of the same name have the same colour.
     pub name: String,
-    /// Its points, in order.
-    pub points: Vec<(f64, f64)>,
-    /// Points of a dashed line in the same colour, where there is one.
+    /// The title of the panel in which the line is drawn. Each title gets a panel of its own.
+    pub panel: String,
+    /// The points in order.
+    pub points: Vec<Point>,
+    /// The points of a second, dashed line in the same colour.
     pub dashed: Vec<(f64, f64)>,
+    /// The points of the line's ceiling, drawn in grey.
+    pub ceiling: Vec<(f64, f64)>,
+}
+
+impl Line {
+    /// Creates a line without points.
+    pub fn new(name: impl Into<String>, panel: impl Into<String>) -> Self {
+        Self { name: name.into(), panel: panel.into(), ..Self::default() }
+    }
 }
 
 /// A plot with named axes.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// Above it.
+    /// The title.
     pub title: String,
-    /// Below it, with the unit.
+    /// The label of the x axis, with the unit.
     pub x: String,
-    /// Beside it, with the unit.
+    /// The label of the y axis, with the unit.
     pub y: String,
-    /// Of the x axis.
+    /// The scale of the x axis.
     pub x_scale: Scale,
-    /// Of the y axis.
+    /// The scale of the y axis.
     pub y_scale: Scale,
-    /// What is drawn.
+    /// The lines.
     pub lines: Vec<Line>,
 }
 
-/// Colours that differ for most kinds of colour vision (Okabe and Ito).
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(0, 114, 178),
-    RGBColor(213, 94, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(230, 159, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(0, 0, 0),
-    RGBColor(140, 140, 0),
-];
-
-/// An even axis with ticks where they are asked for.
-struct Axis {
-    range: Range<f64>,
-    ticks: Vec<f64>,
-}
-
-impl Ranged for Axis {
-    type FormatOption = DefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, (first, last): (i32, i32)) -> i32 {
-        let share = (value - self.range.start) / (self.range.end - self.range.start);
-        first + (share * f64::from(last - first)).round() as i32
-    }
-
-    fn key_points<Hint: KeyPointHint>(&self, _hint: Hint) -> Vec<f64> {
-        self.ticks.clone()
-    }
-
-    fn range(&self) -> Range<f64> {
-        self.range.clone()
-    }
-}
-
-/// A plot's size, without the legend beside it.
-const SIZE: (u32, u32) = (720, 420);
-/// Where lines end and names begin in the legend.
+/// The size of a plot with one panel.
+const ALONE: (u32, u32) = (720, 400);
+/// The size of each panel of a plot with several.
+const SMALL: (u32, u32) = (400, 290);
+/// Panels beside each other.
+const COLUMNS: u32 = 2;
+/// The height of a plot's title.
+const TITLE: u32 = 34;
+/// The height of the line with the machine, below all plots.
+const SOURCE: u32 = 26;
+/// The length of a line's sample in the legend.
 const SAMPLE: i32 = 26;
-/// Height of a line of the legend.
+/// The height of a row of the legend.
 const ROW: i32 = 20;
+/// The colour of ceilings.
+const GREY: RGBColor = RGBColor(128, 128, 128);
+/// A ceiling above this multiple of the largest value is not drawn on a linear axis, because it would flatten the lines.
+const HIGHEST_CEILING: f64 = 3.0;
 
 impl Plot {
-    /// The plot as an SVG document; `None` when it has no finite point to draw.
-    pub fn svg(&self) -> Option<String> {
-        figure(std::slice::from_ref(self))
+    fn drawable(&self, (x, y): (f64, f64)) -> bool {
+        let fits = |scale: Scale, value: f64| value.is_finite() && (scale == Scale::Linear || value > 0.0);
+        fits(self.x_scale, x) && fits(self.y_scale, y)
     }
 
-    /// The points that can be drawn, a log axis as its logarithm: one chart type serves all four combinations.
-    fn drawable<'a>(&'a self, points: &'a [(f64, f64)]) -> impl Iterator<Item = (f64, f64)> + 'a {
-        let usable = |&&(x, y): &&(f64, f64)| {
-            x.is_finite()
-                && y.is_finite()
-                && (self.x_scale == Scale::Linear || x > 0.0)
-                && (self.y_scale == Scale::Linear || y > 0.0)
+    /// Converts points to coordinates, without those that cannot be drawn.
+    fn places(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+        let drawn = points.iter().filter(|point| self.drawable(**point));
+        drawn.map(|&(x, y)| (self.x_scale.place(x), self.y_scale.place(y))).collect()
+    }
+
+    fn solid(&self, line: &Line) -> Vec<(f64, f64)> {
+        self.places(&line.points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>())
+    }
+
+    /// The spread bars of a line: x, minimum, value, maximum.
+    fn spreads(&self, line: &Line) -> Vec<[f64; 4]> {
+        let bars = line.points.iter().filter_map(|&Point { x, y, spread }| {
+            let (low, high) = spread?;
+            let fits = [low, y, high].into_iter().all(|y| self.drawable((x, y)));
+            fits.then(|| [self.x_scale.place(x), low, y, high])
+        });
+        bars.map(|[x, low, y, high]| {
+            [x, self.y_scale.place(low), self.y_scale.place(y), self.y_scale.place(high)]
+        })
+        .collect()
+    }
+
+    /// The ceilings that are drawn.
+    fn ceiling(&self, line: &Line) -> Vec<(f64, f64)> {
+        let values = self.lines.iter().flat_map(|line| &line.points).map(|point| point.y);
+        let highest = values.filter(|value| value.is_finite()).fold(0.0, f64::max) * HIGHEST_CEILING;
+        let near = |y: f64| self.y_scale == Scale::Log || y <= highest;
+        self.places(&line.ceiling).into_iter().filter(|&(_, y)| near(self.y_scale.value(y))).collect()
+    }
+
+    /// Everything that is drawn, for the ranges of the axes, which all panels share.
+    fn all(&self) -> Vec<(f64, f64)> {
+        let line = |line: &Line| {
+            let mut all = self.solid(line);
+            all.extend(self.places(&line.dashed));
+            all.extend(self.ceiling(line));
+            all.extend(self.spreads(line).iter().flat_map(|&[x, low, _, high]| [(x, low), (x, high)]));
+            all
         };
-        points.iter().filter(usable).map(|&(x, y)| (self.x_scale.place(x), self.y_scale.place(y)))
+        self.lines.iter().flat_map(line).collect()
     }
 
-    fn all(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
-        self.lines.iter().flat_map(|line| self.drawable(&line.points).chain(self.drawable(&line.dashed)))
+    fn is_empty(&self) -> bool {
+        self.lines.iter().all(|line| self.solid(line).is_empty() && self.places(&line.dashed).is_empty())
+    }
+
+    /// The titles of the panels, in the order of the lines.
+    fn panels(&self) -> Vec<&str> {
+        distinct(self.lines.iter().map(|line| line.panel.as_str()))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let drawn = |line: &&Line| !self.solid(line).is_empty() || !self.places(&line.dashed).is_empty();
+        distinct(self.lines.iter().filter(drawn).map(|line| line.name.as_str()))
+    }
+
+    /// The size of the panels and their number of rows and columns.
+    fn layout(&self) -> ((u32, u32), u32, u32) {
+        match self.panels().len() as u32 {
+            0 | 1 => (ALONE, 1, 1),
+            panels => (SMALL, panels.div_ceil(COLUMNS), COLUMNS),
+        }
+    }
+
+    /// The size of the plot without the legend.
+    fn size(&self) -> (u32, u32) {
+        let ((width, height), rows, columns) = self.layout();
+        let legend = 10 + ROW * (self.names().len() as i32 + 1);
+        (width * columns, TITLE + (height * rows).max(legend as u32))
     }
 
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> Option<()> {
-        let (chart_area, legend) = area.split_horizontally(SIZE.0);
-        let xs: Vec<f64> = self.all().map(|point| point.0).collect();
-        let ys: Vec<f64> = self.all().map(|point| point.1).collect();
+        let (width, _) = self.size();
+        let (title, rest) = area.split_vertically(TITLE);
+        let letters = title_size(&self.title, width);
+        title.draw(&Text::new(self.title.clone(), (16, 10), ("sans-serif", letters))).ok()?;
+        let (charts, legend) = rest.split_horizontally(width);
+        let names = self.names();
+        let colours = style::colours(&names);
+        let style_of = |name: &str| {
+            let index = names.iter().position(|known| *known == name).unwrap_or(0);
+            // Names beyond the number of colours repeat them, with hollow points.
+            (COLOURS[colours.get(index).copied().unwrap_or(0)], index < COLOURS.len())
+        };
+        let all = self.all();
+        let xs: Vec<f64> = all.iter().map(|point| point.0).collect();
+        let ys: Vec<f64> = all.iter().map(|point| point.1).collect();
         let (x_range, y_range) = (range(&xs, false), range(&ys, self.y_scale == Scale::Linear));
-        let x_ticks = self.x_scale.ticks(&x_range, &xs);
-        let y_ticks = self.y_scale.ticks(&y_range, &[]);
-        let mut chart = ChartBuilder::on(&chart_area)
-            .caption(&self.title, ("sans-serif", title_size(&self.title)))
-            .margin(12)
-            .x_label_area_size(44)
-            .y_label_area_size(72)
+        let (_, rows, columns) = self.layout();
+        let areas = charts.split_evenly((rows as usize, columns as usize));
+        let mut ceilings = false;
+        for (panel, area) in self.panels().iter().zip(&areas) {
+            ceilings |= self.draw_panel(panel, area, &x_range, &y_range, &style_of)?;
+        }
+        for (row, name) in names.iter().enumerate() {
+            let (colour, filled) = style_of(name);
+            let y = 20 + ROW * row as i32;
+            let fill = if filled { colour.filled() } else { colour.stroke_width(2) };
+            legend.draw(&PathElement::new([(0, y), (SAMPLE - 6, y)], colour.stroke_width(2))).ok()?;
+            legend.draw(&Circle::new(((SAMPLE - 6) / 2, y), 4, fill)).ok()?;
+            legend.draw(&Text::new(name.to_string(), (SAMPLE, y - 7), ("sans-serif", 14))).ok()?;
+        }
+        if ceilings {
+            let y = 20 + ROW * names.len() as i32;
+            for x in [0, 8, 16] {
+                legend.draw(&PathElement::new([(x, y), (x + 4, y)], GREY.stroke_width(2))).ok()?;
+            }
+            legend.draw(&Text::new("ceiling", (SAMPLE, y - 7), ("sans-serif", 14))).ok()?;
+        }
+        Some(())
+    }
+
+    /// Draws one panel. Returns true if a ceiling was drawn.
+    fn draw_panel<B: DrawingBackend>(
+        &self,
+        panel: &str,
+        area: &DrawingArea<B, Shift>,
+        x_range: &Range<f64>,
+        y_range: &Range<f64>,
+        style_of: &dyn Fn(&str) -> (RGBColor, bool),
+    ) -> Option<bool> {
+        let xs: Vec<f64> = self.all().iter().map(|point| point.0).collect();
+        let x_ticks = self.x_scale.ticks(x_range, &xs);
+        let y_ticks = self.y_scale.ticks(y_range, &[]);
+        let mut builder = ChartBuilder::on(area);
+        if !panel.is_empty() {
+            builder.caption(panel, ("sans-serif", 14));
+        }
+        let mut chart = builder
+            .margin(10)
+            .x_label_area_size(42)
+            .y_label_area_size(66)
             .build_cartesian_2d(
-                Axis { range: x_range, ticks: x_ticks },
-                Axis { range: y_range, ticks: y_ticks },
+                Axis { range: x_range.clone(), ticks: x_ticks },
+                Axis { range: y_range.clone(), ticks: y_ticks },
             )
             .ok()?;
         chart
             .configure_mesh()
             .x_desc(&self.x)
             .y_desc(&self.y)
-            .x_label_formatter(&|value| short(self.x_scale.value(*value)))
-            .y_label_formatter(&|value| short(self.y_scale.value(*value)))
-            .axis_desc_style(("sans-serif", 15))
-            .label_style(("sans-serif", 13))
+            .x_label_formatter(&|place| short(self.x_scale.value(*place)))
+            .y_label_formatter(&|place| short(self.y_scale.value(*place)))
+            .axis_desc_style(("sans-serif", 14))
+            .label_style(("sans-serif", 12))
             .light_line_style(WHITE)
             .draw()
             .ok()?;
-        let mut named = 0;
-        for (index, line) in self.lines.iter().enumerate() {
-            let colour = COLOURS[index % COLOURS.len()];
+        let mut drawn: Vec<Vec<(f64, f64)>> = Vec::new();
+        for line in self.lines.iter().filter(|line| line.panel == panel) {
+            let (colour, filled) = style_of(&line.name);
             let stroke = colour.stroke_width(2);
-            let points: Vec<_> = self.drawable(&line.points).collect();
-            let dashed: Vec<_> = self.drawable(&line.dashed).collect();
-            if points.is_empty() && dashed.is_empty() {
-                continue;
+            let fill = if filled { colour.filled() } else { stroke };
+            let (solid, dashed, ceiling) = (self.solid(line), self.places(&line.dashed), self.ceiling(line));
+            if !ceiling.is_empty() && !drawn.contains(&ceiling) {
+                chart.draw_series(DashedLineSeries::new(ceiling.clone(), 4, 4, GREY.stroke_width(2))).ok()?;
+                drawn.push(ceiling);
             }
-            // After the colours are used up, points are hollow.
-            let fill = if index < COLOURS.len() { colour.filled() } else { colour.stroke_width(2) };
-            chart.draw_series(points.iter().chain(&dashed).map(|&point| Circle::new(point, 4, fill))).ok()?;
-            chart.draw_series(LineSeries::new(points, stroke)).ok()?;
+            for [x, low, y, high] in self.spreads(line) {
+                chart.draw_series([ErrorBar::new_vertical(x, low, y, high, stroke, 9)]).ok()?;
+            }
+            chart.draw_series(solid.iter().chain(&dashed).map(|&point| Circle::new(point, 4, fill))).ok()?;
+            chart.draw_series(LineSeries::new(solid, stroke)).ok()?;
             chart.draw_series(DashedLineSeries::new(dashed, 6, 4, stroke)).ok()?;
-            let y = 50 + ROW * named;
-            named += 1;
-            legend.draw(&PathElement::new([(0, y), (SAMPLE - 6, y)], stroke)).ok()?;
-            legend.draw(&Circle::new(((SAMPLE - 6) / 2, y), 4, fill)).ok()?;
-            legend.draw(&Text::new(line.name.clone(), (SAMPLE, y - 7), ("sans-serif", 14))).ok()?;
         }
-        Some(())
+        Some(!drawn.is_empty())
     }
 }
 
-/// Plots one below the other as an SVG document, those without a finite point left out; `None` when none is left.
-pub fn figure(plots: &[Plot]) -> Option<String> {
-    let plots: Vec<&Plot> = plots.iter().filter(|plot| plot.all().next().is_some()).collect();
-    let names = plots.iter().flat_map(|plot| &plot.lines).map(|line| line.name.chars().count());
-    let lines = plots.iter().map(|plot| plot.lines.len()).max()?;
-    let width = SIZE.0 + SAMPLE as u32 + 8 * names.max().unwrap_or(0) as u32 + 12;
-    let height = SIZE.1.max((60 + ROW * lines as i32) as u32);
+/// Draws plots one below the other, with `source` (machine, version, date) as the last line. Plots without a finite point are
+/// left out. Returns `None` if no plot is left.
+pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
+    let plots: Vec<&Plot> = plots.iter().filter(|plot| !plot.is_empty()).collect();
+    let names =
+        plots.iter().flat_map(|plot| plot.names()).chain(["ceiling"]).map(|name| name.chars().count());
+    let legend = SAMPLE as u32 + 8 * names.max().unwrap_or(0) as u32 + 12;
+    let width = plots.iter().map(|plot| plot.size().0).max()? + legend;
+    let height: u32 = plots.iter().map(|plot| plot.size().1).sum::<u32>() + SOURCE;
     let mut svg = String::new();
     {
-        let root =
-            SVGBackend::with_string(&mut svg, (width, height * plots.len() as u32)).into_drawing_area();
+        let root = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
         root.fill(&WHITE).ok()?;
-        for (area, plot) in root.split_evenly((plots.len(), 1)).iter().zip(plots) {
-            plot.draw(area)?;
+        let mut rest = root.clone();
+        for plot in plots {
+            let (area, below) = rest.split_vertically(plot.size().1);
+            plot.draw(&area)?;
+            rest = below;
         }
+        // A letter is about half as wide as high.
+        let letters = (2 * (width - 32) / source.chars().count().max(1) as u32).clamp(7, 12);
+        rest.draw(&Text::new(source.to_string(), (16, 6), ("sans-serif", letters))).ok()?;
         root.present().ok()?;
     }
-    Some(svg)
+    Some(style::with_dark_mode(&svg))
 }
 
-/// The size of letters at which a title fits above its plot.
-fn title_size(title: &str) -> u32 {
-    (SIZE.0 * 2 / title.chars().count().max(1) as u32).clamp(8, 17)
+fn distinct<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut seen: Vec<&str> = Vec::new();
+    for text in texts {
+        if !seen.contains(&text) {
+            seen.push(text);
+        }
+    }
+    seen
 }
 
-/// From the least to the greatest with a margin, from zero where that is asked for.
-fn range(values: &[f64], from_zero: bool) -> Range<f64> {
-    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let low = if from_zero { low.min(0.0) } else { low };
-    let margin = if high > low { (high - low) * 0.05 } else { 1.0 };
-    if from_zero { low..high + margin } else { low - margin..high + margin }
-}
-
-/// Most values that get a tick each.
-const FEW: usize = 12;
-
-impl Scale {
-    /// Where a value is drawn.
-    fn place(self, value: f64) -> f64 {
-        if self == Scale::Log { value.log2() } else { value }
-    }
-
-    /// The value that is drawn there.
-    fn value(self, place: f64) -> f64 {
-        if self == Scale::Log { place.exp2() } else { place }
-    }
-
-    /// Where ticks go: at the values themselves where they are few and apart; else at round numbers.
-    fn ticks(self, range: &Range<f64>, values: &[f64]) -> Vec<f64> {
-        let mut own = values.to_vec();
-        own.sort_by(f64::total_cmp);
-        own.dedup();
-        let apart = (range.end - range.start) / 16.0;
-        if (1..=FEW).contains(&own.len()) && own.windows(2).all(|pair| pair[1] - pair[0] > apart) {
-            return own;
-        }
-        let (low, high) = (self.value(range.start), self.value(range.end));
-        let whole = !values.is_empty() && own.iter().all(|&place| (self.value(place).fract()).abs() < 1e-6);
-        match self {
-            Scale::Linear => {
-                let raw = (high - low) / 8.0;
-                let power = 10f64.powf(raw.log10().floor());
-                let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|&step| step >= raw);
-                let step = step.unwrap_or(raw);
-                let first = (low / step).ceil();
-                (0..=10).map(|n| (first + n as f64) * step).take_while(|&value| value <= high).collect()
-            }
-            // Powers of two where all values are whole, thinned out.
-            Scale::Log if whole => {
-                let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
-                let step = (last - first) / FEW as i32 + 1;
-                let ticks = (first..=last).filter(|power| power % step == 0);
-                ticks.map(f64::from).collect()
-            }
-            Scale::Log => {
-                let decades = (high / low).log10();
-                let steps: &[f64] = match decades {
-                    d if d > 4.0 => &[1.0],
-                    d if d > 1.0 => &[1.0, 2.0, 5.0],
-                    _ => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
-                };
-                let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
-                let values =
-                    (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
-                values
-                    .filter(|&value| (low * 0.999..=high * 1.001).contains(&value))
-                    .map(|value| self.place(value))
-                    .collect()
-            }
-        }
-    }
-}
-
-/// A number in few characters: `1024`, `64Ki` (a power of two), `15k`, `1.5M`, `0.25`.
-fn short(value: f64) -> String {
-    let whole = value.round();
-    if (value - whole).abs() < 1e-6 * value.abs().max(1.0) && whole.abs() < 1e15 {
-        let whole = whole as i64;
-        if whole.abs() < 10_000 {
-            return whole.to_string();
-        }
-        for (shift, unit) in [(30, "Gi"), (20, "Mi"), (10, "Ki")] {
-            if whole.count_ones() == 1 && whole >> shift > 0 {
-                return format!("{}{unit}", whole >> shift);
-            }
-        }
-    }
-    let (scaled, unit) = match value.abs() {
-        v if v >= 1e9 => (value / 1e9, "G"),
-        v if v >= 1e6 => (value / 1e6, "M"),
-        v if v >= 1e3 => (value / 1e3, "k"),
-        _ => (value, ""),
-    };
-    let digits = if scaled.abs() >= 100.0 { 0 } else { 2 };
-    let number = format!("{scaled:.digits$}");
-    let number =
-        if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
-    format!("{number}{unit}")
+/// Returns the size of letters at which a title fits into the width.
+fn title_size(title: &str, width: u32) -> u32 {
+    (2 * (width - 32) / title.chars().count().max(1) as u32).clamp(8, 17)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn plot(points: Vec<(f64, f64)>) -> Plot {
-        let lines = vec![Line { name: "poll".into(), points, dashed: Vec::new() }];
+    fn line(name: &str, panel: &str, points: &[(f64, f64)]) -> Line {
+        let points = points.iter().map(|&(x, y)| Point { x, y, spread: None }).collect();
+        Line { points, ..Line::new(name, panel) }
+    }
+
+    fn plot(lines: Vec<Line>) -> Plot {
         Plot {
             title: "bandwidth".into(),
             x: "bytes".into(),
@@ -295,59 +318,77 @@ mod tests {
         }
     }
 
-    #[test]
-    fn draws_what_is_finite() {
-        let svg = plot(vec![(4096.0, 1.0), (0.0, 2.0), (65536.0, f64::NAN), (1048576.0, 3.0)]).svg().unwrap();
-        assert!(svg.starts_with("<svg") && svg.contains("poll") && !svg.contains("NaN"));
-        assert_eq!(plot(vec![(0.0, 1.0)]).svg(), None);
-        assert!(plot(vec![(1.0, 1.0)]).svg().is_some(), "a single point has no extent");
+    fn svg(lines: Vec<Line>) -> Option<String> {
+        figure(&[plot(lines)], "a machine, inlane 0.1.0, 2026-01-01")
     }
 
     #[test]
-    fn plots_stand_one_below_the_other_and_empty_ones_are_left_out() {
-        let two = [plot(vec![(1.0, 1.0)]), plot(vec![]), plot(vec![(4.0, 1.0)])];
-        let svg = figure(&two).unwrap();
-        assert_eq!(svg.matches(">bandwidth<").count() + svg.matches("\nbandwidth\n").count(), 2, "{svg}");
-        assert!(svg.contains(&format!("height=\"{}\"", 2 * SIZE.1)));
+    fn only_finite_points_are_drawn() {
+        let points = [(4096.0, 1.0), (0.0, 2.0), (65536.0, f64::NAN), (1048576.0, 3.0)];
+        let drawn = svg(vec![line("poll", "", &points)]).unwrap();
+        assert!(drawn.starts_with("<svg") && drawn.contains("poll") && !drawn.contains("NaN"));
+        assert_eq!(drawn.matches("<circle").count(), 3, "two points and the legend's");
+        assert_eq!(svg(vec![line("poll", "", &[(0.0, 1.0)])]), None);
+        assert!(svg(vec![line("poll", "", &[(1.0, 1.0)])]).is_some(), "a single point has no extent");
     }
 
     #[test]
-    fn ticks_are_the_values_or_round_numbers() {
-        let log = |values: &[f64]| -> Vec<f64> {
-            let places: Vec<f64> = values.iter().map(|value| value.log2()).collect();
-            let ticks = Scale::Log.ticks(&range(&places, false), &places);
-            ticks.into_iter().map(|place| place.exp2().round()).collect()
-        };
-        assert_eq!(log(&[16.0, 32.0, 128.0]), [16.0, 32.0, 128.0]);
-        let sizes: Vec<f64> = (0..27).map(|power| f64::from(1 << power)).collect();
-        assert_eq!(log(&sizes)[..3], [1.0, 8.0, 64.0]);
-        assert_eq!(Scale::Linear.ticks(&(0.0..100.0), &[]), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
-        let micros = Scale::Log.ticks(&(1f64.log2()..50f64.log2()), &[]);
+    fn the_picture_names_the_machine_and_adapts_to_dark_mode() {
+        let drawn = svg(vec![line("poll", "", &[(1.0, 1.0)])]).unwrap();
+        assert!(drawn.contains("a machine, inlane 0.1.0, 2026-01-01"));
+        assert!(drawn.contains("prefers-color-scheme: dark"));
+    }
+
+    #[test]
+    fn plots_without_points_are_left_out() {
+        let plots = [
+            plot(vec![line("poll", "", &[(1.0, 1.0)])]),
+            plot(vec![]),
+            plot(vec![line("poll", "", &[(4.0, 1.0)])]),
+        ];
+        let drawn = figure(&plots, "").unwrap();
+        assert_eq!(drawn.matches("\nbandwidth\n").count(), 2, "{drawn}");
+    }
+
+    #[test]
+    fn each_panel_is_drawn_once_and_lines_keep_their_colour() {
+        let points = [(1.0, 1.0), (2.0, 2.0)];
+        let lines = ["burst 16", "burst 64", "burst 128"]
+            .into_iter()
+            .flat_map(|panel| [line("single", panel, &points), line("split", panel, &points)])
+            .collect();
+        let drawn = svg(lines).unwrap();
+        assert_eq!(drawn.matches("\nburst 16\n").count(), 1);
+        assert_eq!(drawn.matches("\nsplit\n").count(), 1, "the legend names a line once");
+        // Three panels and the legend.
         assert_eq!(
-            micros.iter().map(|place| place.exp2().round()).collect::<Vec<_>>(),
-            [1.0, 2.0, 5.0, 10.0, 20.0, 50.0]
+            drawn.matches("<polyline fill=\"none\" opacity=\"1\" stroke=\"#D55E00\"").count(),
+            4,
+            "{drawn}"
         );
     }
 
     #[test]
-    fn long_titles_are_in_smaller_letters() {
-        assert_eq!(title_size("Rate"), 17);
-        // A letter is about half as wide as high.
-        let long = "x".repeat(120);
-        assert!(title_size(&long) * 120 / 2 <= SIZE.0);
+    fn spreads_are_bars_and_a_near_ceiling_is_a_grey_line() {
+        let with = |ceiling: f64| {
+            let mut one = line("single", "", &[(1.0, 10.0), (2.0, 10.0)]);
+            one.points[0].spread = Some((9.0, 12.0));
+            one.ceiling = vec![(1.0, ceiling), (2.0, ceiling)];
+            svg(vec![one]).unwrap()
+        };
+        assert!(with(20.0).contains("\nceiling\n"));
+        assert!(!with(1000.0).contains("\nceiling\n"), "a far ceiling would flatten the line");
+        let bare = svg(vec![line("single", "", &[(1.0, 10.0), (2.0, 10.0)])]).unwrap();
+        assert!(
+            with(1000.0).matches("stroke=\"#0072B2\"").count() > bare.matches("stroke=\"#0072B2\"").count()
+        );
     }
 
     #[test]
-    fn numbers_are_short() {
-        for (value, text) in [
-            (1024.0, "1024"),
-            (65536.0, "64Ki"),
-            (1048576.0, "1Mi"),
-            (20000.0, "20k"),
-            (1.5e6, "1.5M"),
-            (0.25, "0.25"),
-        ] {
-            assert_eq!(short(value), text);
-        }
+    fn a_long_title_has_smaller_letters() {
+        assert_eq!(title_size("Rate", 720), 17);
+        // A letter is about half as wide as high.
+        let long = "x".repeat(120);
+        assert!(title_size(&long, 720) * 120 / 2 <= 720);
     }
 }

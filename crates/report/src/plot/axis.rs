@@ -1,0 +1,171 @@
+//! Axes: scales, ranges, ticks and the format of numbers.
+
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+use std::ops::Range;
+
+/// The scale of an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Equal distances for equal differences.
+    Linear,
+    /// Equal distances for equal ratios. Only values above zero are drawn.
+    Log,
+}
+
+/// A linear axis of coordinates with chosen ticks.
+pub(super) struct Axis {
+    pub(super) range: Range<f64>,
+    pub(super) ticks: Vec<f64>,
+}
+
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (first, last): (i32, i32)) -> i32 {
+        let share = (value - self.range.start) / (self.range.end - self.range.start);
+        first + (share * f64::from(last - first)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _hint: Hint) -> Vec<f64> {
+        self.ticks.clone()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
+/// Returns the range of the values with a margin of 5 %. With `from_zero`, the range starts at zero or below.
+pub(super) fn range(values: &[f64], from_zero: bool) -> Range<f64> {
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let low = if from_zero { low.min(0.0) } else { low };
+    let margin = if high > low { (high - low) * 0.05 } else { 1.0 };
+    if from_zero { low..high + margin } else { low - margin..high + margin }
+}
+
+/// The largest number of values that get a tick each.
+const FEW: usize = 12;
+
+impl Scale {
+    /// Returns the coordinate of a value: its logarithm on a log axis.
+    pub(super) fn place(self, value: f64) -> f64 {
+        if self == Scale::Log { value.log2() } else { value }
+    }
+
+    /// Returns the value at a coordinate.
+    pub(super) fn value(self, place: f64) -> f64 {
+        if self == Scale::Log { place.exp2() } else { place }
+    }
+
+    /// Returns the coordinates of the ticks: at the values themselves if they are few and far enough apart, else at round
+    /// numbers.
+    pub(super) fn ticks(self, range: &Range<f64>, values: &[f64]) -> Vec<f64> {
+        let mut own = values.to_vec();
+        own.sort_by(f64::total_cmp);
+        own.dedup();
+        let apart = (range.end - range.start) / 16.0;
+        if (1..=FEW).contains(&own.len()) && own.windows(2).all(|pair| pair[1] - pair[0] > apart) {
+            return own;
+        }
+        let (low, high) = (self.value(range.start), self.value(range.end));
+        let whole = !values.is_empty() && own.iter().all(|&place| (self.value(place).fract()).abs() < 1e-6);
+        match self {
+            Scale::Linear => {
+                let raw = (high - low) / 8.0;
+                let power = 10f64.powf(raw.log10().floor());
+                let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|n| n * power).find(|&step| step >= raw);
+                let step = step.unwrap_or(raw);
+                let first = (low / step).ceil();
+                (0..=10).map(|n| (first + n as f64) * step).take_while(|&value| value <= high).collect()
+            }
+            // Powers of two if all values are whole; only some of them if there are many.
+            Scale::Log if whole => {
+                let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
+                let step = (last - first) / FEW as i32 + 1;
+                let ticks = (first..=last).filter(|power| power % step == 0);
+                ticks.map(f64::from).collect()
+            }
+            Scale::Log => {
+                let decades = (high / low).log10();
+                let steps: &[f64] = match decades {
+                    d if d > 4.0 => &[1.0],
+                    d if d > 1.0 => &[1.0, 2.0, 5.0],
+                    _ => &[1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0],
+                };
+                let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
+                let values =
+                    (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
+                values
+                    .filter(|&value| (low * 0.999..=high * 1.001).contains(&value))
+                    .map(|value| self.place(value))
+                    .collect()
+            }
+        }
+    }
+}
+
+/// Formats a number in few characters: `1024`, `64Ki` (a power of two), `15k`, `1.5M`, `0.25`.
+pub(super) fn short(value: f64) -> String {
+    let whole = value.round();
+    if (value - whole).abs() < 1e-6 * value.abs().max(1.0) && whole.abs() < 1e15 {
+        let whole = whole as i64;
+        if whole.abs() < 10_000 {
+            return whole.to_string();
+        }
+        for (shift, unit) in [(30, "Gi"), (20, "Mi"), (10, "Ki")] {
+            if whole.count_ones() == 1 && whole >> shift > 0 {
+                return format!("{}{unit}", whole >> shift);
+            }
+        }
+    }
+    let (scaled, unit) = match value.abs() {
+        v if v >= 1e9 => (value / 1e9, "G"),
+        v if v >= 1e6 => (value / 1e6, "M"),
+        v if v >= 1e3 => (value / 1e3, "k"),
+        _ => (value, ""),
+    };
+    let digits = if scaled.abs() >= 100.0 { 0 } else { 2 };
+    let number = format!("{scaled:.digits$}");
+    let number =
+        if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
+    format!("{number}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_the_values_or_round_numbers() {
+        let log = |values: &[f64]| -> Vec<f64> {
+            let places: Vec<f64> = values.iter().map(|value| value.log2()).collect();
+            let ticks = Scale::Log.ticks(&range(&places, false), &places);
+            ticks.into_iter().map(|place| place.exp2().round()).collect()
+        };
+        assert_eq!(log(&[16.0, 32.0, 128.0]), [16.0, 32.0, 128.0]);
+        let sizes: Vec<f64> = (0..27).map(|power| f64::from(1 << power)).collect();
+        assert_eq!(log(&sizes)[..3], [1.0, 8.0, 64.0]);
+        assert_eq!(Scale::Linear.ticks(&(0.0..100.0), &[]), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
+        let micros = Scale::Log.ticks(&(1f64.log2()..50f64.log2()), &[]);
+        assert_eq!(
+            micros.iter().map(|place| place.exp2().round()).collect::<Vec<_>>(),
+            [1.0, 2.0, 5.0, 10.0, 20.0, 50.0]
+        );
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (value, text) in [
+            (1024.0, "1024"),
+            (65536.0, "64Ki"),
+            (1048576.0, "1Mi"),
+            (20000.0, "20k"),
+            (1.5e6, "1.5M"),
+            (0.25, "0.25"),
+        ] {
+            assert_eq!(short(value), text);
+        }
+    }
+}
