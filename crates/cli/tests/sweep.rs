@@ -222,7 +222,7 @@ fn a_competing_job_costs_and_is_measured() {
     assert!((kept - ratio).abs() < 1e-9);
     // Both want the whole core, which the scheduler divides; a busy machine makes it anything, but never nothing.
     assert!(kept > 0.0 && kept < 3.0, "{kept}");
-    assert!(std::fs::read_to_string(&files.svg).unwrap().contains("other job"));
+    assert!(std::fs::read_to_string(&files.svg).unwrap().contains("competing job"));
 }
 
 #[test]

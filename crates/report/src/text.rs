@@ -25,6 +25,9 @@ pub fn text<T: Row>(document: &Document<T>) -> String {
     let facts = rows.iter().filter(|row| row.error().is_none()).flat_map(Row::context);
     context.extend(shared_context(document));
     context.extend_unique(facts);
+    if let [one] = rows.as_slice() {
+        context.extend(one.details());
+    }
     for note in &document.notes {
         context.line("note", note.clone());
     }

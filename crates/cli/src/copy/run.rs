@@ -13,7 +13,7 @@ use inlane_core::error::Class;
 use inlane_core::result::Path as Explanation;
 use inlane_core::{CompletionMode, Error};
 use inlane_cuda::Error as CudaError;
-use inlane_report::{Line, Plot, Scale};
+use inlane_report::{Line, Plot, Point, Scale};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -62,7 +62,7 @@ impl Copy {
         output.write(
             &mut report,
             |out, report| out.write_all(inlane_report::text(report).as_bytes()),
-            |report| plot(report).svg(),
+            |report| inlane_report::figure(&[plot(report)], &report.source()),
         )?;
         failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
     }
@@ -280,15 +280,17 @@ fn plot(report: &Report) -> Plot {
         let Some(rate) = result.bytes_per_second else { continue };
         let direction = if result.both_directions { ", both at once" } else { "" };
         let stores = result.store_end.map(|end| format!(", {end}")).unwrap_or_default();
-        let name = format!(
-            "{} to {}, {}, {}{direction}{stores}",
-            result.from, result.to, result.path.name, result.completion
-        );
-        let point = (result.size_bytes as f64, rate.median / 1e9);
-        match lines.iter_mut().find(|line| line.name == name) {
-            Some(line) => line.points.push(point),
-            None => lines.push(Line { name, points: vec![point], dashed: Vec::new() }),
-        }
+        let panel = format!("{} to {}, {}{direction}{stores}", result.from, result.to, result.completion);
+        let (x, y) = (result.size_bytes as f64, rate.median / 1e9);
+        let point = Point { x, y, spread: Some((rate.min / 1e9, rate.max / 1e9)) };
+        let index = lines.iter().position(|line| line.name == result.path.name && line.panel == panel);
+        let index = index.unwrap_or_else(|| {
+            lines.push(Line::new(&result.path.name, panel));
+            lines.len() - 1
+        });
+        lines[index].points.push(point);
+        let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.bytes_per_second);
+        lines[index].ceiling.extend(ceiling.map(|rate| (x, rate / 1e9)));
     }
     Plot {
         title: if report.twin { "Bandwidth of a model".into() } else { "Bandwidth".into() },

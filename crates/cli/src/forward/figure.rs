@@ -1,12 +1,70 @@
-//! The figure of a sweep: rate and latency, and what another job kept of its speed, against one parameter, a line for each
-//! combination of the others.
+//! The figure of a sweep: rate, latency, and the speed that a competing job keeps, against one parameter.
+//!
+//! The method, or else the first other swept parameter, distinguishes the lines. The remaining ones distinguish the panels.
 
 use inlane_core::result::Document;
 use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Quantity};
-use inlane_report::{Line, Plot, Scale};
+use inlane_report::{Line, Plot, Point, Scale};
 
-/// The label of the axis: the parameter and its unit.
+/// A range of x values from which the axis is logarithmic.
+const LOG_FROM: f64 = 6.0;
+
+/// Draws the results against the parameter `axis`. `keys` are the other swept parameters. Returns `None` if no result has
+/// something to draw.
+pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Option<String> {
+    let results = &document.results;
+    let by_size = axis == "size";
+    // A sweep over sizes shows bits, any other shows packets.
+    let scale = |result: &PacketResult| match by_size {
+        true => result.tx.bits_per_packet().map(|bits| bits / 1e9),
+        false => Some(1e-6),
+    };
+    let rate = |result: &PacketResult| {
+        let scale = scale(result)?;
+        let spread = result.repeats.map(|repeats| repeats.packets_per_second);
+        let spread = spread.map(|rate| (rate.min * scale, rate.max * scale));
+        Some((result.rate() * scale, spread))
+    };
+    let ceiling = |result: &PacketResult| Some(result.ceiling.as_ref()?.packets_per_second? * scale(result)?);
+    let p50 = |result: &PacketResult| {
+        let spread = result.repeats.and_then(|repeats| repeats.p50_ns);
+        Some((result.p50_ns()? / 1e3, spread.map(|p50| (p50.min / 1e3, p50.max / 1e3))))
+    };
+    let p99 = |result: &PacketResult| Some(result.p99_ns()? / 1e3);
+    let kept = |result: &PacketResult| Some((result.competitor.as_ref()?.kept * 100.0, None));
+    let none = |_: &PacketResult| None;
+
+    let (x_label, common) = (label(axis, results), common(results, axis, keys));
+    let plot = |title: &str, y: &str, y_scale: Scale, lines: Vec<Line>| {
+        let xs = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.x));
+        let (least, most) = (xs().fold(f64::INFINITY, f64::min), xs().fold(0.0, f64::max));
+        Plot {
+            title: format!("{title}: {common}"),
+            x: x_label.clone(),
+            y: y.into(),
+            x_scale: if least > 0.0 && most / least >= LOG_FROM { Scale::Log } else { Scale::Linear },
+            y_scale,
+            lines,
+        }
+    };
+    // Against the offered rate, both axes have the same scale.
+    let rate_scale = if ["rate", OFFERED].contains(&axis) { Scale::Log } else { Scale::Linear };
+    let rate_unit = if by_size { "Gb/s of frames" } else { "Mpps" };
+    let plots = [
+        plot("Rate", rate_unit, rate_scale, lines(results, axis, keys, rate, none, ceiling)),
+        plot("Latency", "us (p50; dashed: p99)", Scale::Log, lines(results, axis, keys, p50, p99, none)),
+        plot(
+            "Speed of the competing job",
+            "% of its speed alone",
+            Scale::Linear,
+            lines(results, axis, keys, kept, none, none),
+        ),
+    ];
+    inlane_report::figure(&plots, &document.source())
+}
+
+/// Returns the label of the x axis: the parameter and its unit.
 fn label(key: &str, results: &[PacketResult]) -> String {
     let value = results.iter().find_map(|result| result.parameters.get(key));
     let unit = value.map_or("", Quantity::drawn_unit);
@@ -19,52 +77,11 @@ fn label(key: &str, results: &[PacketResult]) -> String {
     }
 }
 
-/// The figure against `axis`; `None` when nothing can be drawn.
-pub fn svg(document: &Document<PacketResult>, axis: &str, line_keys: &[&str]) -> Option<String> {
-    let results = &document.results;
-    let by_size = axis == "size";
-    let rate = |result: &PacketResult| {
-        let packets = result.rate();
-        Some(if by_size { packets * result.tx.bits_per_packet()? / 1e9 } else { packets / 1e6 })
-    };
-    let p50 = |result: &PacketResult| Some(result.p50_ns()? / 1e3);
-    let p99 = |result: &PacketResult| Some(result.p99_ns()? / 1e3);
-    let kept = |result: &PacketResult| Some(result.competitor.as_ref()?.kept * 100.0);
-    let nothing = |_: &PacketResult| None;
-    let x_label = label(axis, results);
-    let what = fixed(results, axis, line_keys);
-    let plot = |title: &str, y: &str, y_scale: Scale, lines: Vec<Line>| {
-        let xs = || lines.iter().flat_map(|line| line.points.iter().map(|point| point.0));
-        let (least, most) = (xs().fold(f64::INFINITY, f64::min), xs().fold(0.0, f64::max));
-        Plot {
-            title: format!("{title}: {what}"),
-            x: x_label.clone(),
-            y: y.into(),
-            x_scale: if least > 0.0 && most / least >= 6.0 { Scale::Log } else { Scale::Linear },
-            y_scale,
-            lines,
-        }
-    };
-    // What was offered against what went through: both axes alike.
-    let rate_scale = if ["rate", OFFERED].contains(&axis) { Scale::Log } else { Scale::Linear };
-    let rate_unit = if by_size { "Gb/s of frames" } else { "Mpps" };
-    inlane_report::figure(&[
-        plot("Rate", rate_unit, rate_scale, lines(results, axis, line_keys, rate, nothing)),
-        plot("Latency", "us: p50, and dashed p99", Scale::Log, lines(results, axis, line_keys, p50, p99)),
-        plot(
-            "Speed that the other job keeps",
-            "% of it alone",
-            Scale::Linear,
-            lines(results, axis, line_keys, kept, nothing),
-        ),
-    ])
-}
-
-/// What all results have in common, for the title.
-fn fixed(results: &[PacketResult], axis: &str, line_keys: &[&str]) -> String {
+/// Returns what all results have in common, for the title.
+fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     let Some(first) = results.iter().find(|result| result.error.is_none()) else { return String::new() };
     let value = |key: &str| -> Option<String> {
-        let drawn = key == axis || line_keys.contains(&key);
+        let drawn = key == axis || keys.contains(&key);
         first.parameters.get(key).filter(|_| !drawn).map(Quantity::to_string)
     };
     let mut words: Vec<String> = value("function").into_iter().collect();
@@ -72,37 +89,53 @@ fn fixed(results: &[PacketResult], axis: &str, line_keys: &[&str]) -> String {
     words.extend(value("method"));
     words.extend(value("burst").map(|burst| format!("burst {burst}")));
     words.extend(value("memory").map(|memory| format!("memory {memory}")));
-    if axis != "size" && !line_keys.contains(&"size") {
+    if axis != "size" && !keys.contains(&"size") {
         words.push(first.ports.join(" to "));
     }
     words.join(", ")
 }
 
-/// A line for each combination of `keys`, in the order in which they come.
+/// Returns the key whose values name the lines, and the keys whose values name the panels.
+fn split_keys<'a>(keys: &[&'a str]) -> (Option<&'a str>, Vec<&'a str>) {
+    let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
+    (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())
+}
+
+/// Returns a line for each combination of the values of `keys`, in the order of the results.
 fn lines(
     results: &[PacketResult],
     axis: &str,
     keys: &[&str],
-    solid: impl Fn(&PacketResult) -> Option<f64>,
+    solid: impl Fn(&PacketResult) -> Option<(f64, Option<(f64, f64)>)>,
     dashed: impl Fn(&PacketResult) -> Option<f64>,
+    ceiling: impl Fn(&PacketResult) -> Option<f64>,
 ) -> Vec<Line> {
+    let (name_key, panel_keys) = split_keys(keys);
     let mut lines: Vec<Line> = Vec::new();
     for result in results.iter().filter(|result| result.error.is_none()) {
         let Some(x) = result.parameters.get(axis).and_then(Quantity::drawn) else { continue };
-        let word = |&key: &&str| {
-            let value = result.parameters.get(key)?;
-            // Some tell by themselves what they are.
-            let plain = ["method", "on", "function", "memory"].contains(&key);
-            Some(if plain { value.to_string() } else { format!("{key} {value}") })
+        let words = |keys: &[&str]| {
+            let words: Vec<_> = keys
+                .iter()
+                .filter_map(|&key| {
+                    let value = result.parameters.get(key)?;
+                    // These values need no name.
+                    let plain = ["method", "on", "function", "memory"].contains(&key);
+                    Some(if plain { value.to_string() } else { format!("{key} {value}") })
+                })
+                .collect();
+            words.join(", ")
         };
-        let words: Vec<_> = keys.iter().filter_map(word).collect();
-        let name = words.join(", ");
-        if !lines.iter().any(|line| line.name == name) {
-            lines.push(Line { name: name.clone(), points: Vec::new(), dashed: Vec::new() });
-        }
-        let line = lines.iter_mut().find(|line| line.name == name).expect("just put there");
-        line.points.extend(solid(result).map(|y| (x, y)));
+        let (name, panel) = (words(name_key.as_slice()), words(&panel_keys));
+        let known = lines.iter().position(|line| line.name == name && line.panel == panel);
+        let index = known.unwrap_or_else(|| {
+            lines.push(Line::new(name, panel));
+            lines.len() - 1
+        });
+        let line = &mut lines[index];
+        line.points.extend(solid(result).map(|(y, spread)| Point { x, y, spread }));
         line.dashed.extend(dashed(result).map(|y| (x, y)));
+        line.ceiling.extend(ceiling(result).map(|y| (x, y)));
     }
     lines
 }
@@ -111,26 +144,36 @@ fn lines(
 mod tests {
     use super::*;
 
+    fn result(burst: &str, method: &str, rate: f64) -> PacketResult {
+        let parameters = [("burst", burst), ("method", method), ("size", "64")];
+        let parameters = parameters.into_iter().map(|(key, value)| (key, Quantity::of_flag("N", value)));
+        let mut result = PacketResult { parameters: parameters.collect(), ..PacketResult::default() };
+        result.tx.packets_per_second = rate;
+        result
+    }
+
+    fn drawn(results: &[PacketResult], keys: &[&str]) -> Vec<(String, String, Vec<(f64, f64)>)> {
+        let rate = |result: &PacketResult| Some((result.tx.packets_per_second, None));
+        let lines = lines(results, "burst", keys, rate, |_| None, |_| None);
+        let points = |line: &Line| line.points.iter().map(|point| (point.x, point.y)).collect();
+        lines.iter().map(|line| (line.name.clone(), line.panel.clone(), points(line))).collect()
+    }
+
     #[test]
-    fn a_line_for_each_combination() {
-        let result = |burst: &str, method: &str, rate: f64| {
-            let parameters = [("burst", burst), ("method", method)];
-            let mut result = PacketResult {
-                parameters: parameters
-                    .into_iter()
-                    .map(|(key, value)| (key, Quantity::of_flag("N", value)))
-                    .collect(),
-                ..PacketResult::default()
-            };
-            result.tx.packets_per_second = rate;
-            result
-        };
+    fn each_combination_is_a_line_and_failed_points_are_left_out() {
         let mut results =
             vec![result("16", "single", 1.0), result("16", "split", 2.0), result("32", "single", 3.0)];
         results.push(PacketResult { error: Some("failed".into()), ..result("32", "split", 0.0) });
-        let found = lines(&results, "burst", &["method"], |r| Some(r.tx.packets_per_second), |_| None);
-        let found: Vec<_> = found.into_iter().map(|line| (line.name, line.points)).collect();
+        let found = drawn(&results, &["method"]);
         let single = vec![(16.0, 1.0), (32.0, 3.0)];
-        assert_eq!(found, [("single".to_string(), single), ("split".to_string(), vec![(16.0, 2.0)])]);
+        assert_eq!(found[0], ("single".into(), String::new(), single));
+        assert_eq!(found[1], ("split".into(), String::new(), vec![(16.0, 2.0)]));
+        assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn the_method_names_lines_and_the_other_keys_name_panels() {
+        let found = drawn(&[result("16", "single", 1.0)], &["size", "method"]);
+        assert_eq!(found[0], ("single".into(), "size 64".into(), vec![(16.0, 1.0)]));
     }
 }

@@ -211,7 +211,9 @@ impl Bench {
         let text = |out: &mut dyn std::io::Write, document: &Document<TransferResult>| {
             out.write_all(inlane_report::text(document).as_bytes())
         };
-        output.write(&mut document, text, |_| plot(&points).svg())
+        output.write(&mut document, text, |document| {
+            inlane_report::figure(&[plot(&points)], &document.source())
+        })
     }
 
     fn measure(&self, plan: &Plan) -> anyhow::Result<Vec<Point>> {
@@ -281,7 +283,9 @@ fn plot(points: &[Point]) -> Plot {
         [(Operation::PutByMover, "by mover"), (Operation::PutDelivered, "stores, delivered")]
     {
         for (completion, points) in figure(points, operation) {
-            lines.push(Line { name: format!("{name}, {completion}"), points, dashed: Vec::new() });
+            let points =
+                points.into_iter().map(|(x, y)| inlane_report::Point { x, y, spread: None }).collect();
+            lines.push(Line { points, ..Line::new(completion, name) });
         }
     }
     Plot {

@@ -38,8 +38,14 @@ pub trait Row: Serialize {
         Vec::new()
     }
 
-    /// What to know beside the measured values of a table, such as the ports. Lines that several rows share are shown once.
+    /// What to know about this row beside its measured values, such as the ports. Shown below the result. Lines that several
+    /// rows share are shown once.
     fn context(&self) -> Vec<Cell> {
+        Vec::new()
+    }
+
+    /// More of the context, for a document that has this row alone: the path, the ceiling and the like.
+    fn details(&self) -> Vec<Cell> {
         Vec::new()
     }
 

@@ -97,16 +97,21 @@ impl Row for PacketResult {
     }
 
     fn context(&self) -> Vec<Cell> {
-        // Each direction is a path of its own.
-        let mut context = self.path.cells_with("; ");
+        let mut context = Vec::new();
         if !self.ports.is_empty() {
             context.push(Cell::new("ports", ports(&self.ports)));
         }
         context.extend(self.flags.as_ref().map(|flags| Cell::new("flags", flags)));
         context.extend(self.memory.as_ref().map(|memory| Cell::new("memory", memory)));
-        context.extend(self.ceiling.as_ref().map(Ceiling::cell));
-        context.extend(self.baseline.as_ref().map(Baseline::cell));
         context
+    }
+
+    fn details(&self) -> Vec<Cell> {
+        // Each direction is a path of its own.
+        let mut details = self.path.cells_with("; ");
+        details.extend(self.ceiling.as_ref().map(Ceiling::cell));
+        details.extend(self.baseline.as_ref().map(Baseline::cell));
+        details
     }
 
     fn error(&self) -> Option<&str> {

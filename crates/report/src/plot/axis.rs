@@ -126,7 +126,12 @@ pub(super) fn short(value: f64) -> String {
         v if v >= 1e3 => (value / 1e3, "k"),
         _ => (value, ""),
     };
-    let digits = if scaled.abs() >= 100.0 { 0 } else { 2 };
+    // Two digits of a small number are significant: 0.002, not 0.
+    let digits = match scaled.abs() {
+        s if s >= 100.0 => 0,
+        s if s >= 0.1 || s == 0.0 => 2,
+        s => (1.0 - s.log10().floor()) as usize,
+    };
     let number = format!("{scaled:.digits$}");
     let number =
         if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
@@ -164,6 +169,9 @@ mod tests {
             (20000.0, "20k"),
             (1.5e6, "1.5M"),
             (0.25, "0.25"),
+            (0.0, "0"),
+            (0.002, "0.002"),
+            (0.00015, "0.00015"),
         ] {
             assert_eq!(short(value), text);
         }
