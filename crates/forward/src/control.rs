@@ -1,63 +1,64 @@
-//! How a run is ended, watched, and paced: flags and counters that the threads of a run share.
+//! Flags that end a run, and counters that show its progress. The threads of a run share both.
 
 mod idle;
 
 pub use idle::Idle;
 
-use inlane_core::clock::Clock;
+use inlane_core::clock::{Clock, thread_cpu_ns};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Ends a run. Shared by all its threads and by who started it.
+/// Ends a run. All its threads share it with the caller.
 #[derive(Debug, Default)]
 pub struct Control {
     stop: AtomicBool,
     abort: AtomicBool,
-    above: Option<Arc<Control>>,
+    parent: Option<Arc<Control>>,
 }
 
 impl Control {
-    /// Of one run of several: it ends by itself, or when `above` ends them all.
-    pub fn child_of(above: &Arc<Control>) -> Self {
-        Self { above: Some(above.clone()), ..Self::default() }
+    /// Creates the control of one of several runs. It also ends when `parent` ends: see [`Control::follow_parent`].
+    pub fn child_of(parent: &Arc<Control>) -> Self {
+        Self { parent: Some(parent.clone()), ..Self::default() }
     }
 
-    /// Does what the one above says. For who waits for the end, a few times a second; threads of a run read their own flags.
+    /// Takes over a stop or abort of the parent. The thread that waits for a run calls it several times a second; the run's other
+    /// threads read only their own flags.
     pub fn follow_parent(&self) {
-        let Some(above) = &self.above else { return };
-        above.follow_parent();
-        if above.aborting() {
+        let Some(parent) = &self.parent else { return };
+        parent.follow_parent();
+        if parent.aborting() {
             self.abort();
-        } else if above.stopping() {
+        } else if parent.stopping() {
             self.stop();
         }
     }
 
-    /// Receive no more; what is in flight still goes out.
+    /// Stops receiving. Packets in flight are still sent.
     pub fn stop(&self) {
         self.stop.store(true, Relaxed);
     }
 
-    /// Something is broken: do not wait for what is in flight.
+    /// Ends the run without waiting for packets in flight, because something is broken.
     pub fn abort(&self) {
         self.abort.store(true, Relaxed);
         self.stop();
     }
 
-    /// No more is to be received.
+    /// Returns true after [`Control::stop`] or [`Control::abort`].
     #[inline]
     pub fn stopping(&self) -> bool {
         self.stop.load(Relaxed)
     }
 
-    /// Nothing in flight is to be waited for.
+    /// Returns true after [`Control::abort`].
     #[inline]
     pub fn aborting(&self) -> bool {
         self.abort.load(Relaxed)
     }
 }
 
-/// What a lane counted so far, for whoever looks: one writer a word, stored plainly, never added to by two.
+/// The counters of one pipeline, readable while it runs. Each word has one writer, which stores plainly.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Progress {
@@ -71,18 +72,18 @@ pub struct Progress {
     feeding: AtomicU64,
 }
 
-/// How the threads of a pipeline spent their time; the rest of the run they had nothing to do.
+/// Shares of a run in which the threads of a pipeline had work. The rest of the time they found none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TimeShares {
-    /// Share of the run in which the one that moves packets had something to do.
+    /// The dispatching thread had work.
     pub busy: f64,
-    /// Share of the run in which a port that it sends to took nothing.
+    /// The dispatching thread waited for a sending port that took nothing.
     pub refused: f64,
-    /// Share of the run in which the one that launches, or posts, had something to do; 0 where there is none.
+    /// The feeder had work; 0 without a feeder.
     pub feeding: f64,
 }
 
-/// A reading of [`Progress`].
+/// The counters of [`Progress`] at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgressSnapshot {
     /// Packets received.
@@ -93,7 +94,7 @@ pub struct ProgressSnapshot {
     pub tx_packets: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
-    /// Packets dropped, for whatever reason.
+    /// Packets dropped for any reason.
     pub dropped: u64,
 }
 
@@ -108,9 +109,9 @@ impl std::ops::AddAssign for ProgressSnapshot {
 }
 
 impl Progress {
-    /// The receiving thread's words; with them goes how that thread spent its time.
+    /// Publishes what was received, and how the calling thread spent its time. Only the dispatching thread calls it.
     #[inline]
-    pub fn received(&self, packets: u64, bytes: u64) {
+    pub fn set_received(&self, packets: u64, bytes: u64) {
         self.rx_packets.store(packets, Relaxed);
         self.rx_bytes.store(bytes, Relaxed);
         let (busy, refused) = idle::spent();
@@ -118,20 +119,20 @@ impl Progress {
         self.refused.store(refused, Relaxed);
     }
 
-    /// The sending thread's words.
+    /// Publishes what was sent and dropped. Only the dispatching thread calls it.
     #[inline]
-    pub fn sent(&self, packets: u64, bytes: u64, dropped: u64) {
+    pub fn set_sent(&self, packets: u64, bytes: u64, dropped: u64) {
         self.tx_packets.store(packets, Relaxed);
         self.tx_bytes.store(bytes, Relaxed);
         self.dropped.store(dropped, Relaxed);
     }
 
-    /// How the thread that launches, or posts, spent its time, once it is done.
-    pub fn fed(&self) {
+    /// Publishes how the calling thread spent its time. Only the feeder calls it, at its end.
+    pub fn set_feeding(&self) {
         self.feeding.store(idle::spent().0, Relaxed);
     }
 
-    /// What was counted so far.
+    /// Reads the counters.
     pub fn read(&self) -> ProgressSnapshot {
         ProgressSnapshot {
             rx_packets: self.rx_packets.load(Relaxed),
@@ -142,12 +143,38 @@ impl Progress {
         }
     }
 
-    /// How the threads spent their time, of `nanoseconds` that the run took.
+    /// Returns how the threads spent their time, as shares of a run of `nanoseconds`.
     pub fn time_shares(&self, clock: &Clock, nanoseconds: u64) -> TimeShares {
         let share = |ticks: &AtomicU64| {
             let spent = clock.between_ns(0, ticks.load(Relaxed)) as f64;
             (spent / nanoseconds.max(1) as f64).min(1.0)
         };
         TimeShares { busy: share(&self.busy), refused: share(&self.refused), feeding: share(&self.feeding) }
+    }
+}
+
+/// The time of threads on processors and in their queues. A thread that is in neither sleeps or is blocked in a system call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadTime {
+    /// Nanoseconds on a processor.
+    pub cpu_ns: u64,
+    /// Nanoseconds in which a thread was ready to run and other threads had the processor; 0 if the kernel does not say.
+    pub queued_ns: u64,
+}
+
+impl ThreadTime {
+    /// Returns the times of the calling thread since it started.
+    pub fn of_this_thread() -> Self {
+        // Three numbers: time on a processor, time queued for one, time slices.
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+        let queued = text.split_ascii_whitespace().nth(1).and_then(|number| number.parse().ok());
+        Self { cpu_ns: thread_cpu_ns(), queued_ns: queued.unwrap_or(0) }
+    }
+}
+
+impl std::ops::AddAssign for ThreadTime {
+    fn add_assign(&mut self, other: Self) {
+        self.cpu_ns += other.cpu_ns;
+        self.queued_ns += other.queued_ns;
     }
 }

@@ -1,31 +1,37 @@
-//! Polling threads without work: what they do, and how long they had none.
+//! What a polling thread does without work, and the account of how long it had none.
+//!
+//! A loop calls [`Idle::wait`] in each round that finds no work and [`Idle::found_work`] in each other round. Rounds without work
+//! form a stretch. Its time counts as idle from its first round to its last; what follows the last round is work, because that
+//! round's poll found it.
+//!
+//! Reading the clock in each round would show in latencies. So rounds are counted, and only every 64th stretch is timed.
 
 use inlane_core::clock::Clock;
 use std::cell::Cell;
 use std::sync::LazyLock;
 
-/// What the calling thread did with its time so far, in raw readings of the clock; cores may disagree by a few.
+/// The account of one thread, in raw clock readings. Readings of different cores may differ by a few ticks.
 struct Times {
-    /// When its loop began.
+    /// When the thread's loop began; 0 without a loop.
     begun: Cell<u64>,
-    /// It had nothing to do.
+    /// Rounds without work.
     idle: Rounds,
-    /// Within its loop it waited for a port that takes nothing.
+    /// Rounds of waits within the loop, for a port that takes nothing.
     refused: Rounds,
-    /// How many [`Idle`] it has: the first is its loop's, those within are of waits in between.
+    /// The number of [`Idle`] values. The first belongs to the thread's loop, further ones to waits within it.
     loops: Cell<u32>,
 }
 
-/// Rounds in which nothing was found: counted, and some of them timed.
+/// Rounds without work: all are counted, some are timed.
 struct Rounds {
-    counted: Cell<u64>,
+    untimed: Cell<u64>,
     timed: Cell<u64>,
     timed_ticks: Cell<u64>,
-    /// Time that others had, which is no round's.
-    away_ticks: Cell<u64>,
+    /// Time in which other threads had the processor.
+    yielded_ticks: Cell<u64>,
 }
 
-/// Made once: that asks the processor what its counter is good for, which takes long in a virtual machine.
+/// Created once, because it examines the processor's counter, which takes long in a virtual machine.
 static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 thread_local! {
@@ -34,13 +40,29 @@ thread_local! {
     };
 }
 
+#[cfg(test)]
+thread_local! {
+    /// A clock that tests set; 0 for the real one.
+    static TEST_NOW: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Reads the clock.
+#[inline]
+fn now() -> u64 {
+    #[cfg(test)]
+    if TEST_NOW.get() != 0 {
+        return TEST_NOW.get();
+    }
+    CLOCK.raw()
+}
+
 impl Rounds {
     const fn new() -> Self {
         Self {
-            counted: Cell::new(0),
+            untimed: Cell::new(0),
             timed: Cell::new(0),
             timed_ticks: Cell::new(0),
-            away_ticks: Cell::new(0),
+            yielded_ticks: Cell::new(0),
         }
     }
 
@@ -48,13 +70,14 @@ impl Rounds {
         to.set(to.get() + more);
     }
 
+    /// The time of all rounds. Untimed ones count with the mean of the timed ones.
     fn ticks(&self) -> u64 {
-        let each = self.timed_ticks.get() as f64 / self.timed.get().max(1) as f64;
-        self.away_ticks.get() + self.timed_ticks.get() + (self.counted.get() as f64 * each) as u64
+        let mean = self.timed_ticks.get() as f64 / self.timed.get().max(1) as f64;
+        self.yielded_ticks.get() + self.timed_ticks.get() + (self.untimed.get() as f64 * mean) as u64
     }
 
     fn clear(&self) {
-        for cell in [&self.counted, &self.timed, &self.timed_ticks, &self.away_ticks] {
+        for cell in [&self.untimed, &self.timed, &self.timed_ticks, &self.yielded_ticks] {
             cell.set(0);
         }
     }
@@ -66,30 +89,29 @@ impl Times {
         if begun == 0 {
             return 0;
         }
-        CLOCK.raw().saturating_sub(begun).saturating_sub(self.idle.ticks() + self.refused.ticks())
+        now().saturating_sub(begun).saturating_sub(self.idle.ticks() + self.refused.ticks())
     }
 }
 
-/// How long the calling thread had something to do, and how long a port it sends to took nothing; raw differences.
+/// Returns how long the calling thread had work, and how long it waited for a port that took nothing: differences of raw clock
+/// readings.
 pub(super) fn spent() -> (u64, u64) {
     TIMES.with(|times| (times.busy(), times.refused.ticks()))
 }
 
-/// What a polling thread does when there is nothing to do: spins at first, then lets others run, so that on a machine with
-/// fewer cores than threads the work still gets done.
-///
-/// It counts that time: from the first of several rounds that found nothing to the last. What found something is none of it, however
-/// long it took. A look at the clock each round would show in latencies: rounds are counted, and every 64th stretch of them is timed.
+/// Waits of a polling loop. Spins for 512 rounds and yields the processor after that, so that work gets done on a machine with
+/// fewer cores than threads.
 pub struct Idle {
-    empty: u32,
-    /// Each round of this stretch is timed.
+    /// Rounds of this stretch, at most [`Idle::SPINS`].
+    rounds: u32,
+    /// Whether each round of this stretch is timed.
     timed: bool,
-    /// Others were let run in this stretch.
-    away: bool,
-    /// When the last round was, if one of these holds.
+    /// Whether the processor was yielded in this stretch.
+    yielded: bool,
+    /// When the last round was, if it was timed or yielded.
     last: u64,
     stretches: u32,
-    /// A wait within a thread's loop.
+    /// Whether this is a wait within the thread's loop.
     within: bool,
 }
 
@@ -99,77 +121,76 @@ impl Default for Idle {
             let loops = times.loops.get();
             times.loops.set(loops + 1);
             if loops == 0 {
-                times.begun.set(CLOCK.raw());
+                times.begun.set(now());
                 times.idle.clear();
                 times.refused.clear();
             }
             loops > 0
         });
-        Self { empty: 0, timed: true, away: false, last: 0, stretches: 0, within }
+        Self { rounds: 0, timed: true, yielded: false, last: 0, stretches: 0, within }
     }
 }
 
 impl Drop for Idle {
     fn drop(&mut self) {
-        self.busy();
+        self.found_work();
         TIMES.with(|times| times.loops.set(times.loops.get() - 1));
     }
 }
 
 impl Idle {
     const SPINS: u32 = 512;
-    /// One stretch of so many is timed.
+    /// One of this many stretches is timed.
     const TIMED: u32 = 64;
-    /// No round takes so long: others ran.
-    const AWAY_TICKS: u64 = 100_000;
+    /// A longer round was interrupted by other threads.
+    const INTERRUPTED_TICKS: u64 = 100_000;
 
-    /// There was something.
+    /// Ends a stretch, because this round found work.
     #[inline]
-    pub fn busy(&mut self) {
-        if self.empty > 0 {
+    pub fn found_work(&mut self) {
+        if self.rounds > 0 {
             self.end();
         }
     }
 
-    /// There was nothing.
+    /// Waits a moment, because this round found no work.
     #[inline]
     pub fn wait(&mut self) {
-        if self.empty < Self::SPINS {
-            self.empty += 1;
+        if self.rounds < Self::SPINS {
+            self.rounds += 1;
             if self.timed {
                 self.time();
             }
             std::hint::spin_loop();
         } else {
-            self.let_others_run();
+            self.yield_processor();
         }
     }
 
-    /// Ends a stretch of rounds that found nothing.
     #[inline(never)]
     fn end(&mut self) {
-        let untimed = if self.timed { 0 } else { u64::from(self.empty - 1) };
-        let known = self.rounds(|rounds| {
-            Rounds::add(&rounds.counted, untimed);
+        let untimed = if self.timed { 0 } else { u64::from(self.rounds - 1) };
+        let known = self.with_rounds(|rounds| {
+            Rounds::add(&rounds.untimed, untimed);
             rounds.timed.get() > 0
         });
         self.stretches = self.stretches.wrapping_add(1);
-        // A stretch of one round tells nothing.
+        // Stretches are timed until one of them had two rounds, because a single round has no duration.
         self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
-        (self.empty, self.away) = (0, false);
+        (self.rounds, self.yielded) = (0, false);
     }
 
     #[inline(never)]
     fn time(&mut self) {
-        let now = CLOCK.raw();
-        if self.empty > 1 {
+        let now = now();
+        if self.rounds > 1 {
             let took = now.saturating_sub(self.last);
-            self.rounds(|rounds| {
-                if took < Self::AWAY_TICKS {
+            self.with_rounds(|rounds| {
+                if took < Self::INTERRUPTED_TICKS {
                     Rounds::add(&rounds.timed, 1);
                     Rounds::add(&rounds.timed_ticks, took);
                 } else {
-                    Rounds::add(&rounds.away_ticks, took);
+                    Rounds::add(&rounds.yielded_ticks, took);
                 }
             });
         }
@@ -177,21 +198,21 @@ impl Idle {
     }
 
     #[inline(never)]
-    fn let_others_run(&mut self) {
-        let since = if self.away { self.last } else { CLOCK.raw() };
+    fn yield_processor(&mut self) {
+        let since = if self.yielded { self.last } else { now() };
         std::thread::yield_now();
-        (self.last, self.away) = (CLOCK.raw(), true);
-        self.rounds(|rounds| Rounds::add(&rounds.away_ticks, self.last.saturating_sub(since)));
+        (self.last, self.yielded) = (now(), true);
+        self.with_rounds(|rounds| Rounds::add(&rounds.yielded_ticks, self.last.saturating_sub(since)));
     }
 
-    fn rounds<T>(&self, note: impl FnOnce(&Rounds) -> T) -> T {
-        TIMES.with(|times| note(if self.within { &times.refused } else { &times.idle }))
+    fn with_rounds<T>(&self, change: impl FnOnce(&Rounds) -> T) -> T {
+        TIMES.with(|times| change(if self.within { &times.refused } else { &times.idle }))
     }
 
-    /// There was nothing for the first time since there was something.
+    /// Returns true after the first round of a stretch: the moment to flush what is buffered.
     #[inline]
-    pub fn just_emptied(&self) -> bool {
-        self.empty == 1
+    pub fn is_first_round(&self) -> bool {
+        self.rounds == 1
     }
 }
 
@@ -199,84 +220,108 @@ impl Idle {
 mod tests {
     use super::super::{Progress, TimeShares};
     use super::*;
-    use std::time::{Duration, Instant};
 
-    /// Rounds without work for so long.
-    fn wait(idle: &mut Idle, milliseconds: u64) {
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(milliseconds) {
+    /// Runs `thread` on a new thread whose clock stands at 1000 ticks, because accounts are per thread.
+    fn on_a_thread(thread: impl FnOnce() + Send) {
+        let thread = || {
+            TEST_NOW.set(1000);
+            thread();
+        };
+        std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
+    }
+
+    fn pass(ticks: u64) {
+        TEST_NOW.set(TEST_NOW.get() + ticks);
+    }
+
+    /// Rounds without work, `ticks` apart.
+    fn wait(idle: &mut Idle, rounds: u32, ticks: u64) {
+        for round in 0..rounds {
+            if round > 0 {
+                pass(ticks);
+            }
             idle.wait();
         }
     }
 
-    fn work(milliseconds: u64) {
-        std::thread::sleep(Duration::from_millis(milliseconds));
-    }
-
     #[test]
-    fn a_threads_time_is_told_apart() {
-        let (progress, clock) = (Progress::default(), Clock::new());
-        let begun = Instant::now();
-        let thread = || {
+    fn work_and_waits_are_told_apart() {
+        on_a_thread(|| {
             let mut idle = Idle::default();
             for _ in 0..2 {
-                // What came of the round that found something is work, though it is said only behind it.
-                wait(&mut idle, 20);
-                work(40);
-                idle.busy();
+                wait(&mut idle, 11, 20);
+                // From the last round without work to the next round: work.
+                pass(400);
+                idle.found_work();
             }
+            assert_eq!(spent(), (800, 0), "two stretches of 200 ticks are idle");
             {
                 let mut refused = Idle::default();
-                wait(&mut refused, 60);
+                wait(&mut refused, 7, 100);
+                pass(50);
             }
-            progress.received(1, 64);
-            progress.fed();
-        };
-        std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
-        let took = begun.elapsed();
-        let spent = progress.time_shares(&clock, took.as_nanos() as u64);
-        let (busy, refused) = (took.mul_f64(spent.busy), took.mul_f64(spent.refused));
-        assert!(busy >= Duration::from_millis(79), "{busy:?} of {took:?}");
-        assert!((spent.feeding - spent.busy).abs() < 0.1, "{spent:?}");
-        assert!(refused >= Duration::from_millis(40), "{refused:?} of {took:?}");
-        assert!(took - busy - refused >= Duration::from_millis(25), "{busy:?} {refused:?} of {took:?}");
+            assert_eq!(spent(), (850, 600), "a wait within the loop is for a port");
+        });
     }
 
-    /// Stretches of a few rounds, of which most are counted only.
     #[test]
-    fn rounds_are_as_long_as_those_that_were_timed() {
-        let (progress, clock) = (Progress::default(), Clock::new());
-        let spin = |microseconds| {
-            let begun = Instant::now();
-            while begun.elapsed() < Duration::from_micros(microseconds) {
-                std::hint::spin_loop();
-            }
-        };
-        let begun = Instant::now();
-        let thread = || {
+    fn untimed_rounds_count_with_the_mean_of_timed_ones() {
+        on_a_thread(|| {
             let mut idle = Idle::default();
             for _ in 0..1000 {
-                for _ in 0..11 {
-                    idle.wait();
-                    spin(5);
-                }
-                spin(20);
-                idle.busy();
+                wait(&mut idle, 11, 5);
+                pass(20);
+                idle.found_work();
             }
-            progress.received(1, 64);
-        };
-        std::thread::scope(|scope| scope.spawn(thread).join().unwrap());
-        let took = begun.elapsed();
-        let idle = took.mul_f64(1.0 - progress.time_shares(&clock, took.as_nanos() as u64).busy);
-        // Ten pauses between eleven rounds, a thousand times.
-        let expected = Duration::from_millis(40)..Duration::from_millis(80);
-        assert!(expected.contains(&idle), "{idle:?} of {took:?}");
+            assert_eq!(spent(), (20_000, 0), "ten pauses of 5 ticks, and then work of 20, a thousand times");
+        });
     }
 
     #[test]
-    fn a_thread_without_a_loop_did_nothing() {
+    fn interrupted_and_yielded_rounds_do_not_count_as_typical() {
+        on_a_thread(|| {
+            let mut idle = Idle::default();
+            wait(&mut idle, 2, 10);
+            wait(&mut idle, 1, 0);
+            // Another thread ran for a million ticks.
+            pass(1_000_000);
+            idle.wait();
+            idle.found_work();
+            wait(&mut idle, 3, 10);
+            idle.found_work();
+            assert_eq!(spent().0, 0, "everything was idle time");
+            let mean = TIMES.with(|times| times.idle.timed_ticks.get() / times.idle.timed.get());
+            assert!(mean <= 10, "{mean}: the interruption is not part of the mean");
+            // After 512 rounds of a stretch the processor is yielded, which is idle time, too.
+            wait(&mut idle, 600, 10);
+            idle.found_work();
+            assert_eq!(spent().0, 0);
+        });
+    }
+
+    #[test]
+    fn a_thread_without_a_loop_has_no_account() {
+        on_a_thread(|| assert_eq!(spent(), (0, 0)));
         let (progress, clock) = (Progress::default(), Clock::new());
-        std::thread::scope(|scope| scope.spawn(|| progress.received(1, 64)).join().unwrap());
+        std::thread::scope(|scope| scope.spawn(|| progress.set_received(1, 64)).join().unwrap());
         assert_eq!(progress.time_shares(&clock, 1_000_000), TimeShares::default());
+    }
+
+    #[test]
+    fn shares_are_of_the_run() {
+        let (progress, clock) = (Progress::default(), Clock::new());
+        let second = clock.raw_of_ns(1_000_000_000);
+        on_a_thread(|| {
+            let mut idle = Idle::default();
+            pass(second / 2);
+            // A wait of a quarter of a second, in rounds too long to be typical.
+            wait(&mut idle, 2, second / 4);
+            idle.found_work();
+            progress.set_received(1, 64);
+            progress.set_feeding();
+        });
+        let shares = progress.time_shares(&clock, 1_000_000_000);
+        assert!((shares.busy - 0.5).abs() < 1e-6 && shares.feeding == shares.busy, "{shares:?}");
+        assert_eq!(shares.refused, 0.0);
     }
 }

@@ -1,9 +1,12 @@
-//! Packets in hand, given back to their pool whatever happens: also when the thread that holds them panics.
+//! An array of packets that this thread owns. They return to their pool also when the thread panics.
 
+use super::Tally;
+use inlane_core::ring::apply_verdicts;
+use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::{Packet, Pool};
 use std::sync::Arc;
 
-/// An array of packets, the first [`BurstBuffer::len`] of which this thread holds.
+/// An array of packets. The first [`BurstBuffer::len`] belong to this value, which frees them when it is dropped.
 pub struct BurstBuffer {
     packets: Box<[Packet]>,
     start: usize,
@@ -12,36 +15,37 @@ pub struct BurstBuffer {
 }
 
 impl BurstBuffer {
-    /// Room for `capacity` packets of `pool`.
+    /// Creates an empty buffer for `capacity` packets of `pool`.
     pub fn new(pool: Arc<dyn Pool>, capacity: usize) -> Self {
         Self { packets: vec![Packet::EMPTY; capacity].into(), start: 0, end: 0, pool }
     }
 
-    /// How many are held.
+    /// The number of packets.
     #[inline]
     pub fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// None is.
+    /// Returns true if there are no packets.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Those held.
+    /// The packets.
     #[inline]
     pub fn as_slice(&self) -> &[Packet] {
         &self.packets[self.start..self.end]
     }
 
-    /// Those held, to change.
+    /// The packets, mutable.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [Packet] {
         &mut self.packets[self.start..self.end]
     }
 
-    /// The places behind those held, for up to `limit` in all: fill from the front, then call [`BurstBuffer::hold`].
+    /// Returns the free places behind the packets, so that there are at most `limit` in all. Fill them from the front, then
+    /// call [`BurstBuffer::extend`].
     #[inline]
     pub fn free_places(&mut self, limit: usize) -> &mut [Packet] {
         if self.start == self.end {
@@ -51,40 +55,71 @@ impl BurstBuffer {
         &mut self.packets[self.end..end]
     }
 
-    /// `count` more of the free places now hold packets.
+    /// Adds the first `count` of the free places, which the caller has filled with packets of this pool.
     #[inline]
-    pub fn hold(&mut self, count: usize) {
+    pub fn extend(&mut self, count: usize) {
         self.end += count;
         debug_assert!(self.end <= self.packets.len());
     }
 
-    /// The first `count` now belong to somebody else.
+    /// Adds a packet of this pool.
+    ///
+    /// # Panics
+    /// When there is no free place.
+    #[inline]
+    pub fn push(&mut self, packet: Packet) {
+        self.free_places(self.packets.len())[0] = packet;
+        self.end += 1;
+    }
+
+    /// Removes the first `count` packets without freeing them, because another owner has them.
     #[inline]
     pub fn release_front(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end);
     }
 
-    /// All of them now belong to somebody else.
+    /// Removes all packets without freeing them, because another owner has them.
     #[inline]
     pub fn release_all(&mut self) {
         (self.start, self.end) = (0, 0);
     }
 
-    /// Gives all but the first `keep` back to the pool, and returns how many that were.
+    /// Frees all but the first `keep` packets. Returns how many were freed.
     #[inline]
-    pub fn give_back_from(&mut self, keep: usize) -> usize {
+    pub fn free_from(&mut self, keep: usize) -> usize {
         let from = self.start + keep;
         let count = self.end - from;
         if count > 0 {
-            // SAFETY: these packets are held here, are of this pool, and are not used again.
+            // SAFETY: this buffer owns these packets, they are of this pool, and the range is cut off below.
             unsafe { self.pool.free(&self.packets[from..self.end]) };
             self.end = from;
         }
         count
     }
 
-    /// The pool they come from.
+    /// Frees all packets. Returns how many there were.
+    #[inline]
+    pub fn free_all(&mut self) -> usize {
+        self.free_from(0)
+    }
+
+    /// Applies verdict i to packet i: sets lengths and ports of the packets to forward, which keep their order, and frees the
+    /// others. Adds these to the tally. `room` is the longest that a verdict may make a packet.
+    #[inline]
+    pub(super) fn apply_verdicts(
+        &mut self,
+        verdict: impl Fn(usize) -> PacketVerdict,
+        room: u32,
+        tally: &mut Tally,
+    ) {
+        let done = apply_verdicts(self.as_mut_slice(), verdict, room);
+        tally.dropped_verdict += (done.dropped - done.invalid) as u64;
+        tally.dropped_invalid += done.invalid as u64;
+        self.free_from(done.forwarded);
+    }
+
+    /// The pool of the packets.
     pub fn pool(&self) -> &Arc<dyn Pool> {
         &self.pool
     }
@@ -92,7 +127,7 @@ impl BurstBuffer {
 
 impl Drop for BurstBuffer {
     fn drop(&mut self) {
-        self.give_back_from(0);
+        self.free_all();
     }
 }
 
@@ -102,20 +137,20 @@ mod tests {
     use inlane_core::HeapPool;
 
     #[test]
-    fn what_is_held_comes_back() {
+    fn packets_return_to_their_pool() {
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 64).unwrap());
-        let mut held = BurstBuffer::new(pool.clone(), 8);
-        let got = pool.allocate(held.free_places(6));
-        held.hold(got);
-        assert_eq!((held.len(), pool.outstanding()), (6, 6));
-        assert_eq!(held.give_back_from(4), 2);
-        let mine: Vec<_> = held.as_slice()[..1].to_vec();
-        held.release_front(1);
-        assert_eq!((held.len(), pool.outstanding()), (3, 4));
-        drop(held);
-        assert_eq!(pool.outstanding(), 1);
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
-        unsafe { pool.free(&mine) };
+        let mut buffer = BurstBuffer::new(pool.clone(), 8);
+        let got = pool.allocate(buffer.free_places(6));
+        buffer.extend(got);
+        assert_eq!((buffer.len(), pool.outstanding()), (6, 6));
+        assert_eq!(buffer.free_from(4), 2);
+        let released: Vec<_> = buffer.as_slice()[..1].to_vec();
+        buffer.release_front(1);
+        assert_eq!((buffer.len(), pool.outstanding()), (3, 4));
+        buffer.push(released[0]);
+        assert_eq!(buffer.len(), 4);
+        drop(buffer);
+        assert_eq!(pool.outstanding(), 0);
     }
 
     #[test]
@@ -123,10 +158,10 @@ mod tests {
         let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(8, 64).unwrap());
         let inner = pool.clone();
         let outcome = std::thread::spawn(move || {
-            let mut held = BurstBuffer::new(inner.clone(), 8);
-            let got = inner.allocate(held.free_places(8));
-            held.hold(got);
-            panic!("as a worker might");
+            let mut buffer = BurstBuffer::new(inner.clone(), 8);
+            let got = inner.allocate(buffer.free_places(8));
+            buffer.extend(got);
+            panic!("in a worker");
         })
         .join();
         assert!(outcome.is_err());

@@ -1,26 +1,27 @@
-//! One pipeline: a queue received from, a packet function, queues sent to; and the threads that drive them.
+//! One pipeline: a receive queue, a packet function, transmit queues, and the threads that connect them on the CPU.
 //!
 //! ```text
 //! single   [ receive -> function -> send ]                                     one thread
-//! split    [ receive, send ] <- ring -> n x [ function ]                       1 + n threads
+//! split    [ receive, send ] <- burst ring -> n x [ function ]                 1 + n threads
 //! ```
 
-pub mod burst_buffer;
+mod burst_buffer;
 pub(crate) mod circulate;
-pub(crate) mod rx_stage;
+mod rx_stage;
 mod single;
 mod split;
 #[cfg(test)]
 mod tests;
-pub(crate) mod tx_stage;
+mod tx_stage;
 
-use crate::control::{Control, Progress};
+use crate::control::{Control, Progress, ThreadTime};
 use crate::error::Error;
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
 use inlane_core::stats::LatencyHistogram;
 use inlane_core::{Pool, Rx, Tx};
 use inlane_function::Instance;
+use std::any::Any;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,15 +29,15 @@ use std::time::{Duration, Instant};
 pub use single::run as run_single;
 pub use split::run as run_split;
 
-/// What to do with packets when what comes after is full.
+/// What happens to packets when the burst ring or the sending port is full: back-pressure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overload {
-    /// Wait; the port in front fills and counts what it misses.
+    /// Wait. The receiving port fills and counts what it misses.
     #[default]
     Wait,
-    /// Drop the newest, and count them.
+    /// Drop the newest packets and count them.
     Drop,
-    /// Take fewer at a time, down to one, until there is room again; then as [`Overload::Wait`].
+    /// Halve the bursts, down to one packet, until there is room. A full port or ring still makes the pipeline wait.
     Shrink,
 }
 
@@ -53,22 +54,22 @@ impl FromStr for Overload {
     }
 }
 
-/// How a pipeline is driven.
+/// The settings of each pipeline.
 #[derive(Clone, Debug)]
 pub struct PipelineSettings {
-    /// Most packets of an item.
+    /// The most packets of a burst.
     pub burst: usize,
     /// How long a partial burst may wait for more packets.
     pub flush: Duration,
-    /// Items of the burst ring.
+    /// Slots of the burst ring, a power of two.
     pub slots: usize,
-    /// What happens when the ring or the sending port is full.
+    /// What happens when the burst ring or the sending port is full.
     pub overload: Overload,
-    /// Time to spend on each packet, beside the function.
+    /// Time spent on each packet in addition to the packet function.
     pub work: Duration,
-    /// Take the time of every burst at every stage.
+    /// Whether each burst is timed at every stage.
     pub stages: bool,
-    /// Packets to receive at most.
+    /// The number of packets to receive; `u64::MAX` for no limit.
     pub packets: u64,
 }
 
@@ -88,13 +89,13 @@ impl Default for PipelineSettings {
 
 /// The parts of one pipeline, before its threads run.
 pub struct Pipeline {
-    /// Where packets come from.
+    /// The receive queue.
     pub rx: Box<dyn Rx>,
-    /// Where they go: a verdict that names port n goes to the nth, any other to the first.
+    /// The transmit queues. A verdict that names port n selects the nth; all other packets go to the first.
     pub txs: Vec<Box<dyn Tx>>,
-    /// Where buffers come from and return to.
+    /// The pool that buffers come from and return to.
     pub pool: Arc<dyn Pool>,
-    /// The packet function with its state, one an executor: for several workers they must share nothing.
+    /// The packet function with its state: one instance per worker, which share nothing. Empty if a GPU runs the function.
     pub instances: Vec<Instance>,
 }
 
@@ -102,48 +103,58 @@ pub struct Pipeline {
 pub struct PipelineContext<'a> {
     /// Ends the run.
     pub control: &'a Control,
-    /// Counts for whoever looks.
+    /// Where the pipeline publishes its counters.
     pub progress: &'a Progress,
     /// The run's clock.
     pub clock: &'a Clock,
-    /// Which pipeline this is.
+    /// The pipeline's number.
     pub index: usize,
-    /// The core of each thread, first those that receive and send, then those that process; empty to leave them to the
-    /// kernel.
+    /// The core of each thread: first the dispatching thread, then workers or the feeder. Empty to bind none.
     pub cores: &'a [usize],
 }
 
-/// What became of the packets of one pipeline.
+/// The counts of one pipeline.
 #[derive(Default)]
 pub struct Tally {
-    /// As the receiving queue counted.
+    /// The receive queue's counters.
     pub rx: Counters,
-    /// As the sending queues counted, added up.
+    /// The transmit queues' counters, added up.
     pub tx: Counters,
-    /// Dropped because the ring or the sending port was full.
+    /// Packets dropped because the burst ring or the sending port was full.
     pub dropped_overload: u64,
-    /// Those of them that the sending port refused; the others found the ring full.
+    /// Those of them that the sending port refused. The others found the ring full.
     pub refused_packets: u64,
-    /// Dropped by verdict.
+    /// Packets dropped by verdict.
     pub dropped_verdict: u64,
-    /// Dropped because verdict or length made no sense, or the port named does not exist.
+    /// Packets dropped because the verdict or the length was invalid, or the port that it names does not exist.
     pub dropped_invalid: u64,
-    /// Dropped because the sending port failed, or took no more at the end.
+    /// Packets dropped because the sending port failed, took no more at the end, or the run was aborted.
     pub dropped_unsent: u64,
-    /// Processor time of its threads.
-    pub cpu_ns: u64,
-    /// Time in each stage.
+    /// Time of the pipeline's threads on processors.
+    pub time: ThreadTime,
+    /// The time in each stage.
     pub stages: StageHistograms,
-    /// What its functions report.
+    /// The packet function's instances, for their reports.
     pub functions: Vec<Instance>,
-    /// What went wrong, first things first.
+    /// What failed, the first failure first.
     pub errors: Vec<Error>,
-    /// From when to when packets flowed, where starting and ending the executor takes time of its own.
+    /// When packets began to flow, and when the last was sent. `None` if the pipeline failed early.
     pub flowed: Option<(Instant, Instant)>,
 }
 
 impl Tally {
-    /// Adds the tally of another pipeline. When packets flowed is not added.
+    /// Creates the tally of a pipeline that failed.
+    pub(crate) fn failed(error: Error) -> Self {
+        Self { errors: vec![error], ..Self::default() }
+    }
+
+    /// Packets dropped before the sending stage.
+    #[inline]
+    fn dropped(&self) -> u64 {
+        self.dropped_overload + self.dropped_verdict + self.dropped_invalid
+    }
+
+    /// Adds the tally of another pipeline, except when packets flowed.
     pub(crate) fn add(&mut self, other: Tally) {
         self.rx += other.rx;
         self.tx += other.tx;
@@ -152,28 +163,28 @@ impl Tally {
         self.dropped_verdict += other.dropped_verdict;
         self.dropped_invalid += other.dropped_invalid;
         self.dropped_unsent += other.dropped_unsent;
-        self.cpu_ns += other.cpu_ns;
+        self.time += other.time;
         self.stages.add(&other.stages);
         self.functions.extend(other.functions);
         self.errors.extend(other.errors);
     }
 }
 
-/// Time in each stage, each packet counted.
+/// The time that packets spent in each stage, in nanoseconds; each packet is counted.
 #[derive(Default)]
 pub struct StageHistograms {
-    /// Received to queued.
+    /// From received to submitted.
     pub queue: LatencyHistogram,
-    /// Queued to processed.
+    /// From submitted to processed.
     pub process: LatencyHistogram,
-    /// Processed to sent.
+    /// From processed to sent.
     pub send: LatencyHistogram,
-    /// Received to sent.
+    /// From received to sent.
     pub total: LatencyHistogram,
 }
 
 impl StageHistograms {
-    /// Notes a burst of `count` that was received, queued, processed and sent at these raw readings.
+    /// Records a burst of `count` packets by the raw clock readings at which it passed the stages.
     pub(crate) fn record(
         &mut self,
         clock: &Clock,
@@ -186,7 +197,7 @@ impl StageHistograms {
         self.total.record(clock.between_ns(received, sent), count);
     }
 
-    /// Adds another pipeline's.
+    /// Adds the histograms of another pipeline.
     pub fn add(&mut self, other: &Self) {
         self.queue.add(&other.queue);
         self.process.add(&other.process);
@@ -195,7 +206,7 @@ impl StageHistograms {
     }
 }
 
-/// Ends the run when the thread that holds it panics.
+/// Aborts the run when it is dropped: by the unwinding of a thread that panics. Other threads call `forget` on it.
 pub(crate) struct AbortOnPanic<'a>(pub(crate) &'a Control);
 
 impl Drop for AbortOnPanic<'_> {
@@ -204,7 +215,7 @@ impl Drop for AbortOnPanic<'_> {
     }
 }
 
-/// Spins for the forced work of `packets` packets.
+/// Spins for `each` times the number of packets.
 #[inline]
 fn work(clock: &Clock, each: Duration, packets: usize) {
     if each.is_zero() {
@@ -216,12 +227,12 @@ fn work(clock: &Clock, each: Duration, packets: usize) {
     }
 }
 
-/// Binds the calling thread to the `index`th core given, if one was.
+/// Binds the calling thread to `cores[index]`, if it exists. Warns if the kernel refuses.
 pub(crate) fn pin(cores: &[usize], index: usize) {
     let Some(&core) = cores.get(index) else { return };
-    // SAFETY: an all-zero cpu_set_t is an empty set.
+    // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: writes within the set; cores come from this process's own affinity mask.
+    // SAFETY: CPU_SET ignores cores beyond the set.
     unsafe { libc::CPU_SET(core, &mut set) };
     // SAFETY: passes the set with its size; 0 is the calling thread.
     let outcome = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) };
@@ -230,8 +241,18 @@ pub(crate) fn pin(cores: &[usize], index: usize) {
     }
 }
 
-/// The text of a panic.
-pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+/// Returns the error for a thread of pipeline `pipeline` that panicked.
+pub(crate) fn panicked(pipeline: usize, thread: &'static str, payload: Box<dyn Any + Send>) -> Error {
+    Error::Panicked { pipeline, thread, message: panic_message(&*payload) }
+}
+
+/// Returns the error for threads that the system did not start.
+pub(crate) fn thread_failed(source: std::io::Error) -> Error {
+    inlane_core::Error::Os { what: "cannot start the threads of a pipeline".into(), source }.into()
+}
+
+/// Returns the message of a panic.
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
     payload
         .downcast_ref::<&str>()
         .map(|text| text.to_string())

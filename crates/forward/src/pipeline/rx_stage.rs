@@ -1,31 +1,33 @@
-//! The receiving side of a pipeline: gathers packets into bursts.
+//! The receiving stage of a pipeline: receives packets and gathers them into bursts.
 
 use super::burst_buffer::BurstBuffer;
 use super::{Overload, PipelineSettings};
 use crate::control::{Control, Progress};
 use inlane_core::clock::Clock;
+use inlane_core::port::Counters;
 use inlane_core::{Pool, Rx};
 use std::sync::Arc;
 
-/// What [`RxStage::gather`] came to.
+/// The state of the receiving stage after [`RxStage::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gathered {
-    /// A burst is held, to be taken on.
+pub enum Received {
+    /// A burst is complete.
     Burst,
-    /// Not enough yet.
-    Nothing,
-    /// Nothing is held and nothing will come.
+    /// There are no packets, or a partial burst that waits for more.
+    Incomplete,
+    /// There are no packets, and none will come.
     Ended,
 }
 
-/// Gathers packets from a queue.
+/// Gathers packets of one receive queue into bursts.
 pub struct RxStage {
     rx: Box<dyn Rx>,
-    /// The packets gathered.
-    pub held: Box<BurstBuffer>,
-    /// When the oldest of them was received, as a raw reading; only where somebody asked for times.
+    /// The burst.
+    pub burst: Box<BurstBuffer>,
+    /// When the burst's oldest packet was received: a raw clock reading. Only set if stages are timed or a flush time is set.
     pub received: u64,
-    burst: usize,
+    largest: usize,
+    /// The size of the next burst, which overload may reduce.
     current: usize,
     flush_ns: u64,
     overload: Overload,
@@ -35,77 +37,77 @@ pub struct RxStage {
 }
 
 impl RxStage {
-    /// Over one queue.
-    pub fn new(rx: Box<dyn Rx>, pool: Arc<dyn Pool>, drive: &PipelineSettings) -> Self {
+    /// Creates the stage for one queue, which is filled from `pool`.
+    pub fn new(rx: Box<dyn Rx>, pool: Arc<dyn Pool>, settings: &PipelineSettings) -> Self {
         Self {
             rx,
-            held: Box::new(BurstBuffer::new(pool, drive.burst)),
+            burst: Box::new(BurstBuffer::new(pool, settings.burst)),
             received: 0,
-            burst: drive.burst,
-            current: drive.burst,
-            flush_ns: drive.flush.as_nanos() as u64,
-            overload: drive.overload,
-            timed: drive.stages || !drive.flush.is_zero(),
-            remaining: drive.packets,
+            largest: settings.burst,
+            current: settings.burst,
+            flush_ns: settings.flush.as_nanos() as u64,
+            overload: settings.overload,
+            timed: settings.stages || !settings.flush.is_zero(),
+            remaining: settings.packets,
             error: None,
         }
     }
 
-    /// Receives once, and says whether a burst is complete: full, the last one, or, unless `grow` says that it had better become full,
-    /// older than the flush time.
+    /// Receives once. A burst is complete when it is full, when it is the last one, or when its oldest packet has waited for the
+    /// flush time. With `grow`, the flush time does not count: the burst waits to become full.
     #[inline]
-    pub fn gather(&mut self, control: &Control, clock: &Clock, grow: bool) -> Gathered {
+    pub fn receive(&mut self, control: &Control, clock: &Clock, grow: bool) -> Received {
         let ending = self.error.is_some() || control.stopping();
-        let want = (self.current as u64).min(self.held.len() as u64 + self.remaining) as usize;
+        let want = (self.current as u64).min(self.burst.len() as u64 + self.remaining) as usize;
         let mut got = 0;
-        if !ending && self.held.len() < want {
-            match self.rx.receive(self.held.free_places(want)) {
+        if !ending && self.burst.len() < want {
+            match self.rx.receive(self.burst.free_places(want)) {
                 Ok(count) => got = count,
                 Err(error) => self.error = Some(error),
             }
             if got > 0 {
-                if self.timed && self.held.is_empty() {
+                if self.timed && self.burst.is_empty() {
                     self.received = clock.raw();
                 }
-                self.held.hold(got);
+                self.burst.extend(got);
                 self.remaining -= got as u64;
             }
         }
-        if self.held.is_empty() {
+        if self.burst.is_empty() {
             let over = ending || self.error.is_some() || self.remaining == 0 || self.rx.exhausted();
-            return if over { Gathered::Ended } else { Gathered::Nothing };
+            return if over { Received::Ended } else { Received::Incomplete };
         }
-        let complete = self.held.len() >= want
+        let complete = self.burst.len() >= want
             || ending
             || (got == 0 && self.rx.exhausted())
             || !grow && (self.flush_ns == 0 || clock.between_ns(self.received, clock.raw()) >= self.flush_ns);
-        if complete { Gathered::Burst } else { Gathered::Nothing }
+        if complete { Received::Burst } else { Received::Incomplete }
     }
 
-    /// There was no room for a burst: under [`Overload::Shrink`] the next ones are half as large.
+    /// Halves the next bursts under [`Overload::Shrink`]. Call it when the ring or the port behind is full.
     #[inline]
-    pub fn no_room(&mut self) {
+    pub fn shrink_bursts(&mut self) {
         if self.overload == Overload::Shrink {
             self.current = (self.current / 2).max(1);
         }
     }
 
-    /// There was room: bursts grow again.
+    /// Doubles the next bursts up to their full size. Call it when there was room.
     #[inline]
-    pub fn room(&mut self) {
-        if self.current < self.burst {
-            self.current = (self.current * 2).min(self.burst);
+    pub fn grow_bursts(&mut self) {
+        if self.current < self.largest {
+            self.current = (self.current * 2).min(self.largest);
         }
     }
 
-    /// Tells whoever looks what was received.
+    /// Publishes what was received so far.
     pub fn publish(&self, progress: &Progress) {
         let counters = self.rx.counters();
-        progress.received(counters.packets, counters.bytes);
+        progress.set_received(counters.packets, counters.bytes);
     }
 
-    /// Ends it: the queue's counters, and what went wrong.
-    pub fn finish(self) -> (inlane_core::port::Counters, Option<inlane_core::Error>) {
+    /// Ends the stage. Returns the queue's counters, and the error that ended it.
+    pub fn finish(self) -> (Counters, Option<inlane_core::Error>) {
         (self.rx.counters(), self.error)
     }
 }

@@ -1,112 +1,111 @@
-//! Method `split` on the CPU: one thread receives and sends, others process.
+//! Method `split` on the CPU: one thread receives and sends, workers run the packet function.
 //!
-//! The first thread keeps the packets ([`super::circulate`]); worker b takes items b, b+n, ...
+//! The first thread keeps the packets ([`super::circulate`]). Of n workers, worker w takes items w, w + n, w + 2n, ...
 
 use super::circulate::{Circulation, Items, Limits};
-use super::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, pin, work};
-use crate::control::Idle;
+use super::{
+    AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, thread_failed, work,
+};
+use crate::control::{Idle, ThreadTime};
 use crate::error::Error;
-use inlane_core::clock::thread_cpu_ns;
 use inlane_core::ring::{Consumer, Next, Ring};
 use inlane_function::Instance;
 
-/// Runs `pipeline` on one thread that receives and sends, and one for each of its instances that processes, until it ends.
+/// Runs `pipeline` until it ends: one thread receives and sends, and one worker runs each of the pipeline's instances of the
+/// packet function.
 ///
 /// # Errors
-/// When no ring can be made; nothing has run then.
+/// When the burst ring cannot be created. Nothing has run then.
 pub fn run(
     pipeline: Pipeline,
-    drive: &PipelineSettings,
-    shared: &PipelineContext<'_>,
+    settings: &PipelineSettings,
+    context: &PipelineContext<'_>,
 ) -> Result<Tally, Error> {
     let Pipeline { rx, txs, pool, instances } = pipeline;
-    let (dispatcher, consumers) = Ring::between_threads(drive.slots, drive.burst, instances.len() as u32)?;
-    let mut items = Items::new(&pool, drive.slots, drive.burst);
-    let circulation = Circulation::new(rx, txs, pool, dispatcher, Limits::NONE, drive);
+    let (dispatcher, consumers) =
+        Ring::between_threads(settings.slots, settings.burst, instances.len() as u32)?;
+    let mut items = Items::new(&pool, settings.slots, settings.burst);
+    let circulation = Circulation::new(rx, txs, pool, dispatcher, Limits::NONE, settings);
 
     let mut tally = std::thread::scope(|scope| {
-        let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", shared.index));
+        let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", context.index));
         let spawned = (|| {
             let mut workers = Vec::new();
             for (index, (consumer, instance)) in consumers.into_iter().zip(instances).enumerate() {
                 workers.push(named("work").spawn_scoped(scope, move || {
-                    // A worker that panics leaves items that will never be done: nobody must wait for them.
-                    let guard = AbortOnPanic(shared.control);
-                    let outcome = process(consumer, instance, drive, shared, index);
+                    // A worker that panics leaves items that will never complete. Aborting keeps others from waiting for them.
+                    let guard = AbortOnPanic(context.control);
+                    let outcome = run_worker(consumer, instance, settings, context, index);
                     std::mem::forget(guard);
                     outcome
                 })?);
             }
             let items = &mut items;
-            let move_packets = move || {
-                pin(shared.cores, 0);
-                circulation.run(items, &mut (), drive, shared)
+            let dispatch = move || {
+                pin(context.cores, 0);
+                circulation.run(items, &mut (), settings, context)
             };
-            Ok((named("io").spawn_scoped(scope, move_packets)?, workers))
+            Ok((named("io").spawn_scoped(scope, dispatch)?, workers))
         })();
-        let (moving, workers) = match spawned {
+        let (dispatching, workers) = match spawned {
             Ok(threads) => threads,
             Err(source) => {
-                shared.control.abort();
-                let error = inlane_core::Error::Os { what: "start the threads of a pipeline".into(), source };
-                return Tally { errors: vec![error.into()], ..Tally::default() };
+                context.control.abort();
+                return Tally::failed(thread_failed(source));
             }
         };
-        let panicked = |thread, payload: Box<dyn std::any::Any + Send>| {
-            let message = panic_message(&*payload);
-            Error::Panicked { pipeline: shared.index, thread, message }
-        };
-        let mut tally = moving.join().unwrap_or_else(|payload| {
-            shared.control.stop();
-            Tally { errors: vec![panicked("receiving and sending", payload)], ..Tally::default() }
+        let mut tally = dispatching.join().unwrap_or_else(|payload| {
+            context.control.stop();
+            Tally::failed(panicked(context.index, "dispatching", payload))
         });
         for worker in workers {
             match worker.join() {
-                Ok((instance, cpu_ns)) => {
+                Ok((instance, time)) => {
                     tally.functions.push(instance);
-                    tally.cpu_ns += cpu_ns;
+                    tally.time += time;
                 }
-                Err(payload) => tally.errors.push(panicked("working", payload)),
+                Err(payload) => tally.errors.push(panicked(context.index, "worker", payload)),
             }
         }
         tally
     });
-    tally.dropped_unsent += items.packets_out();
+    tally.dropped_unsent += items.packets_in_flight();
     Ok(tally)
 }
 
-fn process(
+/// Runs the packet function on a worker's items until the ring is closed and empty, or the run is aborted.
+fn run_worker(
     mut consumer: Consumer,
     mut instance: Instance,
-    drive: &PipelineSettings,
-    shared: &PipelineContext<'_>,
+    settings: &PipelineSettings,
+    context: &PipelineContext<'_>,
     index: usize,
-) -> (Instance, u64) {
-    pin(shared.cores, 1 + index);
+) -> (Instance, ThreadTime) {
+    pin(context.cores, 1 + index);
     let (ticks, needs_time) = (instance.ticks(), instance.needs_time());
     let mut idle = Idle::default();
     loop {
         match consumer.poll() {
             Next::Item(mut item) => {
-                idle.busy();
-                let (descriptors, outcomes) = item.parts();
-                work(shared.clock, drive.work, descriptors.len());
-                let now = if needs_time { shared.clock.now_ns() } else { 0 };
-                // SAFETY: the dispatching thread holds the packets and submitted them; their bytes are this consumer's until it
-                // completes the item, in memory that the CPU maps (checked when the run was set up).
-                let info = unsafe { instance.run_descriptors(descriptors, outcomes, now) };
+                idle.found_work();
+                let (descriptors, verdicts) = item.parts();
+                work(context.clock, settings.work, descriptors.len());
+                let now = if needs_time { context.clock.now_ns() } else { 0 };
+                // SAFETY: the dispatching thread owns the packets and submitted them, so their bytes are this worker's until it
+                // completes the item. They lie in memory that the CPU maps, which was checked when the run was set up.
+                let info = unsafe { instance.run_descriptors(descriptors, verdicts, now) };
                 item.complete(info);
             }
-            Next::Empty if shared.control.aborting() => break,
+            Next::Empty if context.control.aborting() => break,
             Next::Empty => {
                 idle.wait();
                 if ticks {
-                    instance.tick(shared.clock.now_ns());
+                    instance.tick(context.clock.now_ns());
                 }
             }
             Next::Closed => break,
         }
     }
     instance.finish();
-    (instance, thread_cpu_ns())
+    (instance, ThreadTime::of_this_thread())
 }

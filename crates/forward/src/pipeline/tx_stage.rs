@@ -1,105 +1,110 @@
-//! The sending side of a pipeline: hands packets to the ports that their verdicts name.
+//! The sending stage of a pipeline: sends packets to the ports that their verdicts name.
 
 use super::burst_buffer::BurstBuffer;
 use super::{Overload, PipelineSettings, Tally};
 use crate::control::{Control, Idle, Progress};
 use inlane_core::clock::Clock;
 use inlane_core::port::Counters;
-use inlane_core::{Packet, Pool, Tx};
+use inlane_core::{Pool, Tx};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a port that takes nothing is tried once the run is stopping.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a stopping run waits for a port that takes nothing.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Sends packets to one or several queues.
+/// Sends packets to the transmit queues of a pipeline.
 pub struct TxStage {
     txs: Vec<Box<dyn Tx>>,
-    sorted: Vec<BurstBuffer>,
+    /// The packets of a burst by port, for bursts with packets for several ports.
+    by_port: Vec<BurstBuffer>,
+    /// The packets of a burst that name a port that does not exist.
+    invalid: BurstBuffer,
     overload: Overload,
-    dropped_overload: u64,
+    /// Packets dropped because a port was full.
+    refused: u64,
     dropped_invalid: u64,
     dropped_unsent: u64,
-    /// A port took nothing for [`PATIENCE`] while the run was stopping: what is still in flight does not wait as long again.
-    gave_up: bool,
+    /// A port took nothing for [`STOP_TIMEOUT`] while the run was stopping. Later bursts do not wait for it again.
+    timed_out: bool,
     error: Option<inlane_core::Error>,
 }
 
 impl TxStage {
-    /// Over the queues of a pipeline.
-    pub fn new(txs: Vec<Box<dyn Tx>>, pool: &Arc<dyn Pool>, drive: &PipelineSettings) -> Self {
-        let sorted = if txs.len() > 1 { txs.len() } else { 0 };
+    /// Creates the stage for the queues `txs`, which send packets of `pool`.
+    pub fn new(txs: Vec<Box<dyn Tx>>, pool: &Arc<dyn Pool>, settings: &PipelineSettings) -> Self {
+        let buffer = || BurstBuffer::new(pool.clone(), settings.burst);
         Self {
+            by_port: txs.iter().map(|_| buffer()).collect(),
+            invalid: buffer(),
             txs,
-            sorted: (0..sorted).map(|_| BurstBuffer::new(pool.clone(), drive.burst)).collect(),
-            overload: drive.overload,
-            dropped_overload: 0,
+            overload: settings.overload,
+            refused: 0,
             dropped_invalid: 0,
             dropped_unsent: 0,
-            gave_up: false,
+            timed_out: false,
             error: None,
         }
     }
 
-    /// Sends all that is held, packets that nobody changed since they were received; see [`TxStage::send`].
+    /// Sends a burst that nobody changed since it was received. Otherwise as [`TxStage::send`].
     #[inline]
-    pub fn send_as_received(&mut self, held: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
-        self.send_to(0, true, held, control, clock)
+    pub fn send_as_received(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
+        self.send_to(0, true, burst, control, clock)
     }
 
-    /// Sends all that is held, or drops and counts it; true when nothing had to wait.
+    /// Sends a burst, each packet to the port that it names. Drops and counts packets for a port that does not exist.
+    ///
+    /// If a port is full, waits or drops, as [`Overload`] says. Returns true if every port took its packets at once.
     #[inline]
-    pub fn send(&mut self, held: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
-        if self.txs.len() == 1 {
-            // The quick way: one port, all taken at once. A verdict that names another port finds none.
-            if held.as_slice().iter().all(|packet| packet.port == 0) {
-                return self.send_to(0, false, held, control, clock);
-            }
+    pub fn send(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
+        let Some(first) = burst.as_slice().first() else { return true };
+        let port = first.port as usize;
+        if port < self.txs.len() && burst.as_slice().iter().all(|packet| packet.port as usize == port) {
+            return self.send_to(port, false, burst, control, clock);
         }
-        self.send_sorted(held, control, clock)
+        self.send_by_port(burst, control, clock)
     }
 
     fn send_to(
         &mut self,
         port: usize,
         as_received: bool,
-        held: &mut BurstBuffer,
+        burst: &mut BurstBuffer,
         control: &Control,
         clock: &Clock,
     ) -> bool {
-        if held.is_empty() {
+        if burst.is_empty() {
             return true;
         }
-        // Nearly always all at once.
-        match self.hand_over(port, as_received, held) {
-            Ok(_) if held.is_empty() => true,
-            outcome => self.send_rest(outcome, port, as_received, held, control, clock),
+        match self.send_once(port, as_received, burst) {
+            Ok(_) if burst.is_empty() => true,
+            outcome => self.send_rest(outcome, port, as_received, burst, control, clock),
         }
     }
 
-    /// One call of the port.
+    /// Calls the port once. Returns how many packets it took.
     #[inline]
-    fn hand_over(
+    fn send_once(
         &mut self,
         port: usize,
         as_received: bool,
-        held: &mut BurstBuffer,
+        burst: &mut BurstBuffer,
     ) -> inlane_core::Result<usize> {
-        let (tx, packets) = (&mut self.txs[port], held.as_slice());
-        // SAFETY: the buffer holds these packets, they are of this queue's pool, and it releases those that are sent.
+        let (tx, packets) = (&mut self.txs[port], burst.as_slice());
+        // SAFETY: the buffer owns these packets, which are of this queue's pool, and gives up those that were sent.
         let sent = unsafe { if as_received { tx.send_as_received(packets) } else { tx.send(packets) } }?;
-        held.release_front(sent);
+        burst.release_front(sent);
         Ok(sent)
     }
 
-    /// Goes on after a call that came out so.
+    /// Continues after a first call that failed or left packets: sends them, waits, or drops them.
     #[cold]
     fn send_rest(
         &mut self,
         mut outcome: inlane_core::Result<usize>,
         port: usize,
         as_received: bool,
-        held: &mut BurstBuffer,
+        burst: &mut BurstBuffer,
         control: &Control,
         clock: &Clock,
     ) -> bool {
@@ -110,76 +115,57 @@ impl TxStage {
                 Ok(0) => {
                     at_once = false;
                     if self.overload == Overload::Drop {
-                        self.dropped_overload += held.give_back_from(0) as u64;
+                        self.refused += burst.free_all() as u64;
                         break;
                     }
                     let (since, idle) = waiting.get_or_insert_with(|| (clock.raw(), Idle::default()));
-                    let waited = clock.between_ns(*since, clock.raw()) > PATIENCE.as_nanos() as u64;
-                    if control.stopping() && (self.gave_up || waited) || control.aborting() {
-                        self.gave_up = true;
-                        self.dropped_unsent += held.give_back_from(0) as u64;
+                    let waited = clock.between_ns(*since, clock.raw()) > STOP_TIMEOUT.as_nanos() as u64;
+                    if control.stopping() && (self.timed_out || waited) || control.aborting() {
+                        self.timed_out = true;
+                        self.dropped_unsent += burst.free_all() as u64;
                         break;
                     }
                     idle.wait();
                 }
                 Ok(_) => {
-                    if held.is_empty() {
+                    if burst.is_empty() {
                         break;
                     }
                     if let Some((since, idle)) = &mut waiting {
                         *since = clock.raw();
-                        idle.busy();
+                        idle.found_work();
                     }
                 }
                 Err(error) => {
                     self.error.get_or_insert(error);
-                    self.dropped_unsent += held.give_back_from(0) as u64;
+                    self.dropped_unsent += burst.free_all() as u64;
                     control.stop();
                     return false;
                 }
             }
-            outcome = self.hand_over(port, as_received, held);
+            outcome = self.send_once(port, as_received, burst);
         }
         at_once
     }
 
-    #[cold]
-    fn send_sorted(&mut self, held: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
-        let mut invalid = Vec::new();
-        let mut queues = std::mem::take(&mut self.sorted);
-        for packet in held.as_slice() {
-            match queues.get_mut(packet.port as usize) {
-                Some(queue) => {
-                    queue.free_places(usize::MAX / 2)[0] = *packet;
-                    queue.hold(1);
-                }
-                None => invalid.push(*packet),
-            }
+    /// Sends a burst whose packets name several ports, or ports that do not exist. Allocates nothing.
+    #[inline(never)]
+    fn send_by_port(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
+        for packet in burst.as_slice() {
+            self.by_port.get_mut(packet.port as usize).unwrap_or(&mut self.invalid).push(*packet);
         }
-        let pool = held.pool().clone();
-        held.release_all();
+        burst.release_all();
+        self.dropped_invalid += self.invalid.free_all() as u64;
         let mut at_once = true;
-        if queues.is_empty() {
-            // One port only: those for it go there, the others name a port that does not exist.
-            let (good, bad): (Vec<Packet>, Vec<Packet>) =
-                invalid.into_iter().partition(|packet| packet.port == 0);
-            let mut queue = BurstBuffer::new(pool.clone(), good.len().max(1));
-            queue.free_places(good.len())[..good.len()].copy_from_slice(&good);
-            queue.hold(good.len());
-            at_once &= self.send_to(0, false, &mut queue, control, clock);
-            invalid = bad;
+        let mut buffers = std::mem::take(&mut self.by_port);
+        for (port, packets) in buffers.iter_mut().enumerate() {
+            at_once &= self.send_to(port, false, packets, control, clock);
         }
-        for (port, queue) in queues.iter_mut().enumerate() {
-            at_once &= self.send_to(port, false, queue, control, clock);
-        }
-        self.sorted = queues;
-        self.dropped_invalid += invalid.len() as u64;
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
-        unsafe { pool.free(&invalid) };
+        self.by_port = buffers;
         at_once
     }
 
-    /// Pushes out what ports buffer.
+    /// Writes out what the ports buffer.
     pub fn flush(&mut self, control: &Control) {
         for tx in &mut self.txs {
             if let Err(error) = tx.flush() {
@@ -189,14 +175,15 @@ impl TxStage {
         }
     }
 
-    /// Writes out what the ports buffer. Waits for slow readers until the run is stopped, and for [`PATIENCE`] after that.
+    /// Writes out what the ports buffer at the end. Waits for slow readers until the run is stopped, and for [`STOP_TIMEOUT`] after
+    /// that.
     fn finish_ports(&mut self, control: &Control) {
         let mut stopped: Option<Instant> = None;
-        let gave_up = self.gave_up;
+        let timed_out = self.timed_out;
         let mut keep_waiting = || {
             if control.stopping() {
                 let stopped = *stopped.get_or_insert_with(Instant::now);
-                return !control.aborting() && !gave_up && stopped.elapsed() < PATIENCE;
+                return !control.aborting() && !timed_out && stopped.elapsed() < STOP_TIMEOUT;
             }
             true
         };
@@ -216,19 +203,19 @@ impl TxStage {
         sum
     }
 
-    /// Tells whoever looks what was sent; `dropped` is what others than the tx_stage dropped.
+    /// Publishes what was sent and dropped so far. `dropped` is what other stages dropped.
     pub fn publish(&self, progress: &Progress, dropped: u64) {
         let counters = self.counters();
-        let own = self.dropped_overload + self.dropped_invalid + self.dropped_unsent;
-        progress.sent(counters.packets, counters.bytes, dropped + own);
+        let own = self.refused + self.dropped_invalid + self.dropped_unsent;
+        progress.set_sent(counters.packets, counters.bytes, dropped + own);
     }
 
-    /// Ends it, adding what it counted to the tally.
+    /// Ends the stage and adds what it counted to the tally.
     pub fn finish(mut self, control: &Control, tally: &mut Tally) {
         self.finish_ports(control);
         tally.tx = self.counters();
-        tally.dropped_overload += self.dropped_overload;
-        tally.refused_packets += self.dropped_overload;
+        tally.dropped_overload += self.refused;
+        tally.refused_packets += self.refused;
         tally.dropped_invalid += self.dropped_invalid;
         tally.dropped_unsent += self.dropped_unsent;
         tally.errors.extend(self.error.map(Into::into));
