@@ -70,7 +70,7 @@ impl<'a> Feeder<'a> {
             // Read before looking for more: then nothing was submitted in between.
             let closed_at = self.lane.closed_at();
             if self.advance()? {
-                idle.busy();
+                idle.found_work();
                 continue;
             }
             if closed_at.is_some_and(|published| self.posted() >= published) {

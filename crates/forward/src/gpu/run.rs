@@ -14,10 +14,10 @@ use super::lane_report::LaneReport;
 use super::launch::Launcher;
 use super::watchdog::watch_until;
 use crate::config::Method;
+use crate::control::ThreadTime;
 use crate::error::{Error, Result};
 use crate::pipeline::circulate::{Circulation, CirculationHooks, Items};
 use crate::pipeline::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panic_message, pin};
-use inlane_core::clock::thread_cpu_ns;
 use std::sync::mpsc;
 use std::time::Instant;
 
@@ -53,7 +53,7 @@ pub fn run(
         false => None,
     };
     drop(lane);
-    tally.dropped_unsent += items.packets_out();
+    tally.dropped_unsent += items.packets_in_flight();
     (tally, report)
 }
 
@@ -140,9 +140,9 @@ pub(super) fn on_threads(
                 pin(shared.cores, 1);
                 let guard = AbortOnPanic(shared.control);
                 let outcome = feeding();
-                shared.progress.fed();
+                shared.progress.set_feeding();
                 std::mem::forget(guard);
-                (outcome.inspect_err(|_| shared.control.abort()), thread_cpu_ns())
+                (outcome.inspect_err(|_| shared.control.abort()), ThreadTime::of_this_thread())
             });
             feeding.map_err(unstarted)
         });
@@ -154,8 +154,8 @@ pub(super) fn on_threads(
         };
         tally.errors.extend(watched.err());
         match feeding.map(|thread| thread.map(|thread| thread.join())) {
-            Some(Ok(Ok((outcome, cpu_ns)))) => {
-                tally.cpu_ns += cpu_ns;
+            Some(Ok(Ok((outcome, time)))) => {
+                tally.time += time;
                 tally.errors.extend(outcome.err());
             }
             Some(Ok(Err(payload))) => tally.errors.push(panicked("feeding", payload)),

@@ -1,5 +1,7 @@
-//! Pipelines between ports in memory: everything is accounted for, whatever the ports do.
+//! Pipelines between ports in memory: every packet is sent or counted, whatever the ports do.
 
+use super::burst_buffer::BurstBuffer;
+use super::tx_stage::TxStage;
 use super::*;
 use crate::control::Progress;
 use inlane_core::{Error as CoreError, HeapPool, Packet};
@@ -7,7 +9,7 @@ use inlane_function::PacketFunction;
 use proptest::prelude::*;
 use std::sync::Mutex;
 
-/// Makes `left` packets numbered in their first bytes, in odd helpings; may fail or panic at the end.
+/// Generates `left` packets with their numbers in the payload, 1 to 7 per call.
 struct Source {
     pool: Arc<dyn Pool>,
     left: u64,
@@ -16,9 +18,12 @@ struct Source {
     end: End,
 }
 
+/// What a port does at its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Exhausted,
+    /// Nothing more comes, but the port does not know.
+    Silent,
     Error,
     Panic,
 }
@@ -28,16 +33,16 @@ unsafe impl Rx for Source {
     fn receive(&mut self, packets: &mut [Packet]) -> inlane_core::Result<usize> {
         if self.left == 0 {
             match self.end {
-                End::Exhausted => return Ok(0),
+                End::Exhausted | End::Silent => return Ok(0),
                 End::Error => return Err(CoreError::port_failed("source", "unplugged")),
-                End::Panic => panic!("as a defect would"),
+                End::Panic => panic!("a defect of the port"),
             }
         }
         let want = packets.len().min(self.left as usize).min(1 + (self.next % 7) as usize);
         let got = self.pool.allocate(&mut packets[..want]);
         for packet in &mut packets[..got] {
             packet.length = 60 + (self.next % 100) as u32;
-            // SAFETY: just taken from a pool in host memory.
+            // SAFETY: this thread has just allocated the packet, in host memory.
             let bytes = unsafe { packet.bytes_mut() };
             bytes.fill(0);
             bytes[20..28].copy_from_slice(&self.next.to_le_bytes());
@@ -59,7 +64,7 @@ unsafe impl Rx for Source {
     }
 }
 
-/// Takes at most `most` packets of a call, sometimes none; fails or panics after `fail_after`.
+/// Takes at most `most` packets per call, and none in every third. Fails or panics after a number of calls, if one is set.
 struct Sink {
     pool: Arc<dyn Pool>,
     seen: Arc<Mutex<Vec<u64>>>,
@@ -76,20 +81,20 @@ unsafe impl Tx for Sink {
         if let Some((after, how)) = self.fail_after
             && self.calls > after
         {
-            assert_ne!(how, End::Panic, "as a defect would");
+            assert_ne!(how, End::Panic, "a defect of the port");
             return Err(CoreError::port_failed("sink", "unplugged"));
         }
         let count = if self.calls.is_multiple_of(3) { 0 } else { packets.len().min(self.most) };
         let mut seen = self.seen.lock().unwrap();
         for packet in &packets[..count] {
-            // SAFETY: handed over to this port; host memory.
+            // SAFETY: the packet was handed to this port and lies in host memory.
             let bytes = unsafe { packet.bytes() };
-            assert_eq!(&bytes[..12], b"SRCMACDSTMAC", "processed");
+            assert_eq!(&bytes[..12], b"SRCMACDSTMAC", "macswap has run");
             seen.push(u64::from_le_bytes(bytes[20..28].try_into().unwrap()));
             self.counters.packets += 1;
             self.counters.bytes += packet.length as u64;
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: the packets were handed to this port, are of this pool, and are not used again.
         unsafe { self.pool.free(&packets[..count]) };
         Ok(count)
     }
@@ -101,8 +106,10 @@ unsafe impl Tx for Sink {
 
 struct Case {
     packets: u64,
+    /// `None` for method single.
     workers: Option<usize>,
     overload: Overload,
+    flush: Duration,
     end: End,
     sink_fails: Option<(u64, End)>,
     most: usize,
@@ -116,6 +123,7 @@ impl Default for Case {
             packets: 1000,
             workers: None,
             overload: Overload::Wait,
+            flush: Duration::ZERO,
             end: End::Exhausted,
             sink_fails: None,
             most: 5,
@@ -125,7 +133,8 @@ impl Default for Case {
     }
 }
 
-/// Runs a case, checks that every packet is accounted for, and returns the tally and what the sink saw.
+/// Runs a case. Checks that no buffer is lost and that packets arrive in order, each once. Returns the tally and the numbers of the
+/// packets that the sink took.
 fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(256, 256).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -144,11 +153,11 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
         pool: pool.clone(),
         instances: (0..case.workers.unwrap_or(1)).map(|_| function.instance().unwrap()).collect(),
     };
-    let Case { overload, work, .. } = *case;
-    let drive =
-        PipelineSettings { burst: 8, slots: 4, overload, work, stages: true, ..PipelineSettings::default() };
+    let Case { overload, work, flush, .. } = *case;
+    let settings = PipelineSettings { burst: 8, slots: 4, overload, work, flush, ..Default::default() };
+    let settings = PipelineSettings { stages: true, ..settings };
     let (control, progress, clock) = (Control::default(), Progress::default(), Clock::new());
-    let shared =
+    let context =
         PipelineContext { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
     let tally = std::thread::scope(|scope| {
         if let Some(after) = case.abort_after {
@@ -159,8 +168,8 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
             });
         }
         match case.workers {
-            None => run_single(pipeline, &drive, &shared),
-            Some(_) => run_split(pipeline, &drive, &shared).unwrap(),
+            None => run_single(pipeline, &settings, &context),
+            Some(_) => run_split(pipeline, &settings, &context).unwrap(),
         }
     });
     assert_eq!(pool.outstanding(), 0, "no buffer is lost");
@@ -168,10 +177,11 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let mut ordered = seen.clone();
     ordered.sort_unstable();
     ordered.dedup();
-    assert_eq!(ordered, seen, "in order, none twice");
+    assert_eq!(ordered, seen, "packets arrive in order, each once");
     (tally, seen)
 }
 
+/// Packets that were sent or counted as dropped.
 fn accounted(tally: &Tally) -> u64 {
     tally.tx.packets
         + tally.dropped_overload
@@ -183,7 +193,7 @@ fn accounted(tally: &Tally) -> u64 {
 const ALL: [Option<usize>; 3] = [None, Some(1), Some(3)];
 
 #[test]
-fn everything_arrives() {
+fn every_packet_arrives() {
     for workers in ALL {
         let (tally, seen) = run_case(&Case { workers, ..Case::default() });
         assert_eq!(seen, (0..1000).collect::<Vec<_>>(), "{workers:?}");
@@ -194,7 +204,7 @@ fn everything_arrives() {
 }
 
 #[test]
-fn a_source_that_fails_loses_nothing_that_came_before() {
+fn a_source_that_fails_loses_no_earlier_packet() {
     for workers in ALL {
         let (tally, seen) = run_case(&Case { workers, end: End::Error, ..Case::default() });
         assert_eq!(seen.len(), 1000);
@@ -203,7 +213,7 @@ fn a_source_that_fails_loses_nothing_that_came_before() {
 }
 
 #[test]
-fn a_sink_that_fails_ends_the_run_with_all_counted() {
+fn a_sink_that_fails_ends_the_run_and_every_packet_is_counted() {
     for workers in ALL {
         let sink_fails = Some((20, End::Error));
         let (tally, seen) = run_case(&Case { workers, sink_fails, ..Case::default() });
@@ -214,18 +224,18 @@ fn a_sink_that_fails_ends_the_run_with_all_counted() {
 }
 
 #[test]
-fn panics_end_the_run_in_order() {
+fn a_panic_ends_the_run_with_an_error() {
     for workers in ALL {
         for (end, sink_fails) in [(End::Panic, None), (End::Exhausted, Some((20, End::Panic)))] {
             let (tally, _) = run_case(&Case { workers, end, sink_fails, packets: 5000, ..Case::default() });
             let text = tally.errors.iter().map(ToString::to_string).collect::<String>();
-            assert!(text.contains("panicked") && text.contains("as a defect would"), "{text}");
+            assert!(text.contains("panicked") && text.contains("a defect of the port"), "{text}");
         }
     }
 }
 
 #[test]
-fn what_is_with_workers_when_a_run_breaks_is_counted_and_comes_back() {
+fn packets_in_flight_when_a_run_is_aborted_are_counted_and_freed() {
     for workers in [1, 3] {
         let (work, abort_after) = (Duration::from_millis(2), Some(Duration::from_millis(40)));
         let (tally, seen) = run_case(&Case {
@@ -235,10 +245,71 @@ fn what_is_with_workers_when_a_run_breaks_is_counted_and_comes_back() {
             packets: 100_000,
             ..Case::default()
         });
-        assert!(tally.dropped_unsent > 0, "items were out");
+        assert!(tally.dropped_unsent > 0, "items were in flight");
         assert_eq!(accounted(&tally), tally.rx.packets);
         assert!(seen.len() < 100_000);
     }
+}
+
+#[test]
+fn a_partial_burst_of_an_aborted_run_is_unsent_and_no_overload() {
+    let case = Case {
+        packets: 5,
+        workers: Some(1),
+        flush: Duration::from_secs(60),
+        end: End::Silent,
+        abort_after: Some(Duration::from_millis(100)),
+        ..Case::default()
+    };
+    let (tally, seen) = run_case(&case);
+    assert_eq!((tally.dropped_unsent, tally.dropped_overload, seen.len()), (5, 0, 0));
+}
+
+#[test]
+fn packets_a_full_port_refuses_are_told_from_those_that_found_the_ring_full() {
+    let (tally, _) = run_case(&Case { overload: Overload::Drop, most: 1, ..Case::default() });
+    assert!(tally.refused_packets > 0);
+    assert_eq!(tally.refused_packets, tally.dropped_overload, "method single has no ring");
+}
+
+/// Sends one burst whose packet i names port `ports[i]` to two sinks. Returns the packets each took, and the tally.
+fn send_to_two_ports(ports: &[u32]) -> ([Vec<u64>; 2], Tally) {
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 256).unwrap());
+    let settings = PipelineSettings { burst: 16, ..Default::default() };
+    let seen: [Arc<Mutex<Vec<u64>>>; 2] = Default::default();
+    let sink = |seen: &Arc<Mutex<Vec<u64>>>| -> Box<dyn Tx> {
+        let (pool, seen, counters) = (pool.clone(), seen.clone(), Counters::default());
+        Box::new(Sink { pool, seen, most: 16, calls: 0, fail_after: None, counters })
+    };
+    let mut stage = TxStage::new(seen.iter().map(sink).collect(), &pool, &settings);
+    let mut burst = BurstBuffer::new(pool.clone(), 16);
+    let got = pool.allocate(burst.free_places(ports.len()));
+    burst.extend(got);
+    for (number, (packet, &port)) in burst.as_mut_slice().iter_mut().zip(ports).enumerate() {
+        (packet.length, packet.port) = (60, port);
+        // SAFETY: this thread has just allocated the packet, in host memory.
+        let bytes = unsafe { packet.bytes_mut() };
+        bytes[..12].copy_from_slice(b"SRCMACDSTMAC");
+        bytes[20..28].copy_from_slice(&(number as u64).to_le_bytes());
+    }
+    let (control, clock) = (Control::default(), Clock::new());
+    assert!(stage.send(&mut burst, &control, &clock), "nothing had to wait");
+    assert!(burst.is_empty());
+    let mut tally = Tally::default();
+    stage.finish(&control, &mut tally);
+    assert_eq!(pool.outstanding(), 0);
+    (seen.map(|seen| seen.lock().unwrap().clone()), tally)
+}
+
+#[test]
+fn packets_go_to_the_port_that_they_name_in_order() {
+    let (seen, tally) = send_to_two_ports(&[1, 0, 7, 1, 0, 65_535, 1]);
+    assert_eq!(seen, [vec![1, 4], vec![0, 3, 6]]);
+    assert_eq!((tally.tx.packets, tally.dropped_invalid), (5, 2), "ports 7 and 65535 do not exist");
+    let (seen, tally) = send_to_two_ports(&[1, 1, 1]);
+    assert_eq!((seen, tally.dropped_invalid), ([vec![], vec![0, 1, 2]], 0));
+    let (seen, tally) = send_to_two_ports(&[9, 9]);
+    assert_eq!((seen, tally.dropped_invalid), ([vec![], vec![]], 2));
 }
 
 proptest! {

@@ -28,6 +28,8 @@ pub struct RunOutcome {
     pub link_bits_per_second: Option<f64>,
     /// How the threads of each pipeline spent their time.
     pub time_shares: Vec<TimeShares>,
+    /// Nanoseconds in which the pipelines' threads were ready to run and others had the processors.
+    pub queued_ns: u64,
     /// Packets that a port refused and `--overload drop` dropped; part of the packets dropped by overload.
     pub refused_packets: u64,
     /// Remarks for readers of the figures.
@@ -97,7 +99,7 @@ impl RunOutcome {
             leaked_buffers: pools.iter().flatten().map(|pool| pool.outstanding() as u64).sum(),
             latency: latency.as_ref().and_then(LatencyHistogram::percentiles),
             stages: config.per_pipeline.stages.then(|| stages(&sum.stages)),
-            cpu_ns: sum.cpu_ns,
+            cpu_ns: sum.time.cpu_ns,
             flags: lane.as_ref().map(|report| report.flags.clone()),
             memory: lane.as_ref().map(|report| report.memory.clone()),
             pcie: lane.as_ref().map(|report| Pcie {
@@ -121,6 +123,7 @@ impl RunOutcome {
             twin: ports.iter().any(|port| port.info().twin),
             link_bits_per_second: links.min_by(f64::total_cmp),
             time_shares: progress.iter().map(|each| each.time_shares(clock, nanoseconds)).collect(),
+            queued_ns: sum.time.queued_ns,
             refused_packets: sum.refused_packets,
             notes,
             errors,

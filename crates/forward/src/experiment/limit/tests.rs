@@ -33,6 +33,7 @@ fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
         twin: false,
         link_bits_per_second: None,
         time_shares: busy.iter().map(|&busy| TimeShares { busy, ..TimeShares::default() }).collect(),
+        queued_ns: 0,
         refused_packets: 0,
         notes: Vec::new(),
         errors: Vec::new(),
