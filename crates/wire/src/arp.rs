@@ -4,15 +4,15 @@ use crate::ethernet::Mac;
 use crate::{Error, Result};
 use std::net::Ipv4Addr;
 
-/// Bytes of the packet.
+/// The length of a packet, in bytes.
 pub const HEADER: usize = 28;
-/// Operation: who has this address?
+/// Operation: asks who has the target address.
 pub const REQUEST: u16 = 1;
-/// Operation: I have.
+/// Operation: says that the sender has its address.
 pub const REPLY: u16 = 2;
 
 view! {
-    /// An ARP packet for IPv4 over Ethernet; other kinds are refused.
+    /// An ARP packet for IPv4 over Ethernet. `new` refuses other types of addresses.
     Packet("ARP", 28) check = check {
         /// [`REQUEST`] or [`REPLY`].
         operation / set_operation: u16 = 6,
@@ -33,16 +33,16 @@ const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 fn check(bytes: &[u8]) -> Result<()> {
     if bytes[..6] != KIND {
         let value = u64::from_be_bytes([0, 0, bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]]);
-        return Err(Error::Malformed { header: "ARP", field: "kind of addresses", value });
+        return Err(Error::Malformed { header: "ARP", field: "address types", value });
     }
     Ok(())
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` begin with an ARP packet of zero addresses.
+    /// Makes `buffer` begin with an ARP packet whose operation and addresses are 0.
     ///
     /// # Errors
-    /// [`Error::Truncated`] when it does not fit.
+    /// [`Error::Truncated`] if it does not fit.
     pub fn init(mut buffer: T) -> Result<Self> {
         crate::view::require("ARP", buffer.as_ref(), HEADER)?;
         let bytes = buffer.as_mut();
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_and_read() {
+    fn fields_are_read_as_written() {
         let mut packet = Packet::init(vec![0xff; 30]).unwrap();
         packet.set_operation(REQUEST);
         packet.set_sender(Ipv4Addr::new(198, 18, 0, 1));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_are_refused() {
+    fn other_address_types_are_refused() {
         assert!(Packet::new([0u8; 28]).is_err());
         assert!(Packet::init([0u8; 27]).is_err());
     }

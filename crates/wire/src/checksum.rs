@@ -1,28 +1,28 @@
-//! The internet checksum (RFC 1071): whole, in parts, and as a change of a field (RFC 1624).
+//! The internet checksum (RFC 1071): of a whole, in parts, and updated for a changed field (RFC 1624).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A sum in the making. Parts but the last must have an even number of bytes, as the headers here do.
+/// A partial checksum. All parts but the last must have an even number of bytes, as headers do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// Of nothing.
+    /// Creates the sum of no bytes.
     pub const fn new() -> Self {
         Self(0)
     }
 
-    /// Of one word.
+    /// Adds a word.
     #[inline(always)]
     pub const fn add(self, word: u16) -> Self {
         Self(self.0 + word as u64)
     }
 
-    /// Of `bytes`, an odd last one padded with zero.
+    /// Adds `bytes`, padded with a zero byte to an even number.
     #[inline]
     pub fn add_bytes(self, bytes: &[u8]) -> Self {
-        // The sum is the same in either byte order but for a swap at its end, and 32-bit words carry like 16-bit ones: so
-        // add native words, four independent sums at a time.
+        // Native 32-bit words give the same sum as big-endian 16-bit words, except for a final byte swap (RFC 1071, section
+        // 2). Four independent sums let the CPU add in parallel.
         let (mut a, mut b, mut c, mut d) = (0u64, 0u64, 0u64, 0u64);
         let word = |chunk: &[u8]| u32::from_ne_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]) as u64;
         let mut blocks = bytes.chunks_exact(16);
@@ -42,12 +42,12 @@ impl Sum {
         Self(self.0 + u16::from_be_bytes(native.to_ne_bytes()) as u64)
     }
 
-    /// Of the pseudo header of a TCP or UDP segment over IPv4.
+    /// Adds the pseudo header of a TCP or UDP packet over IPv4.
     pub fn add_pseudo_v4(self, source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, length: u32) -> Self {
         self.add_bytes(&source.octets()).add_bytes(&destination.octets()).add_tail(protocol, length)
     }
 
-    /// Of the pseudo header of an upper-layer packet over IPv6 (RFC 8200, section 8.1).
+    /// Adds the pseudo header of an upper-layer packet over IPv6 (RFC 8200, section 8.1).
     pub fn add_pseudo_v6(self, source: Ipv6Addr, destination: Ipv6Addr, protocol: u8, length: u32) -> Self {
         self.add_bytes(&source.octets()).add_bytes(&destination.octets()).add_tail(protocol, length)
     }
@@ -56,13 +56,13 @@ impl Sum {
         self.add((length >> 16) as u16).add(length as u16).add(protocol as u16)
     }
 
-    /// The one's complement sum, not inverted.
+    /// Returns the one's complement sum, not inverted.
     #[inline(always)]
     pub const fn folded(self) -> u16 {
         fold(self.0)
     }
 
-    /// The checksum as a header carries it.
+    /// Returns the checksum as headers hold it: the inverted sum.
     #[inline(always)]
     pub const fn finish(self) -> u16 {
         !fold(self.0)
@@ -79,18 +79,18 @@ const fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// The checksum of `bytes`. Over a header that holds its own right checksum this is 0.
+/// Returns the checksum of `bytes`. It is 0 over a header that contains its right checksum.
 pub fn of(bytes: &[u8]) -> u16 {
     Sum::new().add_bytes(bytes).finish()
 }
 
-/// `checksum` after a word under it changed from `old` to `new` (RFC 1624, equation 3).
+/// Returns `checksum` updated for a word that changed from `old` to `new` (RFC 1624, equation 3).
 #[inline(always)]
 pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
     Sum::new().add(!checksum).add(!old).add(new).finish()
 }
 
-/// A UDP checksum for the wire: 0 says 'none', so a sum that comes out 0 is sent as its other form.
+/// Returns the UDP checksum to send: 0xffff instead of 0, because 0 means that there is none.
 #[inline(always)]
 pub const fn udp(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The sum as RFC 1071 writes it down.
+    /// The checksum computed as RFC 1071 describes it.
     fn plain(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for pair in bytes.chunks(2) {
@@ -136,7 +136,7 @@ mod tests {
 
         #[test]
         fn a_change_equals_a_new_sum(mut bytes in proptest::collection::vec(any::<u8>(), 20), new: u16, at in 0usize..10) {
-            bytes[0] |= 1; // a sum of nothing but zeros has two forms
+            bytes[0] |= 1; // so that the sum is not zero, which has two representations
             let before = of(&bytes);
             let old = u16::from_be_bytes([bytes[2 * at], bytes[2 * at + 1]]);
             bytes[2 * at..2 * at + 2].copy_from_slice(&new.to_be_bytes());

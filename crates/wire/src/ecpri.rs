@@ -1,4 +1,4 @@
-//! eCPRI over Ethernet (eCPRI 2.0): the common header, and the two words in front of IQ data and real-time control.
+//! eCPRI over Ethernet (eCPRI 2.0): the common header, and the two words before IQ data and real-time control data.
 //!
 //! ```text
 //! 0                          1      2              4       6                      8
@@ -7,9 +7,9 @@
 
 use crate::{Error, Result};
 
-/// Bytes of the common header.
+/// The length of the common header, in bytes.
 pub const HEADER: usize = 4;
-/// Bytes of the common header with PC id and sequence id, as IQ data and real-time control have them.
+/// The length of the common header with PC id and sequence id, which IQ data and real-time control have. In bytes.
 pub const DATA_HEADER: usize = 8;
 /// Message type: IQ data (the O-RAN user plane).
 pub const IQ_DATA: u8 = 0;
@@ -21,11 +21,11 @@ view! {
     Message("eCPRI", 8) check = check {
         /// Message type.
         kind / set_kind: u8 = 1,
-        /// Bytes behind the common header as the header says it; the buffer may hold less or more.
+        /// The size field: bytes behind the common header. The buffer may be shorter or longer.
         payload_size / set_payload_size: u16 = 2,
-        /// PC id: in O-RAN the eAxC, which antenna-carrier this is.
+        /// The PC id, which O-RAN uses as eAxC: the antenna and carrier.
         pc_id / set_pc_id: u16 = 4,
-        /// Sequence number of the eAxC.
+        /// The sequence number within the eAxC.
         sequence / set_sequence: u8 = 6,
     }
 }
@@ -40,37 +40,37 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Another eCPRI message follows in the same frame.
+    /// Returns true if another eCPRI message follows in the same frame.
     pub fn concatenated(&self) -> bool {
         self.bytes()[0] & 1 != 0
     }
 
-    /// Last part of a message that the radio transport split (the E bit).
+    /// Returns true if this is the last part of a message, split or not (the E bit).
     pub fn is_last(&self) -> bool {
         self.bytes()[7] & 0x80 != 0
     }
 
-    /// Which part of a split message, 0 to 127.
+    /// Returns the index of this part of a split message, 0 to 127.
     pub fn subsequence(&self) -> u8 {
         self.bytes()[7] & 0x7f
     }
 
-    /// Where the message ends in the buffer: by its size, or where the buffer ends.
+    /// Returns the offset of the message's end: by its size field, but within the buffer.
     pub fn end(&self) -> usize {
         (HEADER + self.payload_size() as usize).clamp(DATA_HEADER, self.bytes().len())
     }
 
-    /// What follows the sequence id: section headers and IQ samples.
+    /// Returns the payload: section headers and IQ samples.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[DATA_HEADER..self.end()]
     }
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
-    /// Makes `buffer` one IQ data message that is not split, of the buffer's size, and leaves the payload as it is.
+    /// Makes `buffer` one IQ data message that is not split, with the buffer's size. Keeps the payload.
     ///
     /// # Errors
-    /// [`Error::Truncated`] when the headers do not fit, [`Error::Malformed`] beyond 65535 bytes.
+    /// [`Error::Truncated`] if the headers do not fit, [`Error::Malformed`] beyond 65535 bytes.
     pub fn init(mut buffer: T) -> Result<Self> {
         let bytes = buffer.as_mut();
         crate::view::require("eCPRI", bytes, DATA_HEADER)?;
@@ -86,7 +86,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
         Ok(message)
     }
 
-    /// What follows the sequence id, to change.
+    /// Returns the payload for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let end = self.end();
         &mut self.0.as_mut()[DATA_HEADER..end]
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_and_read() {
+    fn fields_are_read_as_written() {
         let mut message = Message::init(vec![0xff; 20]).unwrap();
         message.set_pc_id(0x1234);
         message.set_sequence(200);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn other_messages_and_lying_sizes() {
+    fn other_types_are_refused_and_wrong_sizes_stay_inside() {
         assert!(Message::new([0x20, 0, 0, 8, 0, 0, 0, 0]).is_err());
         assert!(Message::new([0x10, 7, 0, 8, 0, 0, 0, 0]).is_err());
         assert!(Message::new([0x10, 0, 0, 0, 0, 0, 0]).is_err());

@@ -1,4 +1,4 @@
-//! Ethernet II frames, and the tags of 802.1Q and 802.1ad between their addresses and their payload.
+//! Ethernet II frames, with 802.1Q and 802.1ad tags.
 //!
 //! ```text
 //! 0            6        12          14
@@ -9,11 +9,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Bytes of the header without tags.
+/// The length of a header without tags, in bytes.
 pub const HEADER: usize = 14;
-/// Bytes of one tag.
+/// The length of a tag, in bytes.
 pub const TAG: usize = 4;
-/// Most tags that [`Frame::payload_offset`] follows.
+/// The most tags that views look behind.
 pub const MAX_TAGS: usize = 2;
 
 /// EtherType of IPv4.
@@ -34,10 +34,10 @@ pub const ECPRI: u16 = 0xaefe;
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// Everyone.
+    /// The broadcast address.
     pub const BROADCAST: Mac = Mac([0xff; 6]);
 
-    /// Meant for a group (broadcast included).
+    /// Returns true for a group address, including broadcast.
     pub fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
@@ -88,51 +88,52 @@ view! {
         destination / set_destination: Mac = 0,
         /// Source address.
         source / set_source: Mac = 6,
-        /// EtherType: of the payload, or of the first tag.
+        /// The EtherType of the payload, or of the first tag.
         ethertype / set_ethertype: u16 = 12,
     }
 }
 
 impl<T: AsRef<[u8]>> Frame<T> {
-    /// The tags in order, at most [`MAX_TAGS`], and no further than the bytes go.
+    /// Returns the tags in order, at most [`MAX_TAGS`].
     pub fn tags(&self) -> impl Iterator<Item = Tag> + '_ {
         let bytes = self.bytes();
         (0..MAX_TAGS).map_while(move |index| {
             let at = HEADER - 2 + index * TAG;
             let kind = u16_at(bytes, at)?;
             let control = u16_at(bytes, at + 2).filter(|_| is_tag(kind))?;
-            // A tag without the ethertype behind it is cut short: not a tag, but payload of the outer type.
+            // A tag counts only if the EtherType behind it is in the frame.
             u16_at(bytes, at + 4)?;
             Some(Tag { kind, control })
         })
     }
 
-    /// Where the payload begins, behind all tags.
+    /// Returns the offset of the payload, behind the tags.
     #[inline]
     pub fn payload_offset(&self) -> usize {
         if is_tag(self.ethertype()) { HEADER + self.tags().count() * TAG } else { HEADER }
     }
 
-    /// EtherType of the payload, behind all tags.
+    /// Returns the EtherType of the payload, behind the tags.
     #[inline]
     pub fn payload_ethertype(&self) -> u16 {
-        u16_at(self.bytes(), self.payload_offset() - 2).expect("inside: a tag counts only when all there")
+        u16_at(self.bytes(), self.payload_offset() - 2)
+            .expect("the EtherType of a counted tag is in the frame")
     }
 
-    /// What the frame carries, behind all tags; padding included.
+    /// Returns the payload behind the tags, including padding.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[self.payload_offset()..]
     }
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Frame<T> {
-    /// What the frame carries, behind all tags, to change.
+    /// Returns the payload behind the tags for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let at = self.payload_offset();
         &mut self.0.as_mut()[at..]
     }
 
-    /// Exchanges source and destination.
+    /// Swaps source and destination address.
     #[inline]
     pub fn swap_addresses(&mut self) {
         let (destination, source) = (self.destination(), self.source());
@@ -154,22 +155,22 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
 pub struct Tag {
     /// [`VLAN`] or [`QINQ`].
     pub kind: u16,
-    /// Priority, drop eligibility and VLAN number as they lie.
+    /// Priority (3 bits), drop eligibility (1 bit) and VLAN number (12 bits).
     pub control: u16,
 }
 
 impl Tag {
-    /// VLAN number, 0 to 4095.
+    /// Returns the VLAN number, 0 to 4095.
     pub fn vlan(self) -> u16 {
         self.control & 0xfff
     }
 
-    /// Priority, 0 to 7.
+    /// Returns the priority, 0 to 7.
     pub fn priority(self) -> u8 {
         (self.control >> 13) as u8
     }
 
-    /// May be dropped first.
+    /// Returns true if the frame may be dropped first under congestion.
     pub fn drop_eligible(self) -> bool {
         self.control & 0x1000 != 0
     }
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_cut_short_is_payload() {
+    fn a_truncated_tag_is_payload() {
         let mut bytes = vec![0u8; 12];
         bytes.extend([0x81, 0x00, 0x00, 0x07, 0x08]);
         let frame = Frame::new(&bytes).unwrap();
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_tags_end() {
+    fn at_most_two_tags_are_followed() {
         let bytes: Vec<u8> = [0x81, 0x00].repeat(100);
         let frame = Frame::new(&bytes).unwrap();
         assert_eq!(frame.tags().count(), MAX_TAGS);
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn macs_are_written_and_read() {
+    fn mac_addresses_are_parsed_and_printed() {
         let mac: Mac = "02:00:5e:10:00:ff".parse().unwrap();
         assert_eq!(mac.to_string(), "02:00:5e:10:00:ff");
         assert!(!mac.is_multicast() && Mac::BROADCAST.is_multicast());

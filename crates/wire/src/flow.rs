@@ -1,30 +1,30 @@
-//! Where the layers of a frame begin, and the 5-tuple that names its flow.
+//! The offsets of a frame's layers, and the 5-tuple of its flow.
 
 use crate::{Result, ethernet, ipv4, ipv6};
 use std::net::IpAddr;
 
-/// The layers of an Ethernet frame that carries IP. Offsets are from the frame's first byte, and inside it.
+/// The layers of an Ethernet frame that carries IP. Offsets count from the frame's first byte and lie within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layers {
-    /// Where the IP header begins.
+    /// The offset of the IP header.
     pub network: usize,
     /// [`ethernet::IPV4`] or [`ethernet::IPV6`].
     pub ethertype: u16,
-    /// Where the upper layer begins, behind options and extension headers.
+    /// The offset of the upper layer, behind options and extension headers.
     pub transport: usize,
-    /// What the upper layer is.
+    /// The protocol of the upper layer.
     pub protocol: u8,
-    /// Where the IP packet ends: padding may follow, and a capture may have cut it.
+    /// The offset of the IP packet's end. Padding may follow it. If a capture cut the packet, it is the frame's end.
     pub end: usize,
-    /// A fragment that is not the first: no header of the upper layer stands at `transport`.
+    /// This is a fragment but not the first, so there is no upper-layer header at `transport`.
     pub later_fragment: bool,
 }
 
 impl Layers {
-    /// The layers of `frame`; `None` when it carries no IP.
+    /// Returns the layers of `frame`, or `None` if it does not carry IP.
     ///
     /// # Errors
-    /// When a header is cut short or contradicts itself.
+    /// If the frame ends within a header, or a field has an impossible value.
     pub fn of(frame: &[u8]) -> Result<Option<Self>> {
         let frame = ethernet::Frame::new(frame)?;
         let network = frame.payload_offset();
@@ -59,7 +59,7 @@ impl Layers {
     }
 }
 
-/// What names a flow. Ports are 0 where the protocol has none, and in fragments that do not carry them.
+/// The addresses, protocol and ports that identify a flow. Ports are 0 if the protocol has none, and in later fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FiveTuple {
     /// Source address.
@@ -74,14 +74,14 @@ pub struct FiveTuple {
     pub destination_port: u16,
 }
 
-/// SCTP has its ports where TCP and UDP have theirs.
+/// SCTP, whose ports have the same offsets as those of TCP and UDP.
 const SCTP: u8 = 132;
 
 impl FiveTuple {
-    /// Of a frame; `None` when it carries no IP.
+    /// Returns the 5-tuple of a frame, or `None` if it does not carry IP.
     ///
     /// # Errors
-    /// When a header is cut short or contradicts itself.
+    /// If the frame ends within a header, or a field has an impossible value.
     pub fn of(frame: &[u8]) -> Result<Option<Self>> {
         let Some(layers) = Layers::of(frame)? else { return Ok(None) };
         let packet = &frame[layers.network..];
@@ -103,7 +103,7 @@ impl FiveTuple {
         Ok(Some(tuple))
     }
 
-    /// The flow of the answers.
+    /// Returns the 5-tuple of the opposite direction.
     pub fn reversed(self) -> Self {
         Self {
             source: self.destination,
@@ -145,7 +145,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn finds_what_etherparse_wrote(v6: bool, tcp: bool, vlan: bool, ports: (u16, u16),
+        fn finds_the_layers_that_etherparse_wrote(v6: bool, tcp: bool, vlan: bool, ports: (u16, u16),
                                        payload in proptest::collection::vec(any::<u8>(), 0..64), padding in 0usize..20) {
             let mut frame = built(v6, tcp, vlan, ports, &payload);
             let end = frame.len();
@@ -161,7 +161,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..128), kind in 0usize..4) {
+        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..128), kind in 0usize..4) {
             let mut bytes = bytes;
             if bytes.len() > 15 {
                 let ethertype = [[8u8, 0], [0x86, 0xdd], [0x81, 0], [0x88, 0xa8]][kind];

@@ -1,6 +1,6 @@
-//! ICMP and ICMPv6 messages (RFC 792, RFC 4443): the header all share, and the two words of an echo.
+//! ICMP and ICMPv6 messages (RFC 792, RFC 4443): the common header, and identifier and sequence number of an echo.
 
-/// Bytes of the header.
+/// The length of the header, in bytes.
 pub const HEADER: usize = 8;
 /// ICMP type: echo request.
 pub const ECHO_REQUEST: u8 = 8;
@@ -18,7 +18,7 @@ view! {
         kind / set_kind: u8 = 0,
         /// Code.
         code / set_code: u8 = 1,
-        /// Checksum: of the message, for ICMPv6 with the pseudo header.
+        /// The checksum over the message; in ICMPv6 also over the pseudo header.
         checksum / set_checksum: u16 = 2,
         /// Identifier of an echo.
         echo_id / set_echo_id: u16 = 4,
@@ -28,7 +28,7 @@ view! {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// What follows the header.
+    /// Returns the bytes behind the header.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[HEADER..]
     }

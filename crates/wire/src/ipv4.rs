@@ -9,7 +9,7 @@ use crate::checksum::{self, Sum};
 use crate::{Error, Result};
 use std::net::Ipv4Addr;
 
-/// Bytes of the header without options.
+/// The length of a header without options, in bytes.
 pub const HEADER: usize = 20;
 /// Protocol number of ICMP.
 pub const ICMP: u8 = 1;
@@ -23,15 +23,15 @@ view! {
     Packet("IPv4", 20) check = check {
         /// Differentiated services and ECN.
         tos / set_tos: u8 = 1,
-        /// Length of header and payload as the header says it; the buffer may hold less or more.
+        /// The length field: bytes of header and payload. The buffer may be shorter or longer.
         total_length / set_total_length: u16 = 2,
         /// Identification.
         id / set_id: u16 = 4,
-        /// Flags and fragment offset as they lie.
+        /// Flags (3 bits) and fragment offset (13 bits).
         flags_and_offset / set_flags_and_offset: u16 = 6,
         /// Time to live.
         ttl / set_ttl: u8 = 8,
-        /// What the payload is.
+        /// The protocol of the payload.
         protocol / set_protocol: u8 = 9,
         /// Header checksum.
         checksum / set_checksum: u16 = 10,
@@ -59,45 +59,45 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Bytes of the header with its options.
+    /// Returns the length of the header with its options, in bytes.
     #[inline(always)]
     pub fn header_len(&self) -> usize {
         (self.bytes()[0] & 0xf) as usize * 4
     }
 
-    /// The options as they lie.
+    /// Returns the options' bytes.
     pub fn options(&self) -> &[u8] {
         &self.bytes()[HEADER..self.header_len()]
     }
 
-    /// Where the packet ends in the buffer: by its length, or where the buffer ends.
+    /// Returns the offset of the packet's end: by its length field, but within the buffer.
     #[inline(always)]
     pub fn end(&self) -> usize {
-        // A header that was changed under the view may claim less than itself.
+        // The length may have been set to less than the header's, after `new` checked it.
         (self.total_length() as usize).max(self.header_len()).min(self.bytes().len())
     }
 
-    /// What it carries, without padding behind it.
+    /// Returns the payload, without padding.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[self.header_len()..self.end()]
     }
 
-    /// Offset of this fragment in bytes; 0 for the first and for whole packets.
+    /// Returns the offset of this fragment in bytes; 0 for the first one and for complete packets.
     pub fn fragment_offset(&self) -> u16 {
         (self.flags_and_offset() & 0x1fff) * 8
     }
 
-    /// Part of a larger packet.
+    /// Returns true if this is a fragment of a larger packet.
     pub fn is_fragment(&self) -> bool {
         self.flags_and_offset() & 0x3fff != 0
     }
 
-    /// The header checksum is right.
+    /// Returns true if the header checksum is right.
     pub fn checksum_ok(&self) -> bool {
         checksum::of(&self.bytes()[..self.header_len()]) == 0
     }
 
-    /// The pseudo header's sum for the payload's checksum.
+    /// Returns the sum of the pseudo header, for the payload's checksum.
     pub fn pseudo_sum(&self) -> Sum {
         let length = (self.total_length() as usize).saturating_sub(self.header_len()) as u32;
         Sum::new().add_pseudo_v4(self.source(), self.destination(), self.protocol(), length)
@@ -105,11 +105,11 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` one IPv4 packet: no options, TTL 64, total length that of the buffer, the rest zero, and leaves the
-    /// payload as it is. The checksum comes with [`Packet::fill_checksum`].
+    /// Makes `buffer` one IPv4 packet without options, with TTL 64 and the buffer's length. Sets all other fields to 0 and
+    /// keeps the payload. Set the checksum by [`Packet::fill_checksum`].
     ///
     /// # Errors
-    /// [`Error::Truncated`] when the header does not fit, [`Error::Malformed`] beyond 65535 bytes.
+    /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] beyond 65535 bytes.
     pub fn init(mut buffer: T) -> Result<Self> {
         let bytes = buffer.as_mut();
         crate::view::require("IPv4", bytes, HEADER)?;
@@ -127,20 +127,20 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         Ok(packet)
     }
 
-    /// What it carries, to change.
+    /// Returns the payload for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let (start, end) = (self.header_len(), self.end());
         &mut self.0.as_mut()[start..end]
     }
 
-    /// Computes and writes the header checksum.
+    /// Computes and sets the header checksum.
     pub fn fill_checksum(&mut self) {
         self.set_checksum(0);
         let checksum = checksum::of(&self.bytes()[..self.header_len()]);
         self.set_checksum(checksum);
     }
 
-    /// Decrements TTL and mends the checksum by the change alone; false, and nothing changed, when TTL is 0 already.
+    /// Decrements the TTL and updates the checksum incrementally. Returns false, and does nothing, if the TTL is 0.
     pub fn decrement_ttl(&mut self) -> bool {
         let Some(ttl) = self.ttl().checked_sub(1) else { return false };
         let old = u16::from_be_bytes([self.ttl(), self.protocol()]);
@@ -167,7 +167,7 @@ mod tests {
             let ours = Packet::new(&bytes);
             let theirs = etherparse::Ipv4HeaderSlice::from_slice(&bytes);
             if let Ok(ours) = &ours {
-                let theirs = theirs.expect("etherparse takes what we take");
+                let theirs = theirs.expect("etherparse accepts what this view accepts");
                 prop_assert_eq!(ours.header_len(), theirs.slice().len());
                 prop_assert_eq!(ours.total_length(), theirs.total_len());
                 prop_assert_eq!(ours.id(), theirs.identification());
@@ -182,7 +182,7 @@ mod tests {
                 prop_assert_eq!(
                     ours.checksum_ok(),
                     theirs.to_header().calc_header_checksum() == ours.checksum()
-                        // the two forms of zero
+                        // zero has two representations
                         || (ours.checksum() == 0xffff && theirs.to_header().calc_header_checksum() == 0)
                 );
             } else if let Ok(theirs) = theirs {
@@ -205,19 +205,27 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_lie() {
+    fn wrong_lengths_stay_inside() {
         let mut bytes = vec![0u8; 40];
         bytes[0] = 0x45;
         bytes[3] = 19;
-        assert!(Packet::new(&bytes).is_err(), "shorter than its header");
+        assert!(Packet::new(&bytes).is_err(), "the length is less than the header's");
         bytes[2] = 0xff;
-        assert_eq!(Packet::new(&bytes).unwrap().payload().len(), 20, "cut by the capture");
+        assert_eq!(
+            Packet::new(&bytes).unwrap().payload().len(),
+            20,
+            "the buffer is shorter, as in a cut capture"
+        );
         bytes[2] = 0;
         bytes[3] = 25;
-        assert_eq!(Packet::new(&bytes).unwrap().payload().len(), 5, "padded by Ethernet");
+        assert_eq!(
+            Packet::new(&bytes).unwrap().payload().len(),
+            5,
+            "the buffer is longer, as with Ethernet padding"
+        );
         bytes[0] = 0x4f;
         bytes[3] = 60;
-        assert!(Packet::new(&bytes).is_err(), "options not all there");
+        assert!(Packet::new(&bytes).is_err(), "the buffer ends within the options");
         assert!(Packet::init(vec![0; 65536]).is_err());
         let mut packet = Packet::init(vec![0; 20]).unwrap();
         packet.set_ttl(0);

@@ -1,4 +1,4 @@
-//! IPv6 (RFC 8200), and a bounded walk over its extension headers.
+//! IPv6 (RFC 8200), with a bounded walk over extension headers.
 //!
 //! ```text
 //! 0                            4        6             7           8        24            40
@@ -9,9 +9,9 @@ use crate::checksum::Sum;
 use crate::{Error, Result};
 use std::net::Ipv6Addr;
 
-/// Bytes of the fixed header.
+/// The length of the fixed header, in bytes.
 pub const HEADER: usize = 40;
-/// Most extension headers that [`Packet::upper`] follows: more are refused, as in no honest packet.
+/// The most extension headers that [`Packet::upper`] accepts.
 pub const MAX_EXTENSIONS: usize = 8;
 /// Next header: ICMPv6.
 pub const ICMP: u8 = 58;
@@ -26,9 +26,9 @@ const MOBILITY: u8 = 135;
 view! {
     /// An IPv6 packet.
     Packet("IPv6", 40) check = check {
-        /// Bytes behind the fixed header as the header says it; the buffer may hold less or more.
+        /// The length field: bytes behind the fixed header. The buffer may be shorter or longer.
         payload_length / set_payload_length: u16 = 4,
-        /// What follows the fixed header: an extension or the upper layer.
+        /// The type of the header behind the fixed one: an extension or the upper layer.
         next_header / set_next_header: u8 = 6,
         /// Hop limit.
         hop_limit / set_hop_limit: u8 = 7,
@@ -46,45 +46,45 @@ fn check(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// What stands behind the extension headers.
+/// The upper-layer packet behind the extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upper {
-    /// What it is.
+    /// Its protocol.
     pub protocol: u8,
-    /// Where it begins in the packet's buffer.
+    /// Its offset in the IPv6 packet's buffer.
     pub offset: usize,
-    /// Offset of this fragment in bytes, where there is a fragment header.
+    /// The offset of this fragment in bytes, if there is a fragment header.
     pub fragment_offset: Option<u16>,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Where the packet ends in the buffer: by its length, or where the buffer ends.
+    /// Returns the offset of the packet's end: by its length field, but within the buffer.
     #[inline(always)]
     pub fn end(&self) -> usize {
         (HEADER + self.payload_length() as usize).min(self.bytes().len())
     }
 
-    /// What follows the fixed header, extensions included, padding behind it not.
+    /// Returns the bytes behind the fixed header: extensions and upper layer, without padding.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[HEADER..self.end()]
     }
 
-    /// Traffic class: differentiated services and ECN.
+    /// Returns the traffic class: differentiated services and ECN.
     pub fn traffic_class(&self) -> u8 {
         self.bytes()[0] << 4 | self.bytes()[1] >> 4
     }
 
-    /// Flow label, 20 bits.
+    /// Returns the flow label, of 20 bits.
     pub fn flow_label(&self) -> u32 {
         let bytes = self.bytes();
         u32::from_be_bytes([0, bytes[1] & 0xf, bytes[2], bytes[3]])
     }
 
-    /// Walks over the extension headers to the upper layer. Behind a fragment that is not the first there is no header of
-    /// the upper layer: its protocol is named, its offset is where the fragment's data lies.
+    /// Walks over the extension headers to the upper layer. A fragment that is not the first has no upper-layer header; the
+    /// offset returned is then that of the fragment's data.
     ///
     /// # Errors
-    /// [`Error::Truncated`] when an extension is not all there, [`Error::Malformed`] beyond [`MAX_EXTENSIONS`].
+    /// [`Error::Truncated`] if the packet ends within an extension, [`Error::Malformed`] beyond [`MAX_EXTENSIONS`].
     pub fn upper(&self) -> Result<Upper> {
         let bytes = &self.bytes()[..self.end()];
         let mut upper = Upper { protocol: self.next_header(), offset: HEADER, fragment_offset: None };
@@ -121,18 +121,18 @@ impl<T: AsRef<[u8]>> Packet<T> {
         })
     }
 
-    /// The pseudo header's sum for the checksum of an upper-layer packet of `length` bytes.
+    /// Returns the sum of the pseudo header, for the checksum of an upper-layer packet of `length` bytes.
     pub fn pseudo_sum(&self, protocol: u8, length: u32) -> Sum {
         Sum::new().add_pseudo_v6(self.source(), self.destination(), protocol, length)
     }
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` one IPv6 packet: hop limit 64, payload length the rest of the buffer, the rest zero, and leaves the
-    /// payload as it is.
+    /// Makes `buffer` one IPv6 packet with hop limit 64 and the buffer's length. Sets all other fields to 0 and keeps the
+    /// payload.
     ///
     /// # Errors
-    /// [`Error::Truncated`] when the header does not fit, [`Error::Malformed`] beyond 65535 bytes of payload.
+    /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] beyond 65535 bytes of payload.
     pub fn init(mut buffer: T) -> Result<Self> {
         let bytes = buffer.as_mut();
         crate::view::require("IPv6", bytes, HEADER)?;
@@ -150,13 +150,13 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         Ok(packet)
     }
 
-    /// What follows the fixed header, to change.
+    /// Returns the bytes behind the fixed header for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let end = self.end();
         &mut self.0.as_mut()[HEADER..end]
     }
 
-    /// Writes the flow label, 20 bits of `label`.
+    /// Sets the flow label to the low 20 bits of `label`.
     pub fn set_flow_label(&mut self, label: u32) {
         let bytes = self.0.as_mut();
         let [_, a, b, c] = label.to_be_bytes();
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_later_fragment_ends_the_walk() {
-        // What looks like an extension behind it is data.
+        // The bytes behind it look like an extension, but are data.
         let bytes = packet_with(&[(FRAGMENT, vec![0, 0x05, 0xa9, 0, 0, 0, 9])], HOP_BY_HOP);
         let upper = Packet::new(&bytes).unwrap().upper().unwrap();
         assert_eq!(upper, Upper { protocol: HOP_BY_HOP, offset: 48, fragment_offset: Some(0x5a8) });
@@ -237,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn flow_labels_survive(label in 0u32..1 << 20) {
+        fn flow_labels_are_read_as_written(label in 0u32..1 << 20) {
             let mut packet = Packet::init(vec![0; HEADER]).unwrap();
             packet.set_flow_label(label);
             prop_assert_eq!(packet.flow_label(), label);

@@ -1,8 +1,8 @@
-//! Views of packet headers over plain bytes: read a field where it lies, write it where it lies.
+//! Views of packet headers over plain bytes. They read and write fields in place.
 //!
-//! A view is a buffer (`&[u8]`, `&mut [u8]`, `Vec<u8>`) whose length was checked once, by `new`; after that no accessor
-//! can fail, whatever the bytes are. Views never allocate, never follow a length that the buffer does not hold, and
-//! keep the payload that they give within what the header says *and* what is there (captures cut packets short).
+//! A view wraps a buffer: `&[u8]`, `&mut [u8]` or `Vec<u8>`. Its `new` checks the buffer's length once. After that, no accessor
+//! fails, whatever the bytes are. A payload ends where the header says or where the buffer ends, whichever comes first,
+//! because captures cut packets short. Views do not allocate.
 //!
 //! ```
 //! use inlane_wire::{ethernet, ipv4, udp};
@@ -24,12 +24,10 @@
 //! | [`ipv4`], [`ipv6`] | with options; with a bounded walk over extension headers | RFC 791, RFC 8200 |
 //! | [`udp`], [`tcp`], [`icmp`] | fixed part, TCP options as bytes | RFC 768, 9293, 792, 4443 |
 //! | [`ecpri`], [`oran`] | eCPRI common header, O-RAN user plane sections | eCPRI 2.0, O-RAN WG4 CUS |
-//! | [`roce`] | RoCEv2: BTH, RETH, AETH, immediate | IBTA volume 1, annex A17 |
-//! | [`nvme_tcp`] | NVMe/TCP PDU headers | NVMe TCP transport 1.0 |
-//! | [`checksum`] | internet checksum, whole and incremental | RFC 1071, RFC 1624 |
-//! | [`flow`] | where the layers of a frame begin; its 5-tuple | |
+//! | [`checksum`] | internet checksum, complete and incremental | RFC 1071, RFC 1624 |
+//! | [`flow`] | offsets of a frame's layers; its 5-tuple | |
 //!
-//! What is not here: reassembly, options parsed into values, state machines. Those belong to who needs them.
+//! Reassembly, the values of options, and state machines are not here; they belong to the code that needs them.
 
 #![forbid(unsafe_code)]
 
@@ -44,39 +42,37 @@ pub mod flow;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
-pub mod nvme_tcp;
 pub mod oran;
-pub mod roce;
 pub mod tcp;
 pub mod udp;
 
 pub use ethernet::Mac;
 pub use flow::{FiveTuple, Layers};
 
-/// Why bytes are not the header they were taken for.
+/// Why a buffer does not begin with the expected header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The buffer ends before the header does.
-    #[error("{header} header needs {needed} bytes, there are {present}")]
+    #[error("{header} header needs {needed} bytes, but only {present} are left")]
     Truncated {
-        /// Which header.
+        /// The header.
         header: &'static str,
-        /// Bytes it needs.
+        /// Bytes that the header needs.
         needed: usize,
-        /// Bytes there were.
+        /// Bytes in the buffer.
         present: usize,
     },
-    /// A field has a value that the header cannot have.
+    /// A field has an impossible value.
     #[error("{header} header: {field} is {value}")]
     Malformed {
-        /// Which header.
+        /// The header.
         header: &'static str,
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it was.
+        /// Its value.
         value: u64,
     },
 }
 
-/// A result of this crate.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,20 +1,20 @@
-//! O-RAN fronthaul user plane (O-RAN.WG4.CUS): which symbol a message belongs to, and its sections of IQ samples.
+//! O-RAN fronthaul user plane (O-RAN.WG4.CUS): the symbol that a message belongs to, and its sections of IQ samples.
 //!
 //! ```text
 //! 0                             1       2                      4 bytes in all
-//! | direction, version, filter | frame | subframe, slot, symbol |          once a message
+//! | direction, version, filter | frame | subframe, slot, symbol |          one per message
 //! | section (12) rb (1) symInc (1) first PRB (10) PRBs (8) |              4 bytes each section
-//! | compression (8) reserved (8) |                                        only where compression is not static
+//! | compression (8) reserved (8) |                                        only if compression is not static
 //! | PRBs: each 12 subcarriers of I and Q |                                48 bytes at 16 bits, not compressed
 //! ```
 
-/// Bytes of the message's header.
+/// The length of a message's header, in bytes.
 pub const HEADER: usize = 4;
-/// Bytes of a section's header without a compression header.
+/// The length of a section's header without a compression header, in bytes.
 pub const SECTION: usize = 4;
 /// Subcarriers of a physical resource block.
 pub const SUBCARRIERS: usize = 12;
-/// Bytes of a PRB of 16-bit samples, not compressed.
+/// The size of an uncompressed PRB of 16-bit samples, in bytes.
 pub const PRB: usize = SUBCARRIERS * 4;
 /// Symbols of a slot (normal cyclic prefix).
 pub const SYMBOLS: u8 = 14;
@@ -22,43 +22,43 @@ pub const SYMBOLS: u8 = 14;
 pub const SUBFRAMES: u8 = 10;
 
 view! {
-    /// A user plane message: its time, and the sections behind.
+    /// A user plane message: its time, then its sections.
     Message("O-RAN user plane", 4) {
-        /// Frame number, modulo 256.
+        /// The frame number, modulo 256.
         frame / set_frame: u8 = 1,
     }
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Towards the antenna.
+    /// Returns true if the message goes towards the antenna.
     pub fn is_downlink(&self) -> bool {
         self.bytes()[0] & 0x80 != 0
     }
 
-    /// Subframe of the frame, 0 to 9.
+    /// Returns the subframe within the frame, 0 to 9.
     pub fn subframe(&self) -> u8 {
         self.bytes()[2] >> 4
     }
 
-    /// Slot of the subframe, as numerology allows (0 to 63 in the field).
+    /// Returns the slot within the subframe, 0 to 63. The numerology limits it further.
     pub fn slot(&self) -> u8 {
         (self.bytes()[2] & 0xf) << 2 | self.bytes()[3] >> 6
     }
 
-    /// Symbol of the slot, 0 to 13.
+    /// Returns the symbol within the slot, 0 to 13.
     pub fn symbol(&self) -> u8 {
         self.bytes()[3] & 0x3f
     }
 
-    /// The sections, each with its samples of `prb` bytes a PRB; they end where one does not fit. A section of zero PRBs
-    /// means all of the carrier: `carrier` of them.
+    /// Returns the sections, each with its samples of `prb` bytes per PRB. Stops at a section that the buffer does not hold. A
+    /// section of 0 PRBs covers the whole carrier, which has `carrier` PRBs.
     pub fn sections(&self, prb: usize, carrier: u16) -> Sections<'_> {
         Sections { rest: &self.bytes()[HEADER..], prb, carrier }
     }
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
-    /// Writes the header: payload version 1, no filter.
+    /// Sets the header: the given time, payload version 1, no filter.
     pub fn set_time(&mut self, downlink: bool, frame: u8, subframe: u8, slot: u8, symbol: u8) {
         let bytes = self.0.as_mut();
         bytes[0] = (downlink as u8) << 7 | 1 << 4;
@@ -73,18 +73,18 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
 pub struct Section {
     /// Section number, 12 bits.
     pub id: u16,
-    /// Every second PRB only.
+    /// Only every second PRB is present.
     pub every_second: bool,
-    /// It belongs to the symbol behind that of the section before.
+    /// The section belongs to the symbol after that of the section before.
     pub next_symbol: bool,
-    /// First PRB, 10 bits.
+    /// The first PRB, 10 bits.
     pub first_prb: u16,
-    /// How many PRBs; 0 means all of the carrier.
+    /// The number of PRBs; 0 means the whole carrier.
     pub prbs: u8,
 }
 
 impl Section {
-    /// As it lies.
+    /// Returns the header's bytes.
     pub fn to_bytes(self) -> [u8; SECTION] {
         let word = (self.id as u32 & 0xfff) << 20
             | (self.every_second as u32) << 19
@@ -94,7 +94,7 @@ impl Section {
         word.to_be_bytes()
     }
 
-    /// From how it lies.
+    /// Reads a header from its bytes.
     pub fn from_bytes(bytes: [u8; SECTION]) -> Self {
         let word = u32::from_be_bytes(bytes);
         Self {
@@ -107,7 +107,7 @@ impl Section {
     }
 }
 
-/// Walks over the sections of a message.
+/// An iterator over the sections of a message and their samples.
 #[derive(Clone, Debug)]
 pub struct Sections<'a> {
     rest: &'a [u8],
@@ -135,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn times_survive(downlink: bool, frame: u8, subframe in 0u8..10, slot in 0u8..64, symbol in 0u8..14) {
+        fn times_are_read_as_written(downlink: bool, frame: u8, subframe in 0u8..10, slot in 0u8..64, symbol in 0u8..14) {
             let mut message = Message::new([0u8; 4]).unwrap();
             message.set_time(downlink, frame, subframe, slot, symbol);
             prop_assert_eq!(message.is_downlink(), downlink);
@@ -144,7 +144,7 @@ mod tests {
         }
 
         #[test]
-        fn sections_survive(id in 0u16..4096, every_second: bool, next_symbol: bool, first_prb in 0u16..1024, prbs: u8) {
+        fn sections_are_read_as_written(id in 0u16..4096, every_second: bool, next_symbol: bool, first_prb in 0u16..1024, prbs: u8) {
             let section = Section { id, every_second, next_symbol, first_prb, prbs };
             prop_assert_eq!(Section::from_bytes(section.to_bytes()), section);
         }

@@ -3,20 +3,20 @@
 use crate::checksum::Sum;
 use crate::{Error, Result};
 
-/// Bytes of the header without options.
+/// The length of a header without options, in bytes.
 pub const HEADER: usize = 20;
 
-/// Flag: no more data from the sender.
+/// Flag: the sender sends no more data.
 pub const FIN: u8 = 0x01;
 /// Flag: synchronise sequence numbers.
 pub const SYN: u8 = 0x02;
 /// Flag: reset the connection.
 pub const RST: u8 = 0x04;
-/// Flag: push.
+/// Flag: deliver the data to the receiver's program at once.
 pub const PSH: u8 = 0x08;
-/// Flag: the acknowledgment number counts.
+/// Flag: the acknowledgment number is valid.
 pub const ACK: u8 = 0x10;
-/// Flag: the urgent pointer counts.
+/// Flag: the urgent pointer is valid.
 pub const URG: u8 = 0x20;
 
 view! {
@@ -30,9 +30,9 @@ view! {
         sequence / set_sequence: u32 = 4,
         /// Acknowledgment number.
         acknowledgment / set_acknowledgment: u32 = 8,
-        /// Flags, FIN to CWR.
+        /// The flags FIN to CWR, from the lowest bit.
         flags / set_flags: u8 = 13,
-        /// Window, not scaled.
+        /// The window field, not scaled.
         window / set_window: u16 = 14,
         /// Checksum.
         checksum / set_checksum: u16 = 16,
@@ -50,32 +50,32 @@ fn check(bytes: &[u8]) -> Result<()> {
 }
 
 impl<T: AsRef<[u8]>> Segment<T> {
-    /// Bytes of the header with its options.
+    /// Returns the length of the header with its options, in bytes.
     pub fn header_len(&self) -> usize {
         (self.bytes()[12] >> 4) as usize * 4
     }
 
-    /// The options as they lie.
+    /// Returns the options' bytes.
     pub fn options(&self) -> &[u8] {
         &self.bytes()[HEADER..self.header_len()]
     }
 
-    /// What it carries.
+    /// Returns the payload.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[self.header_len()..]
     }
 
-    /// The checksum is right; `pseudo` is the IP header's pseudo sum, the buffer ends where the segment does.
+    /// Returns true if the checksum is right. `pseudo` is the sum of the IP pseudo header. The buffer must end with the segment.
     pub fn checksum_ok(&self, pseudo: Sum) -> bool {
         pseudo.add_bytes(self.bytes()).finish() == 0
     }
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
-    /// Makes `buffer` one segment without options, all fields zero, and leaves the payload as it is.
+    /// Makes `buffer` one segment without options. Sets all other fields to 0 and keeps the payload.
     ///
     /// # Errors
-    /// [`Error::Truncated`] when the header does not fit.
+    /// [`Error::Truncated`] if the header does not fit.
     pub fn init(mut buffer: T) -> Result<Self> {
         let bytes = buffer.as_mut();
         crate::view::require("TCP", bytes, HEADER)?;
@@ -84,13 +84,13 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
         Ok(Self(buffer))
     }
 
-    /// What it carries, to change.
+    /// Returns the payload for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let at = self.header_len();
         &mut self.0.as_mut()[at..]
     }
 
-    /// Computes and writes the checksum; `pseudo` is the IP header's pseudo sum, the buffer ends where the segment does.
+    /// Computes and sets the checksum. `pseudo` is the sum of the IP pseudo header. The buffer must end with the segment.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         self.set_checksum(0);
         let checksum = pseudo.add_bytes(self.bytes()).finish();

@@ -12,38 +12,38 @@ view! {
         source_port / set_source_port: u16 = 0,
         /// Destination port.
         destination_port / set_destination_port: u16 = 2,
-        /// Length of header and payload as the header says it; 0 in a jumbogram.
+        /// The length field: bytes of header and payload. 0 in a jumbogram.
         length / set_length: u16 = 4,
-        /// Checksum; 0 says none (IPv4 only).
+        /// The checksum; 0 if there is none, which only IPv4 allows.
         checksum / set_checksum: u16 = 6,
     }
 }
 
 impl<T: AsRef<[u8]>> Datagram<T> {
-    /// Where the datagram ends in the buffer: by its length, or where the buffer ends.
+    /// Returns the offset of the datagram's end: by its length field, but within the buffer.
     pub fn end(&self) -> usize {
         (self.length() as usize).clamp(HEADER, self.bytes().len())
     }
 
-    /// What it carries.
+    /// Returns the payload.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[HEADER..self.end()]
     }
 
-    /// The checksum is right, or there is none; `pseudo` is the IP header's pseudo sum.
+    /// Returns true if the checksum is right or absent. `pseudo` is the sum of the IP pseudo header.
     pub fn checksum_ok(&self, pseudo: Sum) -> bool {
         self.checksum() == 0 || pseudo.add_bytes(&self.bytes()[..self.end()]).finish() == 0
     }
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Datagram<T> {
-    /// What it carries, to change.
+    /// Returns the payload for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let end = self.end();
         &mut self.0.as_mut()[HEADER..end]
     }
 
-    /// Computes and writes the checksum; `pseudo` is the IP header's pseudo sum.
+    /// Computes and sets the checksum. `pseudo` is the sum of the IP pseudo header.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         self.set_checksum(0);
         let checksum = pseudo.add_bytes(&self.bytes()[..self.end()]).finish();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_lie() {
+    fn wrong_lengths_stay_inside() {
         let mut bytes = [0u8; 12];
         assert_eq!(Datagram::new(&bytes).unwrap().payload().len(), 0);
         bytes[4] = 0xff;

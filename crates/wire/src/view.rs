@@ -1,12 +1,18 @@
-//! How a header's fields are declared: a name, a type and an offset each, big-endian as networks have them.
+//! The macro that declares a header's fields, each by name, type and offset. Fields are big-endian.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A value that stands in a header at some offset.
+/// A type of header fields.
 pub trait Field: Sized {
-    /// Reads it; `bytes` is long enough.
+    /// Reads a field at offset `at`.
+    ///
+    /// # Panics
+    /// If `bytes` is too short.
     fn get(bytes: &[u8], at: usize) -> Self;
-    /// Writes it; `bytes` is long enough.
+    /// Writes a field at offset `at`.
+    ///
+    /// # Panics
+    /// If `bytes` is too short.
     fn put(self, bytes: &mut [u8], at: usize);
 }
 
@@ -65,7 +71,10 @@ impl Field for Ipv6Addr {
     }
 }
 
-/// Fails unless `bytes` holds `needed`.
+/// Checks that `bytes` has at least `needed` bytes.
+///
+/// # Errors
+/// [`crate::Error::Truncated`] with the header's name if it has fewer.
 #[inline(always)]
 pub fn require(header: &'static str, bytes: &[u8], needed: usize) -> crate::Result<()> {
     if bytes.len() < needed {
@@ -74,9 +83,9 @@ pub fn require(header: &'static str, bytes: &[u8], needed: usize) -> crate::Resu
     Ok(())
 }
 
-/// Declares a view: `Name("what errors call it", bytes of its fixed part) { reader / writer: type @ offset, ... }`.
+/// Declares a view: `Name("name in errors", bytes of the fixed part) { reader / writer: type = offset, ... }`.
 ///
-/// The checks of `new` beyond the fixed part come with `check = function`.
+/// `check = function` adds a check to `new`, beyond the length of the fixed part.
 macro_rules! view {
     (
         $(#[$meta:meta])*
@@ -89,11 +98,11 @@ macro_rules! view {
         pub struct $name<T>(T);
 
         impl<T: AsRef<[u8]>> $name<T> {
-            /// A view of `buffer`, which begins with this header.
+            /// Creates a view of `buffer`, which must begin with this header.
             ///
             /// # Errors
-            /// [`crate::Error::Truncated`] when the header is not all there, [`crate::Error::Malformed`] when it contradicts
-            /// itself.
+            /// [`crate::Error::Truncated`] if the buffer ends within the header, [`crate::Error::Malformed`] if a field has an
+            /// impossible value.
             #[inline]
             pub fn new(buffer: T) -> $crate::Result<Self> {
                 $crate::view::require($label, buffer.as_ref(), $length)?;
@@ -101,12 +110,12 @@ macro_rules! view {
                 Ok(Self(buffer))
             }
 
-            /// The buffer back.
+            /// Returns the buffer.
             pub fn into_inner(self) -> T {
                 self.0
             }
 
-            /// The whole buffer, header and what follows.
+            /// Returns the whole buffer, header and payload.
             #[inline(always)]
             pub fn bytes(&self) -> &[u8] {
                 self.0.as_ref()
@@ -123,7 +132,7 @@ macro_rules! view {
 
         impl<T: AsRef<[u8]> + AsMut<[u8]>> $name<T> {
             $($(
-                #[doc = concat!("Writes [`", stringify!($name), "::", stringify!($get), "`].")]
+                #[doc = concat!("Sets [`", stringify!($name), "::", stringify!($get), "`].")]
                 #[inline(always)]
                 pub fn $set(&mut self, value: $type) {
                     <$type as $crate::view::Field>::put(value, self.0.as_mut(), $at);
