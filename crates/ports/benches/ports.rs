@@ -1,4 +1,4 @@
-//! How fast the generator and the checker are, one core each: `cargo bench -p inlane-ports --bench ports`.
+//! Measures generator and checker on one core each: `cargo bench -p inlane-ports --bench ports`.
 
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::{HeapPool, Packet, Pool, Port};
@@ -26,13 +26,14 @@ fn main() {
     }
 }
 
-/// Generates and checks batches in turn for a second of processor time, each timed apart; packets a microsecond.
+/// Generates and checks batches in turn for one second of processor time. Returns the rates of both in Mpps.
 fn measure(text: &str) -> (f64, f64) {
     let clock = Clock::new();
-    let mut generator = Generator::open(text, &clock).expect("a right text");
-    let reference = reference::find("io").expect("a reference");
-    let mut checker = Checker::open("check", &clock, Some(&generator), reference, 0).expect("a source");
-    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(BATCH, 9216).expect("memory"));
+    let mut generator = Generator::open(text, &clock).expect("the specification is valid");
+    let reference = reference::find("io").expect("io has a reference");
+    let mut checker =
+        Checker::open("check", &clock, Some(&generator), reference, 0).expect("the generator is known");
+    let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(BATCH, 9216).expect("memory is available"));
     generator.configure(std::slice::from_ref(&pool), 0).expect("one queue");
     checker.configure(&[], 1).expect("one queue");
     let mut rx = generator.take_rx(0).expect("queue 0");
@@ -47,14 +48,14 @@ fn measure(text: &str) -> (f64, f64) {
         }
         let middle = thread_cpu_ns();
         for burst in packets.chunks(BURST) {
-            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+            // SAFETY: these packets were received from this queue's pool. A checker takes all of them.
             unsafe { tx.send(burst) }.expect("a checker never fails");
         }
         generating += middle - start;
         checking += thread_cpu_ns() - middle;
     }
     drop(tx);
-    let verification = checker.verification().expect("it verifies");
+    let verification = checker.verification().expect("a checker verifies");
     assert!(verification.passed(), "{text}: {verification:?}");
     let rate = |time_ns: u64| count as f64 * 1e3 / time_ns as f64;
     (rate(generating), rate(checking))

@@ -69,9 +69,9 @@ pub struct OpenPorts {
 
 /// The port that packets are received from, if it is one of inlane's own. Other ports of the run learn from it what arrives.
 enum Received {
-    Generator(Generator),
-    Radio(Radio),
-    Capture(CaptureSource),
+    Generator(Box<Generator>),
+    Radio(Box<Radio>),
+    Capture(Box<CaptureSource>),
     Other,
 }
 
@@ -84,16 +84,16 @@ impl Received {
                 if request.rate.is_some() {
                     radio.set_rate(request.rate);
                 }
-                Self::Radio(radio)
+                Self::Radio(Box::new(radio))
             }
             "gen" => {
                 let mut generator = Generator::open(name, clock)?;
                 if request.rate.is_some() {
                     generator.set_rate(request.rate);
                 }
-                Self::Generator(generator)
+                Self::Generator(Box::new(generator))
             }
-            "pcap" => Self::Capture(CaptureSource::open(name, request.playback)?),
+            "pcap" => Self::Capture(Box::new(CaptureSource::open(name, request.playback)?)),
             _ => Self::Other,
         })
     }
@@ -109,9 +109,9 @@ impl Received {
 
     fn into_port(self) -> Option<Box<dyn Port>> {
         match self {
-            Self::Generator(generator) => Some(Box::new(generator)),
-            Self::Radio(radio) => Some(Box::new(radio)),
-            Self::Capture(source) => Some(Box::new(source)),
+            Self::Generator(generator) => Some(generator),
+            Self::Radio(radio) => Some(radio),
+            Self::Capture(source) => Some(source),
             Self::Other => None,
         }
     }
@@ -142,14 +142,14 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
             }
             "pcap" => {
                 let source = match &received {
-                    Received::Capture(source) => Some(source),
+                    Received::Capture(source) => Some(&**source),
                     _ => None,
                 };
                 Box::new(CaptureSink::open(name, source)?)
             }
             "check" => {
                 let generator = match &received {
-                    Received::Generator(generator) => Some(generator),
+                    Received::Generator(generator) => Some(&**generator),
                     _ => None,
                 };
                 let number = numbers.find(|(tx, _)| *tx == name).map_or(0, |(_, number)| number);

@@ -2,7 +2,7 @@ use super::*;
 use crate::generate::Generator;
 use inlane_core::HeapPool;
 
-struct Bench {
+struct TestRun {
     generator: Generator,
     checker: Checker,
     pool: Arc<dyn Pool>,
@@ -10,7 +10,7 @@ struct Bench {
     tx: Box<dyn Tx>,
 }
 
-fn bench(text: &str, function: &str) -> Bench {
+fn test_run(text: &str, function: &str) -> TestRun {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).unwrap();
     let mut checker =
@@ -20,10 +20,10 @@ fn bench(text: &str, function: &str) -> Bench {
     checker.configure(&[], 1).unwrap();
     let rx = generator.take_rx(0).unwrap();
     let tx = checker.take_tx(0, pool.clone()).unwrap();
-    Bench { generator, checker, pool, rx, tx }
+    TestRun { generator, checker, pool, rx, tx }
 }
 
-impl Bench {
+impl TestRun {
     /// Moves `bursts` of 32 packets from the generator to the checker. `work` may change, add and remove packets.
     fn run(
         mut self,
@@ -59,7 +59,7 @@ fn correct_packets_pass() {
     for text in texts {
         for function in ["io", "macswap", "l3-decrement", "checksum", "drop-rule:udp:1"] {
             let reference = reference::find(function).unwrap();
-            let (verification, checker) = bench(text, function).run(30, |_, packets, _| {
+            let (verification, checker) = test_run(text, function).run(30, |_, packets, _| {
                 for packet in packets {
                     let mut frame = bytes(packet).to_vec();
                     reference.apply(&mut frame);
@@ -76,7 +76,7 @@ fn correct_packets_pass() {
 #[test]
 fn a_function_that_changes_nothing_is_caught() {
     for function in ["macswap", "l3-decrement", "drop-rule:all"] {
-        let (verification, _) = bench("gen:64", function).run(10, |_, _, _| {});
+        let (verification, _) = test_run("gen:64", function).run(10, |_, _, _| {});
         assert_eq!((verification.altered, verification.lost), (320, 0), "{function}");
     }
 }
@@ -86,7 +86,7 @@ fn every_flipped_bit_is_found() {
     for text in ["gen:60,flows=1", "gen:92,tcp,v6,flows=1"] {
         let size = if text.contains("60") { 60 } else { 92 };
         let mut bit = 0;
-        let (verification, _) = bench(text, "io").run(size * 8 / 32, |_, packets, _| {
+        let (verification, _) = test_run(text, "io").run(size * 8 / 32, |_, packets, _| {
             for packet in packets {
                 bytes(packet)[bit / 8] ^= 1 << (bit % 8);
                 bit += 1;
@@ -100,7 +100,7 @@ fn every_flipped_bit_is_found() {
 
 #[test]
 fn losses_duplicates_and_order_are_counted() {
-    let (verification, _) = bench("gen:100,flows=4", "io").run(10, |burst, packets, pool| match burst {
+    let (verification, _) = test_run("gen:100,flows=4", "io").run(10, |burst, packets, pool| match burst {
         2 => {
             // SAFETY: these packets were received from this pool, and are not used again.
             unsafe { pool.free(&packets.drain(4..9).collect::<Vec<_>>()) }
@@ -135,7 +135,7 @@ fn losses_duplicates_and_order_are_counted() {
 fn packets_that_a_rule_drops_are_not_lost() {
     // Every second flow is TCP.
     let (verification, checker) =
-        bench("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
+        test_run("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();
             // SAFETY: these packets were received from this pool, and are not used again.
             unsafe { pool.free(&dropped) };
@@ -146,7 +146,7 @@ fn packets_that_a_rule_drops_are_not_lost() {
 
 #[test]
 fn packets_of_others_are_foreign() {
-    let (verification, checker) = bench("gen:64", "io").run(2, |burst, packets, pool| {
+    let (verification, checker) = test_run("gen:64", "io").run(2, |burst, packets, pool| {
         if burst == 1 {
             let mut other = [Packet::EMPTY; 2];
             assert_eq!(pool.allocate(&mut other), 2);
@@ -311,7 +311,7 @@ fn a_checker_that_receives_nothing_says_so() {
     };
     let alone = open("check:64", None).verification().unwrap();
     assert!(alone.received_nothing() && !alone.passed(), "{alone:?}");
-    let Bench { checker, .. } = bench("gen:64", "io");
+    let TestRun { checker, .. } = test_run("gen:64", "io");
     let idle = checker.verification().unwrap();
     assert!(idle.passed() && idle.expected == Some(0), "the generator sent nothing: {idle:?}");
 }

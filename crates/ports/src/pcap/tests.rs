@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a capture says of one packet.
+/// A packet of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     time_ns: u64,
@@ -40,7 +40,7 @@ fn read(bytes: &[u8]) -> Result<(Vec<Entry>, Resolution), (Vec<Entry>, String)> 
     }
 }
 
-/// A classic capture, written here byte by byte.
+/// Writes a classic capture byte by byte.
 fn classic(magic: u32, big: bool, link: u32, entries: &[Entry]) -> Vec<u8> {
     let word = |value: u32| if big { value.to_be_bytes() } else { value.to_le_bytes() };
     let nano = magic == 0xa1b2_3c4d;
@@ -63,7 +63,7 @@ fn classic(magic: u32, big: bool, link: u32, entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// A pcapng capture in the making.
+/// Writes a pcapng capture block by block.
 struct Ng {
     big: bool,
     bytes: Vec<u8>,
@@ -117,7 +117,7 @@ impl Ng {
         let mut body: Vec<u8> = words.iter().flat_map(|&value| self.word(value)).collect();
         body.extend(bytes);
         body.resize(body.len().next_multiple_of(4), 0);
-        // A comment, as dissectors leave them.
+        // The option opt_comment.
         body.extend([&self.half(1)[..], &self.half(2), b"hi\0\0", &[0; 4]].concat());
         self.block(6, &body);
     }
@@ -126,7 +126,7 @@ impl Ng {
 const SECOND: u64 = 1_700_000_000_000_000_000;
 
 #[test]
-fn classic_in_either_order_and_unit() {
+fn classic_captures_are_read_in_either_byte_order_and_unit() {
     let mut cut = entry(SECOND + 5000, &[7; 20]);
     cut.wire_length = 1500;
     let entries = vec![entry(SECOND, b"first"), cut, entry(SECOND + 7000, b"")];
@@ -143,7 +143,7 @@ fn classic_in_either_order_and_unit() {
 }
 
 #[test]
-fn pcapng_with_sections_interfaces_and_resolutions() {
+fn pcapng_captures_are_read_with_sections_interfaces_and_resolutions() {
     let mut ng = Ng::new(false);
     ng.interface(1, 0, None, None);
     ng.interface(1, 0, Some(9), Some(10));
@@ -165,7 +165,7 @@ fn pcapng_with_sections_interfaces_and_resolutions() {
 }
 
 #[test]
-fn resolutions_that_microseconds_hold() {
+fn a_resolution_is_micro_if_microseconds_represent_it() {
     for (resolution, expected) in [
         (None, Resolution::Micro),
         (Some(6), Resolution::Micro),
@@ -183,7 +183,7 @@ fn resolutions_that_microseconds_hold() {
 }
 
 #[test]
-fn foreign_and_damaged_files_are_named() {
+fn damaged_files_and_other_files_are_refused_with_a_reason() {
     let error = |bytes: &[u8]| read(bytes).unwrap_err().1;
     assert!(error(b"").contains("is empty"));
     assert!(error(b"GIF").contains("fewer than four"));
@@ -214,7 +214,7 @@ fn foreign_and_damaged_files_are_named() {
 }
 
 #[test]
-fn blocks_that_say_wrong_lengths_end_a_pcapng_file() {
+fn a_block_with_a_wrong_length_is_damage() {
     for big in [false, true] {
         let mut ng = Ng::new(big);
         ng.interface(1, 0, None, None);
@@ -222,7 +222,7 @@ fn blocks_that_say_wrong_lengths_end_a_pcapng_file() {
         let second = ng.bytes.len();
         ng.packet(0, 0, 60, &[2; 60]);
         let end = ng.bytes.len();
-        // What follows is there to be run into.
+        // A packet that a wrong length could run into.
         ng.packet(0, 0, 60, &[3; 60]);
         let length = (end - second) as u32;
         for (first, last, said) in [
@@ -244,7 +244,7 @@ fn blocks_that_say_wrong_lengths_end_a_pcapng_file() {
                 "{first} {last}: {error}"
             );
         }
-        // The section header, too.
+        // The same for a section header.
         let mut bytes = ng.bytes.clone();
         bytes[24..28].copy_from_slice(&ng.word(32));
         assert!(read(&bytes).unwrap_err().1.contains("two lengths differ: 28 and 32"));
@@ -259,7 +259,7 @@ fn source(path: &Path, playback: Playback, room: usize) -> (CaptureSource, Arc<d
     (source, pool, rx)
 }
 
-/// Copies a capture through ports as a pipeline does.
+/// Copies a capture from a source to a sink. Returns the packets sent, and the source's error.
 fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
     let (source, pool, mut rx) = source(from, Playback::default(), 9216);
     let mut sink = CaptureSink::open(&format!("pcap:{}", to.display()), Some(&source)).unwrap();
@@ -269,7 +269,7 @@ fn copy(from: &Path, to: &Path) -> (u64, Result<()>) {
     let outcome = loop {
         match rx.receive(&mut packets) {
             Ok(0) if rx.exhausted() => break Ok(()),
-            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+            // SAFETY: these packets come from this queue's pool, and are not used again.
             Ok(count) => assert_eq!(unsafe { tx.send(&packets[..count]) }.unwrap(), count),
             Err(error) => break Err(error),
         }
@@ -284,7 +284,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_copy_is_exact(
+    fn a_copy_equals_its_original(
         list in proptest::collection::vec((0..u32::MAX as u64, 0..1_000_000_000u64, proptest::collection::vec(any::<u8>(), 0..300), 0u32..3), 0..100),
         big: bool, nano: bool,
     ) {
@@ -302,14 +302,14 @@ proptest! {
         let (packets, outcome) = copy(&from, &to);
         outcome.unwrap();
         prop_assert_eq!(packets, entries.len() as u64);
-        // Byte for byte, but for the snap length of the header.
+        // All bytes are equal except the snap length in the header.
         let (mut expected, written) = (classic(magic, false, 1, &entries), std::fs::read(&to).unwrap());
         expected[16..20].copy_from_slice(&262_144u32.to_le_bytes());
         prop_assert_eq!(written, expected);
     }
 
     #[test]
-    fn any_end_and_any_flip_is_survived(cut in 0usize..600, at in 0usize..600, flip in 1u8.., ng: bool) {
+    fn no_cut_and_no_flipped_byte_panics(cut in 0usize..600, at in 0usize..600, flip in 1u8.., ng: bool) {
         let entries = [entry(SECOND, &[1; 60]), entry(SECOND, &[2; 99]), entry(SECOND, b"")];
         let mut bytes = classic(0xa1b2_c3d4, false, 1, &entries);
         if ng {
@@ -328,7 +328,7 @@ proptest! {
 }
 
 #[test]
-fn a_capture_cut_short_gives_its_whole_packets_first() {
+fn a_capture_cut_short_returns_its_whole_packets_first() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
     let entries = vec![entry(SECOND, &[1; 60]); 40];
@@ -342,7 +342,7 @@ fn a_capture_cut_short_gives_its_whole_packets_first() {
 }
 
 #[test]
-fn pcapng_is_looked_through_for_its_resolution() {
+fn a_sink_has_the_finest_resolution_of_its_source() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("in"), folder.path().join("out"));
     let mut ng = Ng::new(false);
@@ -357,14 +357,14 @@ fn pcapng_is_looked_through_for_its_resolution() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_from_the_start() {
+fn a_full_disk_is_an_error_at_the_start() {
     let mut sink = CaptureSink::open("pcap:/dev/full", None).unwrap();
     let error = sink.start().unwrap_err().to_string();
     assert!(error.contains("after 0 packets") && error.contains("free some space"), "{error}");
 }
 
 #[test]
-fn a_disk_that_fills_up_costs_what_is_counted() {
+fn packets_that_a_full_disk_refuses_are_counted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
     let mut writer = CaptureWriter::create("pcap:out", path.to_str().unwrap(), Resolution::Nano).unwrap();
@@ -380,14 +380,18 @@ fn a_disk_that_fills_up_costs_what_is_counted() {
     }
     let error = writer.flush().unwrap_err().to_string();
     assert!(error.contains("after 11 packets"), "{error}");
-    assert!(writer.reserve(1).unwrap_err().to_string().contains("free some space"), "from then on");
+    assert!(writer.reserve(1).unwrap_err().to_string().contains("free some space"), "every later call fails");
     assert_eq!((lost.packets(), lost.bytes()), (3, 300));
     drop(writer);
-    assert_eq!(read(&std::fs::read(&path).unwrap()).unwrap().0.len(), 11, "cut behind the last whole one");
+    assert_eq!(
+        read(&std::fs::read(&path).unwrap()).unwrap().0.len(),
+        11,
+        "the file is cut behind the last whole packet"
+    );
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn unusable_files_and_buffers_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in");
     std::fs::write(&path, classic(0xa1b2_c3d4, false, 1, &[entry(SECOND, &[1; 3000])])).unwrap();
@@ -412,7 +416,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn original_pace_and_repeats() {
+fn the_original_pace_plays_no_packet_early_in_any_lap() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("in");
     let entries: Vec<_> = (0..3).map(|i| entry(SECOND + i * 20_000_000, &[i as u8; 60])).collect();
@@ -424,23 +428,23 @@ fn original_pace_and_repeats() {
     while times.len() < 7 {
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: the packet is held here and of this pool.
+            // SAFETY: the test holds the packet, and it is from this pool.
             times.push(unsafe { pool.meta(packet) }.time_ns - SECOND);
             arrivals.push(start.elapsed());
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: these packets were received from this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
     }
     assert_eq!(times, [0, 20_000_000, 40_000_000, 40_001_000, 60_001_000, 80_001_000, 80_002_000]);
     for (time, arrival) in times.iter().zip(&arrivals) {
-        assert!(arrival.as_nanos() as u64 >= *time, "{time} came at {arrival:?}");
+        assert!(arrival.as_nanos() as u64 >= *time, "the packet of {time} ns was played at {arrival:?}");
     }
     assert!(!rx.exhausted());
     assert_eq!(pool.outstanding(), 0);
 }
 
 #[test]
-fn repeats_of_the_end_of_time_stay_there() {
+fn a_looped_capture_of_the_latest_time_repeats_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("last");
     let mut ng = Ng::new(false);
@@ -450,14 +454,14 @@ fn repeats_of_the_end_of_time_stay_there() {
     let (_source, pool, mut rx) = source(&path, Playback { repeat: true, ..Playback::default() }, 64);
     let mut packets = [Packet::EMPTY; 4];
     assert_eq!(rx.receive(&mut packets).unwrap(), 4);
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds the packet, and it is from this pool.
     assert!(packets.iter().all(|packet| unsafe { pool.meta(packet) }.time_ns == u64::MAX));
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: these packets were received from this pool, and are not used again.
     unsafe { pool.free(&packets) };
 }
 
 #[test]
-fn what_no_source_noted_is_stamped_when_sent() {
+fn packets_from_elsewhere_get_the_time_at_which_they_are_sent() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out");
     let mut sink = CaptureSink::open(&format!("pcap:{}", path.display()), None).unwrap();
@@ -467,9 +471,9 @@ fn what_no_source_noted_is_stamped_when_sent() {
     let mut packets = [Packet::EMPTY; 1];
     pool.allocate(&mut packets);
     packets[0].length = 60;
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds the packet, and it is from this pool.
     unsafe { pool.set_meta(&packets[0], PacketMeta { time_ns: 1, wire_length: 9, interface: 3 }) };
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: these packets come from this queue's pool, and are not used again.
     unsafe { tx.send(&packets) }.unwrap();
     drop(tx);
     let (entries, _) = read(&std::fs::read(&path).unwrap()).unwrap();
@@ -477,20 +481,20 @@ fn what_no_source_noted_is_stamped_when_sent() {
 }
 
 #[test]
-fn a_real_capture_comes_out_byte_for_byte() {
+fn a_copy_of_a_real_capture_is_byte_for_byte_the_same() {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/capture/mixed.pcap");
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join("out");
     copy(&from, &to).1.unwrap();
     assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap());
-    // The same packets as pcapng, in either resolution, are the same packets.
+    // Converted to another format or resolution, the packets stay the same.
     for (format, resolution) in [("pcapng", Resolution::Nano), ("pcap", Resolution::Micro)] {
         let other = folder.path().join(format);
         let converted =
             std::process::Command::new("editcap").args(["-F", format]).arg(&from).arg(&other).status();
         if !converted.is_ok_and(|status| status.success()) {
             eprintln!(
-                "SKIPPED a_real_capture_comes_out_byte_for_byte: no editcap (package tshark); install it"
+                "SKIPPED a_real_capture_comes_out_byte_for_byte: editcap is not installed (package tshark)"
             );
             return;
         }
@@ -505,12 +509,12 @@ fn a_real_capture_comes_out_byte_for_byte() {
     }
 }
 
-/// Gives what came so far, and then that it has no more yet.
-struct Trickle {
+/// Returns its pieces, and [`std::io::ErrorKind::WouldBlock`] once after each.
+struct TwoPieces {
     pieces: std::collections::VecDeque<Vec<u8>>,
 }
 
-impl std::io::Read for Trickle {
+impl std::io::Read for TwoPieces {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let Some(piece) = self.pieces.front_mut() else { return Ok(0) };
         if piece.is_empty() {
@@ -525,7 +529,7 @@ impl std::io::Read for Trickle {
 }
 
 #[test]
-fn what_comes_in_pieces_is_read_as_it_comes() {
+fn an_input_in_two_pieces_is_read_like_a_whole_one() {
     let mut ng = Ng::new(false);
     ng.interface(1, 0, None, None);
     ng.packet(0, 7, 3, b"abc");
@@ -536,7 +540,7 @@ fn what_comes_in_pieces_is_read_as_it_comes() {
         let whole = read(&bytes).unwrap().0;
         for cut in 0..bytes.len() {
             let pieces = [bytes[..cut].to_vec(), bytes[cut..].to_vec()].into();
-            let mut reader = CaptureReader::new("pcap:test", Box::new(Trickle { pieces }));
+            let mut reader = CaptureReader::new("pcap:test", Box::new(TwoPieces { pieces }));
             let mut entries = Vec::new();
             loop {
                 let Some(record) = reader.peek().unwrap() else {
@@ -556,7 +560,7 @@ fn what_comes_in_pieces_is_read_as_it_comes() {
 }
 
 #[test]
-fn a_pipe_without_packets_holds_nothing_up() {
+fn a_pipe_returns_the_packets_that_have_arrived() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let name = format!("pcap:/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
     let two = classic(0xa1b2_c3d4, false, 1, &[entry(1000, b"abc"), entry(2000, b"defg")]);
@@ -566,13 +570,13 @@ fn a_pipe_without_packets_holds_nothing_up() {
     source.configure(std::slice::from_ref(&pool), 0).unwrap();
     let mut rx = source.take_rx(0).unwrap();
     let mut packets = [Packet::EMPTY; 8];
-    assert_eq!(rx.receive(&mut packets).unwrap(), 2, "the burst does not wait to be full");
+    assert_eq!(rx.receive(&mut packets).unwrap(), 2, "a burst is returned before it is full");
     assert_eq!(rx.receive(&mut packets[2..]).unwrap(), 0);
     assert!(!rx.exhausted());
     drop(writer);
     assert_eq!(rx.receive(&mut packets[2..]).unwrap(), 0);
     assert!(rx.exhausted());
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: these packets were received from this pool, and are not used again.
     unsafe { pool.free(&packets[..2]) };
 }
 

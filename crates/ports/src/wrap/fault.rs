@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// The most packets that are ready to be received. Above that, no more are taken from the inner queue.
+/// No packets are received from the inner queue while this many are ready, or a whole burst.
 const MAX_READY: usize = 1024;
 
 /// Which faults to inject. Probabilities are from 0 to 1.
@@ -123,7 +123,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The packets that have been received and not returned yet.
+/// The packets between the inner queue and the caller, and what happens to them.
 struct FaultyLink {
     faults: Faults,
     /// State of the pseudo-random generator.

@@ -11,7 +11,7 @@ use inlane_core::units::Rate;
 use inlane_core::{Error, HeapPool, Packet, Pool, Port, Result, Rx, Tx};
 use std::sync::Arc;
 
-struct Bench {
+struct TestRun {
     clock: Clock,
     checker: Checker,
     pool: Arc<dyn Pool>,
@@ -19,7 +19,7 @@ struct Bench {
     tx: Box<dyn Tx>,
 }
 
-fn bench(text: &str) -> Bench {
+fn test_run(text: &str) -> TestRun {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).unwrap();
     let mut checker =
@@ -29,17 +29,17 @@ fn bench(text: &str) -> Bench {
     checker.configure(&[], 1).unwrap();
     let rx = generator.take_rx(0).unwrap();
     let tx = checker.take_tx(0, pool.clone()).unwrap();
-    Bench { clock, checker, pool, rx, tx }
+    TestRun { clock, checker, pool, rx, tx }
 }
 
-/// Moves packets until the source is exhausted, as a pipeline does.
+/// Moves packets until the source is exhausted, like a pipeline.
 fn forward(rx: &mut dyn Rx, tx: &mut dyn Tx) -> Result<()> {
     let mut packets = [Packet::EMPTY; 32];
     loop {
         let count = rx.receive(&mut packets)?;
         let mut sent = 0;
         while sent < count {
-            // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+            // SAFETY: these packets were received from this queue's pool. Those that were sent are not used again.
             sent += unsafe { tx.send(&packets[sent..count]) }?;
         }
         if count == 0 {
@@ -54,51 +54,55 @@ fn forward(rx: &mut dyn Rx, tx: &mut dyn Tx) -> Result<()> {
 const TEXT: &str = "gen:64,flows=1,packets=20000";
 const FAULTS: &str = "drop=1%,duplicate=2%,reorder=3%:2,corrupt=0.5%,delay=0.1%:50us,seed=7";
 
-fn compare(checker: &Checker, done: [u64; 5], wanted: &str) {
+/// Compares a checker's findings with the injected faults.
+fn compare(checker: &Checker, injected: [u64; 5]) {
     let (found, foreign): (Verification, u64) = (checker.verification().unwrap(), checker.foreign());
-    let [dropped, duplicated, reordered, corrupted, delayed] = done;
-    assert!(done.iter().all(|&count| count > 0), "{done:?}");
-    // A flipped bit can make a packet look like another's; then it is missing.
-    assert!((dropped..=dropped + foreign).contains(&found.lost), "{wanted} {done:?} {found:?}");
-    // A copy of a corrupted packet is a second corrupted packet; a packet with a flipped number may be taken for another.
-    assert!(found.altered + foreign >= corrupted && found.altered <= corrupted + 10, "{done:?} {found:?}");
-    assert!(found.duplicated <= duplicated && found.duplicated + 10 >= duplicated, "{done:?} {found:?}");
-    // One that is held may be overtaken by none that counts, when its followers are dropped or held too.
+    let [dropped, duplicated, reordered, corrupted, delayed] = injected;
+    assert!(injected.iter().all(|&count| count > 0), "{injected:?}");
+    // A flipped bit can make a packet foreign, so that it counts as lost.
+    assert!((dropped..=dropped + foreign).contains(&found.lost), "{injected:?} {found:?}");
+    // A duplicate of a corrupted packet counts as altered too. A packet with a flipped sequence number may count as another one.
+    assert!(
+        found.altered + foreign >= corrupted && found.altered <= corrupted + 10,
+        "{injected:?} {found:?}"
+    );
+    assert!(found.duplicated <= duplicated && found.duplicated + 10 >= duplicated, "{injected:?} {found:?}");
+    // A held packet is not reordered if all packets that overtake it are dropped or held too.
     let late = reordered + delayed;
-    assert!(found.reordered <= late && found.reordered * 10 > late * 8, "{done:?} {found:?}");
+    assert!(found.reordered <= late && found.reordered * 10 > late * 8, "{injected:?} {found:?}");
 }
 
 #[test]
-fn a_checker_finds_what_a_faulty_queue_did() {
-    let Bench { clock, checker, pool, rx, mut tx } = bench(TEXT);
+fn a_checker_finds_the_injected_faults() {
+    let TestRun { clock, checker, pool, rx, mut tx } = test_run(TEXT);
     let mut faulty = Faults::parse(FAULTS).unwrap().rx(rx, &pool, &clock).unwrap();
-    let done = faulty.fault_counts();
+    let injected = faulty.fault_counts();
     forward(&mut faulty, &mut *tx).unwrap();
-    assert_eq!(faulty.counters().missed, done.read()[0]);
+    assert_eq!(faulty.counters().missed, injected.read()[0]);
     drop(tx);
-    compare(&checker, done.read(), "rx");
+    compare(&checker, injected.read());
     assert_eq!(pool.outstanding(), 0);
 
-    let Bench { clock, pool, rx, mut tx, .. } = bench(TEXT);
+    let TestRun { clock, pool, rx, mut tx, .. } = test_run(TEXT);
     let mut again = Faults::parse(FAULTS).unwrap().rx(rx, &pool, &clock).unwrap();
     forward(&mut again, &mut *tx).unwrap();
-    assert_eq!(done.read(), again.fault_counts().read(), "the seed decides");
+    assert_eq!(injected.read(), again.fault_counts().read(), "the seed determines the faults");
 }
 
 #[test]
-fn packets_on_the_wire_at_the_end_count_as_dropped() {
-    let Bench { clock, pool, rx, .. } = bench("gen:64,packets=100");
+fn packets_held_at_the_end_count_as_dropped() {
+    let TestRun { clock, pool, rx, .. } = test_run("gen:64,packets=100");
     let mut faulty = Faults::parse("delay=100%:1h").unwrap().rx(rx, &pool, &clock).unwrap();
-    let done = faulty.fault_counts();
+    let injected = faulty.fault_counts();
     let mut packets = [Packet::EMPTY; 100];
     assert_eq!(faulty.receive(&mut packets).unwrap(), 0);
-    assert_eq!(done.read(), [0, 0, 0, 0, 100]);
+    assert_eq!(injected.read(), [0, 0, 0, 0, 100]);
     drop(faulty);
-    assert_eq!((done.read()[0], pool.outstanding()), (100, 0));
+    assert_eq!((injected.read()[0], pool.outstanding()), (100, 0));
 }
 
 #[test]
-fn faults_are_read() {
+fn fault_specifications_are_parsed() {
     let faults = Faults::parse("drop=1%,delay=0.5:2ms,seed=9").unwrap();
     assert_eq!((faults.drop, faults.delay, faults.delay_ns, faults.seed), (0.01, 0.5, 2_000_000, 9));
     assert_eq!(Faults::parse("").unwrap().drop, 0.0);
@@ -118,13 +122,13 @@ fn faults_are_read() {
 }
 
 #[test]
-fn a_rate_slows_a_queue() {
-    let Bench { clock, rx, mut tx, .. } = bench("gen:64,packets=2000");
+fn a_paced_queue_is_no_faster_than_its_rate() {
+    let TestRun { clock, rx, mut tx, .. } = test_run("gen:64,packets=2000");
     let start = clock.now_ns();
     forward(&mut PacedRx::new(rx, Rate::Packets(100e3), 1.0, &clock), &mut *tx).unwrap();
     let took = clock.now_ns() - start;
     assert!(took >= 19_900_000, "2000 packets at 100 kpps take 20 ms: {took} ns");
-    let Bench { clock, rx, mut tx, .. } = bench("gen:1000,packets=1000");
+    let TestRun { clock, rx, mut tx, .. } = test_run("gen:1000,packets=1000");
     let start = clock.now_ns();
     forward(&mut PacedRx::new(rx, Rate::Bits(800e6), 0.5, &clock), &mut *tx).unwrap();
     let took = clock.now_ns() - start;
@@ -132,26 +136,26 @@ fn a_rate_slows_a_queue() {
 }
 
 #[test]
-fn what_goes_through_is_captured() {
+fn a_capture_holds_the_packets_that_were_sent() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let text = |name: &str| format!("pcap:{}", at(name).display());
-    // A capture to begin with: generated, stamped when sent.
-    let Bench { pool, mut rx, .. } = bench("gen:imix,packets=3000");
+    // Generated packets get the time at which they are sent.
+    let TestRun { pool, mut rx, .. } = test_run("gen:imix,packets=3000");
     let mut sink = CaptureSink::open(&text("made"), None).unwrap();
     sink.configure(&[], 1).unwrap();
     let mut tx = sink.take_tx(0, pool.clone()).unwrap();
     forward(&mut *rx, &mut *tx).unwrap();
     drop(tx);
-    // Played and sent: two equal captures.
+    // The sink's capture and the wrapper's equal the one that was played.
     let mut source = CaptureSource::open(&text("made"), Playback::default()).unwrap();
     source.configure(std::slice::from_ref(&pool), 0).unwrap();
     let mut sink = CaptureSink::open(&text("sent"), Some(&source)).unwrap();
     sink.configure(&[], 1).unwrap();
     let passed = Capture::open(&at("passed"), TimestampSource::Metadata, &[]).unwrap();
     let mut rx = source.take_rx(0).unwrap();
-    let picky = Box::new(Picky(sink.take_tx(0, pool.clone()).unwrap(), 0));
-    let mut tx = passed.tx(picky, &pool).unwrap();
+    let partial = Box::new(PartialTx(sink.take_tx(0, pool.clone()).unwrap(), 0));
+    let mut tx = passed.tx(partial, &pool).unwrap();
     forward(&mut *rx, &mut *tx).unwrap();
     drop((rx, tx, passed));
     for name in ["sent", "passed"] {
@@ -161,16 +165,16 @@ fn what_goes_through_is_captured() {
     assert_eq!(pool.outstanding(), 0);
 }
 
-/// Takes a part of what it is given.
-struct Picky(Box<dyn Tx>, usize);
+/// A queue that accepts only a part of each burst.
+struct PartialTx(Box<dyn Tx>, usize);
 
-// SAFETY: the inner port keeps the contract, and gets a prefix of the packets.
-unsafe impl Tx for Picky {
+// SAFETY: the inner queue sends a prefix of the packets, and its count is returned.
+unsafe impl Tx for PartialTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         self.1 += 7;
         match self.1 % 5 {
             0 => Ok(0),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises what the inner queue asks for.
             part => unsafe { self.0.send(&packets[..packets.len().min(part)]) },
         }
     }
