@@ -26,8 +26,9 @@ static ATTACHED: AtomicUsize = AtomicUsize::new(0);
 pub(crate) struct Device {
     /// DPDK's port number.
     pub(crate) port: u16,
-    /// The bus of the device, and its name there.
+    /// The bus of the device.
     bus: &'static CStr,
+    /// The name of the device on its bus.
     name: CString,
     /// What carries packets, for results.
     pub(crate) path: String,
@@ -43,7 +44,7 @@ pub(crate) struct Device {
     pub(crate) program: Option<Arc<xdp::Program>>,
 }
 
-/// What the driver is told, and what the port holds meanwhile.
+/// The driver's arguments, and what the port needs beside them.
 struct Plan {
     bus: &'static CStr,
     name: String,

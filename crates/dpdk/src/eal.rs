@@ -46,7 +46,7 @@ pub fn start() -> Result<Environment> {
     STARTED.get_or_init(start_once).clone().map_err(|why| Error::Environment { why })
 }
 
-/// True once [`start`] succeeded.
+/// Returns true once [`start`] succeeded.
 pub fn is_started() -> bool {
     matches!(STARTED.get(), Some(Ok(_)))
 }
@@ -151,7 +151,7 @@ fn ordinary_memory_mib() -> u64 {
     (total_kib / 1024 / 4).clamp(64, 512)
 }
 
-/// True if some PCI device is bound to a driver under which DPDK gives it physical addresses: one of the uio drivers, or vfio-pci without
+/// Returns true if some PCI device is bound to a driver under which DPDK gives it physical addresses: one of the uio drivers, or vfio-pci without
 /// an IOMMU.
 fn some_card_needs_physical_addresses() -> bool {
     let bound = |driver: &str| {

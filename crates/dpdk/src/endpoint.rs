@@ -113,7 +113,7 @@ impl PortContext {
     }
 }
 
-/// True if the link of an open device is up.
+/// Returns true if the link of an open device is up.
 pub(crate) fn link_is_up(port: u16) -> bool {
     link_megabits(port).is_some()
 }

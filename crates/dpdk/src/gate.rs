@@ -1,8 +1,8 @@
 //! Keeps threads out of a driver while its device closes, and out of the pools while a port takes back what its driver lost.
 //!
-//! A port may be stopped while other threads still hold its queues. Each queue marks when its thread is inside the driver, by plain
-//! stores. The closing thread pays for the ordering, by a memory barrier on all threads (membarrier(2)). The gate of a port is closed
-//! until the port is started, too.
+//! A port may be stopped while other threads still use its queues. Each queue sets a flag while its thread is inside the driver, by plain
+//! stores. The closing thread orders them by a memory barrier on all threads (membarrier(2)), so a burst needs no fence. The gate of a port
+//! is closed until the port is started, too.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,7 +22,8 @@ pub(crate) struct Gate {
     marks: Mutex<Vec<Weak<Mark>>>,
 }
 
-/// Says whether its thread is inside. One thread at a time uses it. It has cache lines of its own, because it is written twice per burst.
+/// A flag that is set while its thread is inside. One thread at a time uses it. It has cache lines of its own, because each burst writes it
+/// twice.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Mark {
@@ -90,8 +91,8 @@ impl Gate {
         self.wait_until_empty();
     }
 
-    /// Waits for the threads inside, after the state was changed and [`barrier_on_all_threads`] returned: every later thread sees the
-    /// new state before it goes in, and every earlier one is seen here.
+    /// Waits until no thread is inside. Call it after the state was changed and [`barrier_on_all_threads`] returned. A thread that sets its flag
+    /// after the barrier reads the new state. A flag that was set before it is read here.
     fn wait_until_empty(&self) {
         for mark in lock(&self.marks).iter().filter_map(Weak::upgrade) {
             while mark.inside.load(Ordering::Acquire) {

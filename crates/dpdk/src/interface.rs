@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// The number of queues of an interface, 1 if its driver does not tell.
+/// The numbers of queues of an interface, 1 if its driver does not report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
     /// Queues that receive, alone or paired with one that sends.
@@ -52,7 +52,7 @@ impl Interface {
         Ok(Self { tap, ..Self::find(name)? })
     }
 
-    /// True if the interface still exists. It may have been renamed, and a tap may have been moved to another namespace.
+    /// Returns true if the interface still exists. It may have been renamed, and a tap may have been moved to another namespace.
     pub(crate) fn exists(&self) -> bool {
         // SAFETY: all zero is an ifreq.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -62,7 +62,7 @@ impl Interface {
         here || self.tap.is_some_and(|descriptor| tap_name(descriptor).is_some())
     }
 
-    /// Returns the MTU in bytes, 1500 if the kernel does not tell.
+    /// Returns the MTU in bytes, 1500 if the kernel does not report it.
     pub(crate) fn mtu(&self) -> u32 {
         // SAFETY: all zero is an ifreq.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -137,7 +137,7 @@ impl Interface {
     }
 }
 
-/// Returns the name of the interface that a descriptor of `/dev/net/tun` is attached to, `None` if the interface is gone.
+/// Returns the name of the interface that a descriptor of `/dev/net/tun` is attached to, `None` if the interface was deleted.
 fn tap_name(descriptor: RawFd) -> Option<String> {
     const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
     // SAFETY: all zero is an ifreq.
@@ -150,13 +150,13 @@ fn tap_name(descriptor: RawFd) -> Option<String> {
     String::from_utf8(name).ok()
 }
 
-/// True if an interface of this name exists in the calling thread's namespace.
+/// Returns true if an interface of this name exists in the calling thread's namespace.
 pub(crate) fn exists(name: &str) -> bool {
     // SAFETY: a terminated string.
     CString::new(name).is_ok_and(|name| unsafe { libc::if_nametoindex(name.as_ptr()) } != 0)
 }
 
-/// True if the PCI device is of the class of network controllers.
+/// Returns true if the PCI device is of the class of network controllers.
 pub(crate) fn is_network_card(address: &str) -> bool {
     let class = Path::new("/sys/bus/pci/devices").join(address).join("class");
     std::fs::read_to_string(class).is_ok_and(|class| class.starts_with("0x02"))

@@ -58,7 +58,7 @@ fn open_descriptors() -> impl Iterator<Item = RawFd> {
     all.into_iter()
 }
 
-/// True for a packet socket that is bound to the interface of this number.
+/// Returns true for a packet socket that is bound to the interface of this number.
 fn is_bound_to(descriptor: RawFd, index: u32) -> bool {
     // SAFETY: all zero is an address of no family.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };

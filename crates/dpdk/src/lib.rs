@@ -53,7 +53,7 @@ pub fn stop_waiting() {
     STOPPING.store(true, Ordering::Relaxed);
 }
 
-/// True once [`stop_waiting`] was called.
+/// Returns true once [`stop_waiting`] was called.
 pub(crate) fn is_stopping() -> bool {
     STOPPING.load(Ordering::Relaxed)
 }

@@ -1,17 +1,17 @@
-//! DPDK's log. Its messages become `tracing` events with target `dpdk`. The last warnings are kept for error messages, because drivers
-//! often give the reason of a failure only there.
+//! DPDK's log. Its messages become `tracing` events with target `dpdk`. Error messages contain the last warnings, because drivers
+//! often give the reason of a failure only in the log.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// How many warnings are kept.
+/// The number of warnings that are remembered.
 const RECENT: usize = 16;
 
 /// DPDK's last messages of level warning or worse.
 struct RecentWarnings {
     /// Oldest first.
     messages: VecDeque<String>,
-    /// The number of warnings so far, those no longer kept included.
+    /// The number of warnings so far, forgotten ones included.
     count: u64,
 }
 

@@ -83,7 +83,7 @@ impl MbufPool {
             .map_err(|error| refuse(format!("{error}; ask for fewer or smaller buffers")))?;
         let name = name();
         let page = if environment.virtual_addresses { 0 } else { memory.page() };
-        // SAFETY: the memory is the pool's own, of that length. The region keeps it until the pool is gone.
+        // SAFETY: the memory is the pool's own, of that length. The region keeps it until the pool has been freed.
         let raw = unsafe {
             sys::inlane_pool_create(
                 name.as_ptr(),
@@ -182,12 +182,12 @@ impl MbufPool {
         self.raw.as_ptr()
     }
 
-    /// True if the packet data lies in a region that the user gave, not in the pool's own memory.
+    /// Returns true if the packet data lies in a region that the user gave, not in the pool's own memory.
     pub fn is_external(&self) -> bool {
         self.external
     }
 
-    /// True if the pool's memory lies in reserved hugepages, whose physical addresses do not change.
+    /// Returns true if the pool's memory lies in reserved hugepages, whose physical addresses do not change.
     pub(crate) fn is_in_hugepages(&self) -> bool {
         self.hugepages
     }

@@ -36,7 +36,7 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>> {
     open_for(spec, 1)
 }
 
-/// Opens a port for a run that will use `queues` queues of it. Some drivers must be told when they are opened.
+/// Opens a port for a run that will use `queues` queues of it. Some drivers need the number when they are opened.
 ///
 /// # Errors
 /// As for [`open`].
@@ -172,8 +172,8 @@ impl EthPort {
         }
     }
 
-    /// On an AF_XDP interface whose queues are no pairs, each queue needs a device of its own. Returns how many queues there are from this
-    /// port's on, and `None` for other ports.
+    /// On an AF_XDP interface whose queues are no pairs, each queue needs a device of its own. Returns the number of queues from this
+    /// port's first on. Returns `None` for other ports.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();

@@ -8,8 +8,8 @@
 //! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | nothing: the XDP program goes with its link's descriptor |
 //! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when it starts |
 //!
-//! Open, configure and start all ports, then call [`drop_privileges`], then load the user's code. It needs no port: also a process without
-//! any gives up what it was started with.
+//! Open, configure and start all ports, then call [`drop_privileges`], then compile and load the user's code. Call it without ports, too: the
+//! process may have been started with privileges.
 
 use crate::capability;
 use crate::error::{Error, Result};
@@ -31,11 +31,11 @@ const NOBODY: u32 = 65534;
 /// How long other threads may take to give up their capabilities.
 const OTHER_THREADS: Duration = Duration::from_secs(1);
 
-/// Gives up all privileges of the process, for good: root becomes the user who called sudo, or nobody; capabilities are dropped whatever the
-/// user, in all threads. Returns `None` if there was nothing to give up.
+/// Gives up all privileges of the process, for good. Root becomes the user who called sudo, or nobody. Every user loses all capabilities, in all
+/// threads. Returns `None` if there was nothing to give up.
 ///
-/// A thread of a library that blocks signals keeps the capabilities of a file (setcap), and a warning names it. Threads started later have
-/// none.
+/// A library's thread that blocks signals keeps the capabilities of the program's file (setcap). A warning names it. Threads that start later
+/// have none.
 ///
 /// # Errors
 /// [`Error::Privileges`] with the step that failed. End the process then, because it may have given up a part only.
@@ -144,7 +144,7 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
             "these threads of libraries keep the program's capabilities: {}. Threads that run user code have none",
             names.join(", ")
         );
-        // The signal is still pending there, so the handler stays.
+        // The signal is still pending in these threads, so the handler stays.
         return Ok(());
     }
     // SAFETY: as above.

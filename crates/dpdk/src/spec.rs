@@ -123,7 +123,7 @@ impl EthSpec {
     }
 
     /// Checks that a run receives from all queues over which the interface spreads flows. Packets of the other queues would go to the kernel,
-    /// or nowhere. A user who names the first queue means that one alone.
+    /// or nowhere. A user who names the first queue wants that queue alone.
     ///
     /// # Errors
     /// [`Error::Usage`] with what to give.

@@ -9,7 +9,7 @@
 //!
 //! The driver of DPDK 22.11 leaves its sockets open when it closes a device, because a reference count never falls to the value that the
 //! driver compares it with. An open socket keeps its queue in use and pool memory pinned. A port therefore records the sockets that were
-//! opened while it was configured, and closes those that are still open after its device is gone.
+//! opened while it was configured, and closes those that are still open after its device was closed.
 
 use crate::interface::Interface;
 use crate::sys;
@@ -26,7 +26,7 @@ const QUEUES: u32 = 1024;
 /// Attempts to share a program whose last user may be closing it at the same time.
 const ATTEMPTS: usize = 5;
 
-/// Identifies an interface: the inode of its network namespace, and its number there.
+/// Identifies an interface: the inode of its network namespace, and its number in that namespace.
 type Key = (u64, u32);
 
 /// The programs that ports of this process use.
@@ -87,11 +87,11 @@ impl Program {
                 code = unsafe { sys::inlane_xdp_share(interface, &mut link, &mut map) };
             }
             match -code {
-                // SAFETY: just opened, and owned by nobody else.
                 0 => {
-                    return Ok(unsafe {
-                        Self { _link: OwnedFd::from_raw_fd(link), map: OwnedFd::from_raw_fd(map) }
-                    });
+                    // SAFETY: just opened, and owned by nobody else.
+                    let [link, map] =
+                        [link, map].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
+                    return Ok(Self { _link: link, map });
                 }
                 // Its last user closed it meanwhile.
                 libc::ENOENT => {}
@@ -112,7 +112,7 @@ fn refusal(interface: i32, error: i32) -> Refusal {
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
     };
     match (program, error) {
-        // Without a program there, the kernel refused to load ours.
+        // The interface has no program, so the kernel refused to load or attach ours.
         (0, _) => Refusal::Failed(io::Error::from_raw_os_error(error)),
         (_, libc::EPERM) => Refusal::NotShared,
         _ => Refusal::Taken { program, name },
@@ -155,12 +155,15 @@ pub(crate) fn last_failure() -> i32 {
 
 /// Closes those of `sockets` that are still open. Returns how many.
 pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
-    let left = sockets.iter().filter(|socket| Socket::of(socket.descriptor).as_ref() == Some(socket));
-    left.map(|socket| {
-        // SAFETY: the driver that opened it has closed its device and forgotten it; the inode says that it is the same.
-        unsafe { libc::close(socket.descriptor) }
-    })
-    .count()
+    let mut closed = 0;
+    for socket in sockets {
+        if Socket::of(socket.descriptor).as_ref() == Some(socket) {
+            // SAFETY: the driver that opened it has closed its device and forgotten it. The inode shows that it is the same socket.
+            unsafe { libc::close(socket.descriptor) };
+            closed += 1;
+        }
+    }
+    closed
 }
 
 /// Called by `xdp.c` on the thread that configures a port: the driver opened a socket for a queue, or could not.

@@ -17,7 +17,7 @@ pub(crate) struct XdpQueues {
 }
 
 impl XdpQueues {
-    /// Makes the port from the device of its first queue. The interface has `queues` from there on.
+    /// Makes the port from the device of its first queue. `queues` is the number of the interface's queues from the first on.
     pub(crate) fn new(spec: EthSpec, first: EthPort, queues: u16) -> Self {
         let info = PortInfo { max_queues: queues, spreads_flows: true, ..first.info().clone() };
         Self { spec, info, devices: vec![first] }

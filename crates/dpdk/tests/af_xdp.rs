@@ -240,7 +240,7 @@ fn every_frame_of_an_accepted_mtu_arrives() {
     }
 }
 
-/// True if a port with buffers of `room` bytes opens on an interface of that MTU. Its largest frame then must arrive.
+/// Returns true if a port with buffers of `room` bytes opens on an interface of that MTU. Its largest frame then must arrive.
 fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
     veth(1);
     for end in ["v0", "v1"] {

@@ -222,7 +222,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     assert_eq!(port.device_counters().errors, 3);
     assert_eq!(port.device_counters().errors, 3, "reading the counter does not change it");
     assert_eq!(port.device_counters().missed, 0);
-    // Frames that this machine sends there are not counted.
+    // Frames that this machine sends on the interface are not counted.
     let near = RawSocket::open("v0");
     near.send(&frames[5]);
     assert_eq!(raw.receive(Duration::from_secs(1)).as_deref(), Some(&frames[5][..]));

@@ -54,7 +54,7 @@ impl Slots {
         self.slot - HEADER
     }
 
-    /// Bytes of the longest frame that fits a slot. In a slot of version 2 the frame begins behind the kernel's header and an address,
+    /// Bytes of the longest frame that fits a slot. In a slot of version 2 the frame begins after the kernel's header and an address,
     /// so that what follows an Ethernet header is aligned to 16 (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
     pub(super) fn longest_frame(self) -> u32 {
         const FRAME_OFFSET: u32 = 66;

@@ -79,7 +79,7 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
     Ok(())
 }
 
-/// True if the kernel says that no process listens on the Unix socket at `path`. It says so only to a socket of the same type.
+/// Returns true if the kernel says that no process listens on the Unix socket at `path`. It says so only to a socket of the same type.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};

@@ -68,7 +68,7 @@ impl Mapping {
         self.length
     }
 
-    /// True if it lies in reserved hugepages.
+    /// Returns true if it lies in reserved hugepages.
     pub(super) fn in_hugepages(&self) -> bool {
         self.page == HUGE
     }

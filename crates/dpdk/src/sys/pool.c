@@ -167,7 +167,7 @@ unsigned int inlane_pool_xdp_chunk(struct rte_mempool *pool)
 	return rte_mempool_calc_obj_size(pool->elt_size, pool->flags, NULL);
 }
 
-/* Returns the bytes of a chunk in front of a received frame: everything that DPDK keeps there, and the kernel's headroom for XDP
+/* Returns the bytes of a chunk before a received frame: DPDK's header, mbuf, private area and headroom, and the kernel's headroom for XDP
  * programs. */
 unsigned int inlane_pool_xdp_headroom(struct rte_mempool *pool)
 {
@@ -228,7 +228,7 @@ unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receive
 
 		if (!lost || bsearch(&all.list[i], free_list, free_count, sizeof(void *), by_address))
 			continue;
-		/* The segments of a chain are visited one by one. */
+		/* Cuts chains, because each segment is freed by itself. */
 		mbuf->next = NULL;
 		mbuf->nb_segs = 1;
 		rte_mbuf_refcnt_set(mbuf, 1);

@@ -1,5 +1,5 @@
-/* The XDP program that gives frames to AF_XDP sockets, attached by a BPF link: the kernel detaches it when the link's last descriptor
- * is closed, also when the process is killed, and lets nobody replace it meanwhile. libxdp's own program has neither property. */
+/* The XDP program that gives frames to AF_XDP sockets. It is attached by a BPF link. The kernel detaches it when the link's last descriptor is
+ * closed, also when the process is killed, and lets nobody replace it before. libxdp's own program has neither property. */
 #include "xdp.h"
 
 #include <bpf/bpf.h>
@@ -13,7 +13,7 @@
 /* By this name another process of inlane finds the program. */
 #define PROGRAM_NAME "inlane_xsk"
 
-/* Told of every socket that the driver opens. A pointer, because this file is linked into programs that lack the Rust side. */
+/* Called for every socket that the driver opens. A pointer, because this file is linked into programs without the Rust function, too. */
 static inlane_xdp_socket_function *socket_opened;
 
 void inlane_xdp_on_socket(inlane_xdp_socket_function *function)
@@ -21,9 +21,10 @@ void inlane_xdp_on_socket(inlane_xdp_socket_function *function)
 	socket_opened = function;
 }
 
+/* Loads the program. Returns its descriptor, or a negative number with errno set. */
 static int load(int map)
 {
-	/* return bpf_redirect_map(&map, context->rx_queue_index, XDP_PASS);
+	/* The program is: return bpf_redirect_map(&map, context->rx_queue_index, XDP_PASS);
 	 * A queue without a socket passes its frames to the kernel. */
 	const struct bpf_insn program[] = {
 		{ .code = BPF_LDX | BPF_MEM | BPF_W, .dst_reg = BPF_REG_2, .src_reg = BPF_REG_1,
@@ -50,7 +51,7 @@ int inlane_xdp_attach(int interface, uint32_t queues, int *link, int *map)
 	int code = program < 0 ? -errno : 0;
 
 	if (code == 0) {
-		/* Without flags the driver runs the program if it can, otherwise the kernel behind the driver. */
+		/* Without flags the driver runs the program if it can, otherwise the kernel does. */
 		*link = bpf_link_create(program, interface, BPF_XDP, NULL);
 		code = *link < 0 ? -errno : 0;
 		/* The link holds the program. */
@@ -81,7 +82,7 @@ int inlane_xdp_query(int interface, uint32_t *program, char name[INLANE_XDP_NAME
 	return 0;
 }
 
-/* The map that a program uses, if the program has our name. */
+/* Returns a descriptor of the map that a program of inlane uses, or a negative error: -EBUSY if the program is not inlane's. */
 static int map_of(uint32_t program)
 {
 	uint32_t map = 0;
@@ -115,7 +116,7 @@ int inlane_xdp_share(int interface, int *link, int *map)
 	*map = map_of(program);
 	if (*map < 0)
 		return *map;
-	/* Only links know which program they hold: look at each. */
+	/* The kernel has no query for the link of a program, so every link is read. */
 	while (bpf_link_get_next_id(id, &id) == 0) {
 		struct bpf_link_info info = { 0 };
 		uint32_t length = sizeof(info);
@@ -132,7 +133,7 @@ int inlane_xdp_share(int interface, int *link, int *map)
 	return -ENOENT;
 }
 
-/* Gives the frames of a queue to a socket. The kernel takes the entry back when the socket is closed. */
+/* Makes the program give the frames of a queue to a socket. The kernel removes the entry when the socket is closed. */
 int inlane_xdp_set_socket(int map, uint32_t queue, int socket)
 {
 	return bpf_map_update_elem(map, &queue, &socket, BPF_ANY) == 0 ? 0 : -errno;
@@ -157,7 +158,7 @@ int inlane_xsk_socket_create(struct xsk_socket **socket, const char *interface, 
 	return code;
 }
 
-/* The driver removes whichever program an interface has when it closes a device. The link does that for ours. */
+/* Does nothing. The driver calls it when it closes a device, to remove whichever program the interface has. The link removes inlane's. */
 int inlane_bpf_xdp_detach(int interface, __u32 flags, const struct bpf_xdp_attach_opts *options)
 {
 	(void)interface;

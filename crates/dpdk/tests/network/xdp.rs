@@ -1,11 +1,11 @@
-//! XDP programs that belong to nobody of inlane: loads one by bpf(2) and attaches it by rtnetlink, as `ip link set dev v0 xdp` does.
+//! XDP programs of another application: loads one by bpf(2) and attaches it by rtnetlink, as `ip link set dev v0 xdp` does.
 
 use super::output_of_ip;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// `XDP_FLAGS_DRV_MODE`: the driver runs the program.
 pub const DRIVER_MODE: u32 = 1 << 2;
-/// `XDP_FLAGS_SKB_MODE`: the kernel runs the program behind the driver.
+/// `XDP_FLAGS_SKB_MODE`: the kernel runs the program, after the driver has received the frame.
 pub const GENERIC_MODE: u32 = 1 << 1;
 
 /// Loads a program that passes every frame to the kernel.
