@@ -13,7 +13,8 @@ const EXAMPLES: &str = "\
 Ports, with their options after a comma (af_packet:eth1,frame=4096):
   null[:SIZE]      makes packets of SIZE bytes or discards packets, without touching their bytes
   gen:SIZE|imix    generates flows with sequence numbers and checksums: flows=N (64), seed=N, v4, v6,
-                   udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N
+                   udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N; with fcs, SIZE includes the
+                   4 bytes of the FCS, as in RFC 2544 (gen:64,fcs)
   gen:oran         generates the packets of an O-RAN radio: eaxc=0+1, prbs=N, scs=15|30|60|120, mtu=N,
                    shuffle=N, loss=N%, slots=N, realtime, downlink; seed, vlan, smac, dmac, rate
   check            receives and verifies the packets of this run's gen; check:SIZE,... verifies those
@@ -29,7 +30,8 @@ Ports, with their options after a comma (af_packet:eth1,frame=4096):
   net_null and the ports after it take descriptors=N; af_xdp and the ports after it take mtu=BYTES.
 
 Units:
-  sizes are binary (4K = 4096 bytes); rates are decimal (10G = 10^10 bits/s of frames, 1.5Mpps);
+  sizes are binary (4K = 4096 bytes); rates are decimal (10G = 10^10 bits/s of frames,
+  1.5Mpps; 10GbE = the line rate of Ethernet, with FCS, preamble and gap);
   times have a unit (200ns, 50us, 5s, 2m)
 
 Examples:
@@ -95,7 +97,7 @@ pub(super) struct PortArgs {
     /// Make packets of this size at --rx null, net_null or gen. Overrides the size in the port's name
     #[arg(long, value_name = "BYTES")]
     pub(super) size: Option<u64>,
-    /// Offer packets at this rate, in bits/s of frames (10G) or packets/s (1.5Mpps). A late generator sends late packets
+    /// Offer packets at this rate, in bits/s of frames (10G), line rate (10GbE) or packets/s (1.5Mpps). A late generator sends late packets
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub(super) rate: Option<units::Rate>,
     /// Play a capture at this pace

@@ -17,7 +17,7 @@ pub struct Expectation {
     number: u16,
     /// Templates by flow, then by size. Empty if each packet must be built to be compared.
     templates: Vec<Template>,
-    /// For the same flows and sizes: the packet does not arrive here.
+    /// By flow, then by size: true if the packet does not arrive here.
     dropped: Vec<bool>,
 }
 

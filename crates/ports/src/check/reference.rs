@@ -270,7 +270,7 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // Fragments have no transport header, except the first; none of them matches a rule with ports.
+                // IPv4 fragments, and later IPv6 fragments, match no rule with ports: later ones have no transport header.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

@@ -46,12 +46,12 @@ impl SentCounts {
         Self { flows, queues: Mutex::default() }
     }
 
-    /// Returns the packets sent by all queues.
+    /// Returns the number of packets that all queues have sent.
     pub fn total(&self) -> u64 {
         self.counts().iter().sum()
     }
 
-    /// Returns the packets sent by each flow.
+    /// Returns the number of packets that each flow has sent.
     pub fn by_flow(&self) -> Vec<u64> {
         let counts = self.counts();
         let queues = counts.len() as u64;

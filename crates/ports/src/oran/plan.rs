@@ -159,7 +159,7 @@ impl Plan {
         self.prbs.div_ceil(self.prbs_per_packet) as u64
     }
 
-    /// Returns the packets of a symbol, of all antenna-carriers.
+    /// Returns the number of packets per symbol, over all antenna-carriers.
     pub fn packets_per_symbol(&self) -> u64 {
         self.packets_per_stream() * self.eaxc.len() as u64
     }
@@ -170,14 +170,14 @@ impl Plan {
     }
 
     /// Returns the offset of the samples in bytes.
-    fn headers(&self) -> usize {
+    fn header_length(&self) -> usize {
         let tag = if self.vlan.is_some() { ethernet::TAG } else { 0 };
         ethernet::HEADER + tag + ecpri::DATA_HEADER + oran::HEADER + SECTION
     }
 
     /// Returns the length of the longest frame in bytes.
     pub fn longest(&self) -> usize {
-        self.headers() + self.prbs_per_packet * PRB
+        self.header_length() + self.prbs_per_packet * PRB
     }
 
     /// Returns the packet at `position`.
@@ -238,7 +238,7 @@ impl Plan {
     /// Writes the packet at `position` to the front of `bytes`, which must hold the longest frame. Returns its length.
     pub fn write(&self, position: u64, bytes: &mut [u8]) -> usize {
         let packet = self.packet(position);
-        let headers = self.headers();
+        let headers = self.header_length();
         let length = headers + packet.prbs * PRB;
         let bytes = &mut bytes[..length];
         bytes[..6].copy_from_slice(&self.macs.1.0);

@@ -269,7 +269,7 @@ impl QueueWriter {
         self.lock()?.finish(keep_waiting)
     }
 
-    /// Returns this queue's packets that were accepted and could not be written.
+    /// Returns the counts of this queue's packets that were accepted and could not be written.
     pub(crate) fn lost(&self) -> &LostPackets {
         &self.lost
     }
