@@ -1,12 +1,13 @@
-//! The most that the links of a pair allow: their DMA engines alone, large transfers, nothing staged.
+//! The ceiling of a path through the host: the rate of the links that it crosses, driven by their DMA engines alone.
 //!
 //! ```text
-//!  one way      each link alone, in several shapes (bytes of a piece, streams, memory that rotates); its best; the slower of the two
-//!  both ways    all links at once, in each shape; what a way's links carry on average, and never more than the slower of them alone
+//!  one direction    each link alone, in several shapes; the slower link's best rate
+//!  both directions  all links at once, in each shape; the mean rate of a direction's links in the best shape, but at most the
+//!                   slower link's best rate alone
 //! ```
 //!
-//! On average, because the links of a way carry the same bytes: where they take from each other (through the host's memory), one
-//! that runs free gets what the other lacks, which a path through both shares out.
+//! The mean is used because both links of a direction carry the same bytes. If the links compete for host memory, one gets
+//! what the other lacks, and a path through both levels that out.
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
@@ -21,8 +22,8 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How links are driven. No shape is the best on every machine: large pieces cost least, small memory stays in the processor's
-/// caches, two streams fill each other's gaps.
+/// How a link is driven. No shape is the fastest on every machine: large pieces have the least overhead, little memory stays in
+/// the CPU's caches, and two streams fill each other's gaps.
 struct Shape {
     piece: usize,
     streams: usize,
@@ -35,42 +36,43 @@ const SHAPES: [Shape; 3] = [
     Shape { piece: 4 << 20, streams: 2, rotate: 8 << 20 },
 ];
 
-/// A ceiling of each direction.
+/// The ceiling of one direction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ceiling {
-    /// Bytes a second.
+    /// The rate in bytes per second.
     pub bytes_per_second: f64,
-    /// Which link direction, and how it was learnt.
+    /// The limiting link and direction, and how its rate was determined.
     pub what: String,
 }
 
-/// A link, in one direction: its device, and whether out of it.
+/// One direction of a link: its device, and true for transfers out of it.
 type Link<'a> = (&'a Arc<Device>, bool);
 
-/// What links were measured to carry alone: once each, however many pairs they are of.
+/// The measured rate of each link direction alone. Each is measured once, even if several pairs use it.
 #[derive(Debug, Default)]
 pub struct Ceilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
-/// Why a path between two has no ceiling: it does not go over what [`Ceilings::measure`] drives.
+/// Returns why a path has no ceiling, if it crosses none of the links that [`Ceilings::measure`] drives.
 pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static str> {
     match (path, from, to) {
-        (Path::P2p, ..) => Some("it goes between the GPUs, and what that way can carry is not known"),
+        (Path::P2p, ..) => {
+            Some("it connects the GPUs directly, and the rate of that connection is not measured")
+        }
         (Path::Dma, Endpoint::Gpu(a), Endpoint::Gpu(b)) if a == b => {
-            Some("it stays in the GPU's memory, and crosses no link")
+            Some("it stays in the GPU's memory and crosses no link")
         }
         _ => None,
     }
 }
 
 impl Ceilings {
-    /// The slower of the links that a transfer through the host crosses, out of `from` and into `to`, and of those back; with `both`,
-    /// while the other direction runs as well. `None` where nothing crosses a link that a DMA engine drives. `host` is the host's
-    /// memory.
+    /// Measures the ceilings of transfers through the host from `from` to `to`, and back. With `both`, both directions run
+    /// at the same time. Returns `None` if no DMA engine drives a link of the path. `host` is host memory.
     ///
     /// # Errors
-    /// When a device fails.
+    /// [`Error::Device`](inlane_core::Error::Device) if a device fails or the run was interrupted.
     pub fn measure(
         &mut self,
         from: &Arc<Device>,
@@ -134,7 +136,7 @@ impl Ceilings {
         let ceiling = |way: usize| {
             let shapes: Vec<&[f64]> = at_once.iter().map(|rates| &rates[way][..]).collect();
             Ceiling {
-                bytes_per_second: of_way(&alone(&ways[way]), &shapes),
+                bytes_per_second: of_direction(&alone(&ways[way]), &shapes),
                 what: format!(
                     "{} by copy engine, measured in this run, both directions of all links at once",
                     name(&ways[way])
@@ -145,13 +147,14 @@ impl Ceilings {
     }
 }
 
-/// What a way can carry whose links carry `alone` by themselves, and `at_once` while the other way runs, in each shape.
-fn of_way(alone: &[f64], at_once: &[&[f64]]) -> f64 {
+/// Returns the ceiling of a direction whose links reach `alone` by themselves, and `at_once` in each shape while the other
+/// direction runs.
+fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)
 }
 
-/// Bytes a second of each link, all of them driven at once in one shape.
+/// Measures the bytes per second of each link while all are driven at once in one shape.
 fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
     let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();
@@ -171,7 +174,7 @@ fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Resu
     Ok(measured.chunks(shape.streams).map(sum).collect())
 }
 
-/// A model's links have the rates that it says.
+/// Returns the rate of a twin's link, which its model defines.
 fn of_models(from: &Device, to: &Device) -> Option<[Ceiling; 2]> {
     let rate = |device: &Device| match device.kind() {
         Kind::Twin(twin) => Some((twin.costs().link, device.endpoint().clone())),
@@ -180,7 +183,7 @@ fn of_models(from: &Device, to: &Device) -> Option<[Ceiling; 2]> {
     let (link, endpoint) = rate(from).into_iter().chain(rate(to)).min_by(|a, b| a.0.total_cmp(&b.0))?;
     let ceiling = Ceiling {
         bytes_per_second: link,
-        what: format!("the link of {endpoint}, a model's, after encoding"),
+        what: format!("the link of {endpoint} after encoding, by its model"),
     };
     Some([ceiling.clone(), ceiling])
 }
@@ -190,17 +193,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_carries_what_its_links_share_and_no_more_than_the_slower() {
-        // Links that take from each other: 55 out and 45 in are 50 through both, whichever shape shows it.
-        assert_eq!(of_way(&[55.0, 56.0], &[&[55.0, 45.0], &[48.0, 46.0]]), 50.0);
-        // Links that do not: the slower alone, though the other has room.
-        assert_eq!(of_way(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
-        // One link: what it carried at its best while the other way ran.
-        assert_eq!(of_way(&[55.0], &[&[50.0], &[51.0]]), 51.0);
+    fn a_direction_reaches_the_mean_of_its_links_but_at_most_the_slower_one() {
+        // Competing links: 55 out and 45 in give 50 through both, in the best shape.
+        assert_eq!(of_direction(&[55.0, 56.0], &[&[55.0, 45.0], &[48.0, 46.0]]), 50.0);
+        // Independent links: the slower one limits although the other has capacity left.
+        assert_eq!(of_direction(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
+        // One link: its best rate while the other direction ran.
+        assert_eq!(of_direction(&[55.0], &[&[50.0], &[51.0]]), 51.0);
     }
 
     #[test]
-    fn paths_that_cross_no_link_to_the_host_have_none() {
+    fn paths_that_cross_no_link_to_the_host_have_no_ceiling() {
         let end = |text: &str| text.parse::<Endpoint>().unwrap();
         let (a, b, host) = (end("gpu:0"), end("gpu:1"), end("host"));
         assert!(none_for(Path::P2p, &a, &b).is_some());
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn models_have_the_rate_that_they_say() {
+    fn the_ceiling_of_a_twin_is_its_models_link_rate() {
         let open = |ends: [&str; 3]| {
             crate::open(&ends.map(|end| end.parse().unwrap()), &inlane_pci::Permission::default()).unwrap()
         };

@@ -1,7 +1,7 @@
-//! What paths cost: times of single transfers by size, measured once a machine and kept ([`Cache`]).
+//! The cost of each path: the time of single transfers by size, measured once per machine and kept ([`Cache`]).
 //!
-//! A path's curve is measured end to end. Beside it the legs are measured alone, and say what a path that is made of them
-//! should take: `hybrid` the sum, `staged` the slower leg and the first chunk of the other.
+//! Each path is measured from end to end. Its stages are also measured alone, and predict the time of a path made of them:
+//! for `hybrid` the sum, for `staged` the slower stage and the first chunk of the other.
 
 mod cache;
 
@@ -23,28 +23,28 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Sizes that are measured; between them time is taken to be linear in bytes.
+/// The measured sizes. Between them, time is interpolated linearly.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
-/// The largest that is measured both ways.
+/// The largest size that is measured in both directions at once.
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
-/// A size that takes longer is the last that is measured of its path.
+/// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// A size expected to take longer is not measured both ways, where many are in flight.
+/// A size that is expected to take longer is not measured in both directions at once, where many are in flight.
 const SLOW: Duration = Duration::from_millis(5);
-/// What a chunk of the generic staging path holds.
+/// The chunk size of the staging path through the CPU.
 const CHUNK: u64 = 1 << 20;
 
-/// Times of single transfers.
+/// The times of single transfers by size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
-    /// Bytes and nanoseconds, ascending.
+    /// Pairs of bytes and nanoseconds, in ascending order.
     pub points: Vec<(u64, f64)>,
 }
 
 impl Curve {
-    /// Nanoseconds for `bytes`: between two points by line, beyond the last at the last rate, below the first the
-    /// first's.
+    /// Returns the nanoseconds for `bytes`: interpolated between two points, extrapolated beyond the last, and the first
+    /// point's time below it. `None` without points.
     pub fn time(&self, bytes: u64) -> Option<f64> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         if bytes <= first.0 {
@@ -59,7 +59,7 @@ impl Curve {
         }
         match self.points.len() {
             1 => Some(last.1 * bytes as f64 / last.0 as f64),
-            // At least the mean rate so far: noise between the last two points must not make large transfers free.
+            // At least half of the mean time per byte, so that noise in the last points cannot predict no time at all.
             count => {
                 let slope = line(&self.points[count - 2], last);
                 Some(slope.max(last.1 * 0.5 * bytes as f64 / last.0 as f64))
@@ -67,10 +67,10 @@ impl Curve {
         }
     }
 
-    /// Measures single transfers by `mover`, from the start of one region to that of the other, until `stop` is set.
+    /// Measures single transfers by `mover` from the start of `source` to the start of `destination`.
     ///
     /// # Errors
-    /// What the mover says, or that it was stopped.
+    /// Errors of the mover; [`Error::Device`] if `stop` was set.
     pub fn measure(
         mover: &mut dyn Mover,
         source: &Region,
@@ -87,7 +87,7 @@ impl Curve {
                 let ticket = mover.submit(&source, &destination)?;
                 mover.wait(ticket, CompletionMode::Poll)?;
                 let took = began.elapsed();
-                // The first two warm up, unless one alone is long.
+                // The first two rounds warm up, unless a transfer is long.
                 if round >= 2 || took > LONG {
                     times.push(took.as_nanos() as f64);
                 }
@@ -104,16 +104,16 @@ impl Curve {
         Ok(curve)
     }
 
-    /// Measures transfers by a path while as many go the other way, between `forth` and between `back`: the time that each takes
-    /// of the slower direction's.
+    /// Measures a path while the same path runs in the opposite direction, and returns the slower direction's time per
+    /// transfer. `forward` and `backward` are the source and destination of each direction.
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],
         options: &PathOptions,
-        [forth, back]: [&[Region; 2]; 2],
+        [forward, backward]: [&[Region; 2]; 2],
     ) -> Result<Self> {
         let [from, to] = devices;
-        let mut buffers = [Buffers::over(from, to, forth), Buffers::over(to, from, back)];
+        let mut buffers = [Buffers::over(from, to, forward), Buffers::over(to, from, backward)];
         let mut ways = [open_path(path, from, to, options)?, open_path(path, to, from, options)?];
         let plan = Plan {
             repeats: 2,
@@ -123,7 +123,7 @@ impl Curve {
             ..Plan::default()
         };
         let mut curve = Self::default();
-        for size in sizes_within(forth[0].len()) {
+        for size in sizes_within(forward[0].len()) {
             let known = curve.points.last();
             if known
                 .is_some_and(|(bytes, took)| took * (size as f64 / *bytes as f64) > SLOW.as_nanos() as f64)
@@ -139,16 +139,16 @@ impl Curve {
     }
 }
 
-/// The sizes of which there is memory; all the memory where it is less than the least of them.
+/// Returns the measured sizes that fit into `bytes`, or `bytes` itself if none fits.
 fn sizes_within(bytes: usize) -> Vec<usize> {
     let fit: Vec<usize> = SIZES.into_iter().filter(|size| *size <= bytes).collect();
     if fit.is_empty() { vec![bytes] } else { fit }
 }
 
-/// Memory to calibrate with: a source and a destination for each way, of the same length.
+/// Allocates a source and a destination of the same length for each direction.
 fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[Region; 2]>> {
     let ways = if both_ways { vec![[from, to], [to, from]] } else { vec![[from, to]] };
-    // Two ways, and two ends in one device, share its memory.
+    // Two directions, and two endpoints in one device, share its memory.
     let shares = ways.len() * if Arc::ptr_eq(from, to) { 2 } else { 1 };
     let room = from.capacity().min(to.capacity()) / shares;
     let whole = [4096, 64, 1].into_iter().find(|whole| room >= *whole).unwrap_or(1);
@@ -157,32 +157,32 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
         let allocated: Result<Vec<_>> =
             ways.iter().map(|[a, b]| Ok([a.allocate(bytes)?, b.allocate(bytes)?])).collect();
         match allocated {
-            // Of what there is, some is in use.
+            // Less is free than the capacity says.
             Err(Error::Memory { .. }) if bytes > SIZES[0] => bytes = (bytes / 4).max(SIZES[0]),
             outcome => return outcome,
         }
     }
 }
 
-/// What the paths between two devices cost.
+/// The costs of all paths between two devices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Costs {
-    /// Paths that can be had.
+    /// The paths that work, with their times.
     pub paths: BTreeMap<Path, Curve>,
-    /// Legs alone: `out` of the source to the host, host to host by the `cpu`, `in`to the destination.
-    pub legs: BTreeMap<String, Curve>,
-    /// Paths that cannot, and why.
+    /// The times of single stages: `out` of the source to the host, host to host by the `cpu`, and `in` to the destination.
+    pub stages: BTreeMap<String, Curve>,
+    /// The paths that do not work, with the reason.
     pub refused: BTreeMap<Path, String>,
 }
 
 impl Costs {
-    /// Measures all paths between two devices, but for those that are there only to compare with: CUDA's own copy, and from
-    /// host to host DPDK's software DMA device. The sizes are the same whatever `options.largest` is, as far as there is memory:
-    /// what is measured holds for every later question.
+    /// Measures all paths between two devices, except those that exist for comparison only: CUDA's own copy, and DPDK's
+    /// software DMA device between host buffers. The measured sizes do not depend on `options.largest`, so that the kept
+    /// costs serve later runs.
     ///
     /// # Errors
-    /// When there is no memory to measure with, a device may not be written, bytes arrive wrong, no path is left, or
-    /// `options.stop` was set.
+    /// [`Error::Memory`]; [`Error::Device`] if a device must not be written, no path is available, or `options.stop` was
+    /// set; [`Error::Altered`] if bytes arrived wrong.
     pub fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &PathOptions) -> Result<Self> {
         to.require_writable()?;
         if options.both_ways {
@@ -204,20 +204,22 @@ impl Costs {
                 continue;
             }
             let measured = match &ways[..] {
-                [forth, back] => Curve::measure_both_ways(path, [from, to], options, [forth, back]),
+                [forward, backward] => {
+                    Curve::measure_both_ways(path, [from, to], options, [forward, backward])
+                }
                 _ => open_path(path, from, to, options)
                     .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &options.stop)),
             };
-            // A path is not refused because the run ends.
+            // An interrupted path is not a refused path.
             check_stop(&options.stop)?;
             match measured {
                 Ok(curve) => drop(costs.paths.insert(path, curve)),
-                // Another path may be right, and this one's user would never know.
+                // Another path may be correct, but the user must know that this one is not.
                 Err(Error::Altered { what, wrong, bytes }) => {
                     let what = format!("calibration of {path}, {what}");
                     return Err(Error::Altered { what, wrong, bytes });
                 }
-                // Nor can any other be tried.
+                // No further call to a GPU is safe.
                 Err(error) if crate::gpu::any_abandoned() => return Err(error),
                 Err(error) => {
                     costs.refused.insert(path, error.to_string());
@@ -238,33 +240,34 @@ impl Costs {
             let out = measure(&mut *stage(from, true, options)?, source, &host[0])?;
             let cpu = measure(&mut CpuMover::widest(), &host[0], &host[1])?;
             let into = measure(&mut *stage(to, false, options)?, &host[1], destination)?;
-            costs.legs =
+            costs.stages =
                 [("out", out), ("cpu", cpu), ("in", into)].map(|(name, curve)| (name.into(), curve)).into();
         }
         Ok(costs)
     }
 
-    /// What a path takes for `bytes`, in nanoseconds, as measured end to end.
+    /// Returns the time of a path for `bytes` in nanoseconds, as measured from end to end.
     pub fn time(&self, path: Path, bytes: u64) -> Option<f64> {
         self.paths.get(&path)?.time(bytes)
     }
 
-    /// What the legs say a path should take for `bytes`; for a path of one leg, what was measured.
+    /// Predicts the time of a path for `bytes` in nanoseconds from its stages. For a path of one stage, this is the measured
+    /// time.
     pub fn predict(&self, path: Path, bytes: u64) -> Option<f64> {
-        let leg = |name: &str, bytes: u64| self.legs.get(name)?.time(bytes);
+        let stage = |name: &str, bytes: u64| self.stages.get(name)?.time(bytes);
         match path {
-            Path::Hybrid => Some(leg("out", bytes)? + leg("cpu", bytes)? + leg("in", bytes)?),
+            Path::Hybrid => Some(stage("out", bytes)? + stage("cpu", bytes)? + stage("in", bytes)?),
             Path::Staged | Path::StagedSm => {
-                let (out, into) = (leg("out", bytes)?, leg("in", bytes)?);
+                let (out, into) = (stage("out", bytes)?, stage("in", bytes)?);
                 let chunk = CHUNK.min(bytes.div_ceil(4)).max(1);
-                let first = if out < into { leg("out", chunk)? } else { leg("in", chunk)? };
+                let first = if out < into { stage("out", chunk)? } else { stage("in", chunk)? };
                 Some(out.max(into) + first)
             }
             path => self.time(path, bytes),
         }
     }
 
-    /// The paths that cost least for some size from 1 byte to 1 GiB.
+    /// Returns the paths that are the cheapest for some size from 1 byte to 1 GiB.
     pub fn winners(&self) -> Vec<Path> {
         let mut winners: Vec<Path> = Vec::new();
         for power in 0..=30 {

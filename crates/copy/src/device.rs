@@ -1,4 +1,4 @@
-//! Endpoints, opened: memory to copy from and to, filled, poisoned and checked where it lies.
+//! Opened endpoints: memory to copy from and to, which is filled, poisoned and checked in place.
 
 use crate::endpoint::Endpoint;
 use crate::gpu::{self, Gpu, GpuMemory};
@@ -11,21 +11,21 @@ use inlane_twin::{Accelerator, Costs};
 use std::fmt;
 use std::sync::Arc;
 
-/// What destinations hold before a transfer; no pattern repeats it.
+/// The byte that destinations are filled with before a measurement.
 pub const POISON: u8 = 0xDB;
 
-/// An endpoint, opened.
+/// An opened endpoint.
 pub struct Device {
     endpoint: Endpoint,
     kind: Kind,
 }
 
 pub(crate) enum Kind {
-    /// Host memory, pinned by a GPU where one takes part.
+    /// Host memory, pinned through a GPU if one takes part.
     Host(Option<Arc<Gpu>>),
     Gpu(Box<GpuMemory>),
     Twin(Accelerator),
-    /// What of a BAR may be touched, and how.
+    /// A BAR or a range of one, and the permitted accesses.
     Bar {
         memory: Suballocator,
         permission: Permission,
@@ -38,22 +38,22 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Opens endpoints of one operation together: host memory is pinned when a GPU is among them. `permission` is for BARs.
+/// Opens the endpoints of one operation. Host memory is pinned if a GPU is among them. `permission` applies to BARs. The
+/// result has one device for each endpoint, in order; equal endpoints share a device.
 ///
 /// # Errors
-/// [`Error::Device`] for one that does not exist, or that may not be used, [`Error::Invalid`] for two that are partly the
-/// same; nothing stays open then.
+/// [`Error::Device`] if an endpoint does not exist or must not be used; [`Error::Invalid`] if two ranges of a BAR overlap.
 pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<Device>>> {
     let mut opened: Vec<Arc<Device>> = Vec::new();
     for (index, endpoint) in endpoints.iter().enumerate() {
-        if let Some(other) = endpoints[..index].iter().find(|other| share_bytes(endpoint, other)) {
+        if let Some(other) = endpoints[..index].iter().find(|other| overlap(endpoint, other)) {
             return Err(Error::invalid(
                 format!("{other} and {endpoint}"),
-                "they have bytes of the BAR in common; give ranges that do not overlap",
+                "the ranges of the BAR overlap; give ranges that do not",
             ));
         }
     }
-    // GPUs first: the host's memory is pinned through one of them.
+    // GPUs come first, because host memory is pinned through one of them.
     let mut order: Vec<&Endpoint> = endpoints.iter().collect();
     order.sort_by_key(|endpoint| !matches!(endpoint, Endpoint::Gpu(_)));
     for endpoint in order {
@@ -79,9 +79,9 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
     Ok(endpoints.iter().filter_map(find).collect())
 }
 
-/// Two ranges of one BAR that overlap: they are mapped twice, so that addresses do not tell. What is written alike is one
-/// device, whose memory is handed out once.
-fn share_bytes(a: &Endpoint, b: &Endpoint) -> bool {
+/// Returns true if two different endpoints are overlapping ranges of one BAR. Their addresses would not show it, because
+/// each is mapped on its own.
+fn overlap(a: &Endpoint, b: &Endpoint) -> bool {
     let (Endpoint::Bar(a), Endpoint::Bar(b)) = (a, b) else { return false };
     let all = 0..u64::MAX;
     let (x, y) = (a.range.as_ref().unwrap_or(&all), b.range.as_ref().unwrap_or(&all));
@@ -89,23 +89,23 @@ fn share_bytes(a: &Endpoint, b: &Endpoint) -> bool {
 }
 
 impl Device {
-    /// A twin with costs of its own, for tests and models.
+    /// Opens a twin with given costs, for tests and models.
     pub fn twin(accelerator: Accelerator) -> Arc<Self> {
         Arc::new(Self { endpoint: Endpoint::Twin(accelerator.index()), kind: Kind::Twin(accelerator) })
     }
 
-    /// A BAR that is other memory.
+    /// Opens a BAR that is ordinary memory, for tests.
     #[cfg(test)]
     pub(crate) fn bar(text: &str, memory: Region, permission: Permission) -> Arc<Self> {
         let place = inlane_core::Location::Bar { device: text.into(), bar: 2, write_combining: false };
         let (address, bytes) = (memory.address(), memory.len());
-        // SAFETY: what is behind it is its keeper.
+        // SAFETY: the region keeps the memory that holds these bytes.
         let region = unsafe { Region::from_raw(address, bytes, place, Arc::new(memory)) };
         let kind = Kind::Bar { memory: Suballocator::new(region), permission };
         Arc::new(Self { endpoint: text.parse().expect("an endpoint"), kind })
     }
 
-    /// As it was written.
+    /// Returns the endpoint as the user wrote it.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -114,7 +114,7 @@ impl Device {
         &self.kind
     }
 
-    /// The GPU, when it is one.
+    /// Returns the GPU, or the one that pins this host memory.
     pub fn gpu(&self) -> Option<&Arc<Gpu>> {
         match &self.kind {
             Kind::Gpu(memory) => Some(memory.gpu()),
@@ -133,7 +133,8 @@ impl Device {
         matches!(self.kind, Kind::Gpu(_))
     }
 
-    /// What it is, in words that stay the same while it is: no link that idles, no number that depends on which GPUs are visible.
+    /// Returns a name that identifies the device in the calibration cache. It contains nothing that changes between runs, such
+    /// as the link's rate or the GPU's index.
     pub(crate) fn stable_name(&self) -> String {
         match &self.kind {
             Kind::Host(None) => "host".into(),
@@ -144,7 +145,7 @@ impl Device {
         }
     }
 
-    /// What it is, for results.
+    /// Describes the device for results.
     pub fn describe(&self) -> String {
         match &self.kind {
             Kind::Host(None) => "host memory".into(),
@@ -158,8 +159,8 @@ impl Device {
         }
     }
 
-    /// Its link, and the bits a second that it can signal with the lanes in use (an idle GPU lowers the rate of a lane, and
-    /// raises it when it works); `None` for what has none or does not tell.
+    /// Returns the device's link as text, and the bits per second that its lanes can signal at their highest rate. An idle
+    /// GPU lowers the current rate. `None` if the device has no link or does not report it.
     pub fn link(&self) -> Option<(String, f64)> {
         match &self.kind {
             Kind::Gpu(memory) => memory.link(),
@@ -171,7 +172,7 @@ impl Device {
         }
     }
 
-    /// Bytes that one region of it can have at most.
+    /// Returns the most bytes that one allocation can have.
     pub fn capacity(&self) -> usize {
         match &self.kind {
             Kind::Host(_) => usize::try_from(available_memory() / 2).unwrap_or(usize::MAX),
@@ -181,10 +182,10 @@ impl Device {
         }
     }
 
-    /// Memory of it, that no other region of it shares. Copies to and from it need no more than this.
+    /// Allocates memory at the device. No other allocation shares it. It is freed when the region is dropped.
     ///
     /// # Errors
-    /// [`Error::Memory`] or [`Error::Device`] when there is not so much; [`Error::Invalid`] for no bytes.
+    /// [`Error::Memory`] or [`Error::Device`] if too little is free; [`Error::Invalid`] for 0 bytes.
     pub fn allocate(&self, bytes: usize) -> Result<Region> {
         match &self.kind {
             Kind::Host(gpu) => {
@@ -193,7 +194,7 @@ impl Device {
                     return Err(Error::Memory {
                         bytes,
                         what: "host memory".into(),
-                        why: format!("{available} bytes are available; ask for smaller sizes"),
+                        why: format!("{available} bytes are available; request smaller sizes"),
                     });
                 }
                 match gpu {
@@ -207,7 +208,7 @@ impl Device {
         }
     }
 
-    /// The bytes at it can be looked at, so what arrives there can be verified.
+    /// Returns true if what arrives at the device can be checked: it is not a BAR that must not be read.
     pub fn is_verifiable(&self) -> bool {
         match &self.kind {
             Kind::Bar { permission, .. } => permission.may_read(),
@@ -215,30 +216,31 @@ impl Device {
         }
     }
 
-    /// Puts the pattern of `seed` into a region of it.
+    /// Fills a region of this device with the pattern of `seed`. No transfer from or to the region may be in flight.
     ///
     /// # Errors
-    /// When the device fails.
+    /// [`Error::Device`] if the device fails.
     pub fn fill(&self, region: &Region, seed: u64) -> Result<()> {
         match &self.kind {
             Kind::Gpu(memory) => memory.fill(region, seed),
-            Kind::Bar { .. } => self.put(region, |bytes| pattern::fill(bytes, seed)),
+            Kind::Bar { .. } => self.write_bar(region, |bytes| pattern::fill(bytes, seed)),
             _ => {
-                // SAFETY: the caller of this crate's measurements gives regions that nothing is in flight for.
+                // SAFETY: no transfer of the region is in flight, as the documentation demands.
                 pattern::fill(unsafe { pattern::bytes_of(region) }, seed);
                 Ok(())
             }
         }
     }
 
-    /// Overwrites a region of it, so that what is found there later came later.
+    /// Overwrites a region of this device with [`POISON`], so that bytes that never arrive are found. No transfer from or to
+    /// the region may be in flight.
     ///
     /// # Errors
-    /// When the device fails.
+    /// [`Error::Device`] if the device fails.
     pub fn poison(&self, region: &Region) -> Result<()> {
         match &self.kind {
             Kind::Gpu(memory) => memory.poison(region, POISON),
-            Kind::Bar { .. } => self.put(region, |bytes| bytes.fill(POISON)),
+            Kind::Bar { .. } => self.write_bar(region, |bytes| bytes.fill(POISON)),
             _ => {
                 // SAFETY: as in `fill`.
                 unsafe { pattern::bytes_of(region) }.fill(POISON);
@@ -247,17 +249,18 @@ impl Device {
         }
     }
 
-    /// How many bytes of a region of it differ from the pattern of `seed`.
+    /// Counts the bytes of a region of this device that differ from the pattern of `seed`. No transfer to the region may be
+    /// in flight.
     ///
     /// # Errors
-    /// When the device fails, or may not be read.
+    /// [`Error::Device`] if the device fails or must not be read.
     pub fn count_wrong(&self, region: &Region, seed: u64) -> Result<u64> {
         match &self.kind {
             Kind::Gpu(memory) => memory.count_wrong(region, seed),
             Kind::Bar { permission, .. } => {
                 let host = Region::host(region.len())?;
                 CpuMover::new(Access::Bytes4)?.reading_bars(permission.may_read()).submit(region, &host)?;
-                // SAFETY: a fresh region of this function's own.
+                // SAFETY: only this function knows the region.
                 Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
             }
             // SAFETY: as in `fill`.
@@ -265,28 +268,28 @@ impl Device {
         }
     }
 
-    /// What is there may be overwritten.
+    /// Checks that the device may be written.
     pub(crate) fn require_writable(&self) -> Result<()> {
         match &self.kind {
             Kind::Bar { permission, .. } if !permission.may_write() => Err(Error::device_usage(
                 self.endpoint.to_string(),
-                "may not be written; give --allow-bar-write and a range (@START+LENGTH) if nothing of value is there",
+                "must not be written; give --allow-bar-write and a range @START+LENGTH whose content may be lost",
             )),
             _ => Ok(()),
         }
     }
 
-    /// Writes a BAR from a host buffer.
-    fn put(&self, region: &Region, make: impl FnOnce(&mut [u8])) -> Result<()> {
+    /// Writes a region of a BAR. `make` fills the bytes in host memory first.
+    fn write_bar(&self, region: &Region, make: impl FnOnce(&mut [u8])) -> Result<()> {
         self.require_writable()?;
         let host = Region::host(region.len())?;
-        // SAFETY: a fresh region of this function's own.
+        // SAFETY: only this function knows the region.
         make(unsafe { pattern::bytes_of(&host) });
         CpuMover::new(Access::Bytes4)?.submit(&host, region).map(drop)
     }
 }
 
-/// What the kernel says can be had without swapping; all there can be where it says nothing.
+/// Returns the bytes of host memory that are available without swapping, or `u64::MAX` if the kernel does not tell.
 fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -315,18 +318,18 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_refused_with_what_there_is() {
+    fn too_large_an_allocation_is_refused_with_what_is_free() {
         for text in ["host", "twin:0"] {
             let device = one(text).unwrap();
             let error = device.allocate(1 << 50).unwrap_err();
             assert_eq!(error.class(), inlane_core::error::Class::Environment);
-            assert!(error.to_string().contains("ask for"), "{error}");
+            assert!(error.to_string().contains("request "), "{error}");
             assert!(device.allocate(0).is_err());
         }
     }
 
     #[test]
-    fn ranges_of_a_bar_that_overlap_are_no_two_ends() {
+    fn overlapping_ranges_of_a_bar_are_refused() {
         let both = |a: &str, b: &str| {
             let ends = [a, b].map(|range| format!("pci:ffff:ff:1f.7/{range}").parse().unwrap());
             open(&ends, &Permission::default()).unwrap_err()
@@ -339,18 +342,18 @@ mod tests {
         ] {
             let error = both(a, b);
             assert_eq!(error.class(), inlane_core::error::Class::Usage);
-            assert!(error.to_string().contains("in common"), "{error}");
+            assert!(error.to_string().contains("overlap"), "{error}");
         }
         for (a, b) in [("bar2@0+1M", "bar2@1M+1M"), ("bar2@0+1M", "bar0@0+1M"), ("bar2@0+1M", "bar2@0+1M")] {
             assert!(
                 both(a, b).to_string().contains("pci:ffff:ff:1f.7")
-                    && !both(a, b).to_string().contains("common")
+                    && !both(a, b).to_string().contains("overlap")
             );
         }
     }
 
     #[test]
-    fn devices_that_are_not_there_say_so() {
+    fn missing_devices_are_errors() {
         #[cfg(feature = "cuda")]
         if inlane_cuda::device_count().is_err() {
             let error = one("gpu:0").unwrap_err();

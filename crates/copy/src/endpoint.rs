@@ -1,26 +1,25 @@
-//! Endpoints as people write them: `host`, `gpu:0`, `twin:1`, `pci:0000:00:04.0/bar2@0+1M:wc`.
+//! Endpoints as the user writes them: `host`, `gpu:0`, `twin:1`, `pci:0000:00:04.0/bar2@0+1M:wc`.
 
 use inlane_core::{Error, Result};
 use inlane_pci::BarSpec;
 use std::fmt;
 use std::str::FromStr;
 
-/// Where bytes come from or go to.
+/// A source or destination of transfers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// Memory of this host; pinned where a device takes part.
+    /// Host memory, pinned if a GPU takes part.
     Host,
-    /// Memory of GPU n.
+    /// The memory of a GPU.
     Gpu(u32),
-    /// Memory of a software stand-in for an accelerator; its costs are those of the published accelerator, in slot
-    /// n modulo 2.
+    /// The memory of an accelerator's twin. Its model is the published accelerator in slot 0 (even index) or 1 (odd index).
     Twin(u32),
-    /// A base address register of a PCI device, or a range of one.
+    /// A BAR of a PCI device, or a range of one.
     Bar(BarSpec),
 }
 
 impl Endpoint {
-    /// A software stand-in.
+    /// Returns true for a twin.
     pub fn is_twin(&self) -> bool {
         matches!(self, Endpoint::Twin(_))
     }
@@ -47,7 +46,7 @@ impl FromStr for Endpoint {
                 format!("{why}; write host, gpu:0, twin:0 or pci:0000:b5:00.0/bar2[@START+LENGTH][:wc]"),
             )
         };
-        let number = |digits: &str| digits.parse::<u32>().map_err(|_| bad("its number cannot be read"));
+        let number = |digits: &str| digits.parse::<u32>().map_err(|_| bad("its number is invalid"));
         if text == "host" {
             return Ok(Endpoint::Host);
         }
@@ -73,14 +72,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn written_as_read() {
+    fn text_round_trips() {
         for text in ["host", "gpu:0", "twin:15", "pci:0000:b5:00.0/bar2", "pci:0000:00:04.7/bar0@0+4K:wc"] {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
         }
     }
 
     #[test]
-    fn refuses_what_is_none() {
+    fn invalid_texts_are_refused_with_examples() {
         for text in
             ["", "gpu", "gpu:", "gpu:-1", "gpu:x", "nic:0", "pci:0000:b5:00.0", "pci:0000:b5:00.8/bar0"]
         {
@@ -94,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(text in "(pci:|gpu:|twin:)?[0-9a-f:./bar]{0,24}") {
+        fn no_text_panics(text in "(pci:|gpu:|twin:)?[0-9a-f:./bar]{0,24}") {
             if let Ok(endpoint) = text.parse::<Endpoint>() {
                 prop_assert_eq!(endpoint.to_string().parse::<Endpoint>().unwrap(), endpoint);
             }

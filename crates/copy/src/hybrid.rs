@@ -1,5 +1,5 @@
-//! The published hybrid path: DMA out of one device into a host buffer, CPU copy into another, DMA into the other device,
-//! one after the other.
+//! The published hybrid path: DMA from one device to a host buffer, a CPU copy to another buffer, and DMA to the other
+//! device, one after the other.
 
 use crate::open_path::set_stages_completion_mode;
 use crate::stop::check_stop;
@@ -8,7 +8,7 @@ use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Two DMA legs with a CPU copy between them. Synchronous.
+/// Two DMA stages with a CPU copy between them. Synchronous: `submit` returns when the bytes are in place.
 pub struct Hybrid {
     out: Box<dyn Mover>,
     cpu: CpuMover,
@@ -20,11 +20,11 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// From two movers and the two host buffers between them, which bound what moves in one go. The DMA legs' ends are
-    /// learnt by `completion`, or as [`Mover::set_completion_mode`] says later.
+    /// Joins two movers by two host buffers. Longer transfers go in pieces of a buffer's length. `completion` is the
+    /// completion mode of both DMA stages; [`Mover::set_completion_mode`] changes it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the buffers differ in length.
+    /// [`Error::Invalid`] if the buffers differ in length.
     pub fn new(
         out: Box<dyn Mover>,
         into: Box<dyn Mover>,
@@ -32,7 +32,10 @@ impl Hybrid {
         completion: CompletionMode,
     ) -> Result<Self> {
         if buffers[0].len() != buffers[1].len() {
-            return Err(Error::invalid("the host buffers of a hybrid path", "give two of the same length"));
+            return Err(Error::invalid(
+                "the host buffers of path hybrid",
+                "they differ in length; give two of the same length",
+            ));
         }
         let stop = Arc::default();
         Ok(Self {
@@ -46,7 +49,7 @@ impl Hybrid {
         })
     }
 
-    /// Transfers end early, with an error, once `stop` is set.
+    /// Makes transfers end early, with an error, when `stop` is set.
     #[must_use]
     pub fn stopped_by(mut self, stop: &Arc<AtomicBool>) -> Self {
         self.stop = stop.clone();

@@ -53,7 +53,7 @@ pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) 
             let (out, into) = (stage(from, true, options)?, stage(to, false, options)?);
             Box::new(Hybrid::new(out, into, buffers, options.stages)?.stopped_by(&options.stop))
         }
-        _ => return Err(unavailable(path, from, to, "does not exist between these two endpoints")),
+        _ => return Err(unavailable(path, from, to, "does not exist between these endpoints")),
     })
 }
 

@@ -1,38 +1,38 @@
-//! The kinds of paths there are between two endpoints.
+//! The kinds of paths between two endpoints.
 
 use crate::endpoint::Endpoint;
 use inlane_core::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// A kind of path.
+/// A kind of chain of movers from a source to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
-    /// The CPU copies between mapped memories.
+    /// The CPU loads and stores mapped memory.
     Bar,
-    /// One DMA engine moves the bytes: a device's, or a GPU's copy engine.
+    /// One DMA engine, such as a GPU's copy engine.
     Dma,
-    /// A GPU's SMs push to or pull from pinned host memory.
+    /// A GPU's SMs copy to or from pinned host memory.
     Sm,
-    /// DMA out to a host buffer, CPU copy to another, DMA in; one after the other, as published.
+    /// DMA to a host buffer, a CPU copy to another buffer, and DMA onward, one after the other. A published path.
     Hybrid,
-    /// DMA out and in at once, through a ring of pinned chunks.
+    /// DMA out and DMA in at the same time, through a ring of chunks in host memory.
     Staged,
-    /// As staged, with SMs at both ends that hand chunks over by flags; no CPU in the loop.
+    /// As `staged`, by the SMs of both GPUs, which hand chunks over without the CPU.
     StagedSm,
-    /// Directly from device to device, over NVLink or PCIe.
+    /// Directly from GPU to GPU, over NVLink or PCIe.
     P2p,
-    /// The CUDA driver's own copy between two GPUs that have no peer access: here to compare with.
+    /// The CUDA driver's own copy between two GPUs without peer access, for comparison.
     Cuda,
 }
 
 impl Path {
-    /// All of them.
+    /// All paths.
     pub const ALL: [Path; 8] =
         [Path::Bar, Path::Dma, Path::Sm, Path::Hybrid, Path::Staged, Path::StagedSm, Path::P2p, Path::Cuda];
 
-    /// Those that can exist between two kinds of endpoints. Whether the machine has one is found out by opening it.
+    /// Returns the paths that can exist between two endpoints. Opening a path shows whether the machine has it.
     pub fn candidates(from: &Endpoint, to: &Endpoint) -> Vec<Path> {
         use Endpoint::{Bar, Gpu, Host, Twin};
         match (from, to) {
@@ -47,7 +47,7 @@ impl Path {
         }
     }
 
-    /// Why it cannot exist between these two, when it is no candidate.
+    /// Returns why this path cannot exist between two endpoints. Only for paths that are not candidates.
     pub fn why_not(self, from: &Endpoint, to: &Endpoint) -> &'static str {
         let gpus = matches!((from, to), (Endpoint::Gpu(a), Endpoint::Gpu(b)) if a != b);
         match self {
@@ -56,10 +56,10 @@ impl Path {
             Path::Sm => "needs a GPU at one end and host memory at the other",
             Path::Dma => "no DMA engine reaches both ends",
             Path::Bar if matches!(from, Endpoint::Gpu(_)) || matches!(to, Endpoint::Gpu(_)) => {
-                "GPU memory is not mapped to the CPU: GDRCopy is not supported yet"
+                "the CPU cannot map GPU memory; GDRCopy is not supported"
             }
-            Path::Hybrid | Path::Staged => "one leg reaches both ends: there is nothing to stage",
-            _ => "not between these two",
+            Path::Hybrid | Path::Staged => "one mover reaches both ends, so nothing is staged",
+            _ => "does not exist between these endpoints",
         }
     }
 }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pair_has_a_path_and_every_other_a_reason() {
+    fn every_pair_has_a_path_and_a_reason_against_the_others() {
         let ends: Vec<Endpoint> = ["host", "gpu:0", "gpu:1", "twin:0", "twin:1", "pci:0000:00:04.0/bar2"]
             .map(|text| text.parse().unwrap())
             .into();

@@ -1,15 +1,15 @@
-//! The bytes that transfers are checked with: every 8 differ from every other, so bytes that are missing, stale or in the
-//! wrong place are found.
+//! The pattern that transfers are checked with. Its 8-byte words differ from each other, so missing, stale and misplaced
+//! bytes are found.
 
 use inlane_core::Region;
 
-/// Word `index` of the pattern of `seed`; `memory.cu` has the same.
+/// Returns word `index` of the pattern of `seed`. `memory.cu` computes the same.
 pub fn word(index: u64, seed: u64) -> u64 {
     let word = index.wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     word ^ (word >> 29)
 }
 
-/// The pattern's next `bytes.len()` bytes, from word 0.
+/// Fills `bytes` with the pattern of `seed`, starting with word 0.
 pub fn fill(bytes: &mut [u8], seed: u64) {
     let mut words = bytes.chunks_exact_mut(8);
     let mut index = 0;
@@ -21,7 +21,7 @@ pub fn fill(bytes: &mut [u8], seed: u64) {
     rest.copy_from_slice(&word(index, seed).to_le_bytes()[..rest.len()]);
 }
 
-/// How many of the bytes differ from the pattern.
+/// Counts the bytes that differ from the pattern of `seed`.
 pub fn count_wrong(bytes: &[u8], seed: u64) -> u64 {
     let mut wrong = 0;
     let words = bytes.chunks_exact(8);
@@ -41,14 +41,14 @@ fn differences(bytes: &[u8], expected: u64) -> u64 {
     bytes.iter().zip(expected.to_le_bytes()).filter(|(byte, expected)| **byte != *expected).count() as u64
 }
 
-/// The bytes of memory that the CPU maps.
+/// Returns the bytes of a region that the CPU maps.
 ///
 /// # Safety
-/// Nobody else touches the region while the slice lives.
-#[allow(clippy::mut_from_ref, reason = "a region is a handle of memory, not its owner")]
+/// Nothing else accesses the region while the slice lives.
+#[allow(clippy::mut_from_ref, reason = "a region is a handle, and the caller promises exclusive access")]
 pub(crate) unsafe fn bytes_of(region: &Region) -> &mut [u8] {
     debug_assert!(region.location().is_cpu_memory());
-    // SAFETY: mapped for its length while the region lives; the caller has it alone.
+    // SAFETY: the region keeps these bytes mapped, and the caller has exclusive access.
     unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
 }
 
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_every_changed_byte_and_every_misplaced_word() {
+    fn changed_bytes_and_misplaced_words_are_counted() {
         let mut bytes = vec![0; 4099];
         fill(&mut bytes, 7);
         assert_eq!(count_wrong(&bytes, 7), 0);

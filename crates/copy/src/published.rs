@@ -1,8 +1,8 @@
-//! The published experiment: BAR and DMA each way at two link speeds, and device to device by BAR and by hybrid, between
-//! models of the published accelerator in its two slots.
+//! A published experiment on models of its accelerator: BAR and DMA in each direction at two link speeds, and device to device
+//! by BAR and by the hybrid path.
 //!
-//! The models have the published rates, so their single legs say nothing new. What is composed from the legs does: the
-//! published device-to-device figures do not follow from the published legs, and this says what would.
+//! The models have the published rates of single stages, so those lines are no measurement. The lines between two devices
+//! show what the published stages predict. The published device-to-device rates do not follow from them.
 
 use crate::cost::Costs;
 use crate::device::Device;
@@ -16,26 +16,26 @@ use std::sync::Arc;
 
 /// One line of the experiment.
 pub struct Line {
-    /// Where from.
+    /// The source.
     pub from: Endpoint,
-    /// Where to.
+    /// The destination.
     pub to: Endpoint,
-    /// By which path.
+    /// The path.
     pub path: Path,
-    /// The chain.
+    /// The chain of movers.
     pub name: String,
-    /// Bytes of a transfer.
+    /// The bytes of a transfer.
     pub size: usize,
-    /// What was published, in MiB (2^20 bytes) a second.
+    /// The published rate in MiB (2^20 bytes) per second, if one was published.
     pub published_mib: Option<f64>,
-    /// What the legs predict, in bytes a second.
+    /// The rate that the single stages predict, in bytes per second.
     pub predicted: Option<f64>,
-    /// What the models did.
+    /// The measurement of the models.
     pub measured: Measurement,
 }
 
-/// From, to, path, published MiB/s. The publication does not say between which slots device-to-device was measured; slot 0
-/// to slot 1 is taken.
+/// Source, destination, path and published MiB/s. The publication does not name the slots of device-to-device transfers; we
+/// assume slot 0 to slot 1.
 const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("host", "twin:0", Path::Bar, Some(6.76)),
     ("twin:0", "host", Path::Bar, Some(28.11)),
@@ -51,10 +51,10 @@ const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("twin:1", "twin:0", Path::Staged, None),
 ];
 
-/// Runs it on models, one transfer at a time: by DMA `large` bytes each, by BAR 64 KiB. Each line goes to `keep`.
+/// Runs the experiment, one transfer at a time: `large` bytes by DMA, 64 KiB by BAR. Passes each line to `keep`.
 ///
 /// # Errors
-/// When a transfer fails: it is the last.
+/// The error of the first transfer that fails, which ends the experiment.
 pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> {
     let options = PathOptions { largest: large, stop: plan.stop.clone(), ..PathOptions::default() };
     let mut costs: Vec<(String, Costs)> = Vec::new();
@@ -79,7 +79,7 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> 
     Ok(())
 }
 
-/// Bytes a second that the legs predict: of a BAR path each byte is read, then written; else from calibrated legs.
+/// Predicts the bytes per second of a path from its stages: for BARs and DMA from the model, else by calibration.
 fn predict(
     path: Path,
     from: &Arc<Device>,

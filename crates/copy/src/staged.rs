@@ -1,9 +1,8 @@
-//! Staging between any two movers, with the CPU in the loop: chunks go out into a ring of host memory and in from it,
-//! both at once.
+//! Staging through a ring in host memory, driven by the CPU. One mover fills chunks while another empties others.
 //!
 //! ```text
-//!  out:   0 1 2 3 4 ...        sent    - emptied <= slots
-//!  in:      0 1 2 3 ...        fed     <= filled
+//!  out:   0 1 2 3 4 ...        at most `slots` chunks are sent and not yet emptied
+//!  in:      0 1 2 3 ...        a chunk is emptied after it is filled
 //! ```
 
 use crate::open_path::set_stages_completion_mode;
@@ -14,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// A pipeline of two movers through a ring. Synchronous.
+/// A pipeline of two movers through a ring. Synchronous: `submit` returns when the bytes are in place.
 pub struct Staged {
     out: Box<dyn Mover>,
     into: Box<dyn Mover>,
@@ -25,11 +24,11 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Through `ring`, cut into `slots` chunks. When both movers have nothing to hand on, `completion` says how the
-    /// next end is awaited, until [`Mover::set_completion_mode`] says otherwise.
+    /// Joins two movers by `ring`, cut into `slots` chunks. `completion` is the completion mode of waits for either mover;
+    /// [`Mover::set_completion_mode`] changes it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the ring does not hold so many chunks of at least a byte.
+    /// [`Error::Invalid`] if there are fewer than 2 chunks, or fewer bytes than chunks.
     pub fn new(
         out: Box<dyn Mover>,
         into: Box<dyn Mover>,
@@ -41,14 +40,14 @@ impl Staged {
         if chunk == 0 || slots < 2 {
             return Err(Error::invalid(
                 format!("a staging ring of {slots} chunks in {ring:?}"),
-                "give two chunks or more",
+                "give at least two chunks of at least one byte",
             ));
         }
         let ring = (0..slots).map(|slot| ring.slice(slot * chunk, chunk)).collect::<Result<_>>()?;
         Ok(Self { out, into, ring, completion, stop: Arc::default(), tickets: TicketCounter::default() })
     }
 
-    /// Transfers end early, with an error, once `stop` is set; chunks in flight are waited for.
+    /// Makes transfers end early, with an error, when `stop` is set. Chunks in flight are waited for.
     #[must_use]
     pub fn stopped_by(mut self, stop: &Arc<AtomicBool>) -> Self {
         self.stop = stop.clone();
@@ -92,11 +91,11 @@ impl Staged {
                 progress = true;
             }
             if !progress && emptied < count {
-                // Whichever ends first lets something else go on; the fill is what the pipeline starves for.
+                // Either completion makes progress. The fill is preferred, because the second mover starves without it.
                 match (filling.front(), emptying.front()) {
                     (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
                     (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,
-                    (None, None) => unreachable!("every chunk is sent, being filled, or being emptied"),
+                    (None, None) => unreachable!("a chunk that was sent is being filled or emptied"),
                 }
             }
         }

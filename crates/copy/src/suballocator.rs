@@ -63,10 +63,10 @@ impl Suballocator {
         if largest < bytes {
             let total = self.whole.len();
             let why = match used.is_empty() {
-                true => format!("the permitted range of the BAR has {total} bytes; ask for smaller sizes"),
+                true => format!("the permitted range of the BAR has {total} bytes; request smaller sizes"),
                 false => format!(
                     "the largest free gap is {largest} of {total} permitted bytes. Both directions at once, and two \
-                     endpoints in one BAR, need separate memory. Ask for smaller sizes or give a larger range"
+                     endpoints in one BAR, need separate memory. Request smaller sizes or give a larger range"
                 ),
             };
             return Err(Error::Memory { bytes, what: name(), why });

@@ -1,19 +1,19 @@
-//! Where a PCI function is: domain, bus, device, function.
+//! The address of a PCI function: domain, bus, device and function.
 
 use crate::error::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
 
-/// A PCI function as the kernel writes it: `0000:b5:00.0`. Ordered as the bus is walked.
+/// The address of a PCI function, written as the kernel does: `0000:b5:00.0`. Sorts in bus order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// Domain ("segment"); beyond 16 bits for those that bridges such as VMD make.
+    /// The domain, or segment. Bridges such as VMD create domains above 16 bits.
     pub domain: u32,
-    /// Bus.
+    /// The bus number.
     pub bus: u8,
-    /// Device, 0 to 31.
+    /// The device number, 0 to 31.
     pub device: u8,
-    /// Function, 0 to 7.
+    /// The function number, 0 to 7.
     pub function: u8,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = Error;
 
-    /// Reads `0000:b5:00.0`; without a domain (`b5:00.0`) it is domain 0.
+    /// Parses `0000:b5:00.0`, or `b5:00.0` for domain 0.
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: &str| Error::Text {
             text: text.into(),
@@ -36,15 +36,16 @@ impl FromStr for Address {
         };
         let hex = |field: &str, digits: std::ops::RangeInclusive<usize>, most: u32| {
             if !digits.contains(&field.len()) || !field.bytes().all(|b| b.is_ascii_hexdigit()) {
-                return Err(bad("its fields are hexadecimal, separated by ':' and '.'"));
+                return Err(bad("its fields must be hexadecimal numbers separated by ':' and '.'"));
             }
             u32::from_str_radix(field, 16)
                 .ok()
                 .filter(|&n| n <= most)
                 .ok_or_else(|| bad("a field is too large"))
         };
-        let (rest, function) = text.rsplit_once('.').ok_or_else(|| bad("no '.' before a function"))?;
-        let (rest, device) = rest.rsplit_once(':').ok_or_else(|| bad("no ':' before a device"))?;
+        let (rest, function) =
+            text.rsplit_once('.').ok_or_else(|| bad("there is no '.' before the function"))?;
+        let (rest, device) = rest.rsplit_once(':').ok_or_else(|| bad("there is no ':' before the device"))?;
         let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0000", rest));
         Ok(Self {
             domain: hex(domain, 4..=8, u32::MAX)?,
@@ -77,7 +78,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_what_the_kernel_writes() {
+    fn parses_what_the_kernel_writes() {
         let address: Address = "0000:b5:1f.7".parse().unwrap();
         assert_eq!(address, Address { domain: 0, bus: 0xb5, device: 0x1f, function: 7 });
         assert_eq!("b5:1f.7".parse::<Address>().unwrap(), address);
@@ -98,13 +99,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn survives_its_own_text(domain: u32, bus: u8, device in 0u8..32, function in 0u8..8) {
+        fn text_round_trips(domain: u32, bus: u8, device in 0u8..32, function in 0u8..8) {
             let address = Address { domain, bus, device, function };
             prop_assert_eq!(address.to_string().parse::<Address>().unwrap(), address);
         }
 
         #[test]
-        fn nothing_panics(text in ".{0,20}") {
+        fn no_text_panics(text in ".{0,20}") {
             let _ = text.parse::<Address>();
         }
     }

@@ -1,8 +1,8 @@
-//! A BAR, or a range of one, mapped under the rule: registers to read and write, and a region for who copies.
+//! A BAR, or a range of one, mapped into this process: registers to access, and a region for movers to copy.
 //!
 //! ```text
-//! the device's BAR    |........[ range )........|        offsets of every method count from the range's start
-//! what is mapped      |....[=============]......|        whole pages; readable, writable only as permitted
+//! the device's BAR    |........[ range )........|        all offsets count from the start of the range
+//! mapped pages        |....[=============]......|        readable and writable only as permitted
 //! ```
 
 use crate::error::{Error, Result};
@@ -20,13 +20,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What keeps the memory of a BAR valid: the mapping, and the device where VFIO holds it.
+/// Keeps the memory of a BAR valid: the mapping, and the VFIO device if there is one.
 struct Keeper {
     _mapping: Mapping,
     _device: Option<vfio::Device>,
 }
 
-/// A range of a BAR. Cloning shares the mapping.
+/// A mapped range of a BAR. Clones share the mapping.
 #[derive(Clone)]
 pub struct Bar {
     start: NonNull<u8>,
@@ -37,18 +37,18 @@ pub struct Bar {
     keeper: Arc<Keeper>,
 }
 
-// SAFETY: the memory is a device's and shared with it at any rate; every access is a single volatile instruction.
+// SAFETY: the memory is shared with the device anyway, and every access is a single volatile instruction.
 unsafe impl Send for Bar {}
-// SAFETY: as above; two threads that store to the same bytes race at the device, not in this process.
+// SAFETY: as above. Two threads that store to the same register race in the device, not in this process.
 unsafe impl Sync for Bar {}
 
 impl Bar {
-    /// Maps the BAR that `spec` names as far as `permission` goes: by VFIO when its device is bound to vfio-pci, else
-    /// through sysfs when the device has no driver and is in the allow list.
+    /// Maps the BAR that `spec` names: through VFIO if its device is bound to vfio-pci, else through sysfs. `permission`
+    /// determines whether the mapping is readable and writable.
     ///
     /// # Errors
-    /// As [`permission::check`]; [`Error::NoBar`], [`Error::TooSmall`], [`Error::NotReady`] when the device does not answer
-    /// there, [`Error::Unsupported`] for write-combining where it is not to be had, and what VFIO and the system say.
+    /// Errors of [`permission::check`]; [`Error::NoBar`]; [`Error::TooSmall`]; [`Error::NotReady`] if the device does not
+    /// respond; [`Error::Unsupported`] if write-combining is not available; errors of VFIO and the system.
     pub fn open(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<Self> {
         match permission::check(sysfs, spec, permission)? {
             AccessMethod::Vfio => {
@@ -58,7 +58,7 @@ impl Bar {
         }
     }
 
-    /// Maps a BAR of a device that VFIO has opened for us. Reading and writing need permission here as well.
+    /// Maps a BAR of an opened VFIO device. Reads and writes need permission, as in [`Bar::open`].
     ///
     /// # Errors
     /// As [`Bar::open`].
@@ -71,7 +71,7 @@ impl Bar {
             return Err(Error::Unsupported {
                 what: format!("write-combining for {spec}"),
                 why: format!(
-                    "VFIO maps BARs uncached; leave ':wc' out, or unbind the device from vfio-pci and give --allow-device {}",
+                    "VFIO maps BARs uncached; omit ':wc', or unbind the device from vfio-pci and give --allow-device {}",
                     spec.address
                 ),
             });
@@ -82,7 +82,7 @@ impl Bar {
             return Err(Error::Unsupported {
                 what: format!("mapping {spec}"),
                 why: format!(
-                    "VFIO lets {} be mapped (the rest holds the interrupt table)",
+                    "VFIO allows mapping {} (the rest holds the interrupt table)",
                     place.mappable_text()
                 ),
             });
@@ -101,8 +101,7 @@ impl Bar {
         if spec.write_combining && !path.exists() {
             return Err(Error::Unsupported {
                 what: format!("write-combining for {spec}"),
-                why: "the BAR is not prefetchable, or this processor cannot combine writes; leave ':wc' out"
-                    .into(),
+                why: "the BAR is not prefetchable, or this CPU cannot combine writes; omit ':wc'".into(),
             });
         }
         let file =
@@ -115,16 +114,16 @@ impl Bar {
                     _ => Error::os(format!("opening {}", path.display()), error),
                 }
             })?;
-        // The file is as long as the BAR that the kernel would map.
+        // The file has the length that the kernel would map.
         let length = file
             .metadata()
-            .map_err(|error| Error::os(format!("looking at {}", path.display()), error))?
+            .map_err(|error| Error::os(format!("reading the length of {}", path.display()), error))?
             .len();
         inside(spec, length.min(info.size_bytes))?;
         let bar = Self::map(file.as_fd(), 0, range, spec, permission, None).map_err(|error| match error {
             Error::Os { source, .. } if source.raw_os_error() == Some(libc::EINVAL) => Error::Unsupported {
                 what: format!("mapping {}", path.display()),
-                why: "the kernel keeps it to itself (a driver has claimed it, or iomem=strict); bind it to vfio-pci".into(),
+                why: "the kernel reserves it (a driver claimed it, or iomem=strict); bind the device to vfio-pci".into(),
             },
             Error::Os { source, .. } if source.raw_os_error() == Some(libc::EPERM) => Error::Unsupported {
                 what: format!("mapping {}", path.display()),
@@ -132,7 +131,7 @@ impl Bar {
             },
             other => other,
         })?;
-        // A driver may have come between the first look and the mapping.
+        // A driver may have been bound since the first check.
         permission::access_method(sysfs, address, permission)?;
         Ok(bar)
     }
@@ -158,70 +157,70 @@ impl Bar {
         })
     }
 
-    /// As it was asked for: `pci:0000:00:01.0/bar2@0+1048576`.
+    /// Returns the BAR as it was named: `pci:0000:00:01.0/bar2@0+1M`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Bytes of the range.
+    /// Returns the length of the range in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Never: a range has bytes.
+    /// Returns false: a range is never empty.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The range as a region, which keeps the mapping. What is not permitted is not mapped so either: a store to a range
-    /// that may only be read ends the process with SIGSEGV.
+    /// Returns the range as a region, which keeps the mapping alive. Pages are mapped only as permitted: a store to a BAR
+    /// without write permission ends the process with SIGSEGV.
     pub fn region(&self) -> Region {
         let location = Location::Bar {
             device: self.spec.address.to_string(),
             bar: self.spec.bar,
             write_combining: self.spec.write_combining,
         };
-        // SAFETY: the keeper holds the mapping.
+        // SAFETY: the keeper keeps the mapping of these bytes.
         unsafe { Region::from_raw(self.start.as_ptr() as u64, self.length, location, self.keeper.clone()) }
     }
 
-    /// Reads a 32-bit register.
+    /// Reads the 32-bit register at `offset`.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`], [`Error::TooSmall`] beyond the range, [`Error::Unsupported`] at an offset that is not a
-    /// multiple of 4.
+    /// [`Error::NotPermitted`] without read permission; [`Error::TooSmall`] beyond the range; [`Error::Unsupported`] if
+    /// `offset` is not a multiple of 4.
     pub fn read_u32(&self, offset: usize) -> Result<u32> {
         self.permission.check_read(&self.name)?;
         let register = self.register::<u32>(offset)?;
-        // SAFETY: aligned, inside the mapping, which is readable.
+        // SAFETY: the register is aligned and inside the mapping, which is readable.
         Ok(u32::from_le(unsafe { register.read_volatile() }))
     }
 
-    /// Writes a 32-bit register.
+    /// Writes the 32-bit register at `offset`.
     ///
     /// # Errors
-    /// As [`Bar::read_u32`].
+    /// As [`Bar::read_u32`], for write permission.
     pub fn write_u32(&self, offset: usize, value: u32) -> Result<()> {
         self.permission.check_write(&self.name)?;
         let register = self.register::<u32>(offset)?;
-        // SAFETY: aligned, inside the mapping, which is writable.
+        // SAFETY: the register is aligned and inside the mapping, which is writable.
         unsafe { register.write_volatile(value.to_le()) };
         Ok(())
     }
 
-    /// Writes a 64-bit register.
+    /// Writes the 64-bit register at `offset`.
     ///
     /// # Errors
-    /// As [`Bar::read_u32`], for 8 bytes.
+    /// As [`Bar::write_u32`], for 8 bytes.
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<()> {
         self.permission.check_write(&self.name)?;
         let register = self.register::<u64>(offset)?;
-        // SAFETY: aligned, inside the mapping, which is writable.
+        // SAFETY: the register is aligned and inside the mapping, which is writable.
         unsafe { register.write_volatile(value.to_le()) };
         Ok(())
     }
 
-    /// Where a register is: aligned, inside the range.
+    /// Returns the address of the register at `offset` after checking alignment and bounds.
     fn register<T>(&self, offset: usize) -> Result<*mut T> {
         let bytes = size_of::<T>();
         if !(self.start.as_ptr() as usize).wrapping_add(offset).is_multiple_of(bytes) {
@@ -231,12 +230,12 @@ impl Bar {
             });
         }
         match offset.checked_add(bytes) {
-            // SAFETY: inside the range, so inside the mapping.
+            // SAFETY: the offset is inside the range, which is mapped.
             Some(end) if end <= self.length => Ok(unsafe { self.start.as_ptr().add(offset) }.cast()),
             _ => Err(Error::TooSmall {
                 name: self.name.clone(),
                 size: self.length as u64,
-                asked: format!("{bytes} bytes at offset {offset} were asked for"),
+                asked: format!("{bytes} bytes at offset {offset} were requested"),
             }),
         }
     }
@@ -254,15 +253,15 @@ fn memory_bar(device: &Device, index: u8) -> Result<&BarInfo> {
         device.bars.iter().filter(|bar| bar.memory).map(|bar| format!("bar{}", bar.index)).collect();
     let why = match device.bar(index) {
         Some(bar) if bar.memory && bar.start != 0 => return Ok(bar),
-        Some(bar) if bar.memory => "the firmware gave it no address".into(),
-        Some(_) => "it is I/O ports".into(),
-        None if bars.is_empty() => "it has none".into(),
-        None => format!("it has {}", bars.join(", ")),
+        Some(bar) if bar.memory => "the firmware assigned no address".into(),
+        Some(_) => "it is an I/O port BAR".into(),
+        None if bars.is_empty() => "the device has no memory BAR".into(),
+        None => format!("the device has {}", bars.join(", ")),
     };
     Err(Error::NoBar { address, bar: index, why })
 }
 
-/// The range asked for, if the BAR has it.
+/// Returns the requested range if a BAR of `size` bytes contains it.
 fn inside(spec: &BarSpec, size: u64) -> Result<Range<u64>> {
     let range = spec.range.clone().unwrap_or(0..size);
     if range.start < range.end && range.end <= size {
@@ -272,30 +271,31 @@ fn inside(spec: &BarSpec, size: u64) -> Result<Range<u64>> {
         name: format!("pci:{}/bar{}", spec.address, spec.bar),
         size,
         asked: format!(
-            "{} bytes at offset {} were asked for",
+            "{} bytes at offset {} were requested",
             range.end.saturating_sub(range.start),
             range.start
         ),
     })
 }
 
-/// A device without a driver may be asleep, or not decode its addresses: reads would give ones, writes be lost.
+/// Checks that a device without a driver responds. A sleeping device, or one that does not decode memory, returns all ones
+/// and loses writes.
 fn answers(sysfs: &Sysfs, spec: &BarSpec) -> Result<()> {
     let address = spec.address;
     let not_ready = |why: String| Err(Error::NotReady { address, why });
     let enable = format!("sudo sh -c 'echo 1 >/sys/bus/pci/devices/{address}/enable'");
     if let Some(state @ ("D3hot" | "D3cold")) = sysfs.text(address, "power_state").as_deref() {
-        return not_ready(format!("it sleeps ({state}): wake it with {enable}"));
+        return not_ready(format!("it is in power state {state}; wake it with {enable}"));
     }
     match sysfs.config::<6>(address) {
         Some(config) if config[..2] == [0xff, 0xff] => {
-            not_ready("it no longer answers; it may be unplugged".into())
+            not_ready("it does not respond; it may be unplugged".into())
         }
         Some(config) if config[4] & 2 == 0 => {
-            not_ready(format!("it does not decode memory: switch it on with {enable}"))
+            not_ready(format!("memory decoding is off; enable it with {enable}"))
         }
         Some(_) => Ok(()),
-        None => not_ready("its configuration space cannot be read".into()),
+        None => not_ready("its configuration space is not readable".into()),
     }
 }
 

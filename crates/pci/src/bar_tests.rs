@@ -15,7 +15,7 @@ fn all() -> Permission {
 }
 
 #[test]
-fn bytes_go_to_the_range_and_nowhere_else() {
+fn stores_change_the_range_and_nothing_else() {
     let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2@6K+4"), &all()).unwrap();
@@ -29,7 +29,7 @@ fn bytes_go_to_the_range_and_nowhere_else() {
 }
 
 #[test]
-fn registers_and_what_a_mover_copies_are_the_same_bytes() {
+fn registers_and_regions_are_the_same_bytes() {
     let fake = FakeSysfs::new();
     fake.memory_device(ADDRESS);
     let bar = Bar::open(&fake.sysfs(), &spec("bar2@64K+64K:wc"), &all()).unwrap();
@@ -39,7 +39,7 @@ fn registers_and_what_a_mover_copies_are_the_same_bytes() {
     bar.write_u64(16, 0x1_0000_0002).unwrap();
     let copy = Region::host(bar.len()).unwrap();
     CpuMover::widest().reading_bars(true).submit(&region, &copy).unwrap();
-    // SAFETY: the copy is longer, and nobody writes it any more.
+    // SAFETY: the copy is longer, and no transfer to it is in flight.
     let words = unsafe { std::slice::from_raw_parts(copy.as_ptr().cast::<u32>(), 6) };
     assert_eq!(words, [0, 0, 0x1234_5678, 0, 2, 1]);
     assert_eq!(bar.read_u32(20).unwrap(), 1);
@@ -48,7 +48,7 @@ fn registers_and_what_a_mover_copies_are_the_same_bytes() {
 }
 
 #[test]
-fn the_rule() {
+fn access_needs_permission_a_range_and_no_driver() {
     let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     let open =
@@ -68,7 +68,7 @@ fn the_rule() {
 }
 
 #[test]
-fn what_is_permitted_is_what_works() {
+fn a_mapping_allows_what_is_permitted() {
     let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     let reader = Permission::default().read().device(address);
@@ -82,29 +82,29 @@ fn what_is_permitted_is_what_works() {
 }
 
 #[test]
-fn what_is_not_there() {
+fn missing_bars_and_unready_devices_are_errors() {
     let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     let open = |text: &str| Bar::open(&fake.sysfs(), &spec(text), &all()).map(|_| ()).unwrap_err();
-    assert!(open("bar0@0+4K").to_string().contains("it has bar2"));
-    assert!(open("bar2@1M+1").to_string().contains("1048576 bytes long"));
+    assert!(open("bar0@0+4K").to_string().contains("the device has bar2"));
+    assert!(open("bar2@1M+1").to_string().contains("has 1048576 bytes"));
     assert!(matches!(open("bar2@0+2M"), Error::TooSmall { .. }));
     let home = fake.sysfs().device(address);
-    // What sysfs says of the size, and what the file has, may differ.
+    // The file may be shorter than sysfs claims.
     fs::File::options().write(true).open(home.join("resource2")).unwrap().set_len(4096).unwrap();
     assert!(matches!(open("bar2@0+8K"), Error::TooSmall { .. }));
     fs::remove_file(home.join("resource2_wc")).unwrap();
     assert!(matches!(open("bar2@0+4K:wc"), Error::Unsupported { .. }));
     fs::write(home.join("config"), [0xf4, 0x1a, 0x10, 0x11, 0, 0]).unwrap();
-    assert!(open("bar2@0+4K").to_string().contains("does not decode memory"));
+    assert!(open("bar2@0+4K").to_string().contains("memory decoding is off"));
     fs::write(home.join("power_state"), "D3cold\n").unwrap();
-    assert!(open("bar2@0+4K").to_string().contains("sleeps"));
+    assert!(open("bar2@0+4K").to_string().contains("D3cold"));
     let other = "pci:0000:00:09.0/bar2@0+4K".parse().unwrap();
     assert!(matches!(Bar::open(&fake.sysfs(), &other, &all()), Err(Error::NoDevice { .. })));
 }
 
 #[test]
-fn vfio_says_what_it_lacks() {
+fn errors_name_what_vfio_lacks() {
     let fake = FakeSysfs::new();
     let address = fake.memory_device(ADDRESS);
     fake.link(address, "driver", "bus/pci/drivers/vfio-pci");
@@ -113,5 +113,5 @@ fn vfio_says_what_it_lacks() {
     fake.link(address, "iommu_group", "kernel/iommu_groups/7");
     assert!(open().to_string().contains("modprobe"), "no /dev/vfio");
     fs::write(fake.path("dev/vfio/vfio"), "").unwrap();
-    assert!(matches!(open(), Error::NotReady { .. }), "a file is no container");
+    assert!(matches!(open(), Error::NotReady { .. }), "an ordinary file is not a VFIO container");
 }

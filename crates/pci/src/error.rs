@@ -1,55 +1,55 @@
-//! What can be wrong with a PCI device or with what is asked of it, and the remedy.
+//! The errors of this crate. Each names the device and tells what to do.
 
 use crate::address::Address;
 use inlane_core::error::Class;
 use std::path::PathBuf;
 
-/// This crate's errors. Each names the device and says what to type.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A text that names no device or BAR.
-    #[error("'{text}' is not {what}: {why}; write for example {example}")]
+    /// A text does not name a device or BAR.
+    #[error("'{text}' is not {what}: {why}; write, for example, {example}")]
     Text {
-        /// What was given.
+        /// The given text.
         text: String,
-        /// What was expected.
+        /// What the text should name.
         what: &'static str,
-        /// Why it was refused.
+        /// Why the text is invalid.
         why: String,
-        /// What would be taken.
+        /// A valid text.
         example: &'static str,
     },
-    /// No such device.
-    #[error("no PCI device {address}; 'inlane topo' lists those of this machine")]
+    /// There is no such device.
+    #[error("no PCI device {address}; 'inlane topo' lists the devices of this machine")]
     NoDevice {
-        /// The address asked for.
+        /// The requested address.
         address: Address,
     },
-    /// The device has no such BAR, or it is no memory.
+    /// The device has no such BAR, or the BAR is not memory.
     #[error("{address} has no memory BAR {bar}: {why}")]
     NoBar {
         /// The device.
         address: Address,
-        /// The BAR asked for.
+        /// The requested BAR.
         bar: u8,
-        /// What it has instead.
+        /// Why there is none.
         why: String,
     },
-    /// The BAR ends before what was asked for.
-    #[error("{name} is {size} bytes long, and {asked}; ask for less")]
+    /// The BAR is shorter than the requested range.
+    #[error("{name} has {size} bytes, but {asked}; request a smaller range")]
     TooSmall {
         /// The BAR.
         name: String,
         /// Its length in bytes.
         size: u64,
-        /// What was asked for.
+        /// The requested range.
         asked: String,
     },
     /// A kernel driver holds the device.
     #[error(
-        "{address} is held by the kernel's driver {driver}, and a BAR is not touched under a driver; if nothing needs \
-         it, hand it to vfio-pci: sudo sh -c 'modprobe vfio-pci; cd /sys/bus/pci; echo {address} >devices/{address}/driver/unbind; \
+        "{address} is in use by the kernel driver {driver}, so its BARs are not accessed; if nothing needs the device, \
+         bind it to vfio-pci: sudo sh -c 'modprobe vfio-pci; cd /sys/bus/pci; echo {address} >devices/{address}/driver/unbind; \
          echo vfio-pci >devices/{address}/driver_override; echo {address} >drivers_probe'"
     )]
     Held {
@@ -58,97 +58,97 @@ pub enum Error {
         /// Its driver.
         driver: String,
     },
-    /// The device has no driver, and nobody allowed it.
+    /// The device has no driver and is not in the allow list.
     #[error(
-        "{address} is not bound to vfio-pci: bind it (sudo sh -c 'modprobe vfio-pci; cd /sys/bus/pci; echo vfio-pci \
-         >devices/{address}/driver_override; echo {address} >drivers_probe'), or name it in the allow list \
-         (--allow-device {address})"
+        "{address} is not bound to vfio-pci; bind it (sudo sh -c 'modprobe vfio-pci; cd /sys/bus/pci; echo vfio-pci \
+         >devices/{address}/driver_override; echo {address} >drivers_probe'), or allow it with \
+         --allow-device {address}"
     )]
     NotAllowed {
         /// The device.
         address: Address,
     },
-    /// Neither read nor write was permitted, or not the one that was tried.
-    #[error("{name} may not be {what}: {remedy}")]
+    /// The access is not permitted.
+    #[error("{name} must not be {what}; {remedy}")]
     NotPermitted {
         /// The BAR.
         name: String,
         /// "read" or "written".
         what: &'static str,
-        /// What to give.
+        /// The flag or range to give.
         remedy: String,
     },
-    /// The device is in no IOMMU group: VFIO cannot take it.
+    /// The device is in no IOMMU group, so VFIO cannot open it.
     #[error(
-        "{address} is in no IOMMU group, so VFIO cannot isolate it: enable the IOMMU (VT-d or AMD-Vi in the firmware, \
-         intel_iommu=on or amd_iommu=on on the kernel's command line), then boot again"
+        "{address} is in no IOMMU group, so VFIO cannot isolate it; enable VT-d or AMD-Vi in the firmware, add \
+         intel_iommu=on or amd_iommu=on to the kernel command line, and reboot"
     )]
     NoIommu {
         /// The device.
         address: Address,
     },
-    /// Another device of the group is held by a kernel driver.
+    /// A kernel driver holds another device of the IOMMU group.
     #[error(
-        "IOMMU group {group} of {address} is not viable: {holders}; devices of one group go to VFIO together: unbind \
-         those too, or move the card to another slot"
+        "IOMMU group {group} of {address} is not viable: {holders}; VFIO takes whole groups, so unbind those devices too, \
+         or move the card to another slot"
     )]
     NotViable {
         /// The device.
         address: Address,
-        /// Its group.
+        /// Its IOMMU group.
         group: u32,
-        /// Which devices with which drivers.
+        /// The other devices and their drivers.
         holders: String,
     },
-    /// Somebody has the group open.
+    /// Another process has the IOMMU group open.
     #[error(
-        "IOMMU group {group} of {address} is in use by another process (sudo fuser -v /dev/vfio/{group} names it)"
+        "IOMMU group {group} of {address} is in use by another process; sudo fuser -v /dev/vfio/{group} names it"
     )]
     Busy {
         /// The device.
         address: Address,
-        /// Its group.
+        /// Its IOMMU group.
         group: u32,
     },
-    /// The system does not let us.
-    #[error("may not open {}: {why}", path.display())]
+    /// A file cannot be opened for lack of rights.
+    #[error("cannot open {}: permission denied; {why}", path.display())]
     Denied {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why, and what to do.
+        /// What to do.
         why: String,
     },
-    /// The device is not in a state to be used.
+    /// The device is not in a usable state.
     #[error("{address} is not ready: {why}")]
     NotReady {
         /// The device.
         address: Address,
-        /// What it lacks, and what to do.
+        /// What is missing, and what to do.
         why: String,
     },
-    /// The device or this processor cannot do what was asked.
+    /// The device or this CPU does not support the request.
     #[error("{what}: {why}")]
     Unsupported {
-        /// What was asked for.
+        /// The request.
         what: String,
-        /// Why not, and what to ask for instead.
+        /// Why it is not supported, and what to request instead.
         why: String,
     },
-    /// The system refused for a reason of its own.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried, on which object.
+        /// The operation and its object.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// This crate's result.
+/// A result with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The class of this error: who can mend it.
+    /// Returns the class of the error, which determines the exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Text { .. }

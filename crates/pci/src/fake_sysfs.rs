@@ -1,4 +1,4 @@
-//! A sysfs made of ordinary files, for tests: BARs are files too.
+//! A sysfs of ordinary files for tests. BARs are files too.
 
 use crate::address::Address;
 use crate::sysfs::Sysfs;
@@ -29,7 +29,7 @@ impl FakeSysfs {
         self.directory.path().join(path)
     }
 
-    /// A device with attributes, below a bridge when one is named.
+    /// Adds a device with attributes, below the bridges `below`.
     pub fn device(&self, address: &str, below: &[&str], attributes: &[(&str, &str)]) -> Address {
         let home = below
             .iter()
@@ -49,7 +49,7 @@ impl FakeSysfs {
         symlink(target, self.sysfs().device(address).join(name)).unwrap();
     }
 
-    /// A device of 1 MiB of prefetchable memory in BAR 2, awake, without a driver.
+    /// Adds a device without a driver that is awake and has 1 MiB of prefetchable memory in BAR 2.
     pub fn memory_device(&self, address: &str) -> Address {
         let none = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
         let resource = format!(

@@ -1,15 +1,14 @@
-//! PCI devices: which there are and how they are linked ([`topology`], [`numa`]), their BARs as memory ([`Bar`]), and VFIO's
-//! DMA and interrupts ([`vfio`]).
+//! PCI devices: their topology ([`topology`], [`numa`]), their BARs as memory ([`Bar`]), and DMA and interrupts through VFIO
+//! ([`vfio`]).
 //!
-//! A BAR is not ordinary memory. What this crate holds to:
+//! A BAR is not ordinary memory, so two rules hold:
 //!
-//! * it is touched only when its device is bound to vfio-pci, or has no driver and is named in an allow list; never while a
-//!   kernel driver holds it; reads need a flag, writes a flag and an explicit range ([`permission`]);
-//! * it is accessed by naturally aligned volatile instructions, never through a slice: here by registers; bytes are copied from
-//!   and to its [`Bar::region`] by a mover, which lets a width be chosen, and knows what is issued and what delivered
-//!   ([`inlane_core::mover::CpuMover`]).
+//! * A BAR is accessed only if its device is bound to vfio-pci, or has no driver and is in an allow list. Reads need a flag;
+//!   writes need a flag and an explicit range ([`permission`]).
+//! * A BAR is accessed by naturally aligned volatile instructions, never through a slice. [`Bar`] accesses registers. A
+//!   [`CpuMover`](inlane_core::mover::CpuMover) copies bytes from and to [`Bar::region`], by instructions of a chosen width.
 //!
-//! Not here: hot-plug, configuration of bridges, SR-IOV, and what any particular device does with its registers.
+//! Not supported: hot-plug, configuration of bridges, and SR-IOV.
 //!
 //! ```no_run
 //! use inlane_pci::{Bar, Permission, Sysfs};

@@ -1,4 +1,4 @@
-//! A file of a device mapped into this process: pages, protection, nothing about who may.
+//! Maps pages of a device's file into this process. The caller checks permission.
 
 use crate::error::{Error, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -8,21 +8,21 @@ use std::ptr::NonNull;
 
 const PAGE: u64 = 4096;
 
-/// Whole pages of a file, unmapped at the end.
+/// Mapped pages of a file. Dropping it unmaps them.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: an address range of the process, owned by this value; who touches it when is its users' business.
+// SAFETY: this value only owns an address range. Its users synchronise access to the memory.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; no method touches what is mapped.
+// SAFETY: as above; no method accesses the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the pages of `file` that hold the bytes `range`, which lies at `base` (a multiple of the page) in it. The
-    /// second value is the address of the range's first byte.
+    /// Maps the pages of `file` that contain `range`, whose offsets count from `base`, a multiple of the page size. Returns
+    /// the mapping and the address of the range's first byte.
     pub fn new(
         file: BorrowedFd<'_>,
         base: u64,
@@ -37,13 +37,13 @@ impl Mapping {
         let mut protection = ProtFlags::empty();
         protection.set(ProtFlags::READ, read);
         protection.set(ProtFlags::WRITE, write);
-        // SAFETY: a new mapping, of nothing else in this process.
+        // SAFETY: a new mapping at an address that the kernel chooses changes no existing memory.
         let start =
             unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, base + first) };
         let start = start.map_err(|error| Error::os(format!("mapping {what}"), error))?;
         let start = NonNull::new(start.cast::<u8>()).expect("mmap gives no null");
         let mapping = Self { start, length };
-        // SAFETY: the range starts in the first page mapped.
+        // SAFETY: the range starts in the first mapped page.
         let address = unsafe { start.add((range.start - first) as usize) };
         Ok((mapping, address))
     }
@@ -51,7 +51,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped with this length, unmapped once; those who use it keep this value.
+        // SAFETY: `new` mapped this length, and the users of the memory keep this value alive.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

@@ -1,13 +1,13 @@
-//! Names of vendors and devices, from the list that distributions install (<https://pci-ids.ucw.cz>).
+//! Names of vendors and devices from the installed list `pci.ids` (<https://pci-ids.ucw.cz>).
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Where distributions put the list (packages pci.ids and hwdata).
+/// Where distributions install the list (packages pci.ids and hwdata).
 const LISTS: [&str; 2] = ["/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids"];
 
-/// The names known; none where no list is installed.
+/// The known names. Empty if no list is installed.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     vendors: BTreeMap<u16, String>,
@@ -15,14 +15,13 @@ pub struct Names {
 }
 
 impl Names {
-    /// The system's list.
+    /// Reads the system's list.
     pub fn system() -> Self {
         let list = LISTS.iter().find_map(|list| fs::read(Path::new(list)).ok());
         list.map(|bytes| Self::parse(&String::from_utf8_lossy(&bytes))).unwrap_or_default()
     }
 
-    /// Reads the list's text: vendors at the start of a line, their devices after a tab; subsystems and classes are passed
-    /// over.
+    /// Parses the list. Vendors start a line, and their devices follow after a tab. Subsystems and classes are skipped.
     fn parse(text: &str) -> Self {
         let mut names = Self::default();
         let mut vendor = None;
@@ -46,7 +45,8 @@ impl Names {
         names
     }
 
-    /// `NVIDIA Corporation GH100 [H100 SXM5 80GB]`, or what of it is known.
+    /// Returns the name of a device, such as `NVIDIA Corporation GH100 [H100 SXM5 80GB]`, or of its vendor if only that is
+    /// known.
     pub fn name(&self, vendor: u16, device: u16) -> Option<String> {
         let maker = self.vendors.get(&vendor)?;
         Some(match self.devices.get(&(vendor, device)) {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_lists_shape() {
+    fn parses_vendors_and_devices_only() {
         let names = Names::parse(
             "# comment\n10de  NVIDIA Corporation\n\t2330  GH100 [H100]\n\t\t10de 16c0  a board\n\tzzzz\n\
              8086  Intel Corporation\n\nC 03  Display controller\n\t00  VGA\n\t2330  not a device\n",

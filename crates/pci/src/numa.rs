@@ -1,21 +1,21 @@
-//! The machine's memory nodes: which processors and how much memory each has.
+//! The NUMA nodes of the machine, with their CPUs and memory.
 
 use crate::sysfs::{Sysfs, read_text};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// A memory node.
+/// A NUMA node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Node {
-    /// Its number.
+    /// The number of the node.
     pub node: u32,
-    /// Its processors as the kernel lists them: `0-15,32-47`; empty for a node of memory only.
+    /// The node's CPUs as the kernel lists them, such as `0-15,32-47`. Empty for a node without CPUs.
     pub cpus: String,
-    /// Its memory.
+    /// The size of its memory.
     pub memory_bytes: Option<u64>,
 }
 
-/// All nodes in order; none where the kernel knows no NUMA.
+/// Returns all nodes in order. Empty if the kernel does not support NUMA.
 pub fn nodes(sysfs: &Sysfs) -> Vec<Node> {
     let home = sysfs.system_nodes();
     let mut numbers: Vec<u32> = std::fs::read_dir(&home)
@@ -36,7 +36,7 @@ pub fn nodes(sysfs: &Sysfs) -> Vec<Node> {
     numbers.into_iter().map(node).collect()
 }
 
-/// From a line such as `Node 0 MemTotal:       24690500 kB`.
+/// Parses the total from a line such as `Node 0 MemTotal:       24690500 kB`.
 fn total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find(|line| line.contains("MemTotal:"))?;
     let kibibytes: u64 = line.split_whitespace().nth(3)?.parse().ok()?;
@@ -50,7 +50,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn nodes_in_order() {
+    fn nodes_are_listed_in_order() {
         let fake = FakeSysfs::new();
         for (node, cpus) in [(10, ""), (2, "0-3\n")] {
             let home = fake.path(&format!("devices/system/node/node{node}"));

@@ -1,13 +1,13 @@
-//! Who may touch a BAR: the rule, in one place.
+//! The rule for access to BARs.
 //!
 //! | the device | reading | writing |
 //! | --- | --- | --- |
 //! | held by a kernel driver | never | never |
-//! | bound to vfio-pci | with the flag | with the flag, in an explicit range |
-//! | without a driver, in the allow list | with the flag | with the flag, in an explicit range |
-//! | without a driver otherwise | never | never |
+//! | bound to vfio-pci | with the flag | with the flag, within an explicit range |
+//! | without a driver, in the allow list | with the flag | with the flag, within an explicit range |
+//! | without a driver, not in the allow list | never | never |
 //!
-//! Reads need a flag because reading a register may change it.
+//! Reads need a flag because a register may change when it is read.
 
 use crate::address::Address;
 use crate::error::{Error, Result};
@@ -15,10 +15,10 @@ use crate::spec::BarSpec;
 use crate::sysfs::Sysfs;
 use std::collections::BTreeSet;
 
-/// The driver that makes a device ours.
+/// The kernel driver through which VFIO gives a device to a process.
 pub const VFIO_DRIVER: &str = "vfio-pci";
 
-/// What the user has permitted. Nothing by default.
+/// The access that the user permitted. None by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permission {
     read: bool,
@@ -27,33 +27,33 @@ pub struct Permission {
 }
 
 impl Permission {
-    /// Reads as well (`--allow-bar-read`).
+    /// Permits reads (`--allow-bar-read`).
     #[must_use]
     pub fn read(mut self) -> Self {
         self.read = true;
         self
     }
 
-    /// Writes as well (`--allow-bar-write`), in ranges that are explicit.
+    /// Permits writes within explicit ranges (`--allow-bar-write`).
     #[must_use]
     pub fn write(mut self) -> Self {
         self.write = true;
         self
     }
 
-    /// This device as well, though it is not bound to vfio-pci (`--allow-device`).
+    /// Permits a device that has no driver and is not bound to vfio-pci (`--allow-device`).
     #[must_use]
     pub fn device(mut self, address: Address) -> Self {
         self.devices.insert(address);
         self
     }
 
-    /// Reads are permitted.
+    /// Returns true if reads are permitted.
     pub fn may_read(&self) -> bool {
         self.read
     }
 
-    /// Writes are permitted where the range is explicit.
+    /// Returns true if writes within explicit ranges are permitted.
     pub fn may_write(&self) -> bool {
         self.write
     }
@@ -71,20 +71,20 @@ fn not_permitted(name: &str, what: &'static str, remedy: &str) -> Error {
     Error::NotPermitted { name: name.into(), what, remedy: remedy.into() }
 }
 
-/// By which door a BAR is reached.
+/// How a BAR is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessMethod {
-    /// VFIO, which holds the device for us.
+    /// Through VFIO, which reserves the device for this process.
     Vfio,
-    /// `resourceN` in sysfs; nothing holds the device.
+    /// Through the file `resourceN` in sysfs. No driver holds the device.
     Sysfs,
 }
 
-/// Decides whether the BAR may be mapped, and how.
+/// Checks whether a BAR may be mapped, and returns how.
 ///
 /// # Errors
-/// [`Error::NoDevice`], [`Error::Held`], [`Error::NotAllowed`], and [`Error::NotPermitted`] for neither reading nor
-/// writing or for writing without a range.
+/// [`Error::NoDevice`]; [`Error::Held`]; [`Error::NotAllowed`]; [`Error::NotPermitted`] if neither reads nor writes are
+/// permitted, or writes without an explicit range.
 pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<AccessMethod> {
     let name = spec.to_string();
     if !permission.read && !permission.write {
@@ -95,13 +95,13 @@ pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<A
         ));
     }
     if permission.write && spec.range.is_none() {
-        let remedy = format!("name the range, as in pci:{}/bar{}@0+4K", spec.address, spec.bar);
+        let remedy = format!("give a range, such as pci:{}/bar{}@0+4K", spec.address, spec.bar);
         return Err(not_permitted(&name, "written", &remedy));
     }
     access_method(sysfs, spec.address, permission)
 }
 
-/// The part of the rule that depends on who holds the device; asked again once it is mapped.
+/// Checks the device's driver against the rule. Called again after mapping, in case a driver was bound meanwhile.
 pub(crate) fn access_method(
     sysfs: &Sysfs,
     address: Address,
@@ -113,9 +113,9 @@ pub(crate) fn access_method(
     match sysfs.driver(address) {
         Some(driver) if driver == VFIO_DRIVER => Ok(AccessMethod::Vfio),
         Some(driver) => Err(Error::Held { address, driver }),
-        // A link that cannot be read is still a driver's.
+        // An unreadable link still means that a driver is bound.
         None if sysfs.device(address).join("driver").symlink_metadata().is_ok() => {
-            Err(Error::Held { address, driver: "that cannot be named".into() })
+            Err(Error::Held { address, driver: "(unknown)".into() })
         }
         None if permission.devices.contains(&address) => Ok(AccessMethod::Sysfs),
         None => Err(Error::NotAllowed { address }),

@@ -1,4 +1,4 @@
-//! How a BAR is named on a command line: `pci:ADDR/barN[@START+LENGTH][:wc]`.
+//! The name of a BAR on the command line: `pci:ADDRESS/barN[@START+LENGTH][:wc]`.
 
 use crate::address::Address;
 use crate::error::{Error, Result};
@@ -7,24 +7,24 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// A BAR, perhaps a part of it, as a user names it.
+/// A BAR, or a range of one, as the user names it.
 ///
-/// `pci:0000:b5:00.0/bar2` is all of BAR 2, and may only be read; `pci:0000:b5:00.0/bar2@1M+64K` is an explicit range, which
-/// may also be written; `:wc` at the end asks for a write-combining mapping.
+/// `pci:0000:b5:00.0/bar2` is all of BAR 2, which can only be read. `pci:0000:b5:00.0/bar2@1M+64K` is an explicit range, which
+/// can also be written. A suffix `:wc` requests a write-combining mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BarSpec {
-    /// The device.
+    /// The device's address.
     pub address: Address,
-    /// Which BAR, 0 to 5.
+    /// The index of the BAR, 0 to 5.
     pub bar: u8,
-    /// The bytes meant; all of them when `None`.
+    /// The range in bytes; `None` is the whole BAR.
     pub range: Option<Range<u64>>,
-    /// Mapped write-combining.
+    /// True for a write-combining mapping.
     pub write_combining: bool,
 }
 
 impl BarSpec {
-    /// The explicit range `range` of BAR `bar` of the device, uncached.
+    /// Names an explicit range of a BAR, mapped uncached.
     pub fn new(address: Address, bar: u8, range: Range<u64>) -> Self {
         Self { address, bar, range: Some(range), write_combining: false }
     }
@@ -40,11 +40,12 @@ impl FromStr for BarSpec {
             why: why.into(),
             example: "pci:0000:b5:00.0/bar2, pci:0000:b5:00.0/bar2@0+1M or pci:0000:b5:00.0/bar2@0+1M:wc",
         };
-        let rest = text.strip_prefix("pci:").ok_or_else(|| bad("no 'pci:' at its start"))?;
-        let (address, rest) = rest.split_once('/').ok_or_else(|| bad("no '/barN' after the address"))?;
+        let rest = text.strip_prefix("pci:").ok_or_else(|| bad("it does not start with 'pci:'"))?;
+        let (address, rest) =
+            rest.split_once('/').ok_or_else(|| bad("there is no '/barN' after the address"))?;
         let (rest, write_combining) = match rest.split_once(':') {
             Some((rest, "wc")) => (rest, true),
-            Some(_) => return Err(bad("only ':wc' may follow the BAR")),
+            Some(_) => return Err(bad("only ':wc' can follow the BAR")),
             None => (rest, false),
         };
         let (bar, range) = match rest.split_once('@') {
@@ -53,14 +54,15 @@ impl FromStr for BarSpec {
         };
         let bar = match bar.strip_prefix("bar").map(str::as_bytes) {
             Some([digit @ b'0'..=b'5']) => digit - b'0',
-            _ => return Err(bad("BARs are bar0 to bar5")),
+            _ => return Err(bad("the BAR must be bar0 to bar5")),
         };
         let range = range.map(|range| {
-            let (start, length) = range.split_once('+').ok_or_else(|| bad("a range is START+LENGTH"))?;
+            let (start, length) =
+                range.split_once('+').ok_or_else(|| bad("the range must be START+LENGTH"))?;
             let read = |size: &str| parse_size(size).map_err(|error| bad(&error.to_string()));
             let (start, length) = (read(start)?, read(length)?);
-            // Sizes are read as at most 2^62 each.
-            if length == 0 { Err(bad("the range has no bytes")) } else { Ok(start..start + length) }
+            // `parse_size` returns at most 2^62, so the sum does not overflow.
+            if length == 0 { Err(bad("the length of the range is 0")) } else { Ok(start..start + length) }
         });
         Ok(Self { address: address.parse()?, bar, range: range.transpose()?, write_combining })
     }
@@ -76,7 +78,7 @@ impl fmt::Display for BarSpec {
     }
 }
 
-/// A size as it is read: `1M`, `64K`, `100`.
+/// A size in the form that `parse_size` accepts: `1M`, `64K`, `100`.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -96,7 +98,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn reads_all_forms() {
+    fn all_forms_are_parsed() {
         let whole: BarSpec = "pci:0000:b5:00.0/bar2".parse().unwrap();
         assert_eq!((whole.bar, whole.range, whole.write_combining), (2, None, false));
         let part: BarSpec = "pci:b5:00.0/bar0@1M+64K:wc".parse().unwrap();
@@ -122,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(text in "(pci:)?[0-9a-f:.]{0,14}(/bar)?[0-9]?@?[0-9A-Z+]{0,24}(:wc)?") {
+        fn no_text_panics(text in "(pci:)?[0-9a-f:.]{0,14}(/bar)?[0-9]?@?[0-9A-Z+]{0,24}(:wc)?") {
             let _ = text.parse::<BarSpec>();
         }
     }

@@ -1,17 +1,17 @@
-//! Reading `/sys/bus/pci`: small text attributes and links, none of which is trusted.
+//! Reads attributes and links in `/sys/bus/pci` without trusting them.
 //!
-//! A device may vanish between two reads, and virtual machines present what they like: everything is optional, and
-//! nothing is read beyond [`LONGEST`] bytes.
+//! A device may vanish between two reads, and a virtual machine may present anything. Every value is therefore optional, and
+//! at most [`LONGEST`] bytes of an attribute are read.
 
 use crate::address::Address;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// What is read of an attribute at most; the kernel's are at most a page, but for `config` and resources.
+/// The most bytes that are read of an attribute. The kernel's text attributes have at most one page.
 pub const LONGEST: u64 = 16 * 1024;
 
-/// A sysfs, and the `/dev` that goes with it: the system's, or one that a test made.
+/// A sysfs and its `/dev`: the system's, or one that a test made.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
@@ -25,38 +25,38 @@ impl Default for Sysfs {
 }
 
 impl Sysfs {
-    /// The system's own.
+    /// Returns the system's sysfs.
     pub fn system() -> Self {
         Self { root: "/sys".into(), dev: "/dev".into() }
     }
 
-    /// One below `root`, which holds `bus/pci/devices` and, for VFIO, `dev/vfio`.
+    /// Uses a directory as sysfs. It contains `bus/pci/devices` and, for VFIO, `dev/vfio`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
         Self { dev: root.join("dev"), root }
     }
 
-    /// The file `name` below `/dev`.
+    /// Returns the path of `name` below `/dev`.
     pub fn dev(&self, name: &str) -> PathBuf {
         self.dev.join(name)
     }
 
-    /// The directory of all devices.
+    /// Returns the directory of all devices.
     pub fn devices(&self) -> PathBuf {
         self.root.join("bus/pci/devices")
     }
 
-    /// The directory of the memory nodes.
+    /// Returns the directory of the NUMA nodes.
     pub(crate) fn system_nodes(&self) -> PathBuf {
         self.root.join("devices/system/node")
     }
 
-    /// The directory of one device.
+    /// Returns the directory of one device.
     pub fn device(&self, address: Address) -> PathBuf {
         self.devices().join(address.to_string())
     }
 
-    /// All functions there are, in the bus's order; none where there is no PCI at all.
+    /// Returns the addresses of all functions in bus order. Empty on a machine without PCI.
     pub fn addresses(&self) -> Vec<Address> {
         let mut addresses: Vec<Address> =
             names(&self.devices()).iter().filter_map(|n| n.parse().ok()).collect();
@@ -64,12 +64,12 @@ impl Sysfs {
         addresses
     }
 
-    /// An attribute's text without the space around it; `None` when it is not there, not readable, or no text.
+    /// Reads an attribute as trimmed text. Returns `None` if it is missing, not readable or not UTF-8.
     pub fn text(&self, address: Address, attribute: &str) -> Option<String> {
         read_text(&self.device(address).join(attribute))
     }
 
-    /// An attribute that is a number, decimal or `0x` hexadecimal.
+    /// Reads an attribute as a decimal or `0x` hexadecimal number.
     pub fn number(&self, address: Address, attribute: &str) -> Option<u64> {
         let text = self.text(address, attribute)?;
         match text.strip_prefix("0x") {
@@ -78,23 +78,23 @@ impl Sysfs {
         }
     }
 
-    /// The last part of what a link of the device points to: the driver's name, the group's number.
+    /// Returns the last component of a link's target, such as the driver's name or the IOMMU group's number.
     pub fn link(&self, address: Address, name: &str) -> Option<String> {
         let target = fs::read_link(self.device(address).join(name)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
-    /// The kernel driver that holds the device.
+    /// Returns the name of the kernel driver that is bound to the device.
     pub fn driver(&self, address: Address) -> Option<String> {
         self.link(address, "driver")
     }
 
-    /// The names in a directory of the device (`net`, `nvme`), sorted.
+    /// Returns the sorted names in a directory of the device, such as `net` or `nvme`.
     pub fn names(&self, address: Address, directory: &str) -> Vec<String> {
         names(&self.device(address).join(directory))
     }
 
-    /// The first `N` bytes of the configuration space; `None` when fewer can be had.
+    /// Reads the first `N` bytes of the configuration space. Returns `None` if fewer are readable.
     pub fn config<const N: usize>(&self, address: Address) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         File::open(self.device(address).join("config")).ok()?.read_exact(&mut bytes).ok()?;

@@ -1,4 +1,4 @@
-//! Which PCI functions there are, how they hang together, and what they are.
+//! The PCI functions of the machine and the tree that their links form.
 
 use crate::address::Address;
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What a function is, by its class code, as far as it matters here.
+/// The kind of a function, from its class code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -24,59 +24,59 @@ pub enum Kind {
     Other,
 }
 
-/// A base address register that is there.
+/// A base address register that the device implements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct BarInfo {
-    /// 0 to 5.
+    /// The index, 0 to 5.
     pub index: u8,
-    /// Where the host has mapped it; 0 when it has not.
+    /// The physical address; 0 if none is assigned.
     pub start: u64,
-    /// Length.
+    /// The length.
     pub size_bytes: u64,
-    /// Memory, rather than I/O ports.
+    /// True for memory, false for I/O ports.
     pub memory: bool,
-    /// Without side effects on reads, so that it may be mapped write-combining.
+    /// True if reads have no side effects, so it can be mapped write-combining.
     pub prefetchable: bool,
-    /// May lie above 4 GiB.
+    /// True if it is a 64-bit BAR, which can lie above 4 GiB.
     pub wide: bool,
 }
 
 /// A PCI function.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Device {
-    /// Where it is.
+    /// The address of the function.
     pub address: Address,
-    /// The bridge above it; `None` below a root complex.
+    /// The bridge above it; `None` directly below a root complex.
     pub parent: Option<Address>,
-    /// Vendor identifier.
+    /// The vendor ID.
     pub vendor: u16,
-    /// Device identifier.
+    /// The device ID.
     pub device: u16,
-    /// Class, subclass, programming interface: `0x010802`.
+    /// Class, subclass and programming interface, such as `0x010802`.
     pub class: u32,
-    /// What that says it is.
+    /// The kind that the class stands for.
     pub kind: Kind,
-    /// The memory node it is attached to, where the firmware says.
+    /// The NUMA node it is attached to, if the firmware tells.
     pub numa_node: Option<u32>,
-    /// The processors near it, as the kernel lists them: `0-15,32-47`.
+    /// The CPUs near it as the kernel lists them, such as `0-15,32-47`.
     pub local_cpus: Option<String>,
-    /// The kernel driver that holds it.
+    /// The kernel driver that is bound to it.
     pub driver: Option<String>,
-    /// Its IOMMU group.
+    /// The number of its IOMMU group.
     pub iommu_group: Option<u32>,
-    /// Its link to the bridge above; `None` for what has none (inside a root complex, conventional PCI).
+    /// Its link to the bridge above; `None` inside a root complex and for conventional PCI.
     pub link: Option<Link>,
-    /// The BARs that are there.
+    /// The implemented BARs.
     pub bars: Vec<BarInfo>,
-    /// What the kernel calls it: network interfaces, NVMe controllers, RDMA devices.
+    /// The names of its network interfaces, NVMe controllers and RDMA devices.
     pub names: Vec<String>,
 }
 
 impl Device {
-    /// Reads one function.
+    /// Reads one function. Attributes without a valid value are left out.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] when there is none. What is there but makes no sense is left out.
+    /// [`Error::NoDevice`] if there is none.
     pub fn read(sysfs: &Sysfs, address: Address) -> Result<Self> {
         let number = |attribute| sysfs.number(address, attribute);
         if !sysfs.device(address).is_dir() {
@@ -85,7 +85,7 @@ impl Device {
         let class = number("class").unwrap_or(0) as u32 & 0xff_ffff;
         let rate = |speed, width| Rate::parse(&sysfs.text(address, speed)?, &sysfs.text(address, width)?);
         let link = rate("current_link_speed", "current_link_width").map(|current| {
-            // A maximum below what runs is nonsense; then what runs is the most known.
+            // A maximum below the current rate is wrong, so the current rate is used.
             let max = rate("max_link_speed", "max_link_width").filter(|max| max.min(current) == current);
             Link { current, max: max.unwrap_or(current) }
         });
@@ -96,7 +96,7 @@ impl Device {
             device: number("device").unwrap_or(0) as u16,
             class,
             kind: kind(class),
-            // -1 where the firmware does not say.
+            // The kernel reports -1 if the firmware does not tell.
             numa_node: number("numa_node").and_then(|node| node.try_into().ok()),
             local_cpus: sysfs.text(address, "local_cpulist").filter(|list| !list.is_empty()),
             driver: sysfs.driver(address),
@@ -107,7 +107,7 @@ impl Device {
         })
     }
 
-    /// Its BAR `index`.
+    /// Returns BAR `index` if it is implemented.
     pub fn bar(&self, index: u8) -> Option<&BarInfo> {
         self.bars.iter().find(|bar| bar.index == index)
     }
@@ -129,7 +129,7 @@ fn kind(class: u32) -> Kind {
     }
 }
 
-/// The first six lines of `resource`: start, end and flags of each BAR, zeroes for none.
+/// Parses the first six lines of `resource`: start, end and flags of each BAR, or zeros.
 fn bars(resource: &str) -> Vec<BarInfo> {
     const MEMORY: u64 = 0x200;
     const PREFETCHABLE: u64 = 0x2000;
@@ -151,40 +151,40 @@ fn bars(resource: &str) -> Vec<BarInfo> {
     resource.lines().take(6).enumerate().filter_map(bar).collect()
 }
 
-/// All functions of the machine.
+/// All PCI functions of the machine.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     devices: BTreeMap<Address, Device>,
 }
 
 impl Topology {
-    /// Reads all there are. Devices that vanish meanwhile are left out.
+    /// Reads all functions. Functions that vanish meanwhile are left out.
     pub fn read(sysfs: &Sysfs) -> Self {
         let devices = sysfs.addresses().into_iter().filter_map(|a| Some((a, Device::read(sysfs, a).ok()?)));
         Self { devices: devices.collect() }
     }
 
-    /// All, in the bus's order.
+    /// Returns all functions in bus order.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.devices.values()
     }
 
-    /// The one at an address.
+    /// Returns the function at an address.
     pub fn get(&self, address: Address) -> Option<&Device> {
         self.devices.get(&address)
     }
 
-    /// Those directly below a root complex: what a tree starts from.
+    /// Returns the functions directly below a root complex.
     pub fn roots(&self) -> impl Iterator<Item = &Device> {
         self.devices().filter(|device| device.parent.is_none_or(|parent| self.get(parent).is_none()))
     }
 
-    /// Those directly below a bridge.
+    /// Returns the functions directly below a bridge.
     pub fn children(&self, bridge: Address) -> impl Iterator<Item = &Device> {
         self.devices().filter(move |device| device.parent == Some(bridge))
     }
 
-    /// All with their depth, each bridge before what is below it.
+    /// Returns all functions with their depth in the tree, each bridge before its children.
     pub fn walk(&self) -> Vec<(usize, &Device)> {
         let mut walked = Vec::new();
         let mut ahead: Vec<(usize, &Device)> = self.roots().map(|root| (0, root)).collect();
@@ -198,16 +198,16 @@ impl Topology {
         walked
     }
 
-    /// The bridges from a device up to its root, nearest first.
+    /// Returns the bridges from a device up to the root, nearest first.
     pub fn path(&self, address: Address) -> Vec<&Device> {
         let above = |device: &&Device| device.parent.and_then(|parent| self.get(parent));
-        // A tree is at most as deep as it has functions, whatever sysfs claims.
+        // The limit ends a cycle, which a wrong sysfs could contain.
         let path = std::iter::successors(self.get(address).as_ref().and_then(above), above);
         path.take(self.devices.len()).collect()
     }
 
-    /// Where a device's link runs below what the device can do. Not for bridges: a port may well be wider than the card
-    /// in it, and the card's own link says so if it matters.
+    /// Returns how far a device's link runs below the rate that the device supports. Returns `None` for bridges, because a
+    /// port may be wider than its card, and the card's own link shows a real shortfall.
     pub fn shortfall(&self, device: &Device) -> Option<Shortfall> {
         if device.kind == Kind::Bridge {
             return None;
@@ -217,7 +217,7 @@ impl Topology {
         Shortfall::of(device.link?, slot)
     }
 
-    /// The slowest link between a device and the root complex: its payload ceiling is that of the path.
+    /// Returns the slowest link between a device and the root complex. It determines the payload ceiling of the path.
     pub fn narrowest(&self, address: Address) -> Option<(&Device, Rate)> {
         let device = self.get(address)?;
         std::iter::once(device)

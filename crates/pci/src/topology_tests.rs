@@ -16,7 +16,7 @@ fn link(
 }
 
 #[test]
-fn a_tree_with_a_narrow_link() {
+fn a_narrow_link_is_found_in_the_tree() {
     let fake = FakeSysfs::new();
     let gen4 = "16.0 GT/s PCIe\n";
     let mut port = link(gen4, "8\n", (gen4, "8\n")).to_vec();
@@ -51,7 +51,7 @@ fn a_tree_with_a_narrow_link() {
 }
 
 #[test]
-fn no_pci_at_all() {
+fn a_machine_without_pci_has_an_empty_topology() {
     let topology = Topology::read(&Sysfs::at("/nonexistent"));
     assert_eq!(topology.devices().count(), 0);
     let address = "0000:00:00.0".parse().unwrap();
@@ -59,7 +59,7 @@ fn no_pci_at_all() {
 }
 
 #[test]
-fn bars_as_the_kernel_lists_them() {
+fn bars_are_parsed_from_the_kernels_list() {
     let text = "0x00000000fea00000 0x00000000fea03fff 0x0000000000140204\n\
                 0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
                 0x000000000000c000 0x000000000000c01f 0x0000000000040101\n\
@@ -74,7 +74,7 @@ fn bars_as_the_kernel_lists_them() {
 }
 
 #[test]
-fn a_parent_that_is_itself_ends() {
+fn a_device_that_is_its_own_parent_is_a_root() {
     let fake = FakeSysfs::new();
     let address = fake.device("0000:00:01.0", &["0000:00:01.0"], &[]);
     let topology = Topology::read(&fake.sysfs());
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn any_resource_text(text in "(0x[0-9a-f]{0,18}[ \n]?){0,24}") {
+    fn no_resource_text_panics(text in "(0x[0-9a-f]{0,18}[ \n]?){0,24}") {
         bars(&text);
     }
 }

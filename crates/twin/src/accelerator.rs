@@ -1,4 +1,4 @@
-//! An accelerator's twin: memory of its own, a DMA engine each way, and a BAR through which the CPU reaches its memory.
+//! The twin of an accelerator: memory, a DMA engine for each direction, and a BAR through which the CPU reaches the memory.
 
 use crate::costs::{BarCosts, Costs};
 use crate::dma::DmaEngine;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// An accelerator in software: `twin:N`.
+/// A software accelerator, `twin:N`.
 pub struct Accelerator {
     index: u32,
     costs: Costs,
@@ -17,87 +17,87 @@ pub struct Accelerator {
 }
 
 impl Accelerator {
-    /// `twin:index`, with these costs.
+    /// Creates `twin:index` with the given costs.
     pub fn new(index: u32, costs: Costs) -> Self {
         Self { index, costs, used: Arc::new(AtomicUsize::new(0)) }
     }
 
-    /// Its number.
+    /// Returns its index.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// What it costs.
+    /// Returns its costs.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
 
-    /// Zeroed memory of the accelerator.
+    /// Allocates zeroed memory of the accelerator.
     ///
     /// # Errors
-    /// [`Error::Memory`] beyond what it has, or this machine has.
+    /// [`Error::Memory`] if the accelerator or this machine has too little.
     pub fn allocate(&self, bytes: usize) -> Result<Region> {
         let total = self.costs.memory;
-        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+        let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
             used.checked_add(bytes).filter(|sum| *sum <= total)
         });
-        if let Err(used) = taken {
+        if let Err(used) = reserved {
             return Err(Error::Memory {
                 bytes,
                 what: format!("memory of twin:{}", self.index),
-                why: format!("{} of its {total} bytes are free; ask for less", total - used),
+                why: format!("{} of its {total} bytes are free; request less", total - used),
             });
         }
-        let mut share = Share { used: self.used.clone(), bytes, memory: None };
+        let mut allocation = Allocation { used: self.used.clone(), bytes, memory: None };
         let memory = Region::host(bytes)?;
         let address = memory.address();
-        share.memory = Some(memory);
-        // SAFETY: the host region behind it is kept by the share.
-        Ok(unsafe { Region::from_raw(address, bytes, Location::Twin(self.index), Arc::new(share)) })
+        allocation.memory = Some(memory);
+        // SAFETY: the allocation keeps the host region that holds these bytes.
+        Ok(unsafe { Region::from_raw(address, bytes, Location::Twin(self.index), Arc::new(allocation)) })
     }
 
-    /// A DMA engine of it, towards its memory or out of it. Each has a thread of its own.
+    /// Starts a DMA engine of the accelerator, into its memory or out of it. Each engine has a thread of its own.
     ///
     /// # Errors
-    /// [`Error::Os`] when the system has no thread left.
+    /// [`Error::Os`] if the system refuses a thread.
     pub fn dma(&self, to_device: bool) -> Result<DmaEngine> {
         let way = if to_device { "in" } else { "out" };
         DmaEngine::new(format!("twin:{} dma {way}", self.index), self.costs.dma.clone())
     }
 
-    /// Its BAR's costs.
+    /// Returns the costs of its BAR.
     pub fn bar(&self) -> BarCosts {
         self.costs.bar.clone()
     }
 }
 
-/// Part of the accelerator's memory, given back when dropped.
-struct Share {
+/// An allocation of the accelerator's memory. Dropping it frees the memory.
+struct Allocation {
     used: Arc<AtomicUsize>,
     bytes: usize,
     memory: Option<Region>,
 }
 
-impl Drop for Share {
+impl Drop for Allocation {
     fn drop(&mut self) {
         self.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// The CPU, copying between mapped memories of which at least one is a twin's BAR: real bytes by the narrowest stores,
-/// in the time that the costs say. It spins meanwhile, for so does a CPU whose loads and stores crawl.
+/// The CPU as a mover between mapped memories of which at least one is a twin's BAR. It copies real bytes by 4-byte stores
+/// and takes the time of the model. It spins meanwhile, because slow loads and stores occupy a real CPU too.
 pub struct BarMover {
-    /// Costs of reading the source, when it is a twin, and of writing the destination.
+    /// The costs of reading the source, if it is a twin; `write` the same for the destination.
     read: Option<BarCosts>,
     write: Option<BarCosts>,
     copier: CpuMover,
 }
 
 impl BarMover {
-    /// A mover from `source` to `destination`; `None` is host memory.
+    /// Creates a mover from `source` to `destination`; `None` is host memory.
     ///
     /// # Errors
-    /// None in practice: every processor has 4-byte stores.
+    /// [`Error::Invalid`] if the CPU had no 4-byte stores, which every CPU has.
     pub fn new(source: Option<&Accelerator>, destination: Option<&Accelerator>) -> Result<Self> {
         Ok(Self {
             read: source.map(Accelerator::bar),
@@ -106,11 +106,11 @@ impl BarMover {
         })
     }
 
-    /// The time a copy takes in the model: each byte is read, then written.
+    /// Returns the time of a copy in the model: each byte is read, then written.
     pub fn time(&self, bytes: usize) -> Duration {
-        let leg = |rate: Option<f64>| rate.map_or(0.0, |rate| bytes as f64 / rate);
-        let read = leg(self.read.as_ref().map(|costs| costs.read));
-        Duration::from_secs_f64(read + leg(self.write.as_ref().map(|costs| costs.write)))
+        let time = |rate: Option<f64>| rate.map_or(0.0, |rate| bytes as f64 / rate);
+        let read = time(self.read.as_ref().map(|costs| costs.read));
+        Duration::from_secs_f64(read + time(self.write.as_ref().map(|costs| costs.write)))
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_limited_and_given_back() {
+    fn memory_is_limited_and_freed_on_drop() {
         let twin = twin();
         let first = twin.allocate(1 << 19).unwrap();
         assert_eq!(*first.location(), Location::Twin(0));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_cost_what_both_legs_cost() {
+    fn a_copy_costs_its_reads_and_writes() {
         let (zero, one) = (twin(), Accelerator::new(1, Costs::published(1)));
         let mover = BarMover::new(Some(&zero), Some(&one)).unwrap();
         let mib_per_second = 1.0 / mover.time(1 << 20).as_secs_f64();
@@ -197,6 +197,9 @@ mod tests {
         mover.submit(&source, &destination).unwrap();
         assert!(began.elapsed() >= mover.time(4096));
         let mut half = BarMover::new(Some(&zero), None).unwrap();
-        assert!(half.submit(&source, &destination).is_err(), "its destination's BAR is not mapped");
+        assert!(
+            half.submit(&source, &destination).is_err(),
+            "the destination is a twin that this mover does not reach"
+        );
     }
 }

@@ -1,24 +1,24 @@
-//! What a twin's operations cost: link, DMA engine and BAR, and the figures published for one accelerator.
+//! The costs of a twin's link, DMA engines and BAR, and the published figures of one accelerator.
 
 use std::time::Duration;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// What a DMA engine costs.
+/// The costs of a DMA engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DmaCosts {
-    /// Bytes a second towards the device.
+    /// Bytes per second into the device.
     pub to_device: f64,
-    /// Bytes a second from the device.
+    /// Bytes per second out of the device.
     pub from_device: f64,
-    /// What a transfer costs before its first byte.
+    /// The fixed time of a transfer, before its first byte.
     pub per_transfer: Duration,
-    /// From the end of a transfer to its interrupt.
+    /// The time from the end of a transfer to its interrupt.
     pub interrupt: Duration,
 }
 
 impl DmaCosts {
-    /// An engine that is as fast as this machine copies, and costs nothing a transfer.
+    /// Returns the costs of an engine that is limited only by this machine's own copies.
     pub fn unlimited() -> Self {
         Self {
             to_device: f64::INFINITY,
@@ -28,42 +28,42 @@ impl DmaCosts {
         }
     }
 
-    /// The time a transfer takes in the model.
+    /// Returns the time of a transfer in the model.
     pub fn time(&self, bytes: usize, to_device: bool) -> Duration {
         let rate = if to_device { self.to_device } else { self.from_device };
         self.per_transfer + Duration::from_secs_f64(bytes as f64 / rate)
     }
 }
 
-/// What the processor's accesses to a BAR cost.
+/// The costs of CPU accesses to a BAR.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BarCosts {
-    /// Bytes a second that stores reach.
+    /// Bytes per second by stores.
     pub write: f64,
-    /// Bytes a second that loads reach.
+    /// Bytes per second by loads.
     pub read: f64,
 }
 
-/// What an accelerator's twin costs.
+/// The costs of an accelerator's twin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// What the costs are those of, for results.
+    /// The device that has these costs, for results.
     pub name: String,
-    /// The link's rate after encoding, bytes a second each way.
+    /// The link's rate after encoding, in bytes per second and direction.
     pub link: f64,
-    /// Its DMA engines, one each way.
+    /// The DMA engines, one for each direction.
     pub dma: DmaCosts,
-    /// Its BAR.
+    /// The BAR.
     pub bar: BarCosts,
-    /// Bytes of memory.
+    /// The size of the memory in bytes.
     pub memory: usize,
 }
 
 impl Costs {
-    /// The published accelerator in its published slot 0 (PCIe Gen4 x8) or 1 (Gen3 x4).
+    /// Returns the costs of the published accelerator in slot 0 (PCIe Gen4 x8) or 1 (Gen3 x4). Other slots count modulo 2.
     ///
-    /// Rates as published, with MB = 2^20 bytes. What a transfer costs before its first byte was not published; 10 us
-    /// (a driver call, a descriptor, a doorbell) is ours, and no figure published tells it from zero.
+    /// The rates are the published ones, with MB = 2^20 bytes. The fixed time of a transfer was not published. We assume
+    /// 10 us for a driver call, a descriptor and a doorbell; the published figures are compatible with any small value.
     pub fn published(slot: u32) -> Self {
         let (name, link, to_device, from_device, write, read) = match slot % 2 {
             0 => ("published NPU, Gen4 x8", 15.754e9, 8014.24, 9558.77, 6.76, 28.11),
@@ -89,8 +89,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_published_rates_are_shares_of_the_link_as_published() {
-        // 49.68 % and 59.25 % of 15.754 GB/s, 60.80 % and 74.96 % of 3.94 GB/s; published with GB = 1024 MB.
+    fn rates_are_the_published_shares_of_the_link() {
+        // Published: 49.68 % and 59.25 % of 15.754 GB/s, 60.80 % and 74.96 % of 3.94 GB/s, with GB = 1024 MB.
         let share = |slot, to_device: bool| {
             let costs = Costs::published(slot);
             let rate = if to_device { costs.dma.to_device } else { costs.dma.from_device };
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_cost_and_rate() {
+    fn a_transfer_takes_its_fixed_time_and_bytes_by_rate() {
         let costs = DmaCosts { to_device: 1e9, from_device: 2e9, ..DmaCosts::unlimited() };
         assert_eq!(costs.time(1_000_000, true), Duration::from_millis(1));
         assert_eq!(costs.time(1_000_000, false), Duration::from_micros(500));

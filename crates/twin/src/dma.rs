@@ -1,11 +1,11 @@
-//! A DMA engine's twin: a thread that copies, ends transfers when its model says, and interrupts.
+//! The twin of a DMA engine: a thread that copies bytes, completes transfers when its model says, and raises interrupts.
 //!
 //! ```text
-//!  submit -> queue -> thread: copy bytes | wait until begin + cost + bytes/rate | done = n | interrupt, if wanted
+//!  submit -> queue -> thread: copy bytes | wait until start + cost + bytes/rate | done = n | interrupt if requested
 //! ```
 //!
-//! Transfers run one after another, as on one channel. If this machine copies slower than the model, transfers end late;
-//! [`DmaEngine::behind`] says by how much, so that nobody takes the host's limits for the model's.
+//! Transfers run one after another, as on one DMA channel. If this machine copies more slowly than the model, transfers
+//! complete late.
 
 use crate::costs::DmaCosts;
 use crate::fault::Faults;
@@ -19,48 +19,48 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes copied between two looks at the faults and the end.
+/// Bytes that are copied between two checks for faults and for the end of the engine.
 const STEP: usize = 256 << 10;
-/// How long an interrupt is awaited before the done count is looked at anyway: a lost interrupt costs this, not the run.
+/// How long a thread waits for an interrupt before it checks the number of completed transfers anyway. A lost interrupt
+/// delays a transfer by this at most.
 const BACKSTOP: Duration = Duration::from_millis(50);
 
-struct Shared {
+/// State that the engine shares with its thread.
+struct EngineState {
     done: AtomicU64,
     lost: AtomicBool,
     stop: AtomicBool,
-    /// Somebody sleeps, and needs the interrupt.
+    /// A thread sleeps until the interrupt.
     interrupt_wanted: AtomicBool,
     interrupt: Interrupt,
     faults: Faults,
-    behind_ns: AtomicU64,
     recovered: AtomicU64,
 }
 
-/// A DMA engine in software. Reaches host, pinned and twin memory, and mapped windows.
+/// A software DMA engine. It reaches host, pinned and twin memory, and mapped windows.
 pub struct DmaEngine {
     name: String,
     costs: DmaCosts,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     queue: Option<Sender<(Region, Region)>>,
     thread: Option<JoinHandle<()>>,
     flight: InFlight,
 }
 
 impl DmaEngine {
-    /// Starts an engine called `name` in results and errors.
+    /// Starts an engine. Results and errors name it `name`.
     ///
     /// # Errors
-    /// [`Error::Os`] when the system has no thread or file descriptor left.
+    /// [`Error::Os`] if the system refuses a thread or a file descriptor.
     pub fn new(name: impl Into<String>, costs: DmaCosts) -> Result<Self> {
         let name = name.into();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(EngineState {
             done: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             interrupt_wanted: AtomicBool::new(false),
             interrupt: Interrupt::new()?,
             faults: Faults::default(),
-            behind_ns: AtomicU64::new(0),
             recovered: AtomicU64::new(0),
         });
         let (queue, requests) = channel();
@@ -72,38 +72,33 @@ impl DmaEngine {
         Ok(Self { name, costs, shared, queue: Some(queue), thread: Some(thread), flight: InFlight::new() })
     }
 
-    /// What it costs.
+    /// Returns the costs of the model.
     pub fn costs(&self) -> &DmaCosts {
         &self.costs
     }
 
-    /// What can be made to go wrong with it.
+    /// Returns the faults that can be injected.
     pub fn faults(&self) -> &Faults {
         &self.shared.faults
     }
 
-    /// Time by which this machine fell behind the model, in all.
-    pub fn behind(&self) -> Duration {
-        Duration::from_nanos(self.shared.behind_ns.load(Ordering::Relaxed))
-    }
-
-    /// Waits that ended by the backstop because their interrupt never came.
+    /// Returns how many waits ended without an interrupt because it was lost.
     pub fn recovered_interrupts(&self) -> u64 {
         self.shared.recovered.load(Ordering::Relaxed)
     }
 
-    /// How long to wait for a transfer before the device counts as lost.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.flight.timeout = patience;
+    /// Sets how long a wait for a transfer lasts before the device counts as lost.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.flight.timeout = timeout;
     }
 
-    fn look(shared: &Shared, name: &str) -> Result<Ticket> {
+    fn look(shared: &EngineState, name: &str) -> Result<Ticket> {
         let done = Ticket(shared.done.load(Ordering::Acquire));
         if shared.lost.load(Ordering::Acquire) {
             return Err(Error::device_failed(
                 name,
                 format!(
-                    "was lost after transfer {}; bytes of later transfers count as not moved; open it again",
+                    "was lost after transfer {}; later transfers count as not moved; open the device again",
                     done.0
                 ),
             ));
@@ -115,7 +110,7 @@ impl DmaEngine {
         self.flight.check(ticket)?;
         let began = Instant::now();
         loop {
-            // Ask for the interrupt first and look afterwards: an end between the two is seen by one or the other.
+            // The interrupt is requested before the check, so a completion between the two is noticed by one of them.
             self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
             let before = Self::look(&self.shared, &self.name)?;
             self.flight.complete(before, false);
@@ -155,11 +150,11 @@ impl Mover for DmaEngine {
             return Err(out_of_reach(self, source, destination));
         }
         Self::look(&self.shared, &self.name)?;
-        let queue = self.queue.as_ref().expect("open until drop");
+        let queue = self.queue.as_ref().expect("the queue is open until drop");
         let ticket = self.flight.submit(source.len());
         queue
             .send((source.clone(), destination.clone()))
-            .map_err(|_| Error::device_failed(&self.name, "its thread ended; open it again"))?;
+            .map_err(|_| Error::device_failed(&self.name, "its thread ended; open the device again"))?;
         Ok(ticket)
     }
 
@@ -173,7 +168,7 @@ impl Mover for DmaEngine {
         let (shared, name) = (self.shared.clone(), self.name.clone());
         let mut turns = 0u32;
         let poll = || {
-            // The engine is a thread here: on a machine of few cores it needs the one that polls.
+            // The engine is a thread. On a machine with few cores it needs the core of the polling thread.
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(64) {
                 std::thread::yield_now();
@@ -190,7 +185,7 @@ impl Mover for DmaEngine {
 }
 
 impl Drop for DmaEngine {
-    /// Cancels what is in flight: no byte is written once this returns.
+    /// Cancels transfers in flight. No byte is written after this returns.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.queue = None;
@@ -201,7 +196,7 @@ impl Drop for DmaEngine {
 }
 
 struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     costs: DmaCosts,
     copier: CpuMover,
 }
@@ -218,9 +213,6 @@ impl Worker {
             if !self.copy(&source, &destination) {
                 return self.fail();
             }
-            // The model's clock goes on from the model's end, not from when this machine got there.
-            let late = Instant::now().saturating_duration_since(free);
-            self.shared.behind_ns.fetch_add(late.as_nanos() as u64, Ordering::Relaxed);
             if !self.until(free) {
                 return self.fail();
             }
@@ -233,7 +225,7 @@ impl Worker {
         self.shared.stop.load(Ordering::Relaxed)
     }
 
-    /// Copies in steps; false when the device was lost or the engine closed half-way.
+    /// Copies in steps. Returns false if the device was lost or the engine was dropped meanwhile.
     fn copy(&mut self, source: &Region, destination: &Region) -> bool {
         let mut offset = 0;
         while offset < source.len() {
@@ -254,13 +246,13 @@ impl Worker {
         }
         if self.shared.faults.take_flip() {
             let middle = destination.as_ptr().wrapping_add(destination.len() / 2);
-            // SAFETY: inside the destination, which is mapped and the engine's own until the transfer ends.
+            // SAFETY: the address is inside the destination, which only the engine writes until the transfer ends.
             unsafe { middle.write_volatile(middle.read_volatile() ^ 0x10) };
         }
         true
     }
 
-    /// Waits for a time of the model, and while the engine is stalled; false when it was closed meanwhile.
+    /// Waits until `end`, and as long as the engine is stalled. Returns false if the engine was dropped meanwhile.
     fn until(&self, end: Instant) -> bool {
         while self.shared.faults.is_stalled() {
             if self.stopped() {
@@ -277,8 +269,8 @@ impl Worker {
                 return false;
             }
             if left > Duration::from_micros(200) {
-                let nap = (left - Duration::from_micros(150)).min(Duration::from_millis(20));
-                inlane_core::completion::sleep_precisely(nap);
+                let sleep = (left - Duration::from_micros(150)).min(Duration::from_millis(20));
+                inlane_core::completion::sleep_precisely(sleep);
             } else {
                 std::thread::yield_now();
             }

@@ -1,8 +1,8 @@
-//! What can be made to go wrong with a twin, at any time, from any thread.
+//! Faults that can be injected into a twin at any time, from any thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Faults of a DMA engine. All off at first; shared with the engine's thread.
+/// The faults of a DMA engine, shared with its thread. All are off at first.
 #[derive(Debug)]
 pub struct Faults {
     lost_after: AtomicU64,
@@ -11,7 +11,7 @@ pub struct Faults {
     stalled: AtomicBool,
 }
 
-/// No limit.
+/// The value of `lost_after` for a device that is not lost.
 const NEVER: u64 = u64::MAX;
 
 impl Default for Faults {
@@ -26,27 +26,27 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// The device is gone once so many more bytes were copied: in the middle of a transfer, if that is where they end.
+    /// Loses the device after `bytes` more bytes, even in the middle of a transfer.
     pub fn lose_after(&self, bytes: u64) {
         self.lost_after.store(bytes, Ordering::Relaxed);
     }
 
-    /// The next `count` interrupts are never raised.
+    /// Loses the next `count` interrupts.
     pub fn swallow_interrupts(&self, count: u64) {
         self.swallowed_interrupts.store(count, Ordering::Relaxed);
     }
 
-    /// One byte in each of the next `count` transfers arrives with a bit flipped.
+    /// Flips one bit in each of the next `count` transfers.
     pub fn flip_bytes(&self, count: u64) {
         self.flipped_bytes.store(count, Ordering::Relaxed);
     }
 
-    /// Transfers stop ending (true), or end again (false).
+    /// Stalls the engine: transfers do not complete until it is called with false.
     pub fn stall(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::Relaxed);
     }
 
-    /// How many of `bytes` the device copies before it is lost; all of them when it is not.
+    /// Returns how many of the next `bytes` the device copies before it is lost.
     pub(crate) fn take_bytes(&self, bytes: usize) -> usize {
         let left = self.lost_after.load(Ordering::Relaxed);
         if left == NEVER {
@@ -70,7 +70,7 @@ impl Faults {
     }
 }
 
-/// Counts one down, if any is left. Only the engine's thread takes.
+/// Decrements a counter. Returns false if it is 0.
 fn take(count: &AtomicU64) -> bool {
     count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1)).is_ok()
 }

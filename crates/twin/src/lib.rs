@@ -1,7 +1,7 @@
-//! Twins: software stand-ins for devices, so that everything above them runs, and can be tested, on a laptop.
+//! Twins: software stand-ins for devices, so that everything above them runs and can be tested on a laptop.
 //!
-//! A twin moves real bytes, ends at the time that its costs say, raises real interrupts (an eventfd), and fails when it
-//! is told to. What it measures is a model's: results name twins, and no table of measurements holds their figures.
+//! A twin moves real bytes, takes the time of its model, signals interrupts through an eventfd, and fails on request. Its
+//! figures are those of a model. Results mark them, and they never stand in a table of measurements.
 
 mod accelerator;
 mod costs;

@@ -1,10 +1,10 @@
-//! Costs that were measured on this machine, kept in a file between runs and processes.
+//! Keeps measured costs in a file, for later runs and other processes.
 //!
 //! ```text
-//! {machine, from, to, options: costs, when}, ...      an entry for each of whatever changes what paths cost
+//! {machine, from, to, options: costs, when}, ...      one entry for each combination that has its own costs
 //! ```
 //!
-//! A key holds nothing that changes from run to run: a GPU that idles lowers its link's rate.
+//! A key contains nothing that changes between runs, such as the rate of an idle GPU's link.
 
 use super::Costs;
 use crate::device::Device;
@@ -16,19 +16,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Entries that the file has at most; those measured longest ago go.
+/// The most entries in the file. The oldest measurements are removed first.
 const MOST: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Entry {
-    /// Seconds since 1970.
+    /// The time of the measurement, in seconds since 1970.
     measured_s: u64,
     costs: Costs,
 }
 
 type Entries = BTreeMap<String, Entry>;
 
-/// Costs by pair of devices and options, kept in a file.
+/// Costs by pair of devices and path options, kept in a file.
 #[derive(Debug)]
 pub struct Cache {
     file: Option<PathBuf>,
@@ -36,8 +36,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// What is kept in the user's cache folder (`inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`); nothing when the file
-    /// is absent or cannot be read.
+    /// Reads the user's cache, `inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`. It is empty if the file is missing
+    /// or not readable.
     pub fn load() -> Self {
         let root = std::env::var_os("XDG_CACHE_HOME")
             .filter(|folder| !folder.is_empty())
@@ -49,18 +49,18 @@ impl Cache {
         }
     }
 
-    /// What is kept in this file.
+    /// Reads the cache in `file`. It is empty if the file is missing or not readable.
     pub fn at(file: impl Into<PathBuf>) -> Self {
         let file = file.into();
         Self { entries: read(&file), file: Some(file) }
     }
 
-    /// The costs from one device to another as these options open paths.
+    /// Returns the kept costs from one device to another with these options.
     pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&Costs> {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
     }
 
-    /// Notes costs, beside those that other processes noted meanwhile; that the file cannot be written is only said.
+    /// Stores costs. Entries that other processes stored meanwhile stay. A file that cannot be written is only logged.
     pub fn put(&mut self, from: &Device, to: &Device, options: &PathOptions, costs: Costs) {
         let measured_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let entry = Entry { measured_s, costs };
@@ -68,7 +68,7 @@ impl Cache {
         self.entries.insert(key.clone(), entry.clone());
         let Some(file) = &self.file else { return };
         if let Err(error) = write(file, key, entry) {
-            tracing::warn!("calibration is not kept: {}: {error}", file.display());
+            tracing::warn!("the calibration is not kept: cannot write {}: {error}", file.display());
         }
     }
 }
@@ -77,12 +77,12 @@ fn read(file: &Path) -> Entries {
     fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Adds an entry to what the file holds by now. Who reads it meanwhile finds the old file or the new one, whole.
+/// Adds an entry to the current content of the file. A concurrent reader sees either the old or the new file.
 fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // One at a time reads, adds and replaces. Where a file system has no locks an entry may be lost, and is measured again.
+    // The lock makes reading, adding and replacing one step. Without file locks an entry may be lost and measured again.
     let lock = File::create(file.with_extension("lock"))?;
     let _ = lock.lock();
     let mut entries = read(file);
@@ -97,8 +97,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     replaced.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// Whatever changes what paths cost: the machine, the two devices, how paths are opened. The largest transfer is not in it,
-/// for calibration measures the same sizes whatever is asked for.
+/// Returns the key of an entry: everything that changes the costs. The largest transfer is not part of it, because
+/// calibration always measures the same sizes.
 fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     let host = inlane_core::result::Host::this();
     let driver = crate::gpu::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_the_cost_is_measured_apart_and_the_largest_size_does_not() {
+    fn each_combination_has_its_own_entry_whatever_the_largest_size() {
         let folder = tempfile::tempdir().unwrap();
         let mut cache = Cache::at(folder.path().join("new").join("costs.json"));
         let [a, b] = twins();
@@ -177,10 +177,10 @@ mod tests {
             assert_eq!(cache.get(&a, &b, options), None, "{options:?}");
             cache.put(&a, &b, options, costs(index as f64 + 2.0));
         }
-        assert_eq!(cache.get(&b, &a, &asked), None, "the way back is another");
+        assert_eq!(cache.get(&b, &a, &asked), None, "the opposite direction has its own entry");
         let other = Device::twin(Accelerator::new(1, TwinCosts { link: 1e9, ..TwinCosts::published(1) }));
-        assert_eq!(cache.get(&a, &other, &asked), None, "a device of the same number that is another");
-        // All of it is kept, pair by pair.
+        assert_eq!(cache.get(&a, &other, &asked), None, "another device with the same number");
+        // A new reader finds all entries.
         cache.put(&b, &a, &asked, costs(9.5));
         let again = Cache::at(folder.path().join("new").join("costs.json"));
         assert_eq!(again.get(&b, &a, &asked), Some(&costs(9.5)));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn several_at_once_lose_nothing_and_readers_find_a_whole_file() {
+    fn concurrent_writers_lose_nothing_and_readers_see_complete_files() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("costs.json");
         let [a, b] = twins();
@@ -202,7 +202,7 @@ mod tests {
             for writer in 1..5 {
                 let (a, b, file) = (&a, &b, &file);
                 scope.spawn(move || {
-                    // Each as a process of its own would: with what the file held when it began.
+                    // Each writer is like a process of its own, which read the file when it started.
                     let mut cache = Cache::at(file);
                     for turn in 0..10 {
                         cache.put(a, b, &options(writer, turn), costs(f64::from(writer)));
@@ -222,11 +222,11 @@ mod tests {
         }
         let left: Vec<_> =
             fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(left.len(), 2, "the file and its lock: {left:?}");
+        assert_eq!(left.len(), 2, "more than the file and its lock: {left:?}");
     }
 
     #[test]
-    fn the_file_does_not_grow_for_ever() {
+    fn the_oldest_entries_are_removed_from_a_full_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("costs.json");
         let entry = |measured_s| Entry { measured_s, costs: costs(1.0) };
@@ -236,6 +236,6 @@ mod tests {
         let kept = read(&file);
         assert_eq!(kept.len(), MOST);
         assert!(kept.contains_key("new") && kept.contains_key("pair 0"));
-        assert!(!kept.contains_key(&format!("pair {}", MOST + 9)), "the oldest went");
+        assert!(!kept.contains_key(&format!("pair {}", MOST + 9)), "the oldest entry is still there");
     }
 }

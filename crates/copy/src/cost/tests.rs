@@ -7,7 +7,7 @@ fn curve(points: &[(u64, f64)]) -> Curve {
 }
 
 #[test]
-fn curves_are_lines_between_points_and_go_on_at_the_last_rate() {
+fn curves_interpolate_between_points_and_extrapolate_beyond_them() {
     let curve = curve(&[(1000, 10.0), (2000, 20.0), (4000, 30.0)]);
     assert_eq!(curve.time(1), Some(10.0));
     assert_eq!(curve.time(1500), Some(15.0));
@@ -27,13 +27,13 @@ fn host() -> Arc<Device> {
 }
 
 #[test]
-fn what_the_user_can_mend_is_said_plainly_and_is_usage() {
+fn refusals_that_the_user_can_change_are_usage_errors() {
     let memory = || Region::host(64 << 10).unwrap();
     let closed = Device::bar(BAR, memory(), Permission::default().read());
     let both = PathOptions { both_ways: true, ..PathOptions::default() };
     for error in [calibrate(&host(), &closed, &PathOptions::default()), calibrate(&closed, &host(), &both)] {
         assert_eq!(error.class(), Class::Usage);
-        assert!(error.to_string().starts_with(&format!("{BAR}: may not be written")), "{error}");
+        assert!(error.to_string().starts_with(&format!("{BAR}: must not be written")), "{error}");
     }
     let odd = memory().slice(2, 32 << 10).unwrap();
     let odd = Device::bar(BAR, odd, Permission::default().read().write());
@@ -46,9 +46,9 @@ fn what_the_user_can_mend_is_said_plainly_and_is_usage() {
     assert!(error.to_string().contains("excluded by --without"), "{error}");
 }
 
-/// Memory that is there twice, at two addresses: what is poisoned as a destination was filled as a source.
+/// Maps the same memory at two addresses, so that poisoning the destination also overwrites the source.
 fn twice(bytes: usize) -> [Region; 2] {
-    // SAFETY: a file of its own, mapped whole twice; nothing else knows of it, and it stays mapped until the test ends.
+    // SAFETY: nothing else uses this file, and both mappings stay until the process ends.
     unsafe {
         let file = libc::memfd_create(c"twice".as_ptr(), 0);
         assert!(file >= 0 && libc::ftruncate(file, bytes as libc::off_t) == 0);
@@ -62,7 +62,7 @@ fn twice(bytes: usize) -> [Region; 2] {
 }
 
 #[test]
-fn bytes_that_arrive_wrong_are_no_matter_of_the_machine() {
+fn wrong_bytes_fail_the_calibration() {
     let may = || Permission::default().read().write();
     let [first, second] = twice(64 << 10);
     let first = Device::bar(BAR, first, may());
@@ -74,7 +74,7 @@ fn bytes_that_arrive_wrong_are_no_matter_of_the_machine() {
 }
 
 #[test]
-fn of_several_reasons_the_gravest_decides() {
+fn the_gravest_of_several_errors_determines_the_class() {
     let host = host();
     let environment = || Error::device_environment("gpu:0", "has no memory left");
     let refused = |paths: &[Path]| paths.iter().map(|path| (*path, "why".to_string())).collect();
@@ -91,7 +91,7 @@ fn of_several_reasons_the_gravest_decides() {
 }
 
 #[test]
-fn winners_are_those_that_win_somewhere() {
+fn winners_are_the_paths_that_are_cheapest_for_some_size() {
     let costs = Costs {
         paths: [
             (Path::StagedSm, curve(&[(4096, 8e3), (16 << 20, 400e3)])),
@@ -105,11 +105,11 @@ fn winners_are_those_that_win_somewhere() {
 }
 
 #[test]
-fn hybrid_is_the_sum_of_its_legs_and_staging_the_slower_one() {
-    let legs = [("out", 2.0), ("cpu", 3.0), ("in", 1.0)];
-    let legs =
-        legs.map(|(name, slope)| (name.into(), curve(&[(1 << 20, slope * 1e5), (16 << 20, slope * 16e5)])));
-    let costs = Costs { legs: legs.into(), ..Costs::default() };
+fn hybrid_takes_the_sum_of_its_stages_and_staging_the_slower_one() {
+    let stages = [("out", 2.0), ("cpu", 3.0), ("in", 1.0)];
+    let stages =
+        stages.map(|(name, slope)| (name.into(), curve(&[(1 << 20, slope * 1e5), (16 << 20, slope * 16e5)])));
+    let costs = Costs { stages: stages.into(), ..Costs::default() };
     assert_eq!(costs.predict(Path::Hybrid, 16 << 20), Some(96e5));
     assert_eq!(costs.predict(Path::Staged, 16 << 20), Some(32e5 + 1e5));
     assert_eq!(costs.predict(Path::P2p, 16 << 20), None);

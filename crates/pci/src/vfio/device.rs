@@ -1,4 +1,4 @@
-//! A device that VFIO has given us.
+//! A device opened through VFIO.
 
 use super::dma::DmaMapping;
 use super::group::Group;
@@ -13,31 +13,31 @@ use inlane_core::region::Region;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// A PCI function under vfio-pci, opened. Cloning shares it.
+/// An opened PCI function that is bound to vfio-pci. Clones share it.
 #[derive(Clone)]
 pub struct Device {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    // The device goes before its group.
+    // Declared before the group, so that it is closed first.
     file: OwnedFd,
     group: Arc<Group>,
     address: Address,
     sysfs: Sysfs,
 }
 
-/// The command register's place in the configuration space, and its bits (PCI Local Bus Specification 3.0, 6.2.2).
+/// The offset of the command register in the configuration space, and its bits (PCI Local Bus Specification 3.0, 6.2.2).
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
 impl Device {
-    /// Opens the device, with its group and a container of its own, or those that this process has open.
+    /// Opens the device and its IOMMU group. Reuses the group and its container if this process has them open.
     ///
     /// # Errors
-    /// [`Error::NoDevice`]; [`Error::Held`] and [`Error::NotAllowed`] when it is not bound to vfio-pci; [`Error::NoIommu`],
-    /// [`Error::NotViable`], [`Error::Busy`], [`Error::Denied`], [`Error::NotReady`] for what the group lacks.
+    /// [`Error::NoDevice`]; [`Error::Held`] or [`Error::NotAllowed`] if it is not bound to vfio-pci; [`Error::NoIommu`],
+    /// [`Error::NotViable`], [`Error::Busy`], [`Error::Denied`] or [`Error::NotReady`] if the group cannot be used.
     pub fn open(sysfs: &Sysfs, address: Address) -> Result<Self> {
         if !sysfs.device(address).is_dir() {
             return Err(Error::NoDevice { address });
@@ -50,12 +50,12 @@ impl Device {
         let group = Group::of(sysfs, address)?;
         let file = group.device(address)?;
         let device = Self { inner: Arc::new(Inner { file, group, address, sysfs: sysfs.clone() }) };
-        // BARs answer once memory is decoded; the kernel restores what was when the device is closed.
+        // BARs respond once memory decoding is on. The kernel restores the register when the device is closed.
         device.command(COMMAND_MEMORY)?;
         Ok(device)
     }
 
-    /// Where it is.
+    /// Returns the address of the device.
     pub fn address(&self) -> Address {
         self.inner.address
     }
@@ -68,33 +68,33 @@ impl Device {
         self.inner.group.container()
     }
 
-    /// Where BAR `index` lies in the descriptor, how long it is, what of it may be mapped.
+    /// Returns the offset of BAR `index` in the device's file, its length and its mappable parts.
     ///
     /// # Errors
-    /// [`Error::NoBar`] when there is none of it.
+    /// [`Error::NoBar`] if the device does not implement it.
     pub fn bar(&self, index: u8) -> Result<BarRegion> {
         let address = self.address();
         let no_bar = |why: &str| Error::NoBar { address, bar: index, why: why.into() };
         if index > 5 {
-            return Err(no_bar("BARs are 0 to 5"));
+            return Err(no_bar("a BAR has an index from 0 to 5"));
         }
-        let place = regions::ask(self.as_fd(), index.into())
-            .map_err(|error| Error::os(format!("asking for BAR {index} of {address}"), error))?;
-        if place.size_bytes == 0 { Err(no_bar("the device has none there")) } else { Ok(place) }
+        let region = regions::query(self.as_fd(), index.into())
+            .map_err(|error| Error::os(format!("reading the region of BAR {index} of {address}"), error))?;
+        if region.size_bytes == 0 { Err(no_bar("the device does not implement it")) } else { Ok(region) }
     }
 
-    /// Lets the device read and write memory and raise message-signalled interrupts, which are writes too.
+    /// Enables bus mastering, which the device needs for DMA and for message-signalled interrupts.
     ///
     /// # Errors
-    /// [`Error::Os`] when its configuration space cannot be written.
+    /// [`Error::Os`] if the configuration space cannot be written.
     pub fn enable_bus_master(&self) -> Result<()> {
         self.command(COMMAND_BUS_MASTER)
     }
 
-    /// Sets bits of the command register.
+    /// Sets bits in the command register.
     fn command(&self, bits: u16) -> Result<()> {
         let failed = |error| Error::os(format!("setting the command register of {}", self.address()), error);
-        let config = regions::ask(self.as_fd(), sys::CONFIG_REGION).map_err(failed)?;
+        let config = regions::query(self.as_fd(), sys::CONFIG_REGION).map_err(failed)?;
         let mut bytes = [0; 2];
         let got =
             rustix::io::pread(self, &mut bytes, config.offset + COMMAND).map_err(|e| failed(e.into()))?;
@@ -106,46 +106,46 @@ impl Device {
         }
     }
 
-    /// Puts the device into the state it has after power-on, by a function-level reset.
+    /// Resets the device to its power-on state by a function-level reset.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when it knows none.
+    /// [`Error::Unsupported`] if the device has no such reset.
     pub fn reset(&self) -> Result<()> {
-        // SAFETY: takes no argument.
+        // SAFETY: the request takes no argument.
         unsafe { sys::ioctl(self.as_fd(), sys::DEVICE_RESET, 0) }.map_err(|_| Error::Unsupported {
             what: format!("resetting {}", self.address()),
-            why: "it has no function-level reset".into(),
+            why: "the device has no function-level reset".into(),
         })?;
         self.command(COMMAND_MEMORY)
     }
 
-    /// How many interrupts of this kind it has.
+    /// Returns the number of interrupt vectors of a kind.
     ///
     /// # Errors
-    /// [`Error::Os`] when the kernel does not say.
+    /// [`Error::Os`] if the request fails.
     pub fn interrupt_vectors(&self, kind: Kind) -> Result<u32> {
         let argsz = size_of::<sys::IrqInfo>() as u32;
         let mut info = sys::IrqInfo { argsz, index: kind.index(), ..Default::default() };
-        // SAFETY: the structure of this request.
+        // SAFETY: the structure is the one of this request.
         unsafe { sys::ioctl_with(self.as_fd(), sys::DEVICE_GET_IRQ_INFO, &mut info) }.map_err(|error| {
-            Error::os(format!("asking for the {kind} vectors of {}", self.address()), error)
+            Error::os(format!("reading the number of {kind} vectors of {}", self.address()), error)
         })?;
         Ok(info.count)
     }
 
-    /// Delivers the first `vectors` interrupts of this kind to eventfds, until the value returned is dropped.
+    /// Enables the first `vectors` interrupts of a kind, delivered to eventfds. Dropping the result disables them.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when the device has fewer, [`Error::Busy`]-like [`Error::Os`] when some are on already.
+    /// [`Error::Unsupported`] if the device has fewer; [`Error::Os`] if some are enabled already.
     pub fn interrupts(&self, kind: Kind, vectors: u32) -> Result<Interrupts> {
         Interrupts::new(self, kind, vectors)
     }
 
-    /// Lets the device reach `memory` at `iova`, until the value returned is dropped.
+    /// Maps `memory` for DMA by the device at the I/O virtual address `iova`. Dropping the result unmaps it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for memory that is not the CPU's or not whole pages, [`Error::NotReady`] when no more may be
-    /// locked, [`Error::Os`] when `iova` is taken or the IOMMU does not reach it.
+    /// [`Error::Unsupported`] for memory other than whole pages of host memory; [`Error::NotReady`] if the limit of locked
+    /// memory is reached; [`Error::Os`] if `iova` is in use or out of the IOMMU's reach.
     pub fn map_dma(&self, memory: &Region, iova: u64) -> Result<DmaMapping> {
         DmaMapping::new(self, memory, iova)
     }

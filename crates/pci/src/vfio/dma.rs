@@ -1,4 +1,4 @@
-//! Host memory that a device may reach, at an address of the IOMMU's.
+//! Host memory mapped for DMA by a device, at an I/O virtual address.
 
 use super::device::Device;
 use super::sys;
@@ -8,7 +8,7 @@ use std::io;
 
 const PAGE: u64 = 4096;
 
-/// Memory mapped for a device's DMA; it keeps the memory, and takes it from the device when dropped.
+/// A mapping of memory for a device's DMA. It keeps the memory alive. Dropping it ends the device's access.
 #[derive(Debug)]
 pub struct DmaMapping {
     device: Device,
@@ -22,13 +22,13 @@ impl DmaMapping {
         if !memory.location().is_cpu_memory() {
             return Err(Error::Unsupported {
                 what: format!("DMA of {name} to {memory:?}"),
-                why: "VFIO maps host memory only".into(),
+                why: "VFIO maps only host memory".into(),
             });
         }
         if !(memory.address() | memory.len() as u64 | iova).is_multiple_of(PAGE) || memory.is_empty() {
             return Err(Error::Unsupported {
                 what: format!("DMA of {name} to {memory:?} at {iova:#x}"),
-                why: format!("addresses and length must be multiples of {PAGE}"),
+                why: format!("address, IOVA and length must be multiples of {PAGE}"),
             });
         }
         let mut map = sys::DmaMap {
@@ -38,18 +38,18 @@ impl DmaMapping {
             iova,
             size: memory.len() as u64,
         };
-        // SAFETY: the structure of this request; the memory stays valid, by the region kept until it is unmapped.
+        // SAFETY: the structure is the one of this request. The region keeps the memory valid until it is unmapped.
         unsafe { sys::ioctl_with(device.container(), sys::IOMMU_MAP_DMA, &mut map) }.map_err(|error| {
             match error.raw_os_error() {
                 Some(libc::ENOMEM) => Error::NotReady {
                     address: name,
                     why: format!(
-                        "{} more bytes may not be locked for its DMA: ulimit -l unlimited, or run as root",
+                        "{} more bytes cannot be locked for its DMA; run ulimit -l unlimited, or run as root",
                         memory.len()
                     ),
                 },
                 Some(libc::EEXIST) => Error::os(
-                    format!("DMA of {name} at {iova:#x}: taken by another mapping"),
+                    format!("mapping memory for DMA of {name} at {iova:#x}: the address is in use"),
                     io::Error::from(io::ErrorKind::AlreadyExists),
                 ),
                 _ => Error::os(format!("mapping {memory:?} for DMA of {name} at {iova:#x}"), error),
@@ -58,12 +58,12 @@ impl DmaMapping {
         Ok(Self { device: device.clone(), memory: memory.clone(), iova })
     }
 
-    /// Where the device sees the memory.
+    /// Returns the I/O virtual address of the memory.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn memory(&self) -> &Region {
         &self.memory
     }
@@ -77,10 +77,10 @@ impl Drop for DmaMapping {
             iova: self.iova,
             size: self.memory.len() as u64,
         };
-        // SAFETY: the structure of this request.
+        // SAFETY: the structure is the one of this request.
         let unmapped = unsafe { sys::ioctl_with(self.device.container(), sys::IOMMU_UNMAP_DMA, &mut unmap) };
         if unmapped.is_err() {
-            // The device may still reach the memory, which then must not be used again.
+            // The device may still access the memory, so it is never freed.
             std::mem::forget(self.memory.clone());
         }
     }

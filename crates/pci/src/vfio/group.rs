@@ -1,4 +1,4 @@
-//! A group and its container.
+//! A VFIO group, which is the set of devices that the IOMMU cannot tell apart, and its container.
 
 use super::sys;
 use crate::address::Address;
@@ -12,18 +12,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// An open group, attached to a container of its own.
+/// An open group attached to a container of its own.
 pub(super) struct Group {
-    // The group goes before its container.
+    // Declared before the container, so that it is closed first.
     file: File,
     container: File,
 }
 
-/// The groups this process has open: the kernel gives each to one opener only.
+/// The groups that this process has open. The kernel lets a group be opened once.
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {
-    /// The group of a device, open already or opened now.
+    /// Returns the group of a device. Opens it unless this process has it open.
     pub fn of(sysfs: &Sysfs, address: Address) -> Result<Arc<Self>> {
         let number = sysfs.link(address, "iommu_group").and_then(|number| number.parse().ok());
         let number: u32 = number.ok_or(Error::NoIommu { address })?;
@@ -40,51 +40,51 @@ impl Group {
 
     fn open(sysfs: &Sysfs, address: Address, number: u32, path: &Path) -> Result<Self> {
         let container = open(&sysfs.dev("vfio/vfio"), address, number)?;
-        // SAFETY: takes no argument.
+        // SAFETY: the request takes no argument.
         let version = unsafe { sys::ioctl(container.as_fd(), sys::GET_API_VERSION, 0) };
-        // SAFETY: takes a number.
+        // SAFETY: the request takes a number.
         let type1 = unsafe { sys::ioctl(container.as_fd(), sys::CHECK_EXTENSION, sys::TYPE1V2_IOMMU) };
         if !matches!((version, type1), (Ok(sys::API_VERSION), Ok(1..))) {
-            let why = "the kernel's VFIO has no type 1 IOMMU: sudo modprobe vfio_iommu_type1".into();
+            let why = "VFIO has no type 1 IOMMU; run sudo modprobe vfio_iommu_type1".into();
             return Err(Error::NotReady { address, why });
         }
         let file = open(path, address, number)?;
         let mut status = sys::GroupStatus { argsz: size_of::<sys::GroupStatus>() as u32, flags: 0 };
-        // SAFETY: the structure of this request.
+        // SAFETY: the structure is the one of this request.
         unsafe { sys::ioctl_with(file.as_fd(), sys::GROUP_GET_STATUS, &mut status) }
-            .map_err(|error| Error::os(format!("asking for the state of IOMMU group {number}"), error))?;
+            .map_err(|error| Error::os(format!("reading the state of IOMMU group {number}"), error))?;
         if status.flags & sys::GROUP_FLAGS_VIABLE == 0 {
             return Err(Error::NotViable { address, group: number, holders: holders(sysfs, address) });
         }
         let mut descriptor = container.as_raw_fd();
-        // SAFETY: takes a pointer to the container's descriptor.
+        // SAFETY: the request takes a pointer to the container's descriptor.
         unsafe { sys::ioctl_with(file.as_fd(), sys::GROUP_SET_CONTAINER, &mut descriptor) }
-            .map_err(|error| Error::os(format!("giving IOMMU group {number} an address space"), error))?;
-        // SAFETY: takes a number.
+            .map_err(|error| Error::os(format!("attaching IOMMU group {number} to a container"), error))?;
+        // SAFETY: the request takes a number.
         unsafe { sys::ioctl(container.as_fd(), sys::SET_IOMMU, sys::TYPE1V2_IOMMU) }.map_err(|error| {
             match error.raw_os_error() {
-                // The kernel's answer when interrupts cannot be remapped.
+                // The kernel returns this if interrupts cannot be remapped.
                 Some(libc::EPERM) => Error::NotReady {
                     address,
-                    why: "its IOMMU cannot remap interrupts, so VFIO will not isolate it: enable interrupt remapping \
+                    why: "its IOMMU does not remap interrupts, so VFIO cannot isolate it; enable interrupt remapping \
                           in the firmware"
                         .into(),
                 },
-                _ => Error::os(format!("setting up the IOMMU for group {number}"), error),
+                _ => Error::os(format!("setting the IOMMU type of group {number}"), error),
             }
         })?;
         Ok(Self { file, container })
     }
 
-    /// A descriptor of one of the group's devices.
+    /// Opens one of the group's devices.
     pub fn device(&self, address: Address) -> Result<OwnedFd> {
-        let name = std::ffi::CString::new(address.to_string()).expect("an address has no zero byte");
-        // SAFETY: takes a zero-terminated name, which lives until the call returns.
+        let name = std::ffi::CString::new(address.to_string()).expect("an address has no NUL byte");
+        // SAFETY: the request takes a NUL-terminated name, which lives until the call returns.
         let descriptor =
             unsafe { sys::ioctl(self.file.as_fd(), sys::GROUP_GET_DEVICE_FD, name.as_ptr() as usize) };
         let descriptor =
-            descriptor.map_err(|error| Error::os(format!("taking {address} from its IOMMU group"), error))?;
-        // SAFETY: the kernel's new descriptor, owned by nobody else.
+            descriptor.map_err(|error| Error::os(format!("opening {address} in its IOMMU group"), error))?;
+        // SAFETY: the kernel just created this descriptor, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
@@ -97,18 +97,18 @@ fn open(path: &Path, address: Address, group: u32) -> Result<File> {
     OpenOptions::new().read(true).write(true).open(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NotReady {
             address,
-            why: format!("there is no {}: sudo modprobe vfio-pci vfio_iommu_type1", path.display()),
+            why: format!("there is no {}; run sudo modprobe -a vfio-pci vfio_iommu_type1", path.display()),
         },
         io::ErrorKind::PermissionDenied => Error::Denied {
             path: path.into(),
-            why: format!("run as root, or once: sudo chown $USER {}", path.display()),
+            why: format!("run as root, or run sudo chown $USER {} once", path.display()),
         },
         io::ErrorKind::ResourceBusy => Error::Busy { address, group },
         _ => Error::os(format!("opening {}", path.display()), error),
     })
 }
 
-/// Which devices of a device's group have which drivers of the kernel.
+/// Returns the devices of a group that kernel drivers hold, as text.
 fn holders(sysfs: &Sysfs, address: Address) -> String {
     let group = sysfs.link(address, "iommu_group");
     let held: Vec<String> = sysfs
@@ -116,7 +116,7 @@ fn holders(sysfs: &Sysfs, address: Address) -> String {
         .into_iter()
         .filter(|&other| sysfs.link(other, "iommu_group") == group)
         .filter_map(|other| Some((other, sysfs.driver(other).filter(|driver| driver != VFIO_DRIVER)?)))
-        .map(|(other, driver)| format!("{other} is held by {driver}"))
+        .map(|(other, driver)| format!("{other} is in use by {driver}"))
         .collect();
-    if held.is_empty() { "the kernel does not say why".into() } else { held.join(", ") }
+    if held.is_empty() { "the kernel gives no reason".into() } else { held.join(", ") }
 }

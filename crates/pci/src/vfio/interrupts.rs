@@ -1,4 +1,4 @@
-//! A device's interrupts, as eventfds that a thread waits for.
+//! A device's interrupts, delivered to eventfds.
 
 use super::device::Device;
 use super::sys;
@@ -9,12 +9,12 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How a device signals.
+/// The kind of a device's interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Message-signalled, one capability with up to 32 vectors.
+    /// MSI, with up to 32 vectors.
     Msi,
-    /// Message-signalled, with a table in a BAR and up to 2048 vectors.
+    /// MSI-X, with a table in a BAR and up to 2048 vectors.
     MsiX,
 }
 
@@ -36,10 +36,10 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Interrupts that are on; dropped, they are off.
+/// Enabled interrupts. Dropping it disables them.
 ///
-/// Interrupts coalesce: a count above one means that several came since the last look. One that came before it was
-/// looked at is not lost, one that the device raised before it was on is.
+/// Interrupts coalesce: a count above one means that several were raised since the last read. An interrupt that the device
+/// raised before it was enabled is lost.
 #[derive(Debug)]
 pub struct Interrupts {
     device: Device,
@@ -53,11 +53,10 @@ impl Interrupts {
         if vectors == 0 || vectors > there {
             return Err(Error::Unsupported {
                 what: format!("{vectors} {kind} vectors of {}", device.address()),
-                why: format!("it has {there}"),
+                why: format!("the device has {there}"),
             });
         }
-        let os =
-            |error: std::io::Error| Error::os(format!("switching on {kind} of {}", device.address()), error);
+        let os = |error: std::io::Error| Error::os(format!("enabling {kind} of {}", device.address()), error);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let events: Vec<OwnedFd> = (0..vectors)
             .map(|_| eventfd(0, flags))
@@ -68,36 +67,36 @@ impl Interrupts {
         Ok(Self { device: device.clone(), kind, events })
     }
 
-    /// How many vectors there are.
+    /// Returns the number of enabled vectors.
     pub fn vectors(&self) -> usize {
         self.events.len()
     }
 
-    /// The eventfd of a vector, for a caller's own poll.
+    /// Returns the eventfd of a vector, for use with `poll`.
     ///
     /// # Panics
-    /// When there is no such vector.
+    /// If there is no such vector.
     pub fn event(&self, vector: usize) -> BorrowedFd<'_> {
         self.events[vector].as_fd()
     }
 
-    /// How often the vector was raised since the last look; does not wait.
+    /// Returns how often a vector was raised since the last call, without waiting.
     ///
     /// # Errors
-    /// [`Error::Os`] when the eventfd cannot be read.
+    /// [`Error::Os`] if the eventfd cannot be read.
     ///
     /// # Panics
-    /// When there is no such vector.
+    /// If there is no such vector.
     pub fn take(&self, vector: usize) -> Result<u64> {
         take(&self.events[vector]).map_err(|error| {
             Error::os(format!("reading {} vector {vector} of {}", self.kind, self.device.address()), error)
         })
     }
 
-    /// Waits at most `limit` for any vector; those that were raised, with how often. None: the time is over.
+    /// Waits at most `limit` for any vector. Returns the raised vectors and their counts; none after a timeout.
     ///
     /// # Errors
-    /// [`Error::Os`] when waiting fails.
+    /// [`Error::Os`] if the wait fails.
     pub fn wait(&self, limit: Duration) -> Result<Vec<(usize, u64)>> {
         let os = |error| Error::os(format!("waiting for {} of {}", self.kind, self.device.address()), error);
         wait(&self.events, limit).map_err(os)
@@ -106,12 +105,12 @@ impl Interrupts {
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
-        // The kernel does so at the latest when the device is closed.
+        // If this fails, the kernel disables them when the device is closed.
         let _ = set(&self.device, self.kind, &[]);
     }
 }
 
-/// Directs the first interrupts to eventfds; none switches all off.
+/// Delivers the first interrupts to eventfds. An empty list disables all.
 fn set(device: &Device, kind: Kind, events: &[OwnedFd]) -> std::io::Result<()> {
     let header = size_of::<sys::IrqSet>() / 4;
     let mut words = vec![0i32; header + events.len()];
@@ -124,7 +123,7 @@ fn set(device: &Device, kind: Kind, events: &[OwnedFd]) -> std::io::Result<()> {
         count: events.len() as u32,
     };
     words[header..].iter_mut().zip(events).for_each(|(word, event)| *word = event.as_raw_fd());
-    // SAFETY: the words have room for the structure, aligned, and the descriptors behind it, as it says.
+    // SAFETY: the buffer is aligned and holds the structure and the descriptors that follow it.
     unsafe {
         words.as_mut_ptr().cast::<sys::IrqSet>().write(wanted);
         sys::ioctl(device.as_fd(), sys::DEVICE_SET_IRQS, words.as_mut_ptr() as usize).map(|_| ())
@@ -167,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_for_any_and_counts() {
+    fn a_wait_returns_the_raised_vectors_with_their_counts() {
         let events: Vec<OwnedFd> = (0..3).map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap()).collect();
         assert_eq!(wait(&events, Duration::from_millis(5)).unwrap(), []);
         rustix::io::write(&events[1], &2u64.to_ne_bytes()).unwrap();

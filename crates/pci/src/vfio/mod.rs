@@ -1,11 +1,11 @@
-//! VFIO: a device that its kernel driver has given up, its BARs, its interrupts as eventfds, its DMA behind an IOMMU.
+//! VFIO: gives this process a device, its BARs, its interrupts as eventfds, and DMA through an IOMMU.
 //!
 //! ```text
-//! container (an IOMMU address space) -- group (what the IOMMU cannot tell apart) -- device
+//! container (an IOMMU address space) -- group (devices that the IOMMU cannot tell apart) -- device
 //! ```
 //!
-//! A process has one container a group, made when the group's first device is opened and shared by its other devices
-//! and by later opens. The kernel undoes everything when the last descriptor closes, however the process ends.
+//! A process has one container per group. It is created with the group's first device and shared by the others. The kernel
+//! undoes everything when the last descriptor is closed, however the process ends.
 
 mod device;
 mod dma;

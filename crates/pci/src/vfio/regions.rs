@@ -1,25 +1,25 @@
-//! Where a device's BARs lie in its VFIO descriptor, and which parts of them may be mapped.
+//! The offsets of a device's BARs in its VFIO file, and their mappable parts.
 
-#![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
+#![allow(clippy::single_range_in_vec_init, reason = "a list with one range is intended")]
 
 use super::sys;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
-/// A BAR as VFIO presents it.
+/// A BAR as VFIO presents it in the device's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BarRegion {
-    /// Where it starts in the device's descriptor.
+    /// The offset in the device's file.
     pub offset: u64,
-    /// Length; 0 for a BAR that is not there.
+    /// The length; 0 if the BAR is not implemented.
     pub size_bytes: u64,
-    /// The parts that may be mapped.
+    /// The parts that can be mapped.
     pub mappable: Vec<Range<u64>>,
 }
 
 impl BarRegion {
-    /// All of `range` may be mapped.
+    /// Returns true if all of `range` can be mapped.
     pub fn mappable(&self, range: &Range<u64>) -> bool {
         self.mappable.iter().any(|part| part.start <= range.start && range.end <= part.end)
     }
@@ -31,13 +31,13 @@ impl BarRegion {
     }
 }
 
-/// Asks for region `index`.
-pub(super) fn ask(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion> {
-    // In words, so that the structure at its start is aligned; room for the capabilities of a region that has some.
+/// Queries region `index` of a device.
+pub(super) fn query(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion> {
+    // 8-byte words align the structure. The buffer also has room for the capability chain.
     let mut words = vec![0u64; 512];
     let argsz = (words.len() * 8) as u32;
     let wanted = sys::RegionInfo { argsz, index, ..Default::default() };
-    // SAFETY: the words have room for the structure and are aligned for it.
+    // SAFETY: the buffer is large enough for the structure and aligned for it.
     let info = unsafe {
         words.as_mut_ptr().cast::<sys::RegionInfo>().write(wanted);
         sys::ioctl(device, sys::DEVICE_GET_REGION_INFO, words.as_mut_ptr() as usize)?;
@@ -47,7 +47,8 @@ pub(super) fn ask(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion> {
     Ok(BarRegion { offset: info.offset, size_bytes: info.size, mappable: mappable(&info, &bytes) })
 }
 
-/// The mappable parts: none, all, or those of the sparse-mmap capability in the chain that starts at `cap_offset`.
+/// Returns the mappable parts: none, all, or those that the sparse-mmap capability lists. The capability chain starts at
+/// `cap_offset`.
 fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
     if info.flags & sys::REGION_FLAG_MMAP == 0 || info.size == 0 {
         return Vec::new();
@@ -71,7 +72,7 @@ fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
             };
             return (0..areas).filter_map(area).filter_map(inside).collect();
         }
-        // The chain only goes forward, so it ends.
+        // Only offsets that increase are followed, so a cyclic chain ends.
         match next as usize {
             next if next > at => at = next,
             _ => break,
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_mapped() {
+    fn mappable_parts_are_parsed_from_the_capabilities() {
         let both = sys::REGION_FLAG_MMAP | sys::REGION_FLAG_CAPS;
         assert_eq!(mappable(&info(0, 0), &[]), []);
         assert_eq!(mappable(&info(sys::REGION_FLAG_MMAP, 0), &[]), [0..0x4000]);
@@ -113,7 +114,7 @@ mod tests {
         );
         assert_eq!(mappable(&info(both, 32), &sparse), [0..0x1000, 0x2000..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 0, &[])), [0..0x4000], "another capability");
-        // A chain that runs in a circle, or out of the buffer.
+        // A cyclic chain, and chains that leave the buffer.
         assert_eq!(mappable(&info(both, 32), &chain(3, 32, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 4000, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, u32::MAX), &sparse), [0..0x4000]);

@@ -1,4 +1,4 @@
-//! The kernel's VFIO interface: requests and structures of `linux/vfio.h`, and nothing more.
+//! Requests and structures of the kernel's VFIO interface, `linux/vfio.h`.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -61,7 +61,7 @@ pub struct IrqInfo {
     pub count: u32,
 }
 
-/// Followed by `count` eventfds.
+/// In memory, `count` eventfds follow this structure.
 #[repr(C)]
 #[derive(Default)]
 pub struct IrqSet {
@@ -91,24 +91,24 @@ pub struct DmaUnmap {
     pub size: u64,
 }
 
-/// One request with a pointer or a number.
+/// Makes a request whose argument is a pointer or a number.
 ///
 /// # Safety
-/// `argument` is what `request` takes: the kernel reads and writes through it.
+/// `argument` must be what `request` takes. If it is a pointer, the kernel reads and writes the memory there.
 pub unsafe fn ioctl(file: BorrowedFd<'_>, request: u32, argument: usize) -> io::Result<i32> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the promise of this function.
     match unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) } {
         -1 => Err(io::Error::last_os_error()),
         value => Ok(value),
     }
 }
 
-/// One request with a structure that starts with its own size.
+/// Makes a request whose argument is a structure.
 ///
 /// # Safety
-/// `T` is the structure that `request` takes.
+/// `T` must be the structure that `request` takes.
 pub unsafe fn ioctl_with<T>(file: BorrowedFd<'_>, request: u32, argument: &mut T) -> io::Result<i32> {
-    // SAFETY: the structure is the request's, by the caller.
+    // SAFETY: the caller gives the structure of this request.
     unsafe { ioctl(file, request, std::ptr::from_mut(argument) as usize) }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structures_are_the_kernels() {
+    fn requests_and_structures_match_the_kernel() {
         assert_eq!(GET_API_VERSION, 0x3b64);
         assert_eq!(IOMMU_UNMAP_DMA, 0x3b72);
         assert_eq!(size_of::<RegionInfo>(), 32);

@@ -8,7 +8,7 @@ fn pattern(region: &Region, seed: u8) {
 
 #[allow(clippy::mut_from_ref, reason = "tests own their regions")]
 fn bytes(region: &Region) -> &mut [u8] {
-    // SAFETY: host memory of the region's length, used by one test, and by the engine only while it is in flight.
+    // SAFETY: one test uses this host memory, and the engine only while a transfer is in flight.
     unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
 }
 
@@ -24,7 +24,7 @@ fn engine(costs: DmaCosts) -> DmaEngine {
 }
 
 #[test]
-fn every_completion_delivers_every_byte() {
+fn every_completion_mode_delivers_all_bytes() {
     for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
         let mut engine = engine(DmaCosts::unlimited());
         for length in [1, 4096, 1 << 20] {
@@ -40,7 +40,7 @@ fn every_completion_delivers_every_byte() {
 }
 
 #[test]
-fn takes_the_time_of_its_model() {
+fn transfers_take_at_least_the_time_of_the_model() {
     let costs = DmaCosts { to_device: 50e6, per_transfer: Duration::from_millis(2), ..DmaCosts::unlimited() };
     let mut engine = engine(costs);
     let (source, destination) = pair(1 << 20);
@@ -50,11 +50,11 @@ fn takes_the_time_of_its_model() {
     let ticket = engine.submit(&source, &destination).unwrap();
     engine.wait(ticket, CompletionMode::Adaptive).unwrap();
     let took = began.elapsed();
-    assert!(took >= Duration::from_micros(45_900), "two of 2 ms and 20.97 ms: {took:?}");
+    assert!(took >= Duration::from_micros(45_900), "two transfers of 2 ms and 20.97 ms: {took:?}");
 }
 
 #[test]
-fn a_lost_interrupt_costs_a_moment_not_the_run() {
+fn a_lost_interrupt_only_delays_the_transfer() {
     let costs = DmaCosts { per_transfer: Duration::from_millis(30), ..DmaCosts::unlimited() };
     let mut engine = engine(costs);
     engine.faults().swallow_interrupts(1);
@@ -66,7 +66,7 @@ fn a_lost_interrupt_costs_a_moment_not_the_run() {
 }
 
 #[test]
-fn a_device_lost_in_the_middle_fails_every_wait_and_submit() {
+fn a_lost_device_fails_every_wait_and_submit() {
     for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
         let mut engine = engine(DmaCosts::unlimited());
         engine.faults().lose_after(1_000_000);
@@ -76,15 +76,15 @@ fn a_device_lost_in_the_middle_fails_every_wait_and_submit() {
         assert!(error.contains("twin:0 dma") && error.contains("lost"), "{error}");
         assert!(engine.submit(&source, &destination).is_err());
         assert!(engine.done().is_err());
-        assert_eq!(bytes(&destination)[1_000_000], 0xEE, "nothing after the loss");
+        assert_eq!(bytes(&destination)[1_000_000], 0xEE, "bytes were copied after the loss");
     }
 }
 
 #[test]
-fn a_stalled_device_is_given_up_after_the_patience() {
+fn a_stalled_device_counts_as_lost_after_the_timeout() {
     for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
         let mut engine = engine(DmaCosts::unlimited());
-        engine.set_patience(Duration::from_millis(60));
+        engine.set_timeout(Duration::from_millis(60));
         engine.faults().stall(true);
         let (source, destination) = pair(4096);
         let ticket = engine.submit(&source, &destination).unwrap();
@@ -94,7 +94,7 @@ fn a_stalled_device_is_given_up_after_the_patience() {
 }
 
 #[test]
-fn a_flipped_bit_is_there_to_be_found() {
+fn a_flipped_bit_changes_the_destination_once() {
     let mut engine = engine(DmaCosts::unlimited());
     engine.faults().flip_bytes(1);
     let (source, destination) = pair(4096);
@@ -107,20 +107,20 @@ fn a_flipped_bit_is_there_to_be_found() {
 }
 
 #[test]
-fn dropping_it_cancels_at_once() {
+fn dropping_the_engine_cancels_transfers() {
     let mut engine = engine(DmaCosts { to_device: 1e6, ..DmaCosts::unlimited() });
     let (source, destination) = pair(64 << 20);
     engine.submit(&source, &destination).unwrap();
     let began = Instant::now();
     drop(engine);
-    assert!(began.elapsed() < Duration::from_secs(2), "the model's transfer would take 67 s");
+    assert!(began.elapsed() < Duration::from_secs(2), "the transfer would take 67 s in the model");
 }
 
 #[test]
-fn refuses_what_it_cannot_reach() {
+fn unreachable_regions_are_refused() {
     let mut engine = engine(DmaCosts::unlimited());
     let host = Region::host(4096).unwrap();
-    // SAFETY: never dereferenced: the engine refuses it.
+    // SAFETY: the engine refuses the region, so nothing accesses it.
     let gpu = unsafe { Region::from_raw(1 << 40, 4096, Location::Gpu(0), Arc::new(())) };
     assert!(engine.submit(&host, &gpu).unwrap_err().to_string().contains("cannot copy from host to gpu:0"));
     assert!(engine.submit(&host, &host).unwrap_err().to_string().contains("overlap"));
