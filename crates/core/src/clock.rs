@@ -1,8 +1,8 @@
-//! Time for hot paths: the CPU's time stamp counter where it is steady, else the system's monotonic clock.
+//! Time for hot paths: the CPU's time stamp counter if it is invariant, else the system's monotonic clock.
 
 use quanta::Clock as Quanta;
 
-/// A clock that is cheap to read (about 10 ns). Clones agree with each other.
+/// A clock that takes about 10 ns to read. Clones share their zero.
 #[derive(Clone)]
 pub struct Clock {
     inner: Quanta,
@@ -10,24 +10,24 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock whose zero is now.
+    /// Creates a clock whose zero is now.
     pub fn new() -> Self {
         let inner = Quanta::new();
         let origin = inner.raw();
         Self { inner, origin }
     }
 
-    /// Nanoseconds since this clock was made.
+    /// Returns the nanoseconds since the clock's zero.
     pub fn now_ns(&self) -> u64 {
         self.inner.delta_as_nanos(self.origin, self.inner.raw())
     }
 
-    /// A raw reading, to be turned into a duration by [`Clock::between_ns`].
+    /// Returns a raw reading, for [`Clock::between_ns`].
     pub fn raw(&self) -> u64 {
         self.inner.raw()
     }
 
-    /// Nanoseconds between two raw readings.
+    /// Returns the nanoseconds between two raw readings.
     pub fn between_ns(&self, start: u64, end: u64) -> u64 {
         self.inner.delta_as_nanos(start, end)
     }
@@ -39,10 +39,10 @@ impl Default for Clock {
     }
 }
 
-/// Processor time of the calling thread, in nanoseconds.
+/// Returns the CPU time of the calling thread, in nanoseconds.
 pub fn thread_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes to the struct given.
+    // SAFETY: the call writes only the struct.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,97 +1,97 @@
-//! The errors of `core`, and the classes that decide an exit status.
+//! The errors of `core`, and the classes of errors that decide the exit status.
 
-/// What a caller can do about an error; the command line maps it to its exit status.
+/// A class of errors. The command line maps it to its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// It ran, and failed: verification, a threshold, a device lost half-way. Exit status 1.
+    /// The run started and failed: verification, a threshold, a lost device. Exit status 1.
     Failed,
-    /// The user asked for something that does not exist or makes no sense. Exit status 2.
+    /// The user asked for something that does not exist or is impossible. Exit status 2.
     Usage,
     /// The machine is not ready: a driver, a permission, memory. Exit status 3.
     Environment,
 }
 
-/// `core`'s errors. Each names the object that failed and says what to do.
+/// The errors of `core`. Each names the object that failed and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A quantity that cannot be read, or is out of range.
+    /// A quantity that cannot be parsed or is out of range.
     #[error("'{text}' is not {what}: {why}; write for example {example}")]
     Quantity {
-        /// What was given.
+        /// The text.
         text: String,
-        /// What was expected ("a size", "a rate").
+        /// The expected quantity: "a size", "a rate".
         what: &'static str,
-        /// Why it was refused.
+        /// Why the text was refused.
         why: String,
-        /// A value that would be taken.
+        /// A valid value.
         example: &'static str,
     },
-    /// A setting that is outside what the part can do.
+    /// A setting or object that cannot be used.
     #[error("{what}: {why}")]
     Invalid {
         /// The setting or object.
         what: String,
-        /// What is wrong, and what to give instead.
+        /// What is wrong and what to give instead.
         why: String,
     },
     /// A port could not be opened, or failed while open.
     #[error("port {port}: {why}")]
     Port {
-        /// The port as the user wrote it.
+        /// The port's name, as the user wrote it.
         port: String,
-        /// What failed, what was seen, what to do.
+        /// What failed, what was found and what to do.
         why: String,
-        /// Who can mend it.
+        /// The class of the error.
         class: Class,
     },
-    /// A device (GPU, DMA engine, BAR, stand-in) could not be opened, or failed while open.
+    /// A device could not be opened, or failed while open: a GPU, DMA engine, BAR or twin.
     #[error("{device}: {why}")]
     Device {
-        /// The device as the user wrote it, or as results name it.
+        /// The device's name, as the user wrote it or as in results.
         device: String,
-        /// What failed, what was seen, what to do.
+        /// What failed, what was found and what to do.
         why: String,
-        /// Who can mend it.
+        /// The class of the error.
         class: Class,
     },
-    /// Bytes did not arrive as they were sent.
+    /// Bytes arrived altered.
     #[error(
-        "{what}: verification failed: {wrong} of {bytes} bytes are not what was sent; no figure of this run holds"
+        "{what}: verification failed: {wrong} of {bytes} bytes differ from what was sent; do not use the figures of this run"
     )]
     Altered {
         /// The transfer.
         what: String,
-        /// How many are wrong.
+        /// The number of wrong bytes.
         wrong: u64,
-        /// Of how many.
+        /// The number of bytes compared.
         bytes: u64,
     },
-    /// Memory could not be had.
-    #[error("cannot get {bytes} bytes of {what}: {why}")]
+    /// Memory could not be allocated.
+    #[error("cannot allocate {bytes} bytes of {what}: {why}")]
     Memory {
-        /// How much was asked for.
+        /// The requested number of bytes.
         bytes: usize,
-        /// Which kind of memory.
+        /// The kind of memory.
         what: String,
-        /// The system's reason and the remedy.
+        /// The reason and the remedy.
         why: String,
     },
-    /// An error of the operating system.
+    /// The operating system refused an operation.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried, on which object.
+        /// The operation and its object.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
-/// `core`'s result.
+/// The result type of `core`.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The class of this error.
+    /// Returns the class of this error.
     pub fn class(&self) -> Class {
         match self {
             Error::Quantity { .. } | Error::Invalid { .. } => Class::Usage,
@@ -101,37 +101,37 @@ impl Error {
         }
     }
 
-    /// An [`Error::Invalid`].
+    /// Creates an [`Error::Invalid`].
     pub fn invalid(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 
-    /// An [`Error::Device`] of a machine that is not ready.
+    /// Creates an [`Error::Device`] of class [`Class::Environment`]: the machine is not ready.
     pub fn device_environment(device: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Device { device: device.into(), why: why.into(), class: Class::Environment }
     }
 
-    /// An [`Error::Device`] of a device that failed while it was in use.
+    /// Creates an [`Error::Device`] of class [`Class::Failed`]: the device failed while in use.
     pub fn device_failed(device: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Device { device: device.into(), why: why.into(), class: Class::Failed }
     }
 
-    /// An [`Error::Device`] of a device that was written wrongly or cannot do what was asked.
+    /// Creates an [`Error::Device`] of class [`Class::Usage`]: the device cannot do what was requested.
     pub fn device_usage(device: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Device { device: device.into(), why: why.into(), class: Class::Usage }
     }
 
-    /// An [`Error::Port`] of a machine that is not ready.
+    /// Creates an [`Error::Port`] of class [`Class::Environment`]: the machine is not ready.
     pub fn port_environment(port: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Port { port: port.into(), why: why.into(), class: Class::Environment }
     }
 
-    /// An [`Error::Port`] of a port that failed while it was in use.
+    /// Creates an [`Error::Port`] of class [`Class::Failed`]: the port failed while in use.
     pub fn port_failed(port: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Port { port: port.into(), why: why.into(), class: Class::Failed }
     }
 
-    /// An [`Error::Port`] of a port that was written wrongly.
+    /// Creates an [`Error::Port`] of class [`Class::Usage`]: the port or its options are wrong.
     pub fn port_usage(port: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Port { port: port.into(), why: why.into(), class: Class::Usage }
     }

@@ -1,9 +1,18 @@
-//! What every part of inlane shares: where memory is ([`region`]), what a packet is ([`packet`]), where packets
-//! come from and go to ([`port`]), the communication list between those who receive, process and send
-//! ([`ring`]), how the end of something is learnt ([`completion`]), what copies ([`mover`]), what a run reports
-//! ([`result`], [`stats`]) and how quantities are written ([`units`]).
+//! The parts that all of inlane shares.
 //!
-//! This crate knows no device. It depends on no other crate of the project.
+//! | module | contents |
+//! | --- | --- |
+//! | [`region`] | spans of memory with their location |
+//! | [`packet`] | packets and the pools of their buffers |
+//! | [`port`] | sources and sinks of packets |
+//! | [`ring`] | the list by which bursts are handed between threads or to a GPU |
+//! | [`mover`], [`access`] | copies between regions; the CPU's loads and stores to device memory |
+//! | [`completion`] | how the end of an operation is detected |
+//! | [`code_cache`] | compiled code on disk |
+//! | [`result`], [`stats`] | the frame of results; statistics |
+//! | [`units`], [`clock`], [`error`] | quantities, time, errors |
+//!
+//! This crate knows no device, and depends on no other crate of the project.
 
 pub mod access;
 pub mod clock;

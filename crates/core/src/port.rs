@@ -1,7 +1,7 @@
-//! Ports: where packets come from and go to.
+//! Ports: sources and sinks of packets.
 //!
-//! A [`Port`] is opened once, configured, and split into queues; each queue is driven by one thread. Receiving and
-//! sending are the two traits of the hot path, called once a burst.
+//! A [`Port`] is opened, configured, and split into queues, each of which one thread drives. [`Rx`] and [`Tx`] are on the hot
+//! path and called once a burst.
 
 pub mod spec;
 
@@ -11,16 +11,17 @@ use crate::result::Verification;
 use crate::stats::LatencyHistogram;
 use std::sync::Arc;
 
-/// What a port counted. `packets` and `bytes` are those that crossed the trait; the others never did.
+/// A queue's or device's counters. `packets` and `bytes` count what [`Rx`] returned or [`Tx`] accepted, and the others what was
+/// lost before or after.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets received or sent.
     pub packets: u64,
     /// Bytes of frames, without FCS.
     pub bytes: u64,
-    /// Dropped by the port for want of a buffer or a reader.
+    /// Packets dropped because no buffer was free or nobody received them in time.
     pub missed: u64,
-    /// Refused by the device, malformed, or lost with the port.
+    /// Packets that the device refused, that were malformed, or that were lost with the port.
     pub errors: u64,
 }
 
@@ -33,73 +34,74 @@ impl std::ops::AddAssign for Counters {
     }
 }
 
-/// What is known of a port once it is open.
+/// The properties of an open port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortInfo {
-    /// As the user wrote it.
+    /// The name as the user wrote it.
     pub name: String,
-    /// What carries the packets, for the path in results (`DPDK net_af_xdp on v0, copy mode`).
+    /// What carries the packets, for the path in results: `DPDK net_af_xdp on v0, copy mode`.
     pub path: String,
-    /// The port reads or writes packet bytes with the CPU, so buffers must lie in memory that the CPU maps.
+    /// Whether the port reads or writes packet bytes with the CPU. If so, buffers must lie in memory that the CPU maps.
     pub touches_payload: bool,
-    /// Most queues it can be split into.
+    /// The largest number of queues.
     pub max_queues: u16,
-    /// Spreads flows over its receive queues (RSS).
+    /// Whether the port spreads flows over its receive queues (RSS).
     pub spreads_flows: bool,
-    /// Link rate in bits a second where there is a link.
+    /// The link rate in bits per second, if there is a link.
     pub link_bits_per_second: Option<f64>,
-    /// A software stand-in: its figures are a model's.
+    /// Whether the port is a twin: its figures are those of a model.
     pub twin: bool,
 }
 
-/// A port that is open and not yet split.
+/// An open port, which sets up and controls its queues.
 ///
-/// The order is: open, [`Port::configure`], take the queues, [`Port::start`], drive the queues, [`Port::stop`], drop.
+/// Call in this order: open, [`Port::configure`], take the queues, [`Port::start`], drive the queues, [`Port::stop`], drop.
 pub trait Port: Send {
-    /// What is known of it.
+    /// Returns the port's properties.
     fn info(&self) -> &PortInfo;
 
-    /// Sets it up with `pools.len()` receive queues, queue i filled from pool i, and `tx_queues` send queues.
+    /// Configures `pools.len()` receive queues, of which queue i receives into buffers of pool i, and `tx_queues` transmit
+    /// queues.
     ///
     /// # Errors
-    /// When it has not so many queues, or the pools' memory does not suit it.
+    /// If the port has fewer queues, or cannot use the pools' memory.
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> Result<()>;
 
-    /// The receiving end of queue `queue`; each once.
+    /// Returns receive queue `queue`. Each can be taken once.
     ///
     /// # Errors
-    /// When the port only sends, or the queue was taken.
+    /// If the port only sends, or the queue was taken.
     fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>>;
 
-    /// The sending end of queue `queue`; each once. Packets must come from pool `queue` of `configure`, or for a
-    /// port that only sends, from `pool`.
+    /// Returns transmit queue `queue`. Each can be taken once. Its packets must be from pool `queue` of `configure`, or from
+    /// `pool` if the port only sends.
     ///
     /// # Errors
-    /// When the port only receives, or the queue was taken.
+    /// If the port only receives, or the queue was taken.
     fn take_tx(&mut self, queue: u16, pool: Arc<dyn Pool>) -> Result<Box<dyn Tx>>;
 
-    /// Lets packets flow.
+    /// Starts receiving and sending.
     ///
     /// # Errors
-    /// When the device refuses.
+    /// If the device refuses.
     fn start(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Stops packets, and releases the buffers that the device holds.
+    /// Stops receiving and sending, and frees the buffers that the device holds.
     fn stop(&mut self) {}
 
-    /// What a port that checks found, once its queues are dropped.
+    /// Returns the result of a port that checks packets. Call it after the queues are dropped.
     fn verification(&self) -> Option<Verification> {
         None
     }
 
-    /// How late packets came against when they were due, for a port that can tell; once its queues are dropped.
+    /// Returns how late packets arrived after they were due, if the port measures it. Call it after the queues are dropped.
     fn latency(&self) -> Option<LatencyHistogram> {
         None
     }
 
-    /// What the device itself lost or refused, beyond what its queues counted.
+    /// Returns what the device lost or refused, beyond its queues' counters.
     fn device_counters(&self) -> Counters {
         Counters::default()
     }

@@ -1,7 +1,7 @@
-//! A region: a span of memory, and where it is.
+//! Regions: spans of memory with their location.
 //!
-//! A region says nothing about who may touch it when; that is for the ring, the mover or the window that uses it.
-//! It owns its memory through whatever handle was given with it (a mapping, an allocation of a device).
+//! A region keeps its memory valid through a handle, such as a mapping or a device's allocation. It does not control access: the
+//! ring, mover or window that uses a region decides who accesses it when.
 
 use crate::error::{Error, Result};
 use std::alloc::Layout;
@@ -9,35 +9,35 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Where a region's bytes are.
+/// The kind of memory that a region lies in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Location {
     /// Ordinary memory of this host.
     Host,
-    /// Host memory that devices may reach by DMA at any time (page-locked, registered).
+    /// Host memory that devices can access by DMA at any time: page-locked or registered.
     Pinned,
     /// Memory of GPU n.
     Gpu(u32),
-    /// A base address register of a PCI device, mapped.
+    /// The mapped range of a PCI device's base address register.
     Bar {
-        /// Domain, bus, device, function as the kernel writes them (`0000:b5:00.0`).
+        /// Domain, bus, device and function as the kernel prints them: `0000:b5:00.0`.
         device: String,
-        /// Which BAR, 0 to 5.
+        /// The BAR's number, 0 to 5.
         bar: u8,
-        /// Mapped write-combining.
+        /// Whether it is mapped as write-combining.
         write_combining: bool,
     },
-    /// A window onto another machine's memory, through an NTB or what stands for one.
+    /// A window to a peer's memory, through an NTB or its twin.
     Window {
         /// The peer's port number.
         peer: u32,
     },
-    /// Memory of a software stand-in for an accelerator.
+    /// Memory of the twin of an accelerator.
     Twin(u32),
 }
 
 impl Location {
-    /// The CPU may load and store there with ordinary instructions.
+    /// Returns true if the CPU can access this memory with ordinary loads and stores.
     pub fn is_cpu_memory(&self) -> bool {
         matches!(self, Location::Host | Location::Pinned | Location::Twin(_))
     }
@@ -58,8 +58,8 @@ impl fmt::Display for Location {
     }
 }
 
-/// A span of memory: address as the CPU maps it (or the device's virtual address for [`Location::Gpu`]), length in
-/// bytes, place. Cloning shares the memory.
+/// A span of memory: address, length in bytes and location. The address is the CPU's, or the device's virtual address for
+/// [`Location::Gpu`]. Clones share the memory.
 #[derive(Clone)]
 pub struct Region {
     address: u64,
@@ -69,10 +69,10 @@ pub struct Region {
 }
 
 impl Region {
-    /// Describes memory that `keeper` keeps valid.
+    /// Creates a region of memory that `keeper` keeps valid.
     ///
     /// # Safety
-    /// `length` bytes from `address` stay valid, at the place named, for as long as `keeper` lives.
+    /// `length` bytes from `address` are valid memory of this location for as long as `keeper` lives.
     pub unsafe fn from_raw(
         address: u64,
         length: usize,
@@ -82,10 +82,10 @@ impl Region {
         Self { address, length, location, _keeper: keeper }
     }
 
-    /// Zeroed host memory, aligned to a page.
+    /// Allocates zeroed host memory, aligned to 4096 bytes.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the system has none, [`Error::Invalid`] for no bytes at all.
+    /// [`Error::Memory`] if the system has too little, [`Error::Invalid`] for 0 bytes or more than half the address space.
     pub fn host(length: usize) -> Result<Self> {
         let memory = HostMemory::new(length)?;
         let address = memory.pointer.as_ptr() as u64;
@@ -93,35 +93,36 @@ impl Region {
         Ok(unsafe { Self::from_raw(address, length, Location::Host, Arc::new(memory)) })
     }
 
-    /// The address: the CPU's, or the device's own for memory that the CPU has not mapped.
+    /// Returns the address: the CPU's, or the device's if the CPU does not map the memory.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The address as a pointer; only to be followed where [`Location::is_cpu_memory`] or by volatile accesses to a BAR.
+    /// Returns the address as a pointer. Dereference it only if [`Location::is_cpu_memory`], or by volatile accesses to a mapped BAR or
+    /// window.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address as *mut u8
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// True for a region of no bytes.
+    /// Returns true if the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Where it is.
+    /// Returns the location.
     pub fn location(&self) -> &Location {
         &self.location
     }
 
-    /// `length` bytes from `offset` of it.
+    /// Returns the part of `length` bytes at `offset`, which shares the memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when that is not inside.
+    /// [`Error::Invalid`] if the part is not inside.
     pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
         match offset.checked_add(length) {
             Some(end) if end <= self.length => {
@@ -134,9 +135,9 @@ impl Region {
         }
     }
 
-    /// True when the two share a byte.
+    /// Returns true if the two regions share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
-        // Host, pinned and twin memory share one address space; other places have their own.
+        // Host, pinned and twin memory share one address space. Each other location has its own.
         let same_space = self.location == other.location
             || (self.location.is_cpu_memory() && other.location.is_cpu_memory());
         same_space
@@ -156,9 +157,9 @@ struct HostMemory {
     layout: Layout,
 }
 
-// SAFETY: plain memory, owned by this value alone; who touches it when is the business of its users.
+// SAFETY: plain memory that this value owns; no method accesses it.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above; no method reads or writes it.
+// SAFETY: as above.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
@@ -175,7 +176,7 @@ impl HostMemory {
         let pointer = NonNull::new(pointer).ok_or_else(|| Error::Memory {
             bytes: length,
             what: "host memory".into(),
-            why: "the system has none left; ask for less".into(),
+            why: "the system has too little left; ask for less".into(),
         })?;
         Ok(Self { pointer, layout })
     }

@@ -1,24 +1,24 @@
-//! Statistics of repeats and of latencies.
+//! Statistics of repeated measurements and of latencies.
 
 use hdrhistogram::Histogram;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Median and spread of repeated measurements, in the unit of the key that holds it.
+/// Median and range of repeated measurements, in the unit that the field's name says.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Summary {
-    /// The middle value (mean of the two middle ones of an even number).
+    /// The median; of an even number of values, the mean of the two middle ones.
     pub median: f64,
     /// The smallest.
     pub min: f64,
     /// The largest.
     pub max: f64,
-    /// How many repeats.
+    /// The number of measurements.
     pub repeats: usize,
 }
 
 impl Summary {
-    /// Of at least one finite value; `None` otherwise.
+    /// Summarises `values`. Returns `None` if there are none, or one is not finite.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -31,7 +31,7 @@ impl Summary {
         Some(Self { median, min: sorted[0], max: sorted[sorted.len() - 1], repeats: sorted.len() })
     }
 
-    /// Largest distance from the median, as a share of it.
+    /// Returns the largest distance from the median, as a fraction of the median.
     pub fn spread(&self) -> f64 {
         if self.median == 0.0 {
             0.0
@@ -41,7 +41,7 @@ impl Summary {
     }
 }
 
-/// A histogram of latencies from 1 ns to about 18 minutes with two significant digits; no allocation after it is made.
+/// A histogram of latencies from 1 ns to about 18 minutes with two significant digits. Recording does not allocate.
 #[derive(Clone)]
 pub struct LatencyHistogram(Histogram<u64>);
 
@@ -49,28 +49,28 @@ const LONGEST_NS: u64 = 1 << 40;
 
 impl Default for LatencyHistogram {
     fn default() -> Self {
-        Self(Histogram::new_with_bounds(1, LONGEST_NS, 2).expect("constant bounds are right"))
+        Self(Histogram::new_with_bounds(1, LONGEST_NS, 2).expect("the bounds are valid"))
     }
 }
 
 impl LatencyHistogram {
-    /// Notes `count` packets of `nanoseconds` each.
+    /// Records `count` packets of `nanoseconds` each.
     #[inline]
     pub fn record(&mut self, nanoseconds: u64, count: u64) {
         self.0.saturating_record_n(nanoseconds.clamp(1, LONGEST_NS), count);
     }
 
-    /// Adds what another noted.
+    /// Adds the packets of another histogram.
     pub fn add(&mut self, other: &Self) {
-        self.0.add(&other.0).expect("same bounds");
+        self.0.add(&other.0).expect("both have the same bounds");
     }
 
-    /// How many packets were noted.
+    /// Returns the number of recorded packets.
     pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// Its percentiles; `None` when nothing was noted.
+    /// Returns the percentiles, or `None` if no packet was recorded.
     pub fn percentiles(&self) -> Option<Percentiles> {
         if self.0.is_empty() {
             return None;
@@ -92,7 +92,7 @@ impl LatencyHistogram {
 /// Percentiles of a latency.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Percentiles {
-    /// How many were measured.
+    /// The number of packets.
     pub count: u64,
     /// The smallest.
     pub min_ns: f64,
@@ -100,11 +100,11 @@ pub struct Percentiles {
     pub mean_ns: f64,
     /// The median.
     pub p50_ns: f64,
-    /// 90 % are at most this.
+    /// 90 % of the packets take at most this.
     pub p90_ns: f64,
-    /// 99 %.
+    /// The same for 99 %.
     pub p99_ns: f64,
-    /// 99.9 %.
+    /// The same for 99.9 %.
     pub p999_ns: f64,
     /// The largest.
     pub max_ns: f64,

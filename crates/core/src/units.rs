@@ -1,6 +1,6 @@
-//! How quantities are written by people and read by us, and back.
+//! Parsing and printing of quantities.
 //!
-//! | quantity | in | out | base |
+//! | quantity | parsed | printed | base unit |
 //! | --- | --- | --- | --- |
 //! | size | `64`, `4K`, `16M`, `1G` (binary: K = 1024) | `4 KiB` | bytes |
 //! | rate | `100G`, `1.5M` (decimal: K = 1000) | `100.00 Gb/s` | bits per second |
@@ -24,16 +24,16 @@ fn scaled(
 ) -> Result<f64> {
     let bad = |why: &str| Error::Quantity { text: text.into(), what, why: why.into(), example };
     let (number, unit) = split(text.trim());
-    let number: f64 = number.replace('_', "").parse().map_err(|_| bad("no number at its start"))?;
+    let number: f64 = number.replace('_', "").parse().map_err(|_| bad("it does not begin with a number"))?;
     let scale = scale(unit.trim()).ok_or_else(|| bad(&format!("unknown unit '{}'", unit.trim())))?;
     let value = number * scale;
-    if value.is_finite() && value < 9.0e18 { Ok(value) } else { Err(bad("too large")) }
+    if value.is_finite() && value < 9.0e18 { Ok(value) } else { Err(bad("it is too large")) }
 }
 
-/// Reads a size in bytes; suffixes are binary (`4K` = 4096), `B`, `KiB` and the like are taken too.
+/// Parses a size in bytes. Suffixes are binary: `4K` is 4096. `B`, `KiB` and the like are accepted, too.
 ///
 /// # Errors
-/// [`Error::Quantity`] for anything else, for a fraction of a byte, and beyond 2^62.
+/// [`Error::Quantity`] for other text, for a fraction of a byte, and from 9e18 bytes on.
 pub fn parse_size(text: &str) -> Result<u64> {
     let value = scaled(text, "a size", "64, 4K, 16M or 1G", |unit| {
         Some(match unit.trim_end_matches("iB").trim_end_matches('B') {
@@ -49,29 +49,29 @@ pub fn parse_size(text: &str) -> Result<u64> {
         return Err(Error::Quantity {
             text: text.into(),
             what: "a size",
-            why: "not a whole number of bytes".into(),
+            why: "it is not a whole number of bytes".into(),
             example: "4K",
         });
     }
     Ok(value as u64)
 }
 
-/// An offered rate: bits (of frames) or packets a second.
+/// An offered rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     /// Bits of frames per second, without preamble, gap and FCS.
     Bits(f64),
-    /// Bits of an Ethernet line per second: frames with [`Rate::LINE_OVERHEAD`].
+    /// Bits per second on an Ethernet line: frames with [`Rate::LINE_OVERHEAD`].
     Line(f64),
     /// Packets per second.
     Packets(f64),
 }
 
 impl Rate {
-    /// Bytes that Ethernet adds to a frame on the line: FCS (4), preamble and start delimiter (8), inter-frame gap (12).
+    /// The bytes that Ethernet adds to a frame on the line: FCS (4), preamble and start delimiter (8), inter-frame gap (12).
     pub const LINE_OVERHEAD: u64 = 24;
 
-    /// Packets per second for frames of `bytes` on average.
+    /// Returns the packets per second if frames have `bytes` on average.
     pub fn packets_per_second(self, bytes: f64) -> f64 {
         match self {
             Rate::Bits(bits) => bits / 8.0 / bytes,
@@ -81,11 +81,11 @@ impl Rate {
     }
 }
 
-/// Reads a rate: `10G` and `10Gb/s` are bits of frames per second, `10GbE` is Ethernet's line rate, and
-/// `1.5Mpps` is packets per second. Suffixes are decimal.
+/// Parses a rate. `10G` and `10Gb/s` are bits of frames per second, `10GbE` is Ethernet's line rate, and `1.5Mpps` is packets
+/// per second. Suffixes are decimal.
 ///
 /// # Errors
-/// [`Error::Quantity`] for anything else and for zero.
+/// [`Error::Quantity`] for other text, and for 0.
 pub fn parse_rate(text: &str) -> Result<Rate> {
     let decimal = |unit: &str| {
         Some(match unit {
@@ -109,7 +109,7 @@ pub fn parse_rate(text: &str) -> Result<Rate> {
         return Err(Error::Quantity {
             text: text.into(),
             what: "a rate",
-            why: "must be above zero".into(),
+            why: "it must be above zero".into(),
             example,
         });
     }
@@ -120,10 +120,10 @@ pub fn parse_rate(text: &str) -> Result<Rate> {
     })
 }
 
-/// Reads a time with its unit (`ns`, `us`, `ms`, `s`, `m`, `h`); only `0` may do without one.
+/// Parses a time with its unit: `ns`, `us`, `ms`, `s`, `m` or `h`. Only `0` needs no unit.
 ///
 /// # Errors
-/// [`Error::Quantity`] for anything else.
+/// [`Error::Quantity`] for other text.
 pub fn parse_time(text: &str) -> Result<Duration> {
     if text.trim() == "0" {
         return Ok(Duration::ZERO);
@@ -153,22 +153,22 @@ fn decimal(value: f64, unit: &str) -> String {
     format!("{scaled:.2} {prefix}{unit}")
 }
 
-/// `12.35 Gb/s`.
+/// Prints a rate in bits per second: `12.35 Gb/s`.
 pub fn bits_per_second(value: f64) -> String {
     decimal(value, "b/s")
 }
 
-/// `12.35 Mpps`.
+/// Prints a rate in packets per second: `12.35 Mpps`.
 pub fn packets_per_second(value: f64) -> String {
     decimal(value, "pps")
 }
 
-/// `12.35 GB/s` (decimal, as memory and PCIe rates are given).
+/// Prints a rate in bytes per second with a decimal prefix: `12.35 GB/s`.
 pub fn bytes_per_second(value: f64) -> String {
     decimal(value, "B/s")
 }
 
-/// `4 KiB`, `1.5 MiB`, `100 B`: binary, as sizes are given.
+/// Prints a size with a binary prefix: `4 KiB`, `1.5 MiB`, `100 B`.
 pub fn bytes(value: u64) -> String {
     let (unit, scale) = match value {
         v if v >= 1 << 30 => ("GiB", 1u64 << 30),
@@ -183,7 +183,7 @@ pub fn bytes(value: u64) -> String {
     }
 }
 
-/// `830 ns`, `50.0 us`, `1.20 ms`, `3.50 s`.
+/// Prints a time: `830 ns`, `50.0 us`, `1.20 ms`, `3.50 s`.
 pub fn nanoseconds(value: f64) -> String {
     match value {
         v if v < 1e3 => format!("{v:.0} ns"),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn out_is_short() {
+    fn quantities_are_printed_short() {
         assert_eq!(bytes(4096), "4 KiB");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bits_per_second(12.345e9), "12.35 Gb/s");
@@ -239,12 +239,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(text in ".{0,24}") {
+        fn any_text_is_parsed_or_refused(text in ".{0,24}") {
             let _ = (parse_size(&text), parse_rate(&text), parse_time(&text));
         }
 
         #[test]
-        fn whole_sizes_survive(value in 0u64..1 << 40) {
+        fn whole_sizes_are_parsed_as_printed(value in 0u64..1 << 40) {
             prop_assert_eq!(parse_size(&value.to_string()).unwrap(), value);
         }
     }

@@ -1,8 +1,7 @@
-//! Movers: what copies bytes between two regions, and how their copies in flight are kept and waited for.
+//! Movers, which copy bytes between two regions, and their copies in flight.
 //!
-//! A mover is driven by one thread. Copies complete in the order they were submitted. [`CpuMover`] copies with the
-//! processor's own loads and stores; DMA engines and GPUs are in their own crates and keep their copies in a
-//! [`InFlight`].
+//! One thread drives a mover. Copies complete in the order in which they were submitted. [`CpuMover`] copies with the CPU's
+//! loads and stores. DMA engines and GPUs are in crates of their own, and track their copies with [`InFlight`].
 
 mod cpu;
 mod in_flight;
@@ -51,60 +50,60 @@ impl TicketCounter {
     }
 }
 
-/// What copies between regions: CPU stores, a DMA engine, a GPU's copy engine or SMs.
+/// A device that copies between regions: CPU stores, a DMA engine, a GPU's copy engine or SMs.
 pub trait Mover: Send {
-    /// As results name it (`cpu 64-byte non-temporal stores`, `gpu:0 copy engine`).
+    /// Returns the name in results: `cpu 64-byte non-temporal stores`, `gpu:0 copy engine`.
     fn name(&self) -> String;
 
-    /// A software stand-in: its figures are a model's.
+    /// Returns true for a twin: its figures are those of a model.
     fn is_twin(&self) -> bool {
         false
     }
 
-    /// Can copy from `source` to `destination` at all.
+    /// Returns true if it can copy from `source` to `destination`.
     fn reaches(&self, source: &Region, destination: &Region) -> bool;
 
-    /// Starts copying `source` to `destination`, which have the same length. Both stay alive and untouched until
-    /// the ticket is done. A synchronous mover has copied when it returns.
+    /// Starts copying `source` to `destination`, which have the same length. The mover keeps both alive until the ticket is
+    /// done. Until then, do not write the source or access the destination. A synchronous mover has copied when it returns.
     ///
     /// # Errors
-    /// When it does not reach one of them, they overlap, their lengths differ, or the device refuses.
+    /// If the mover does not reach a region, the regions overlap, their lengths differ, or the device refuses.
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket>;
 
-    /// The newest ticket that is done: its bytes and those of all before it are in place.
+    /// Returns the newest ticket that is done: its copy and all before it have completed.
     ///
     /// # Errors
-    /// When the device is lost.
+    /// If the device is lost.
     fn done(&mut self) -> Result<Ticket>;
 
     /// Waits until `ticket` is done.
     ///
     /// # Errors
-    /// When the device is lost or does not answer.
+    /// If the ticket was not issued, or the device is lost or does not answer.
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()>;
 
-    /// A copy is done when [`Mover::submit`] returns: one is in flight at a time, however many are asked for.
+    /// Returns true if each copy is done when [`Mover::submit`] returns.
     fn is_synchronous(&self) -> bool {
         false
     }
 
-    /// Says how ends will be awaited from now on, and gives how they really will be. A mover that waits within
-    /// [`Mover::submit`] awaits its legs so; where the processor itself copies it is busy until the end, as one that polls.
+    /// Sets the completion mode. Returns the mode in effect, which differs if the mover does not support the requested one. A
+    /// mover that waits within [`Mover::submit`] uses it for its stages. If the CPU itself copies, the mode is `Poll`.
     fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         completion
     }
 
-    /// Waits for all copies, and lets go of what it holds between them (kernels that stay on a GPU); the next copy takes it
-    /// again. For before a pause, and before other work on the device that would wait for it.
+    /// Waits for all copies, then releases what the mover holds between them, such as resident kernels. The next copy acquires
+    /// it again. Call it before a pause, and before other work on the device that would wait for those kernels.
     ///
     /// # Errors
-    /// As [`Mover::wait`].
+    /// As for [`Mover::wait`].
     fn quiesce(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// What every mover checks before it copies: as many bytes on both sides, and none of them shared.
+/// Checks what every mover requires: two regions of the same length, which is not 0, that do not overlap.
 ///
 /// # Errors
 /// [`Error::Invalid`] that names both regions.
@@ -114,15 +113,15 @@ pub fn check_pair(source: &Region, destination: &Region) -> Result<()> {
         return Err(Error::invalid(pair(), "there is nothing to copy; give at least one byte"));
     }
     if source.len() != destination.len() {
-        return Err(Error::invalid(pair(), "the lengths differ; slice one to the other's"));
+        return Err(Error::invalid(pair(), "the lengths differ; give regions of the same length"));
     }
     if source.overlaps(destination) {
-        return Err(Error::invalid(pair(), "they overlap; copy to memory of its own"));
+        return Err(Error::invalid(pair(), "they overlap; give regions that do not"));
     }
     Ok(())
 }
 
-/// What every mover answers when it cannot copy between two places.
+/// Returns the error of a mover that cannot copy between two locations.
 pub fn out_of_reach(mover: &dyn Mover, source: &Region, destination: &Region) -> Error {
     Error::device_usage(
         mover.name(),

@@ -1,23 +1,23 @@
-//! The burst ring in memory: fixed, the same for every compiler that includes [`c_header`].
+//! The burst ring's layout in memory, for the host's code and for device code that includes [`c_header`].
 //!
 //! ```text
-//! submit half (producer writes; lies where the consumers read fast)
-//!   0        end                                        one line for itself
+//! submit half (the dispatcher writes)
+//!   0        end                                        a line of its own
 //!   128      slot 0:  word (8) | reserved (8) | descriptor 0 (16) | descriptor 1 | ... | descriptor burst-1
 //!   128 + stride: slot 1 ...                            stride: a multiple of 128
 //!
-//! complete half (consumers write; lies where the sender reads fast)
-//!   0        slot 0:  word (8) | reserved (8) | outcome 0 (8) | outcome 1 | ...
+//! complete half (consumers write)
+//!   0        slot 0:  word (8) | reserved (8) | verdict 0 (8) | verdict 1 | ...
 //!   stride:  slot 1 ...
 //! ```
 //!
-//! The first [`TOGETHER`] descriptors share the word's line. Where a burst has no more, a consumer for which each read is a trip over
-//! PCIe reads them along with the word, and their laps say which to believe: see [`super::protocol`].
+//! The first [`TOGETHER`] descriptors share the word's line. If a burst has no more, device code reads them together with the word
+//! in one round trip over PCIe, and believes those with the word's lap; see `protocol.rs`.
 //!
-//! That is how slots lie for others; a ring between threads of one process keeps them in another order.
+//! Rings between threads keep their slots in another order.
 //!
-//! The high half of a submitted word is the number of packets. The high half of a completed word is 0 when every packet is
-//! forwarded at its old length, and then outcomes are not written; else it is 1 and there is one for each packet.
+//! The high half of a submitted word is the number of packets. The high half of a completed word is [`UNCHANGED`] if all packets
+//! are forwarded at their old length; no verdict is then written. Otherwise it is [`VERDICTS`], and each packet has one.
 
 use std::mem::{offset_of, size_of};
 
@@ -25,64 +25,64 @@ use std::mem::{offset_of, size_of};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Where its bytes begin, as the consumer addresses them.
+    /// The address of its first byte, as the consumer addresses it.
     pub address: u64,
-    /// How many there are.
+    /// The number of bytes.
     pub length: u32,
-    /// The lap of its item, as in the item's word, for consumers that read both at once: where a burst is no more than
-    /// [`TOGETHER`]. Else nobody looks at it.
+    /// The lap of its item, as in the item's word, in rings whose burst is at most [`TOGETHER`]. In other rings it is not
+    /// read.
     pub lap: u32,
 }
 
-/// What became of one packet.
+/// The verdict on one packet: what becomes of it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketVerdict {
-    /// Its new length.
+    /// The packet's new length.
     pub length: u32,
-    /// [`FORWARD`], [`DROP`], or [`PORT_BASE`] + n.
+    /// [`FORWARD`], [`DROP`], or [`PORT_BASE`] + n for port n.
     pub verdict: u32,
 }
 
-/// Verdict: send it on.
+/// Verdict: forward the packet.
 pub const FORWARD: u32 = 0;
-/// Verdict: drop it.
+/// Verdict: drop the packet.
 pub const DROP: u32 = 1;
-/// Verdicts from here on name a port: `PORT_BASE + n`.
+/// Verdict: forward the packet to port n, as `PORT_BASE + n`.
 pub const PORT_BASE: u32 = 2;
 
-/// A completed word's info: all forwarded, lengths as before, no outcomes written.
+/// The info of a completed word: all packets are forwarded unchanged, and no verdicts are written.
 pub const UNCHANGED: u32 = 0;
-/// A completed word's info: read the outcomes.
+/// The info of a completed word: each packet has a verdict.
 pub const VERDICTS: u32 = 1;
 
-/// Alignment of slots, and the bytes in front of slot 0 in the submit half.
+/// The alignment of slots, and the offset of slot 0 in the submit half.
 pub const LINE: usize = 128;
-/// Where a slot's descriptors or outcomes begin.
+/// The offset of a slot's descriptors or verdicts.
 pub const ENTRIES: usize = 16;
-/// Descriptors in the line of their item's word.
+/// The number of descriptors in the line of their item's word.
 pub const TOGETHER: usize = (LINE - ENTRIES) / size_of::<Descriptor>();
-/// Most packets an item holds.
+/// The largest number of packets in an item.
 pub const MAX_BURST: usize = 1024;
-/// Most slots a ring has.
+/// The largest number of slots.
 pub const MAX_SLOTS: usize = 1 << 16;
 
-/// Bytes from one slot's submit half to the next.
+/// Returns the bytes from one slot to the next in the submit half.
 pub const fn submit_stride(burst: usize) -> usize {
     (ENTRIES + burst * size_of::<Descriptor>()).next_multiple_of(LINE)
 }
 
-/// Bytes from one slot's complete half to the next.
+/// Returns the bytes from one slot to the next in the complete half.
 pub const fn complete_stride(burst: usize) -> usize {
     (ENTRIES + burst * size_of::<PacketVerdict>()).next_multiple_of(LINE)
 }
 
-/// Bytes of a ring's submit half.
+/// Returns the size of a submit half in bytes.
 pub const fn submit_bytes(slots: usize, burst: usize) -> usize {
     LINE + slots * submit_stride(burst)
 }
 
-/// Bytes of a ring's complete half.
+/// Returns the size of a complete half in bytes.
 pub const fn complete_bytes(slots: usize, burst: usize) -> usize {
     slots * complete_stride(burst)
 }
@@ -91,16 +91,16 @@ const _: () = {
     assert!(size_of::<Descriptor>() == 16 && offset_of!(Descriptor, length) == 8);
     assert!(offset_of!(crate::packet::Packet, length) == 8 && size_of::<crate::packet::Packet>() == 24);
     assert!(size_of::<PacketVerdict>() == 8 && offset_of!(PacketVerdict, verdict) == 4);
-    // Length and lap are written as one word, as the GPU has them.
+    // Length and lap are written as one little-endian word, as GPUs read them.
     assert!(offset_of!(Descriptor, lap) == 12 && cfg!(target_endian = "little"));
     assert!(submit_stride(1) == 128 && submit_stride(TOGETHER) == 128 && submit_stride(8) == 256);
     assert!(complete_stride(14) == 128 && complete_stride(15) == 256);
 };
 
-/// The layout as C and CUDA see it: the header that device code includes, so that there is one source of it.
+/// Returns the layout as a C and CUDA header, generated so that the two cannot differ.
 pub fn c_header() -> String {
     format!(
-        r#"// Generated by inlane-core (ring/layout.rs). The burst ring in memory; see there for what it means.
+        r#"// Generated by inlane-core (ring/layout.rs), which explains the burst ring's layout.
 #ifndef INLANE_RING_H
 #define INLANE_RING_H
 #ifndef __CUDACC_RTC__
