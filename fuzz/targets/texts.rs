@@ -1,5 +1,5 @@
-//! Any text where a PCI address, a BAR or faults are expected: an error or a value, and a value that is printed reads as
-//! the same.
+//! Parses arbitrary text as a PCI address, a BAR, faults and ports. Each parser must return a value or an error, and a printed value
+//! must parse to the same value.
 
 #![no_main]
 
@@ -13,4 +13,6 @@ fuzz_target!(|text: &str| {
         assert_eq!(bar.to_string().parse::<inlane_pci::BarSpec>().unwrap(), bar);
     }
     let _ = text.parse::<inlane_ntb::fault::Faults>();
+    let _ = inlane_ports::wrap::fault::Faults::parse(text);
+    let _ = inlane_ports::generate::Traffic::parse(text);
 });

@@ -227,12 +227,7 @@ impl CaptureRx {
     /// Returns the next record and its timestamp, if it is due at `now_ns`.
     fn next(&mut self, now_ns: u64) -> Result<Option<(Record, u64)>> {
         loop {
-            let record = self.reader.peek()?;
-            if self.counters.packets == 0 && self.reader.has_header() {
-                let resolution = self.reader.classic_resolution().unwrap_or(Resolution::Nano);
-                self.resolution.get_or_init(|| resolution);
-            }
-            if let Some(record) = record {
+            if let Some(record) = self.reader.peek()? {
                 let time_ns = record.time_ns.saturating_add(self.shift_ns);
                 if self.pace == Pace::Original {
                     let (clock, capture) = *self.started.get_or_insert((now_ns, time_ns));
@@ -255,6 +250,13 @@ impl CaptureRx {
                     return Ok(None);
                 }
             }
+        }
+    }
+
+    /// Tells sinks the resolution, once the header has been read.
+    fn publish_resolution(&self) {
+        if self.reader.has_header() {
+            self.resolution.get_or_init(|| self.reader.classic_resolution().unwrap_or(Resolution::Nano));
         }
     }
 
@@ -304,7 +306,10 @@ unsafe impl Rx for CaptureRx {
         if self.pace == Pace::Original {
             match self.next(now_ns) {
                 Ok(Some(_)) => {}
-                Ok(None) => return Ok(0),
+                Ok(None) => {
+                    self.publish_resolution();
+                    return Ok(0);
+                }
                 Err(error) => {
                     self.ended = true;
                     return Err(error);
@@ -327,6 +332,9 @@ unsafe impl Rx for CaptureRx {
         }
         // SAFETY: these packets were allocated from this pool above, and are not used again.
         unsafe { self.pool.free(&packets[filled..allocated]) };
+        if self.counters.packets == 0 {
+            self.publish_resolution();
+        }
         self.counters.packets += filled as u64;
         match self.pending_error.take() {
             Some(error) if filled == 0 => {
