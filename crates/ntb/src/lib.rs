@@ -2,9 +2,10 @@
 //! but a PCIe link.
 //!
 //! [`device`] is the bridge as Linux's NTB API has it. Its back-ends are the [`twin`] (processes of one machine) and
-//! [`ivshmem`] (virtual machines); [`fault`] injects what shared memory hides. [`window`] is where stores leave for a peer.
+//! [`ivshmem`] (virtual machines); [`fault`] injects what shared memory hides. [`window`] is the path of stores to a peer, [`discover`] finds the bridges of a machine.
 
 pub mod device;
+pub mod discover;
 pub mod error;
 pub mod fault;
 pub mod handshake;

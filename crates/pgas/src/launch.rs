@@ -9,7 +9,8 @@
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
 //! | `INLANE_NTB_COMPLETION` | how waits end: poll, interrupt or adaptive |
 //! | `INLANE_NTB_FAULTS` | faults to inject (see [`Faults`]) |
-//! | `INLANE_NTB_MOVER` | who copies bulk: `twin` or `twin:SIZE` (a DMA engine's twin, from that size on) |
+//! | `INLANE_NTB_MOVER` | what copies bulk data: `twin` or `twin:RATE` (a DMA engine's twin) |
+//! | `INLANE_NTB_MOVER_FROM` | size in bytes from which the mover copies |
 //! | `INLANE_NTB_YIELD` | 1: more PEs than processors, let others run while polling |
 
 use crate::error::{Error, Result};
@@ -70,12 +71,17 @@ impl Session {
     pub fn from_environment() -> Result<Self> {
         let faults = variable::<Faults>("INLANE_NTB_FAULTS")?.unwrap_or_default();
         let heap_bytes = variable::<u64>("INLANE_NTB_HEAP")?.unwrap_or(HEAP);
+        let mover_from = variable::<u64>("INLANE_NTB_MOVER_FROM")?.map(|from| from as usize);
+        let mover = match variable::<MoverChoice>("INLANE_NTB_MOVER")? {
+            Some(choice) => Some((choice.start_twin()?, mover_from)),
+            None => None,
+        };
         let settings = Settings {
             completion: variable::<CompletionMode>("INLANE_NTB_COMPLETION")?
                 .unwrap_or(CompletionMode::Adaptive),
             yields: variable::<u8>("INLANE_NTB_YIELD")?.unwrap_or(0) != 0,
             faults: faults.clone(),
-            mover: variable::<BulkMover>("INLANE_NTB_MOVER")?.map(BulkMover::start).transpose()?,
+            mover,
             ..Settings::default()
         };
         let (socket, hub) = match variable::<RawFd>("INLANE_NTB_FD")? {
@@ -90,44 +96,68 @@ impl Session {
     }
 }
 
-/// Who copies bulk of a job's programs, as a user names it: `twin`, or `twin:SIZE` from that size on.
+/// What copies bulk data, as users name it: `twin`, `twin:RATE` or `gpu:N`.
 ///
-/// Programs put from any memory of theirs, so only a mover that reaches all of it will do. A GPU reaches what was registered with it
-/// beforehand, which pins all of it: `inlane ntb bench`, whose memory is its own, has other movers to choose from, and a type for them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BulkMover {
-    from: Option<usize>,
+/// A job's programs put from any of their memory, so their mover must reach all of it. The twin of a DMA engine does. A GPU
+/// reaches only memory that was registered with it, as the bench does with its own.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MoverChoice {
+    /// A DMA engine's twin, of this rate in bits a second; as fast as a core copies without one.
+    Twin(Option<f64>),
+    /// The copy engines of a GPU.
+    Gpu(u32),
 }
 
-impl std::str::FromStr for BulkMover {
+impl std::str::FromStr for MoverChoice {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        match text.split_once(':').unwrap_or((text, "")) {
-            ("twin", "") => Ok(Self { from: None }),
-            ("twin", size) => Ok(Self { from: Some(inlane_core::units::parse_size(size)? as usize) }),
-            ("gpu", _) => Err(Error::invalid(
+        use inlane_core::units::{Rate, parse_rate};
+        let invalid = || {
+            Error::invalid(
                 format!("mover '{text}'"),
-                "a GPU reaches memory that was registered with it, and a program's own is not: write twin, or twin:SIZE, or measure \
-                 with `inlane ntb bench --mover gpu:N`",
-            )),
-            _ => Err(Error::invalid(format!("mover '{text}'"), "write twin, or twin:SIZE")),
+                "expected twin, twin:RATE (for example twin:30G) or gpu:N",
+            )
+        };
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("twin", "") => Ok(Self::Twin(None)),
+            ("twin", rate) => match parse_rate(rate)? {
+                Rate::Bits(bits) => Ok(Self::Twin(Some(bits))),
+                Rate::Packets(_) => Err(invalid()),
+            },
+            ("gpu", number) => number.parse().map(Self::Gpu).map_err(|_| invalid()),
+            _ => Err(invalid()),
         }
     }
 }
 
-impl std::fmt::Display for BulkMover {
+impl std::fmt::Display for MoverChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.from {
-            None => f.write_str("twin"),
-            Some(from) => write!(f, "twin:{from}"),
+        match self {
+            Self::Twin(None) => f.write_str("twin"),
+            Self::Twin(Some(bits)) => write!(f, "twin:{bits}"),
+            Self::Gpu(number) => write!(f, "gpu:{number}"),
         }
     }
 }
 
-impl BulkMover {
-    fn start(self) -> Result<(Box<dyn Mover>, Option<usize>)> {
-        Ok((Box::new(DmaEngine::new("dma twin", DmaCosts::unlimited())?), self.from))
+impl MoverChoice {
+    /// Starts the DMA engine's twin.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a GPU, which does not reach all memory of a program.
+    pub fn start_twin(&self) -> Result<Box<dyn Mover>> {
+        let costs = match *self {
+            Self::Twin(None) => DmaCosts::unlimited(),
+            Self::Twin(Some(bits)) => DmaCosts { to_device: bits / 8.0, ..DmaCosts::unlimited() },
+            Self::Gpu(_) => {
+                return Err(Error::invalid(
+                    format!("mover '{self}'"),
+                    "a GPU reaches registered memory only; use twin, or measure with `inlane ntb bench --mover gpu:N`",
+                ));
+            }
+        };
+        Ok(Box::new(DmaEngine::new("dma twin", costs)?))
     }
 }
 
@@ -163,7 +193,9 @@ pub struct Job {
     /// The PE that alone gets the faults; all when `None`.
     pub faulty: Option<u32>,
     /// Who copies bulk; stores when `None`.
-    pub mover: Option<BulkMover>,
+    pub mover: Option<MoverChoice>,
+    /// Size in bytes from which the mover copies; from where it beats stores when `None`.
+    pub mover_from: Option<u64>,
     /// Binds each PE to its share of the processors where there are enough.
     pub bind: bool,
 }
@@ -177,6 +209,7 @@ impl Default for Job {
             faults: String::new(),
             faulty: None,
             mover: None,
+            mover_from: None,
             bind: true,
         }
     }
@@ -212,6 +245,15 @@ impl Job {
     /// When the fabric or a process cannot be made.
     pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
         self.faults.parse::<Faults>()?;
+        match (&self.mover, self.mover_from) {
+            (Some(MoverChoice::Gpu(_)), _) => {
+                drop(self.mover.as_ref().map(MoverChoice::start_twin).transpose()?)
+            }
+            (None, Some(_)) => {
+                return Err(Error::invalid("--mover-from", "no mover was chosen; add --mover twin"));
+            }
+            _ => {}
+        }
         match self.faulty {
             Some(_) if self.faults.is_empty() => {
                 return Err(Error::invalid("--faulty", "there are no faults to give it: add --faults"));
@@ -275,6 +317,10 @@ impl Job {
         match &self.mover {
             Some(mover) => command.env("INLANE_NTB_MOVER", mover.to_string()),
             None => command.env_remove("INLANE_NTB_MOVER"),
+        };
+        match self.mover_from {
+            Some(from) => command.env("INLANE_NTB_MOVER_FROM", from.to_string()),
+            None => command.env_remove("INLANE_NTB_MOVER_FROM"),
         };
         // SAFETY: only system calls that are safe between fork and exec, on values copied before.
         unsafe {

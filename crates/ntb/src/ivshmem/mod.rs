@@ -94,7 +94,7 @@ impl Ivshmem {
         let sysfs = Sysfs::system();
         let device = Device::open(&sysfs, address).map_err(pci)?;
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
-        if (known.vendor, known.device) != (0x1af4, 0x1110) {
+        if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(
                 "it is no ivshmem device (1af4:1110); 'inlane topo --all' lists the devices".into(),
             ));

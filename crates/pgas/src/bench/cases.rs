@@ -1,16 +1,16 @@
 //! Measurements that no wait is part of: puts as issued, beside a plain copy and the peer; gets by loads; one word one way; doorbells.
 
-use super::series::Series;
+use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};
 use crate::error::{Error, Lost, Result};
-use inlane_core::completion::CompletionMode;
+use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use inlane_ntb::device::{Event, Ntb};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The doorbell bit that the bench rings.
-const BELL: u64 = 1 << 40;
+const DOORBELL: u64 = 1 << 40;
 
 impl Bench {
     pub(super) fn putting(&self, count: u64, size: usize) -> Result<()> {
@@ -49,6 +49,7 @@ impl Bench {
     pub(super) fn put_and_plain_copy(&self, size: usize) -> Result<Vec<Point>> {
         let (mut put, mut plain) = (Series::default(), Series::default());
         let mut theirs = Vec::new();
+        let mut plain_verified = 0;
         // A window that is no memory to the processor has nothing to compare with.
         let mapped = self.world.direct(self.inbox.as_ptr() as usize, self.other).is_some();
         if self.driver {
@@ -58,6 +59,9 @@ impl Bench {
                 if mapped {
                     let elapsed = plain.timed(|| self.copying(copies, size))?;
                     plain.add(copies, size, elapsed);
+                    if repeat + 1 == self.plan.repeats {
+                        plain_verified = self.verify(size)?;
+                    }
                 }
                 let elapsed = put.timed(|| self.putting(puts, size))?;
                 put.add(puts, size, elapsed);
@@ -69,10 +73,19 @@ impl Bench {
                 }
             }
         }
+        if !self.driver && mapped {
+            plain_verified = self.verify(size)?;
+        }
         let verified = self.verify(size)?;
         let mut points = vec![put.point(Operation::Put, "stores", size, CompletionMode::Poll, verified)];
         if mapped {
-            points.push(plain.point(Operation::PlainCopy, "memcpy", size, CompletionMode::Poll, verified));
+            points.push(plain.point(
+                Operation::PlainCopy,
+                "memcpy",
+                size,
+                CompletionMode::Poll,
+                plain_verified,
+            ));
         }
         points.extend((!theirs.is_empty()).then(|| peer::point(size as u64, theirs)));
         Ok(points)
@@ -98,6 +111,9 @@ impl Bench {
             for _ in 0..self.plan.repeats {
                 let elapsed = series.timed(|| getting(count))?;
                 series.add(count, size, elapsed);
+            }
+            for _ in 0..count.min(SAMPLES) {
+                series.sample(size, || getting(1))?;
             }
             self.compare(&into, size)?;
         }
@@ -171,10 +187,18 @@ impl Bench {
                 }
             }
         }
+        for _ in 0..SAMPLES.min(count) {
+            puts.sample(16, || self.passing(base, 1, put))?;
+            base += 1;
+        }
         self.world.barrier_all()?;
-        let verified = base;
+        puts.halve_samples();
+        // Each side compared every word that it received.
+        let words = |repeats: u64| 8 * 2 * count * repeats;
+        let verified = words(u64::from(self.plan.repeats)) + 16 * SAMPLES.min(count);
         let mut points = vec![puts.point(Operation::OneWay, "stores", 8, CompletionMode::Poll, verified)];
         if theirs.is_some() {
+            let verified = words(u64::from(self.plan.repeats));
             points.push(floor.point(
                 Operation::CacheToCache,
                 "plain stores",
@@ -195,13 +219,21 @@ impl Bench {
                 put(theirs, value)?;
             }
             let mut looks = 0u64;
-            while word.load(Ordering::Acquire) < value {
+            let mut seen = word.load(Ordering::Acquire);
+            while seen < value {
                 std::hint::spin_loop();
                 looks += 1;
                 if looks.is_multiple_of(1 << 24) {
-                    // Long: is the peer still there?
+                    // This takes long: let the transport find out whether the peer still runs.
                     self.await_word(mine, value, 8, CompletionMode::Poll)?;
                 }
+                seen = word.load(Ordering::Acquire);
+            }
+            if seen != value {
+                return Err(Error::invalid(
+                    format!("word {value} of a round trip"),
+                    format!("{seen} arrived; do not trust this path"),
+                ));
             }
             if !self.driver {
                 put(theirs, value)?;
@@ -212,22 +244,22 @@ impl Bench {
 
     pub(super) fn doorbell(&self, completion: CompletionMode) -> Result<Vec<Point>> {
         let ntb = self.world.transport().ntb().clone();
-        let vector = if ntb.vector_bits(1) & BELL != 0 { 1 } else { 0 };
+        let vector = if ntb.vector_bits(1) & DOORBELL != 0 { 1 } else { 0 };
         let round = || -> Result<()> {
             if self.driver {
-                ntb.peer_doorbell_set(self.other, BELL)?;
+                ntb.peer_doorbell_set(self.other, DOORBELL)?;
             }
-            await_bell(&*ntb, vector, completion)?;
+            DoorbellWait { ntb: &*ntb, vector, mode: completion }.run()?;
             if !self.driver {
-                ntb.peer_doorbell_set(self.other, BELL)?;
+                ntb.peer_doorbell_set(self.other, DOORBELL)?;
             }
             Ok(())
         };
         // Nobody sleeps on the doorbell while it is measured.
         self.world.barrier_all()?;
-        ntb.doorbell_clear(BELL);
+        ntb.doorbell_clear(DOORBELL);
         if completion == CompletionMode::Poll {
-            ntb.doorbell_mask_set(BELL);
+            ntb.doorbell_mask_set(DOORBELL);
         }
         self.world.barrier_all()?;
         let start = Instant::now();
@@ -240,44 +272,57 @@ impl Bench {
             let elapsed = series.timed(|| (0..count).try_for_each(|_| round()))?;
             series.add(count, 0, elapsed);
         }
+        for _ in 0..count.min(SAMPLES) {
+            series.sample(0, round)?;
+        }
         self.world.barrier_all()?;
-        ntb.doorbell_mask_clear(BELL);
+        ntb.doorbell_mask_clear(DOORBELL);
         Ok(vec![series.point(Operation::Doorbell, "doorbell", 0, completion, 0)])
     }
 }
 
-/// Waits for the bench's doorbell and clears it.
-fn await_bell(ntb: &dyn Ntb, vector: u32, completion: CompletionMode) -> Result<()> {
-    let start = Instant::now();
-    let mut looks = 0u32;
-    loop {
-        if ntb.doorbell_read() & BELL != 0 {
-            ntb.doorbell_clear(BELL);
-            return Ok(());
+/// A wait for the bench's doorbell.
+struct DoorbellWait<'a> {
+    ntb: &'a dyn Ntb,
+    vector: u32,
+    mode: CompletionMode,
+}
+
+impl Wait for DoorbellWait<'_> {
+    type Error = Error;
+    const FIRST_POLLS: u32 = 64;
+    const POLLS: u32 = 64;
+
+    fn poll(&mut self, _watched: bool) -> Result<bool> {
+        let rung = self.ntb.doorbell_read() & DOORBELL != 0;
+        if rung {
+            self.ntb.doorbell_clear(DOORBELL);
         }
-        looks += 1;
-        std::hint::spin_loop();
-        let spin = match completion {
-            CompletionMode::Poll => true,
-            CompletionMode::Adaptive => {
-                !looks.is_multiple_of(64) || start.elapsed() < Duration::from_micros(50)
-            }
-            CompletionMode::Interrupt => false,
-        };
-        if !spin {
-            let event = ntb.event(Event::Doorbell(vector))?;
-            let mut fds = [PollFd::new(&event, PollFlags::IN)];
-            if matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })), Ok(1)) {
-                let _ = rustix::io::read(event, &mut [0u8; 8]);
-            }
+        Ok(rung)
+    }
+
+    fn plan(&mut self) -> WaitPlan {
+        match self.mode {
+            CompletionMode::Poll => WaitPlan::POLL,
+            CompletionMode::Interrupt => WaitPlan::BLOCK,
+            CompletionMode::Adaptive => WaitPlan { poll_for: Duration::from_micros(50), ..WaitPlan::BLOCK },
         }
-        if looks.is_multiple_of(1 << 20) && start.elapsed() > Duration::from_secs(20) {
-            return Err(Error::Timeout {
-                peer: 1,
-                what: "a doorbell",
-                waited: start.elapsed(),
-                lost: Lost::default(),
-            });
+    }
+
+    fn check(&mut self, waited: Duration) -> Result<()> {
+        if waited > Duration::from_secs(20) {
+            let peer = 1 - self.ntb.port();
+            return Err(Error::Timeout { peer, what: "a doorbell", waited, lost: Lost::default() });
         }
+        Ok(())
+    }
+
+    fn block(&mut self) -> Result<()> {
+        let event = self.ntb.event(Event::Doorbell(self.vector))?;
+        let mut fds = [PollFd::new(&event, PollFlags::IN)];
+        if matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 10_000_000 })), Ok(1)) {
+            let _ = rustix::io::read(event, &mut [0u8; 8]);
+        }
+        Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! From points to result documents: the rows, and the published figure (bandwidth against size by completion).
 
-use super::{Operation, Point};
+use super::series::FEWEST_SAMPLES;
+use super::{Delivery, Operation, Point, WindowResult};
 use inlane_core::completion::CompletionMode;
-use inlane_core::result::TransferResult;
-use inlane_core::stats::Summary;
+use inlane_core::result::{ByteVerification, Ceiling, Path};
+use inlane_core::stats::{LatencyHistogram, Summary};
 use std::collections::BTreeMap;
 
 fn median(values: &[f64]) -> Option<f64> {
@@ -43,38 +44,65 @@ fn least(ratios: &[(f64, u64)]) -> Option<(f64, u64)> {
     ratios.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-/// The points as transfer results; put shares are of the plain copies between its batches.
-pub fn results(points: &[Point]) -> Vec<TransferResult> {
-    points
-        .iter()
-        .filter(|point| point.operation != Operation::Idle)
-        .map(|point| {
-            let issued =
-                matches!(point.operation, Operation::Put | Operation::PeerPut | Operation::PlainCopy);
-            let plain = find(points, Operation::PlainCopy, "poll", point.size_bytes);
-            let share = plain.and_then(|plain| ratio(point, plain));
-            TransferResult {
-                from: "pe 0".into(),
-                to: "pe 1".into(),
-                parameters: BTreeMap::from([("operation".to_string(), point.operation.name().to_string())]),
-                size_bytes: point.size_bytes,
-                path: point.path.clone(),
-                completion: point.completion.parse().unwrap_or(CompletionMode::Poll),
-                latency_ns: if issued { None } else { Summary::of(&point.latency_ns) },
-                bytes_per_second: if point.size_bytes > 0 {
-                    Summary::of(&point.bytes_per_second)
-                } else {
-                    None
-                },
-                operations_per_second: Summary::of(&point.operations_per_second),
-                share_of_ceiling: if point.operation == Operation::Put { share } else { None },
-                cpu_seconds_per_gigabyte: point.cpu_seconds_per_gigabyte,
-                mover_cpu_seconds_per_gigabyte: point.mover_cpu_seconds_per_gigabyte,
-                verified_bytes: point.verified_bytes,
-                error: None,
-            }
-        })
-        .collect()
+/// What the ceiling of a put or get is.
+const CEILING: &str = "a plain copy of the same size between the same memories";
+const COMPARED: &str = "the receiver compares every byte of a case's last transfer";
+const COUNTED: &str = "each side compares every word that it receives";
+
+/// Returns the points as rows. `path` holds the hops and the reason that all rows share.
+pub fn results(points: &[Point], path: &Path) -> Vec<WindowResult> {
+    let measured = points.iter().filter(|point| point.operation != Operation::Idle);
+    measured.map(|point| row(point, points, path)).collect()
+}
+
+fn row(point: &Point, points: &[Point], path: &Path) -> WindowResult {
+    use Operation::*;
+    let issued = matches!(point.operation, Put | PeerPut | PlainCopy | PutBothWays);
+    let alone = !issued && point.operation != Messages;
+    let bounded = matches!(point.operation, Put | PutDelivered | Get | GetPushed | Messages);
+    let plain = find(points, PlainCopy, "poll", point.size_bytes).filter(|_| bounded);
+    let share = plain.and_then(|plain| match point.operation {
+        // Their repeats took turns.
+        Put => ratio(point, plain),
+        _ => Some(median(&point.bytes_per_second)? / median(&plain.bytes_per_second)?),
+    });
+    let mut histogram = LatencyHistogram::default();
+    point.samples_ns.iter().for_each(|sample| histogram.record(*sample, 1));
+    let method = match point.operation {
+        _ if point.verified_bytes == 0 => "",
+        OneWay | CacheToCache => COUNTED,
+        _ => COMPARED,
+    };
+    WindowResult {
+        operation: point.operation,
+        from: "PE 0".into(),
+        to: "PE 1".into(),
+        size_bytes: point.size_bytes,
+        completion: point.completion.parse().unwrap_or(CompletionMode::Poll),
+        delivery: if issued { Delivery::Issued } else { Delivery::Delivered },
+        path: Path { name: point.path.clone(), ..path.clone() },
+        latency_ns: if alone { Summary::of(&point.latency_ns) } else { None },
+        latency_percentiles: histogram
+            .percentiles()
+            .filter(|_| alone && point.samples_ns.len() >= FEWEST_SAMPLES),
+        bytes_per_second: if point.size_bytes > 0 { Summary::of(&point.bytes_per_second) } else { None },
+        operations_per_second: Summary::of(&point.operations_per_second),
+        ceiling: plain.map(|plain| Ceiling {
+            what: CEILING.into(),
+            bytes_per_second: median(&plain.bytes_per_second),
+            packets_per_second: None,
+        }),
+        share_of_ceiling: share,
+        cpu_seconds_per_gigabyte: point.cpu_seconds_per_gigabyte,
+        mover_cpu_seconds_per_gigabyte: point.mover_cpu_seconds_per_gigabyte,
+        verification: ByteVerification {
+            method: method.into(),
+            transferred_bytes: point.transferred_bytes,
+            verified_bytes: point.verified_bytes,
+            altered_bytes: 0,
+        },
+        error: None,
+    }
 }
 
 /// The lines of the figure: for each completion, (size, gigabytes a second) of `operation`.
@@ -186,11 +214,13 @@ mod tests {
             size_bytes: 4 << 20,
             completion: completion.into(),
             latency_ns: Vec::new(),
+            samples_ns: (0..100).collect(),
             bytes_per_second: rates.to_vec(),
             operations_per_second: Vec::new(),
             cpu_seconds_per_gigabyte: Some(cpu),
             mover_cpu_seconds_per_gigabyte: None,
             busy: None,
+            transferred_bytes: 64,
             verified_bytes: 0,
         }
     }
@@ -214,6 +244,12 @@ mod tests {
         ] {
             assert!(findings.contains(text), "{text} is not in {findings}");
         }
-        assert_eq!(results(&points)[0].share_of_ceiling, Some(0.96));
+        let rows = results(&points, &Path { reason: "a test".into(), ..Path::default() });
+        assert_eq!(rows[0].share_of_ceiling, Some(0.96));
+        assert_eq!(rows[0].ceiling.as_ref().unwrap().bytes_per_second, Some(10.0));
+        assert_eq!((rows[0].path.name.as_str(), rows[0].path.reason.as_str()), ("test", "a test"));
+        assert!(rows[0].latency_percentiles.is_none(), "issued stores have no latency");
+        assert_eq!(rows[3].latency_percentiles.unwrap().count, 100);
+        assert_eq!(rows[3].verification.transferred_bytes, 64);
     }
 }

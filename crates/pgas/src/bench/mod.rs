@@ -7,10 +7,12 @@
 mod cases;
 mod figure;
 pub mod peer;
+mod row;
 mod series;
 mod waits;
 
 pub use figure::{figure, findings, results};
+pub use row::{Delivery, WindowResult};
 
 use crate::error::{Error, Result};
 use crate::launch::{Session, bind, processors};
@@ -27,7 +29,7 @@ use std::time::Duration;
 use waits::{Moving, WAYS};
 
 /// What is done again and again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
     /// Stores into the peer's memory; issued, a quiet at the end of each batch.
@@ -140,6 +142,8 @@ pub struct Point {
     pub completion: String,
     /// Nanoseconds of one operation, where they go one at a time.
     pub latency_ns: Vec<f64>,
+    /// Nanoseconds of single operations, for percentiles.
+    pub samples_ns: Vec<u64>,
     /// Bytes a second.
     pub bytes_per_second: Vec<f64>,
     /// Operations a second.
@@ -150,6 +154,8 @@ pub struct Point {
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
     /// Processor time of the waiting thread as a share of the time that passed.
     pub busy: Option<f64>,
+    /// All bytes that were moved, compared or not.
+    pub transferred_bytes: u64,
     /// Bytes that the receiver compared.
     pub verified_bytes: u64,
 }

@@ -90,11 +90,13 @@ pub(super) fn point(size: u64, rates: Vec<f64>) -> Point {
         size_bytes: size,
         completion: "poll".into(),
         latency_ns: Vec::new(),
+        samples_ns: Vec::new(),
         operations_per_second: rates.iter().map(|rate| rate / size as f64).collect(),
         bytes_per_second: rates,
         cpu_seconds_per_gigabyte: None,
         mover_cpu_seconds_per_gigabyte: None,
         busy: None,
+        transferred_bytes: 0,
         verified_bytes: 0,
     }
 }

@@ -6,6 +6,11 @@ use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
 use std::time::{Duration, Instant};
 
+/// Operations that are timed one by one for the percentiles, after the repeats.
+pub(super) const SAMPLES: u64 = 500;
+/// Fewer samples than this give no percentiles.
+pub(super) const FEWEST_SAMPLES: usize = 20;
+
 fn process_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes to the struct given.
@@ -13,12 +18,13 @@ fn process_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Times and rates of one case, a value a repeat.
+/// The times and rates of one case: one value a repeat, and the times of single operations.
 #[derive(Default)]
 pub(super) struct Series {
     latency: Vec<f64>,
     bytes: Vec<f64>,
     operations: Vec<f64>,
+    samples: Vec<u64>,
     thread_cpu: u64,
     process_cpu: u64,
     elapsed: u64,
@@ -26,7 +32,7 @@ pub(super) struct Series {
 }
 
 impl Series {
-    /// Adds `count` operations of `size` bytes that took `elapsed`.
+    /// Adds a repeat: `count` operations of `size` bytes took `elapsed`.
     pub fn add(&mut self, count: u64, size: usize, elapsed: Duration) {
         let nanoseconds = elapsed.as_nanos().max(1) as f64;
         self.latency.push(nanoseconds / count as f64);
@@ -35,7 +41,7 @@ impl Series {
         self.moved += count * size as u64;
     }
 
-    /// Runs `body`, counting the processor time it takes.
+    /// Runs `body` and counts the processor time it takes.
     pub fn timed(&mut self, body: impl FnOnce() -> Result<()>) -> Result<Duration> {
         let (thread, process) = (thread_cpu_ns(), process_cpu_ns());
         let start = Instant::now();
@@ -47,12 +53,27 @@ impl Series {
         Ok(elapsed)
     }
 
+    /// Runs `body` for one operation of `size` bytes and keeps its time for the percentiles.
+    pub fn sample(&mut self, size: usize, body: impl FnOnce() -> Result<()>) -> Result<()> {
+        let start = Instant::now();
+        body()?;
+        self.samples.push(start.elapsed().as_nanos() as u64);
+        self.moved += size as u64;
+        Ok(())
+    }
+
+    /// Halves the sampled times: each was a round trip, and one way is half of it.
+    pub fn halve_samples(&mut self) {
+        self.samples.iter_mut().for_each(|sample| *sample /= 2);
+    }
+
+    /// Makes the point of this case. `verified` counts the bytes that the receiver compared.
     pub fn point(
         self,
         operation: Operation,
         path: &str,
         size: usize,
-        completion: CompletionMode,
+        mode: CompletionMode,
         verified: u64,
     ) -> Point {
         // Nanoseconds a byte are seconds for each 10^9 bytes.
@@ -61,13 +82,15 @@ impl Series {
             operation,
             path: path.into(),
             size_bytes: size as u64,
-            completion: completion.to_string(),
+            completion: mode.to_string(),
             cpu_seconds_per_gigabyte: per_gigabyte(self.thread_cpu),
             mover_cpu_seconds_per_gigabyte: per_gigabyte(self.process_cpu.saturating_sub(self.thread_cpu)),
             latency_ns: self.latency,
+            samples_ns: self.samples,
             bytes_per_second: self.bytes,
             operations_per_second: self.operations,
             busy: (self.elapsed > 0).then(|| self.thread_cpu as f64 / self.elapsed as f64),
+            transferred_bytes: self.moved,
             verified_bytes: verified,
         }
     }

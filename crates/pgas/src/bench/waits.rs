@@ -2,7 +2,7 @@
 //!
 //! The ways take turns within a repeat, so that what else the machine does meets all of them.
 
-use super::series::Series;
+use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, DONE, Operation, Point, SIGNAL};
 use crate::error::Result;
 use crate::transport::wait::{FailureScope, WaitOptions};
@@ -83,6 +83,13 @@ impl Bench {
                 let elapsed = series.timed(|| body(way, base, count))?;
                 series.add(count * each, size, elapsed);
                 base += count;
+            }
+        }
+        for ((series, way), count) in series.iter_mut().zip(WAYS).zip(counts) {
+            self.world.barrier_all()?;
+            for _ in 0..count.min(SAMPLES) {
+                series.sample(size * each as usize, || body(way, base, 1))?;
+                base += 1;
             }
         }
         let verified = self.verify(size)?;
@@ -185,6 +192,11 @@ impl Bench {
                 for ((series, way), count) in series.iter_mut().zip(WAYS).zip(counts) {
                     let elapsed = series.timed(|| moving(way, count))?;
                     series.add(count, size, elapsed);
+                }
+            }
+            for ((series, way), count) in series.iter_mut().zip(WAYS).zip(counts) {
+                for _ in 0..count.min(SAMPLES) {
+                    series.sample(size, || moving(way, 1))?;
                 }
             }
         }

@@ -121,7 +121,7 @@ unsafe impl Send for PeContext {}
 unsafe impl Sync for PeContext {}
 
 /// The thresholds of a connected transport.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Thresholds {
     /// Gets of at least this many bytes ask the owner to push; `None` if all gets load.
     pub push_from_bytes: Option<u64>,

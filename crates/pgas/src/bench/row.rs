@@ -1,0 +1,106 @@
+//! The rows of a result of `inlane ntb bench`.
+
+use super::Operation;
+use inlane_core::completion::CompletionMode;
+use inlane_core::result::{ByteVerification, Ceiling, Cell, Path, Row};
+use inlane_core::stats::{Percentiles, Summary};
+use inlane_core::units;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// What is known of the bytes when an operation's time ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Delivery {
+    /// The stores have left. They may still be on their way to the peer's memory.
+    Issued,
+    /// The bytes are in the receiver's memory.
+    Delivered,
+}
+
+/// One case of the bench: an operation, a size and a completion mode.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct WindowResult {
+    /// The operation.
+    pub operation: Operation,
+    /// The PE that drives the operation.
+    pub from: String,
+    /// The other PE.
+    pub to: String,
+    /// Bytes of one operation; 0 for a doorbell.
+    pub size_bytes: u64,
+    /// How waits end.
+    pub completion: CompletionMode,
+    /// What is known of the bytes when the time ends.
+    pub delivery: Delivery,
+    /// The path: its name is what copies.
+    pub path: Path,
+    /// Time of one operation at a time, over the repeats.
+    pub latency_ns: Option<Summary>,
+    /// Percentiles of operations timed one by one.
+    pub latency_percentiles: Option<Percentiles>,
+    /// Bytes a second, over the repeats.
+    pub bytes_per_second: Option<Summary>,
+    /// Operations a second, over the repeats.
+    pub operations_per_second: Option<Summary>,
+    /// The ceiling of this case.
+    pub ceiling: Option<Ceiling>,
+    /// Bandwidth as a share of the ceiling.
+    pub share_of_ceiling: Option<f64>,
+    /// Processor seconds of the waiting thread for each 10^9 bytes.
+    pub cpu_seconds_per_gigabyte: Option<f64>,
+    /// Processor seconds of the process's other threads for each 10^9 bytes.
+    pub mover_cpu_seconds_per_gigabyte: Option<f64>,
+    /// The bytes moved and the bytes compared.
+    pub verification: ByteVerification,
+    /// Why the case failed. There are no figures then.
+    pub error: Option<String>,
+}
+
+impl Row for WindowResult {
+    fn parameters(&self) -> Vec<Cell> {
+        vec![
+            Cell::new("operation", self.operation.name()),
+            Cell::new("by", &self.path.name),
+            Cell::new("completion", self.completion.to_string()),
+            Cell::new("size", units::bytes(self.size_bytes)),
+        ]
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        let median = |summary: Option<Summary>, scale: f64, digits: usize| {
+            summary.map(|summary| format!("{:.digits$}", summary.median / scale))
+        };
+        let percentile = |value: fn(&Percentiles) -> f64| {
+            self.latency_percentiles.as_ref().map(|all| format!("{:.2}", value(all) / 1e3))
+        };
+        let spread = self.bytes_per_second.map(|rate| format!("{:.0}%", rate.spread() * 100.0));
+        let share = self.share_of_ceiling.map(|share| format!("{:.1}%", share * 100.0));
+        let cpu = self.cpu_seconds_per_gigabyte.map(|seconds| format!("{seconds:.3}"));
+        vec![
+            Cell::optional("latency us", median(self.latency_ns, 1e3, 2)),
+            Cell::optional("p99 us", percentile(|all| all.p99_ns)),
+            Cell::optional("GB/s", median(self.bytes_per_second, 1e9, 3)),
+            Cell::optional("spread", spread),
+            Cell::optional("of ceiling", share),
+            Cell::optional("ops/s", median(self.operations_per_second, 1.0, 0)),
+            Cell::optional("CPU s/GB", cpu),
+            Cell::new("verified", units::bytes(self.verification.verified_bytes)),
+        ]
+    }
+
+    fn context(&self) -> Vec<Cell> {
+        let mut cells = self.path.cells();
+        if let Some(ceiling) = &self.ceiling {
+            cells.push(Cell::new("ceiling", &ceiling.what));
+        }
+        if !self.verification.method.is_empty() {
+            cells.push(Cell::new("verified by", &self.verification.method));
+        }
+        cells
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+}
