@@ -1,65 +1,73 @@
-//! `inlane ntb`: jobs over PCIe windows, and what the windows carry.
+//! `inlane ntb`: jobs of processing elements (PEs) over PCIe windows, and what the windows carry.
 
 mod bench;
 mod check;
+mod info;
+mod sizes;
+
+pub use info::BridgeInfo;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use inlane_core::completion::CompletionMode;
 use inlane_core::units;
-use inlane_pgas::launch::{BulkMover, Job};
+use inlane_pgas::launch::{Job, MoverChoice};
 use std::ffi::OsString;
 
-/// Node to node over PCIe windows: run OpenSHMEM programs, measure windows
+/// Node to node over PCIe windows: run OpenSHMEM programs, measure and check windows
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  inlane ntb run -n 4 -- ./program        four processes over the twin fabric
+  inlane ntb run -n 4 -- ./program        four PEs over the twin
   inlane ntb run -n 2 --faults delay=20us,reorder,torn -- ./program
-                                          the same over a bad wire
-  inlane ntb bench --svg figure.svg       bandwidth against size by completion
+                                          the same with a faulty link
+  inlane ntb info                         the back-end, its capabilities and thresholds
+  inlane ntb bench --svg figure.svg       bandwidth against size by completion mode
   inlane ntb bench --ucx $(which ucx_perftest)
                                           beside UCX's shared-memory put
   inlane ntb check --ivshmem 0000:00:01.0 in each of two virtual machines that share the device")]
 pub struct Ntb {
     #[command(subcommand)]
-    what: What,
+    command: NtbCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum NtbCommand {
     Run(Run),
+    Info(info::Info),
     Bench(bench::Bench),
     Check(check::Check),
     #[command(hide = true)]
     BenchPe(bench::BenchPe),
 }
 
-/// Start a program as several processing elements that reach each other's symmetric memory
+/// Start a program as several PEs that access each other's symmetric memory
 ///
-/// The exit status is that of the first processing element that fails, 128 + n for one killed by signal n; the others are
-/// ended then.
+/// Exits with the status of the first PE that fails, or 128 + n if signal n killed it. The other PEs are ended then.
 #[derive(Args)]
 struct Run {
-    /// Number of processing elements
+    /// Number of processing elements (PEs)
     #[arg(short = 'n', long = "pes", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     pes: u32,
-    /// Symmetric heap of each; only what is touched takes memory
+    /// Symmetric heap of each PE; untouched pages take no memory
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = units::parse_size)]
     heap: u64,
     /// How waits end: poll, interrupt or adaptive
-    #[arg(long, value_name = "HOW", default_value_t = CompletionMode::Adaptive)]
+    #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
     completion: CompletionMode,
     /// Faults to inject: delay=50us,reorder,torn,lose=0.1,duplicate=0.1,early=0.1,stale=0.1,flap=20ms,die=STEP,seed=1
     #[arg(long, value_name = "LIST", default_value = "")]
     faults: String,
-    /// Give the faults to this processing element alone
+    /// Inject the faults at this PE only
     #[arg(long, value_name = "PE")]
     faulty: Option<u32>,
-    /// Let a DMA engine's twin copy bulk: twin (from where it beats stores) or twin:SIZE
+    /// Copy bulk data by a DMA engine's twin: twin, or twin:RATE (twin:30G)
     #[arg(long, value_name = "MOVER")]
-    mover: Option<BulkMover>,
-    /// Leave processing elements where the system puts them, instead of one processor each
+    mover: Option<MoverChoice>,
+    /// Size from which the mover copies [default: measured, from where it beats stores]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    mover_from: Option<u64>,
+    /// Do not bind each PE to processors of its own
     #[arg(long)]
     no_bind: bool,
     /// The program and its arguments
@@ -68,13 +76,17 @@ struct Run {
 }
 
 impl Ntb {
-    /// Runs it.
+    /// Runs the subcommand.
+    ///
+    /// # Errors
+    /// Those of the subcommand.
     pub fn run(self) -> anyhow::Result<()> {
-        match self.what {
-            What::Run(run) => run.run(),
-            What::Bench(bench) => bench.run(),
-            What::Check(check) => check.run(),
-            What::BenchPe(pe) => pe.run(),
+        match self.command {
+            NtbCommand::Run(run) => run.run(),
+            NtbCommand::Info(info) => info.run(),
+            NtbCommand::Bench(bench) => bench.run(),
+            NtbCommand::Check(check) => check.run(),
+            NtbCommand::BenchPe(pe) => pe.run(),
         }
     }
 }
@@ -88,6 +100,7 @@ impl Run {
             faults: self.faults,
             faulty: self.faulty,
             mover: self.mover,
+            mover_from: self.mover_from,
             bind: !self.no_bind,
         };
         let (program, arguments) = self.program.split_first().context("no program given")?;
@@ -95,7 +108,7 @@ impl Run {
         if let Some(why) = why {
             crate::say(format_args!("inlane: {why}"));
         }
-        // The program's status, not ours.
+        // The job's status is the program's.
         std::process::exit(status)
     }
 }

@@ -1,11 +1,13 @@
 //! `inlane report`: prints the JSON schemas of the result documents.
 
 use crate::doctor::Check;
+use crate::ntb::BridgeInfo;
 use crate::topo::Topology;
 use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
 use inlane_core::result::schema;
 use inlane_forward::result::PacketResult;
+use inlane_pgas::bench::WindowResult;
 
 /// Prints the JSON schema of result documents
 #[derive(Args)]
@@ -32,6 +34,8 @@ enum Schema {
     Paths,
     /// Written by `inlane ntb bench`
     Windows,
+    /// Written by `inlane ntb info`
+    Bridges,
     /// Written by `inlane doctor`
     Doctor,
     /// Written by `inlane topo`
@@ -44,7 +48,8 @@ impl Schema {
             Schema::Packets => schema::<PacketResult>(),
             Schema::Transfers => schema::<TransferResult>(),
             Schema::Paths => schema::<ListedPath>(),
-            Schema::Windows => schema::<inlane_core::result::TransferResult>(),
+            Schema::Windows => schema::<WindowResult>(),
+            Schema::Bridges => schema::<BridgeInfo>(),
             Schema::Doctor => schema::<Check>(),
             Schema::Topo => schema::<Topology>(),
         }

@@ -58,7 +58,7 @@ fn a_job_ends_as_its_first_failure() {
         let output = inlane(&[&["ntb", "run"], wrong, &["--", "true"]].concat());
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", stderr(&output));
     }
-    let bench = inlane(&["ntb", "bench", "--only", "puts", "--to", "8", "--ucx", "/no/such/program"]);
+    let bench = inlane(&["ntb", "bench", "--only", "puts", "--sizes", "8", "--ucx", "/no/such/program"]);
     assert_eq!(bench.status.code(), Some(2), "{}", stderr(&bench));
 }
 
@@ -75,22 +75,76 @@ fn jobs_check_clean_and_over_a_bad_wire() {
 }
 
 #[test]
-fn bulk_goes_by_a_mover() {
-    for mover in ["twin", "twin:4K"] {
-        let output = inlane(&[
-            "ntb", "run", "-n", "2", "--mover", mover, "--", INLANE, "ntb", "check", "--rounds", "2",
-        ]);
-        assert_eq!(output.status.code(), Some(0), "{mover}: {}", stderr(&output));
+fn a_mover_copies_bulk_data() {
+    for mover in [&["--mover", "twin"][..], &["--mover", "twin:30G", "--mover-from", "4K"]] {
+        let check = ["--", INLANE, "ntb", "check", "--rounds", "2"];
+        let output = inlane(&[&["ntb", "run", "-n", "2"], mover, &check].concat());
+        assert_eq!(output.status.code(), Some(0), "{mover:?}: {}", stderr(&output));
     }
-    assert_eq!(inlane(&["ntb", "run", "--mover", "horse", "--", "true"]).status.code(), Some(2));
+    for wrong in [&["--mover", "horse"][..], &["--mover", "twin:30M/s"], &["--mover-from", "4K"]] {
+        let output = inlane(&[&["ntb", "run"], wrong, &["--", "true"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {}", stderr(&output));
+    }
     let gpu = inlane(&["ntb", "run", "--mover", "gpu:0", "--", "true"]);
     assert_eq!(gpu.status.code(), Some(2));
     assert!(stderr(&gpu).contains("inlane ntb bench --mover gpu:N"), "{}", stderr(&gpu));
 }
 
 #[test]
-fn outputs_of_a_bench_are_tried_first_and_not_left_empty() {
-    for flag in ["--json", "--svg"] {
+fn info_shows_the_back_end_and_why_it_was_chosen() {
+    let output = inlane(&["ntb", "info", "--mover", "twin"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for line in ["twin: the default back-end", "64 bits, 2 vectors", "loads at all sizes", "a model's"] {
+        assert!(text.contains(line), "'{line}' is not in {text}");
+    }
+    let output = inlane(&["ntb", "info", "--json", "-"]);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = &document["results"][0];
+    assert_eq!((&document["twin"], &row["capabilities"]["name"]), (&true.into(), &"twin".into()));
+    assert!(row["path"]["reason"].as_str().unwrap().starts_with("the default back-end; "), "{row}");
+    assert!(row["thresholds"]["mover_from_bytes"].is_null(), "no mover was asked for");
+    assert_eq!(inlane(&["ntb", "info", "--mover", "horse"]).status.code(), Some(2));
+}
+
+#[test]
+fn bench_rows_count_what_was_moved_and_what_was_compared() {
+    if std::thread::available_parallelism().map_or(1, |count| count.get()) < 2 {
+        eprintln!("SKIPPED: a bench needs two processors");
+        return;
+    }
+    let output =
+        inlane(&["ntb", "bench", "--sizes", "8,4K", "--duration", "500us", "--repeats", "2", "--json", "-"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(document["notes"].to_string().contains("these figures are a model's"), "{}", document["notes"]);
+    let rows = document["results"].as_array().unwrap();
+    let row = |operation: &str, size: u64| {
+        let found = rows.iter().find(|row| row["operation"] == operation && row["size_bytes"] == size);
+        found.unwrap_or_else(|| panic!("no row of {operation} with {size} bytes"))
+    };
+    let bytes = |row: &serde_json::Value, what: &str| row["verification"][what].as_u64().unwrap();
+    // Every word of a round trip is compared: bytes, not words.
+    let word = row("one_way", 8);
+    assert_eq!(bytes(word, "verified_bytes"), bytes(word, "transferred_bytes"));
+    assert!(bytes(word, "verified_bytes") >= 2 * 2 * 8);
+    // Of bulk, one transfer a case is compared, a plain copy's own included.
+    for operation in ["put", "plain_copy", "put_delivered"] {
+        let row = row(operation, 4096);
+        assert_eq!(bytes(row, "verified_bytes"), 4096, "{operation}");
+        assert!(bytes(row, "transferred_bytes") > 4096, "{operation}");
+        assert!(row["path"]["reason"].as_str().unwrap().starts_with("the default back-end"), "{operation}");
+    }
+    assert_eq!(row("put", 4096)["delivery"], "issued");
+    assert!(row("put", 4096)["latency_ns"].is_null(), "issued stores have no latency");
+    let delivered = row("put_delivered", 4096);
+    assert!(delivered["latency_percentiles"]["p99_ns"].as_f64().unwrap() > 0.0);
+    assert!(delivered["ceiling"]["bytes_per_second"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
+    for flag in ["--json", "--csv", "--svg"] {
         let output = inlane(&["ntb", "bench", flag, "/nonexistent/file"]);
         assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
         assert!(stderr(&output).contains("cannot write /nonexistent/file"), "{}", stderr(&output));

@@ -123,7 +123,7 @@ impl std::str::FromStr for MoverChoice {
             ("twin", "") => Ok(Self::Twin(None)),
             ("twin", rate) => match parse_rate(rate)? {
                 Rate::Bits(bits) => Ok(Self::Twin(Some(bits))),
-                Rate::Packets(_) => Err(invalid()),
+                _ => Err(invalid()),
             },
             ("gpu", number) => number.parse().map(Self::Gpu).map_err(|_| invalid()),
             _ => Err(invalid()),

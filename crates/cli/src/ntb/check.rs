@@ -1,4 +1,4 @@
-//! `inlane ntb check`: everything that windows must do, checked from both sides.
+//! `inlane ntb check`: every operation of the transport, checked from both sides.
 
 use clap::Args;
 use inlane_core::completion::CompletionMode;
@@ -12,27 +12,30 @@ use inlane_pgas::world::World;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Check windows: put, get, signals, atomics and reductions between all processes, every result compared
+/// Check windows: put, get, signals, atomics and reductions between all PEs, every result compared
 ///
 /// Run it under `inlane ntb run`, or in each of the virtual machines that share an ivshmem device.
 #[derive(Args)]
 pub struct Check {
-    /// The ivshmem device, bound to vfio-pci (default: the twin that `inlane ntb run` made)
+    /// PCI address of an ivshmem device bound to vfio-pci [default: the twin that `inlane ntb run` made]
     #[arg(long, value_name = "ADDRESS")]
     ivshmem: Option<Address>,
-    /// Virtual machines that share it
+    /// Number of virtual machines that share the ivshmem device
     #[arg(long, value_name = "N", default_value_t = 2)]
     machines: u32,
-    /// How waits end: poll, interrupt or adaptive [default: as `inlane ntb run` was told, else adaptive]
-    #[arg(long, value_name = "HOW")]
+    /// How waits end: poll, interrupt or adaptive [default: as given to `inlane ntb run`, else adaptive]
+    #[arg(long, value_name = "MODE")]
     completion: Option<CompletionMode>,
-    /// How often
+    /// Number of rounds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 }
 
 impl Check {
-    /// Checks.
+    /// Checks, and prints one line if everything is right.
+    ///
+    /// # Errors
+    /// The first wrong result, and errors of the bridge.
     pub fn run(self) -> anyhow::Result<()> {
         let heap = 1 << 20;
         let mut settings = Settings { connect_timeout: Duration::from_secs(60), ..Settings::default() };
@@ -57,7 +60,7 @@ impl Check {
         world.leave()?;
         let (me, seconds) = (world.me(), start.elapsed().as_secs_f64());
         crate::print(|out| {
-            writeln!(out, "ntb check: {name}, pe {me} of {pes}, {} rounds in {seconds:.2} s, ok", self.rounds)
+            writeln!(out, "ntb check: {name}, PE {me} of {pes}, {} rounds in {seconds:.2} s, ok", self.rounds)
         })?;
         if let Some((port, _hub)) = &twin {
             port.report_finished();

@@ -1,0 +1,184 @@
+//! `inlane ntb info`: the back-end, why it was chosen, its capabilities and the thresholds of the transport.
+
+use crate::output::Output;
+use clap::Args;
+use inlane_core::result::{Cell, Document, NotTaken, Path, Row};
+use inlane_core::units;
+use inlane_ntb::device::{Capabilities, Ntb, Ordering};
+use inlane_ntb::discover::{Bridge, Kind, bridges, why_twin};
+use inlane_ntb::fault::Faults;
+use inlane_ntb::ivshmem::Ivshmem;
+use inlane_ntb::twin::{Hub, Twin};
+use inlane_pci::{Address, Sysfs};
+use inlane_pgas::launch::{HEAP, MoverChoice};
+use inlane_pgas::transport::layout::Layout;
+use inlane_pgas::transport::wakeup::BACKSTOP;
+use inlane_pgas::transport::windows::{Settings, Thresholds, Windows};
+use std::sync::Arc;
+
+/// Show the back-end, why it was chosen, its capabilities, and the sizes at which the transport changes its method
+#[derive(Args)]
+pub struct Info {
+    /// PCI address of an ivshmem device bound to vfio-pci [default: the twin]
+    #[arg(long, value_name = "ADDRESS")]
+    ivshmem: Option<Address>,
+    /// Number of virtual machines that share the ivshmem device
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    machines: u32,
+    /// Measure from which size this mover beats stores: twin, or twin:RATE (twin:30G)
+    #[arg(long, value_name = "MOVER", conflicts_with = "ivshmem")]
+    mover: Option<MoverChoice>,
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
+}
+
+/// The description of a bridge.
+#[derive(Clone, Debug, serde::Serialize, schemars::JsonSchema)]
+pub struct BridgeInfo {
+    /// The back-end, and why it was chosen.
+    pub path: Path,
+    /// The bridges that were found in this machine.
+    pub bridges: Vec<Bridge>,
+    /// What the back-end can do.
+    pub capabilities: Capabilities,
+    /// The thresholds of the transport; `null` if they are known only after connecting to a peer.
+    pub thresholds: Option<Thresholds>,
+}
+
+/// Returns the path of a run over the twin or over an ivshmem device, with its reason.
+pub fn path(ivshmem: Option<Address>, bridges: &[Bridge]) -> Path {
+    let (name, hop, reason) = match ivshmem {
+        None => ("twin", "twin window (coherent shared memory)", why_twin(bridges)),
+        Some(_) => ("ivshmem", "ivshmem window (a BAR under vfio-pci)", "requested by --ivshmem".into()),
+    };
+    let not_taken = bridges.iter().filter_map(|bridge| {
+        let why = match bridge.kind {
+            Kind::Hardware => "hardware bridges are not supported yet",
+            Kind::Ivshmem if ivshmem.is_none() => "not requested; give --ivshmem with its address",
+            _ => return None,
+        };
+        Some(NotTaken { path: bridge.address.clone(), why: why.into() })
+    });
+    let not_taken = not_taken.collect();
+    Path { name: name.into(), hops: vec!["PE 0".into(), hop.into(), "PE 1".into()], reason, not_taken }
+}
+
+impl Info {
+    /// Prints the description.
+    ///
+    /// # Errors
+    /// Errors of the bridge, and of the outputs.
+    pub fn run(self) -> anyhow::Result<()> {
+        let output = Output::open(self.json.as_deref(), None, None)?;
+        let bridges = bridges(&Sysfs::system());
+        let (capabilities, thresholds) = match self.ivshmem {
+            Some(address) => (Ivshmem::open(address, self.machines)?.capabilities().clone(), None),
+            None => {
+                let (capabilities, thresholds) = twin(self.mover.as_ref())?;
+                (capabilities, Some(thresholds))
+            }
+        };
+        let row = BridgeInfo { path: path(self.ivshmem, &bridges), bridges, capabilities, thresholds };
+        let mut document = Document::new("ntb info", Path::default());
+        document.twin = row.capabilities.is_twin;
+        document.results = vec![row];
+        let text = |out: &mut dyn std::io::Write, document: &Document<BridgeInfo>| {
+            out.write_all(inlane_report::text(document).as_bytes())
+        };
+        output.write(&mut document, text, |_| None)
+    }
+}
+
+/// Connects two ports of a twin in this process, and returns what they can do.
+fn twin(mover: Option<&MoverChoice>) -> anyhow::Result<(Capabilities, Thresholds)> {
+    let mover = mover.map(MoverChoice::start_twin).transpose()?.map(|mover| (mover, None));
+    let bytes = Layout::overhead(2) + (1 << 20);
+    let hub = Hub::new(2, HEAP)?;
+    let attach = |port| -> anyhow::Result<Arc<Twin>> {
+        Ok(Arc::new(Twin::attach(hub.admit(port)?, &Faults::default())?))
+    };
+    let (first, second) = (attach(0)?, attach(1)?);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| Windows::connect(second, bytes, Settings::default()));
+        let windows = Windows::connect(first, bytes, Settings { mover, ..Settings::default() })?;
+        let _other = other.join();
+        Ok((windows.ntb().capabilities().clone(), windows.thresholds()))
+    })
+}
+
+impl Row for BridgeInfo {
+    fn parameters(&self) -> Vec<Cell> {
+        Vec::new()
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        Vec::new()
+    }
+
+    fn lines(&self) -> Vec<Cell> {
+        let capabilities = &self.capabilities;
+        let window = &capabilities.window;
+        let from = |bytes: Option<u64>, what: &str, never: &str| match bytes {
+            Some(bytes) => format!("from {}: {what}", units::bytes(bytes)),
+            None => never.to_string(),
+        };
+        let mut cells = vec![
+            Cell::new("back-end", format!("{}: {}", capabilities.name, self.path.reason)),
+            Cell::new(
+                "windows",
+                format!(
+                    "{} onto each peer, up to {}, in steps of {}",
+                    capabilities.windows,
+                    units::bytes(window.size_max_bytes),
+                    units::bytes(window.size_align)
+                ),
+            ),
+            Cell::new(
+                "stores",
+                match capabilities.ordering {
+                    Ordering::Coherent => "coherent: delivered once they have left the store buffer",
+                    Ordering::Posted => "posted: delivered after a read-back",
+                },
+            ),
+            Cell::new(
+                "doorbells",
+                format!("{} bits, {} vectors", capabilities.doorbells.count_ones(), capabilities.vectors),
+            ),
+            Cell::new("scratchpads", capabilities.scratchpads.to_string()),
+        ];
+        match &self.thresholds {
+            Some(thresholds) => cells.extend([
+                Cell::new("gets", from(thresholds.push_from_bytes, "the owner pushes", "loads at all sizes")),
+                Cell::new("puts", from(thresholds.mover_from_bytes, "by the mover", "stores at all sizes")),
+                Cell::new(
+                    "wake-ups",
+                    if thresholds.wakes_by_membarrier {
+                        "the waiter executes the barrier by membarrier(2)"
+                    } else {
+                        "the notifier executes a barrier after each store"
+                    },
+                ),
+            ]),
+            None => cells.push(Cell::new("thresholds", "known after connecting to a peer")),
+        }
+        cells.push(Cell::new("backstop", format!("{:?}, doubling up to {:?}", BACKSTOP.0, BACKSTOP.1)));
+        if capabilities.is_memory_modelled {
+            cells.push(Cell::new("model", "host memory lies behind the windows: bandwidths are a model's"));
+        }
+        cells.extend(self.bridges.iter().map(|bridge| {
+            let kind = match bridge.kind {
+                Kind::Hardware => "NTB, not supported yet",
+                Kind::OtherBridge => "class 0680 without an NTB driver",
+                Kind::Ivshmem => "ivshmem",
+            };
+            let driver = bridge.driver.as_deref().unwrap_or("no driver");
+            Cell::new("found", format!("{} {kind} ({driver})", bridge.address))
+        }));
+        cells
+    }
+
+    fn error(&self) -> Option<&str> {
+        None
+    }
+}
