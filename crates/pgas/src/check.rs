@@ -1,5 +1,5 @@
-//! A walk through everything a transport must do, with every result checked: what `inlane ntb check` runs on both sides of a
-//! bridge, and the tests on the twin.
+//! Checks every operation of a transport and compares every result. `inlane ntb check` runs it on both sides of
+//! a bridge, and tests run it on the twin.
 
 use crate::error::{Error, Result};
 use crate::transport::{Operation, Transport};
@@ -12,10 +12,10 @@ fn expect(what: &str, holds: bool) -> Result<()> {
     }
 }
 
-/// Puts, signals, gets, atomics, reductions between all PEs, `rounds` times; a collective.
+/// Runs puts, signals, gets, atomics and reductions between all PEs, `rounds` times. All PEs must call it.
 ///
 /// # Errors
-/// [`Error::Invalid`] with the first thing that is wrong, and those of the library.
+/// [`Error::Invalid`] with the first wrong result; errors of the transport.
 pub fn run<T: Transport>(world: &World<T>, rounds: u32) -> Result<()> {
     let (me, pes) = (world.me(), world.pes());
     let (right, left) = ((me + 1) % pes, (me + pes - 1) % pes);
@@ -46,7 +46,7 @@ pub fn run<T: Transport>(world: &World<T>, rounds: u32) -> Result<()> {
         let count = world.fetch(Operation::Fetch, flags, 1, 0, 0, 0)?;
         expect("atomics at the owner", count == 10 * number * pes as u64)?;
         for index in 0..terms.len() {
-            // SAFETY: own memory, inside the array; the others read it in the sum alone.
+            // SAFETY: own memory, inside the array; other PEs read it only in the sum.
             unsafe { terms.as_ptr().add(index).write_volatile(me + index as u32) };
         }
         world.barrier_all()?;

@@ -1,59 +1,59 @@
-//! The errors of this crate.
+//! The errors of jobs and their PEs.
 
 use inlane_core::error::Class;
 
-/// What went wrong in a job or between its PEs. Each names the object that failed, what was seen and what to do.
+/// An error of a job or between its PEs. Its message names the object, what was found and what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An error of the foundation: a region, a mover, a quantity.
+    /// An error from inlane-core: a region, a mover or a quantity.
     #[error(transparent)]
     Core(#[from] inlane_core::error::Error),
-    /// An error of the bridge below: a window, the handshake.
+    /// An error of the bridge below: a window or a handshake.
     #[error(transparent)]
     Ntb(#[from] inlane_ntb::error::Error),
     /// An error of the operating system.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried, on which object.
+        /// The operation that failed, and its object.
         what: String,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A setting or an argument that makes no sense.
+    /// An invalid setting or argument.
     #[error("{what}: {why}")]
     Invalid {
         /// The setting or argument.
         what: String,
-        /// What is wrong with it, and what to give instead.
+        /// Why it is invalid, and what to give instead.
         why: String,
     },
-    /// The link to a peer went down, or the peer restarted, while something was under way.
-    #[error("link to port {peer} lost: {lost}; connect again, then repeat what was not delivered")]
+    /// The link to a peer went down, or the peer restarted, during an operation.
+    #[error("link to PE {peer} lost: {lost}")]
     LinkLost {
         /// The peer's port.
         peer: u32,
         /// What is known of the bytes sent to it.
         lost: Lost,
     },
-    /// A peer did not answer in time, though its link is up.
-    #[error("port {peer} did not answer {what} within {:.1} s; {lost}; check that its process is not stopped", waited.as_secs_f64())]
+    /// A peer did not answer in time, although its link is up.
+    #[error("PE {peer} did not answer {what} within {:.1} s; {lost}; check that its process is not stopped", waited.as_secs_f64())]
     Timeout {
         /// The peer's port.
         peer: u32,
-        /// What it was asked.
+        /// The unanswered operation.
         what: &'static str,
         /// How long the wait lasted.
         waited: std::time::Duration,
         /// What is known of the bytes sent to it.
         lost: Lost,
     },
-    /// The owner refused a request: offset, length or operation outside what it offers.
-    #[error("port {peer} refused {what}: offset or length outside its symmetric memory")]
+    /// The owner refused a request, because its offset, length or operation is invalid.
+    #[error("PE {peer} refused {what}: its offset or length lies outside symmetric memory")]
     Refused {
-        /// The peer's port.
+        /// The owner's port.
         peer: u32,
-        /// What it was asked.
+        /// The refused operation.
         what: &'static str,
     },
     /// The word of an atomic is not aligned to its width, or has a width other than 4 or 8 bytes.
@@ -61,39 +61,39 @@ pub enum Error {
         "atomic on {width} bytes at {address:#x}: the word must have 4 or 8 bytes and be aligned to its width"
     )]
     Misaligned {
-        /// The address.
+        /// Address of the word.
         address: usize,
         /// Bytes of the word.
         width: usize,
     },
-    /// The symmetric heap has no room.
-    #[error("symmetric heap: no {bytes} bytes free of {size}; give a larger --heap (INLANE_NTB_HEAP)")]
+    /// The symmetric heap is full.
+    #[error("symmetric heap: no {bytes} bytes of {size} are free; give a larger --heap (INLANE_NTB_HEAP)")]
     Heap {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// Size of the heap.
+        /// Size of the heap in bytes.
         size: usize,
     },
-    /// An address that is not in symmetric memory.
+    /// An address outside symmetric memory.
     #[error(
-        "{address:#x} with {bytes} bytes is not in the symmetric heap nor in a static object of the program"
+        "{bytes} bytes at {address:#x} are neither in the symmetric heap nor in a static object; allocate them by shmem_malloc"
     )]
     NotSymmetric {
         /// The address.
         address: usize,
-        /// How many bytes from there.
+        /// Number of bytes from the address.
         bytes: usize,
     },
 }
 
-/// What is known of the bytes sent over a link that went down.
+/// What is known of the bytes sent over a lost link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
-    /// Bytes stored towards the peer since the link came up.
+    /// Bytes stored to the peer since the link came up.
     pub issued_bytes: u64,
-    /// Of these, the bytes known to be in the peer's memory (those before the last completed quiet).
+    /// Bytes of these that are known to be in the peer's memory: those before the last completed quiet.
     pub delivered_bytes: u64,
-    /// Requests (gets, atomics) that had no answer yet; whether they were carried out is not known.
+    /// Requests (gets, atomics) without an answer. They may have been carried out.
     pub unanswered: u64,
 }
 
@@ -107,11 +107,11 @@ impl std::fmt::Display for Lost {
     }
 }
 
-/// This crate's result.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// What a caller can do about it; decides the exit status.
+    /// Returns what a caller can do about the error. The command derives its exit status from it.
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),
@@ -125,7 +125,7 @@ impl Error {
         Error::Os { what: what.into(), source: source.into() }
     }
 
-    /// A program that did not start.
+    /// The error of a program that did not start.
     pub(crate) fn starting(program: &std::ffi::OsStr, source: std::io::Error) -> Self {
         use std::io::ErrorKind::{NotFound, PermissionDenied};
         let what = format!("starting '{}'", program.to_string_lossy());

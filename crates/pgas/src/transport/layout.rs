@@ -1,27 +1,27 @@
-//! How a PE's inbound memory is laid out. Who writes what:
+//! The layout of a PE's inbound memory, and the writer of each part:
 //!
 //! ```text
-//! 0        header      owner, before the handshake: magic, PEs, symmetric bytes
-//! 4096     inbox 0     PE 0 alone        +0     notifications: tag << 32 | count
-//! 12288    inbox 1     PE 1 alone        +128   nap: PE p is about to sleep, ring once for each new number
+//! 0        header      owner, before the handshake: magic, PEs, symmetric bytes, registered for barriers
+//! 4096     inbox 0     PE 0 only         +0     notifications: tag << 32 | count
+//! 12288    inbox 1     PE 1 only         +128   announcement: PE p is about to sleep
 //! ...                                    +512   replies[64] to this PE's requests, 32 bytes each
 //!                                        +4096  requests[64] by PE p, 64 bytes each
-//!          landing     whoever answers a get of this PE
-//!          symmetric   everybody
+//!          landing     the owner that answers a get of this PE
+//!          symmetric   all PEs
 //! ```
 //!
-//! Every word that is polled lies with its reader. Words carry the connection's tag, so what is left from an earlier
-//! connection, or arrives late from it, is not taken.
+//! Each polled word lies in its reader's memory. Words carry the connection's tag, so words of an earlier
+//! connection are ignored, even if they arrive late.
 
 use crate::error::{Error, Result};
 
-/// Words of the header: magic, PEs, symmetric bytes, and 1 if the owner is registered for barriers.
+/// Number of words in the header: magic, PEs, symmetric bytes, and 1 if the owner is registered for barriers.
 pub const HEADER_WORDS: usize = 4;
-/// The header's first word.
+/// The first word of the header.
 pub const MAGIC: u64 = 0x696e_6c61_6e65_6e74;
-/// Requests that may be under way to one peer.
+/// Largest number of requests in flight to one peer.
 pub const SLOTS: u64 = 64;
-/// Bytes of the landing, and of the largest piece of a get.
+/// Size in bytes of the landing area, and of the largest piece of a get.
 pub const LANDING: usize = 1 << 20;
 
 const HEADER: usize = 4096;
@@ -29,10 +29,10 @@ const INBOX: usize = 8192;
 const ANNOUNCEMENT: usize = 128;
 const REPLIES: usize = 512;
 const REQUESTS: usize = 4096;
-/// Bytes of a reply: status, value, unused, sequence.
+/// Size in bytes of a reply: status, value, unused, sequence.
 pub const REPLY: usize = 32;
 
-/// Where things are, for a number of PEs and of symmetric bytes.
+/// The offsets within a PE's inbound memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pes: u32,
@@ -41,10 +41,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of `bytes` of inbound memory for `pes` PEs: symmetric memory is what remains.
+    /// Lays out `bytes` of inbound memory for `pes` PEs. What the protocol does not need becomes symmetric
+    /// memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when nothing remains.
+    /// [`Error::Invalid`] if less than a page of symmetric memory would remain.
     pub fn new(pes: u32, bytes: usize) -> Result<Self> {
         let symmetric = Self::overhead(pes);
         if bytes < symmetric + 4096 {
@@ -56,22 +57,22 @@ impl Layout {
         Ok(Self { pes, symmetric, bytes })
     }
 
-    /// Bytes in front of symmetric memory.
+    /// Returns the bytes in front of symmetric memory.
     pub fn overhead(pes: u32) -> usize {
         HEADER + pes as usize * INBOX + LANDING
     }
 
-    /// Offset of symmetric memory.
+    /// Returns the offset of symmetric memory.
     pub fn symmetric(&self) -> usize {
         self.symmetric
     }
 
-    /// Bytes of symmetric memory.
+    /// Returns the size of symmetric memory in bytes.
     pub fn symmetric_bytes(&self) -> usize {
         self.bytes - self.symmetric
     }
 
-    /// Bytes in all.
+    /// Returns the size of inbound memory in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -81,27 +82,27 @@ impl Layout {
         HEADER + from as usize * INBOX
     }
 
-    /// Where `from` counts its notifications.
+    /// Returns the offset of the word in which `from` counts its notifications.
     pub fn notifications(&self, from: u32) -> usize {
         self.inbox(from)
     }
 
-    /// Where `from` announces that it sleeps.
+    /// Returns the offset of the word in which `from` announces that it sleeps.
     pub fn announcement(&self, from: u32) -> usize {
         self.inbox(from) + ANNOUNCEMENT
     }
 
-    /// Where `from` answers request `number`.
+    /// Returns the offset at which `from` answers request `number`.
     pub fn reply(&self, from: u32, number: u64) -> usize {
         self.inbox(from) + REPLIES + (number % SLOTS) as usize * REPLY
     }
 
-    /// Where `from` writes its request `number`.
+    /// Returns the offset at which `from` writes its request `number`.
     pub fn request(&self, from: u32, number: u64) -> usize {
         self.inbox(from) + REQUESTS + (number % SLOTS) as usize * super::record::BYTES
     }
 
-    /// Where pushed gets land.
+    /// Returns the offset of the landing area, where owners push the bytes of this PE's gets.
     pub fn landing(&self) -> usize {
         HEADER + self.pes as usize * INBOX
     }

@@ -1,7 +1,8 @@
-//! What the library needs from whatever joins the processing elements (PEs): one-sided access to symmetric memory, atomics at
-//! the owner, order, delivery, and a notification a pair.
+//! One-sided access between processing elements (PEs): put and get on symmetric memory, atomics at the owner,
+//! ordering, delivery, and notifications between pairs.
 //!
-//! [`windows::Windows`] is the transport over NTB windows. UCX, for peers on a network, is the next one: not supported yet.
+//! [`Transport`] is what [`crate::world`] needs. [`windows::Windows`] implements it over NTB windows. A
+//! transport over UCX, for peers on a network, is not supported yet.
 
 pub mod layout;
 mod record;
@@ -16,129 +17,133 @@ pub mod windows;
 
 use crate::error::Result;
 
-/// What an atomic does to the word; all give the value before.
+/// An atomic operation. Every operation returns the value before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Only read.
+    /// Reads the word.
     Fetch,
-    /// Replace it by the operand.
+    /// Replaces the word by the operand.
     Swap,
-    /// Replace it by the operand where it equals the comparand.
+    /// Replaces the word by the operand if it equals the comparand.
     CompareSwap,
-    /// Add the operand, wrapping.
+    /// Adds the operand; wraps on overflow.
     Add,
-    /// Bitwise and.
+    /// Bitwise and with the operand.
     And,
-    /// Bitwise or.
+    /// Bitwise or with the operand.
     Or,
-    /// Bitwise exclusive or.
+    /// Bitwise exclusive or with the operand.
     Xor,
 }
 
-/// An atomic on one word of a PE's symmetric memory, carried out by that PE's own processor.
+/// An atomic on one word of a PE's symmetric memory. That PE's own processor carries it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// Offset of the word in symmetric memory, a multiple of its width.
+    /// Symmetric offset of the word, a multiple of its width.
     pub offset: usize,
-    /// 4 or 8 bytes.
+    /// Bytes of the word: 4 or 8.
     pub width: usize,
     /// The operand.
     pub operand: u64,
-    /// What [`Operation::CompareSwap`] compares with.
+    /// The value that [`Operation::CompareSwap`] compares with.
     pub comparand: u64,
 }
 
-/// A set of PEs that reach each other's symmetric memory. Any thread may use it.
+/// The PEs of a job, which access each other's symmetric memory. Any thread may use it.
 ///
-/// Offsets are from the start of symmetric memory, which every PE has of the same length.
+/// Offsets count from the start of symmetric memory, which has the same length on every PE.
 pub trait Transport: Send + Sync + 'static {
-    /// This PE.
+    /// Returns the number of this PE.
     fn me(&self) -> u32;
-    /// How many there are.
+    /// Returns the number of PEs.
     fn pes(&self) -> u32;
-    /// Symmetric memory of this PE: where it is mapped and how long it is.
+    /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
-    /// Where `pe`'s symmetric memory is mapped here, when plain loads and stores reach it.
+    /// Returns the address at which plain loads and stores reach `pe`'s symmetric memory, if they do.
     fn direct(&self, pe: u32) -> Option<*mut u8>;
 
-    /// Copies to `pe`; issued when it returns, and the source may be reused.
+    /// Copies to `pe`. When it returns, the stores are issued and the source may be reused.
     ///
     /// # Errors
-    /// For bytes outside symmetric memory, a PE that does not exist, or a mover that failed.
+    /// [`crate::error::Error::Invalid`] for a PE that does not exist; errors of the window for bytes outside
+    /// symmetric memory, and of the mover.
     ///
     /// # Safety
-    /// `source` is readable for `length` bytes and is not the destination.
+    /// `source` is readable for `length` bytes and does not overlap the destination.
     unsafe fn put(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()>;
 
-    /// As [`Transport::put`], but the source is in use until the next [`Transport::quiet`].
+    /// Starts a copy to `pe`. The source stays in use until the next [`Transport::quiet`].
     ///
     /// # Errors
-    /// As for [`Transport::put`].
+    /// Those of [`Transport::put`].
     ///
     /// # Safety
-    /// As for [`Transport::put`], until the next quiet.
+    /// That of [`Transport::put`], until the next quiet.
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()>;
 
-    /// Copies from `pe`; the bytes are there when it returns.
+    /// Copies from `pe`. The bytes have arrived when it returns.
     ///
     /// # Errors
-    /// As for [`Transport::put`], and when the peer is lost or does not answer.
+    /// Those of [`Transport::put`]; [`crate::error::Error::LinkLost`] and [`crate::error::Error::Timeout`].
     ///
     /// # Safety
-    /// `destination` is writable for `length` bytes and is not the source.
+    /// `destination` is writable for `length` bytes and does not overlap the source.
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()>;
 
-    /// Carries out an atomic at its owner and waits for the value before.
+    /// Has the owner carry out an atomic and returns the value before.
     ///
     /// # Errors
-    /// For a word outside symmetric memory or misaligned, and when the owner is lost or does not answer.
+    /// [`crate::error::Error::Refused`] for a word outside symmetric memory, [`crate::error::Error::LinkLost`],
+    /// [`crate::error::Error::Timeout`].
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64>;
 
-    /// Starts an atomic whose result nobody wants; done after the next quiet.
+    /// Starts an atomic without a result. It is complete after the next [`Transport::quiet`].
     ///
     /// # Errors
-    /// As for [`Transport::atomic`], later ones at the next quiet.
+    /// Those of [`Transport::atomic`]. A refusal is reported by the next quiet or fence.
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()>;
 
-    /// Puts to a PE before it arrive there before puts and atomics after it.
+    /// Orders puts: those before it arrive at each PE before all later puts and atomics to that PE.
     ///
     /// # Errors
-    /// When a mover fails.
+    /// Those of the mover.
     fn order(&self) -> Result<()>;
 
-    /// As [`Transport::order`], for atomics before it too: it waits for those that nobody awaited.
+    /// Orders puts and atomics: those before it arrive at each PE before all later ones to that PE. It waits
+    /// for atomics without a result.
     ///
     /// # Errors
-    /// As for [`Transport::order`] and [`Transport::atomic`].
+    /// Those of [`Transport::order`] and [`Transport::atomic`].
     fn fence(&self) -> Result<()>;
 
-    /// All puts and atomics before it are delivered when it returns.
+    /// Blocks until all puts and atomics before it are delivered.
     ///
     /// # Errors
-    /// [`crate::error::Error::LinkLost`] with what is known to be delivered.
+    /// [`crate::error::Error::LinkLost`], which says how many bytes are known to be delivered.
     fn quiet(&self) -> Result<()>;
 
-    /// Adds one to the count that `pe` keeps of this PE's notifications, behind all that was put there; one thread at a time.
+    /// Notifies `pe`: adds one to the count that it keeps of this PE's notifications. The notification arrives
+    /// after all earlier puts to `pe`. One thread at a time may call it.
     ///
     /// # Errors
-    /// For a PE that does not exist.
+    /// [`crate::error::Error::Invalid`] for a PE that does not exist.
     fn notify(&self, pe: u32) -> Result<()>;
 
-    /// Takes one of `pe`'s notifications, waiting for it.
+    /// Blocks until `pe` has sent the next notification, and consumes it.
     ///
     /// # Errors
-    /// When the peer is lost.
+    /// [`crate::error::Error::LinkLost`] if the peer is lost.
     fn take_notification(&self, pe: u32) -> Result<()>;
 
-    /// Waits until `done`, which looks at this PE's symmetric memory: at the word of `(offset, width)` alone, where that is
-    /// given, so that what peers put elsewhere meanwhile does not disturb a sleeper.
+    /// Blocks until `done` returns true; it looks at this PE's symmetric memory. If it looks at one word only,
+    /// give the word's `(offset, width)`. Puts to other words then do not wake a sleeping thread.
     ///
     /// # Errors
-    /// When a peer is lost meanwhile.
+    /// [`crate::error::Error::LinkLost`] if a peer is lost meanwhile.
     fn wait(&self, word: Option<(usize, usize)>, done: &mut dyn FnMut() -> bool) -> Result<()>;
 
-    /// Lets others' requests proceed.
+    /// Carries out pending requests of other PEs. Call it in loops that do not wait in the transport.
     fn progress(&self);
 }

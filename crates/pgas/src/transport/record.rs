@@ -1,8 +1,9 @@
-//! Records of more than one word, guarded by sequence words at both ends.
+//! Records of several words, guarded by the same sequence at both ends.
 //!
-//! Only aligned accesses of 8 bytes do not tear, so a record is written tail and contents first, then (behind a fence) its
-//! head; it is taken when both ends carry the sequence expected, and its words are loaded exactly once. A reader that finds
-//! the head new and the tail old has met a writer without manners, or stores that crossed a fence: it takes nothing.
+//! Only aligned accesses of up to 8 bytes do not tear. A writer therefore stores the contents and the tail
+//! first and, after a fence, the head. A reader takes a record only if both ends carry the expected sequence,
+//! and loads each word once. A new head with an old tail means a hostile writer or stores that crossed a fence;
+//! the reader then takes nothing.
 //!
 //! ```text
 //! word 0      1 .. 6      7
@@ -11,20 +12,20 @@
 
 use super::wakeup::Word;
 
-/// Words of contents.
+/// Number of content words.
 pub const CONTENTS: usize = 6;
-/// Bytes of a record.
+/// Size of a record in bytes.
 pub const BYTES: usize = 64;
 
-/// A record's words, wherever they lie.
+/// The words of a record, wherever they are stored.
 pub trait Words {
-    /// Their type.
+    /// The type of the words.
     type Word: Word;
-    /// Word `index` of 8.
+    /// Returns word `index` of 8.
     fn word(&self, index: usize) -> &Self::Word;
 }
 
-/// Takes the record of sequence `sequence`, if it is there. `None` for an older, a torn or a mad one.
+/// Reads the contents of the record with this sequence. Returns `None` if it is older, torn or invalid.
 #[inline]
 pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     if words.word(0).load() != sequence {
@@ -34,15 +35,15 @@ pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     (words.word(CONTENTS + 1).load() == sequence).then_some(contents)
 }
 
-/// Where a record is written: stores that leave in any order until `fence`.
+/// The destination of a record. Its stores may arrive in any order until `fence`.
 pub trait WordSink {
     /// Stores word `index` of 8.
     fn store(&mut self, index: usize, value: u64);
-    /// Orders what was stored before what will be.
+    /// Orders the earlier stores before the later ones.
     fn fence(&mut self);
 }
 
-/// Writes a record of sequence `sequence`.
+/// Writes a record with this sequence.
 #[inline]
 pub fn write(sink: &mut impl WordSink, sequence: u64, contents: &[u64; CONTENTS]) {
     for (index, word) in contents.iter().enumerate() {
@@ -80,7 +81,7 @@ mod tests {
         }
     }
 
-    /// Collects stores between fences.
+    /// Collects the stores between fences.
     #[derive(Default)]
     struct Posted(Vec<Vec<(usize, u64)>>);
 
@@ -97,7 +98,8 @@ mod tests {
     }
 
     proptest! {
-        // Stores between fences in any order, the reader looking after each one: it gets the whole record or nothing.
+        // Stores between fences arrive in any order, and the reader looks after each: it gets the whole record
+        // or nothing.
         #[test]
         fn whole_or_nothing(old: [u64; CONTENTS], new: [u64; CONTENTS], shuffle: [u64; 8], sequence in 2u64..) {
             let record = Plain(Default::default());
@@ -151,7 +153,7 @@ mod tests {
 
     impl WordSink for Direct<'_> {
         fn store(&mut self, index: usize, value: u64) {
-            // Weaker than x86: only the fence orders.
+            // Weaker than x86, so only the fence orders.
             self.0.0[index].0.store(value, Ordering::Relaxed);
         }
         fn fence(&mut self) {

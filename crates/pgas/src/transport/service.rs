@@ -1,7 +1,8 @@
-//! The owner's side of requests: whoever waits in the library serves, and a thread that sleeps on the doorbell serves when
-//! nobody does.
+//! The owner's side of requests. A thread that waits in the transport serves them. If no thread waits, a
+//! service thread that sleeps on the doorbell does.
 //!
-//! Requests are a peer's words: each is loaded once, and its offsets and lengths are checked before anything is touched.
+//! A hostile peer may write any request. Each word is loaded once, and offsets and lengths are checked before
+//! use.
 
 use super::layout::{LANDING, REPLY};
 use super::record::{self, CONTENTS};
@@ -15,13 +16,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How long the service thread looks on after it was rung.
+/// How long the service thread polls for more requests after it was rung.
 const STAY_AWAKE: Duration = Duration::from_micros(20);
 
 const ATOMIC: u64 = 0;
 const PUSH: u64 = 1;
 
-/// An atomic as a record's contents.
+/// Encodes an atomic as the contents of a request.
 pub(super) fn encode_atomic(atomic: &Atomic) -> [u64; CONTENTS] {
     let operation = match atomic.operation {
         Operation::Fetch => 0u64,
@@ -36,7 +37,8 @@ pub(super) fn encode_atomic(atomic: &Atomic) -> [u64; CONTENTS] {
     [head, atomic.offset as u64, atomic.operand, atomic.comparand, 0, 0]
 }
 
-/// A request to push `length` bytes at symmetric `offset` to `landing` (an offset in the asker's inbound memory).
+/// Encodes a request to push `length` bytes at symmetric `offset` to `landing`, an offset in the requester's
+/// inbound memory.
 pub(super) fn encode_push(offset: usize, length: usize, landing: usize) -> [u64; CONTENTS] {
     [PUSH, offset as u64, 0, 0, length as u64, landing as u64]
 }
@@ -67,11 +69,12 @@ impl record::Words for RecordAt<'_> {
     }
 }
 
-/// Which request of each peer comes next.
+/// The number of the next request of each peer.
 pub(super) type NextRequests = Vec<u64>;
 
 impl PeContext {
-    /// Carries out what peers ask. Without `insist`, leaves it to the thread that is at it already.
+    /// Carries out pending requests. If another thread is serving already, returns at once unless `insist` is
+    /// set.
     pub(super) fn serve(&self, insist: bool) {
         let mut expected: MutexGuard<'_, NextRequests> = match self.next_requests.try_lock() {
             Ok(guard) => guard,
@@ -83,7 +86,7 @@ impl PeContext {
         };
         for pe in 0..self.pes {
             let tag = self.peers[pe as usize].tag.load(Ordering::Acquire);
-            // Bounded: a mad peer that posts faster than this serves does not keep others waiting.
+            // Bounded, so that a hostile peer that posts quickly does not keep the others waiting.
             for _ in 0..super::layout::SLOTS {
                 let number = expected[pe as usize];
                 let record = RecordAt(self, self.layout.request(pe, number));
@@ -107,7 +110,7 @@ impl PeContext {
         }
     }
 
-    /// Applies an atomic to own symmetric memory; `None` when it is none of it.
+    /// Applies an atomic to own symmetric memory. Returns `None` if the word is misaligned or outside.
     pub(super) fn apply(&self, atomic: &Atomic) -> Option<u64> {
         let Atomic { operation, offset, width, operand, comparand } = *atomic;
         let end = offset.checked_add(width)?;
@@ -118,7 +121,8 @@ impl PeContext {
         use Ordering::{AcqRel, Acquire, SeqCst};
         macro_rules! apply {
             ($atomic:ty, $word:ty) => {{
-                // SAFETY: inside symmetric memory and aligned, both checked above; whoever shares the word uses atomics.
+                // SAFETY: inside symmetric memory and aligned, both checked above; other users of the word use
+                // atomics.
                 let word = unsafe { <$atomic>::from_ptr(address.cast()) };
                 let operand = operand as $word;
                 (match operation {
@@ -141,13 +145,15 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // The asker's landing or its symmetric memory, never the words that other peers keep there.
+        // The destination is the requester's landing area or symmetric memory, never a word that another peer
+        // writes there.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }
         let source = self.base.wrapping_add(self.layout.symmetric() + offset);
         let window = &self.peers[pe as usize].window;
-        // SAFETY: the source is inside own memory; the window checks the destination, which is another process's.
+        // SAFETY: the source lies inside own memory; the window checks the destination, which another process
+        // owns.
         unsafe { window.store_from(landing, source, length) }.ok()?;
         window.fence();
         Some(0)
@@ -166,7 +172,7 @@ impl PeContext {
         self.stored(pe, peer, Stored::Control);
     }
 
-    /// The service thread's loop: asleep until a request rings.
+    /// The loop of the service thread: sleeps until a request rings, then serves.
     pub(super) fn service(&self) {
         let (Ok(doorbell), Ok(link)) =
             (self.ntb.event(Event::Doorbell(self.request_vector)), self.ntb.event(Event::Link))
@@ -181,10 +187,11 @@ impl PeContext {
             for event in [doorbell, link] {
                 let _ = rustix::io::read(event, &mut [0u8; 8]);
             }
-            // Requests come in trains: look on for about as long as the next wake-up would take.
+            // Requests often come in quick succession. Polling as long as a wake-up takes avoids sleeping
+            // between them.
             let awake = Instant::now();
             while {
-                // Cleared before the scan: what arrives during it rings again.
+                // Cleared before the scan, so that a request during the scan rings again.
                 self.ntb.doorbell_clear(REQUEST);
                 self.serve(true);
                 std::hint::spin_loop();
@@ -193,15 +200,16 @@ impl PeContext {
         }
     }
 
-    /// A word of own inbound memory.
+    /// Returns a word of own inbound memory.
     #[inline(always)]
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.layout.bytes());
-        // SAFETY: offsets come from the layout, inside the memory and aligned to 8; peers write it, so only as an atomic.
+        // SAFETY: the layout's offsets lie inside the memory and are aligned to 8. Peers write the word, so it
+        // is an atomic.
         unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
     }
 
-    /// To be called after a store to `pe`: rings when it naps and waits for that.
+    /// Wakes `pe` if it sleeps and waits for what was stored. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {

@@ -1,4 +1,5 @@
-//! What a hostile or hostile peer can do: garbage in the handshake, in requests, in replies, in every word of the inboxes.
+//! What a hostile peer can do (garbage in handshakes, requests, replies and inboxes), timeouts, wake-ups, and
+//! lost links.
 
 use super::layout::{Layout, SLOTS};
 use super::record::CONTENTS;
@@ -73,7 +74,7 @@ fn silence_and_staleness_are_told_apart() {
     assert!(error.to_string().contains("another epoch"), "{error}");
 }
 
-/// Answers each row with the own epoch's, until told otherwise.
+/// Answers each row of this side with a row of epoch 9, until the given time.
 fn answer(hostile: &Twin, version: u16, limit_pages: u32, inbound_pages: u32, until: Instant) {
     while Instant::now() < until {
         let words: [u32; ROW] = std::array::from_fn(|index| hostile.scratchpad_read(index as u32));
@@ -106,7 +107,7 @@ fn other_versions_and_sizes_are_refused() {
         let error = connect(VERSION, limit, inbound);
         assert!(matches!(&error, Error::Ntb(Bridge::Window { why, .. }) if why.contains(what)), "{error}");
     }
-    // Sizes that fit and a translation that was never set.
+    // The sizes fit, but the translation was never set.
     let error = connect(VERSION, pages, pages);
     assert!(matches!(error, Error::Ntb(Bridge::Window { .. })), "{error}");
 }
@@ -121,7 +122,8 @@ fn too_little_memory_is_refused_at_once() {
     );
 }
 
-/// A peer that shakes hands and then does what it likes: its window onto the other side, and the connection's tag.
+/// Completes a handshake as a peer that then writes what it likes. Returns its window onto the other side, and
+/// the tag.
 fn hostile_peer(hostile: &Twin) -> (Window, u32) {
     let layout = Layout::new(2, BYTES).unwrap();
     let inbound = hostile.inbound().slice(0, BYTES).unwrap();
@@ -136,7 +138,7 @@ fn hostile_peer(hostile: &Twin) -> (Window, u32) {
     (hostile.peer_window(0, 0).unwrap(), connection.tag())
 }
 
-/// Connects port 0 in earnest while port 1 is hostile.
+/// Connects port 0 to a hostile port 1 and runs `body`.
 fn against_a_hostile_peer(body: impl FnOnce(&Windows, &Twin, &Window, u32)) {
     let (_hub, a, hostile) = pair(BYTES as u64);
     std::thread::scope(|scope| {
@@ -158,13 +160,13 @@ fn hostile_requests_are_refused_and_touch_nothing() {
         for number in 1..=20 * SLOTS {
             let mut contents: [u64; CONTENTS] =
                 std::array::from_fn(|_| edges[random.next_u64() as usize % edges.len()]);
-            // Half of them with a known operation, so that offsets and lengths are what is wrong.
+            // Half of them have a known operation, so that their offsets and lengths are what is wrong.
             contents[0] = if number % 2 == 0 {
                 (number / 2 % 3) | ((number % 9) << 8) | (8 << 16)
             } else {
                 random.next_u64()
             };
-            // Never a valid one: those may well change memory.
+            // Misaligned, because a valid atomic may change memory.
             contents[1] |= 1;
             let at = layout.request(1, number);
             for (index, word) in contents.iter().enumerate() {
@@ -178,7 +180,7 @@ fn hostile_requests_are_refused_and_touch_nothing() {
             }
         }
         honest.progress();
-        // Nothing of it was carried out but pushes of valid spans, which only read.
+        // Only pushes of valid spans were carried out, and these only read.
         // SAFETY: own symmetric memory, which nobody writes any more.
         let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
         assert!(memory.iter().all(|byte| *byte == 0x5A));
@@ -208,7 +210,7 @@ fn every_word_of_the_inbox_may_be_garbage() {
 
 #[test]
 fn a_peer_that_never_answers_is_a_timeout() {
-    against_a_hostile_peer(|honest, _mad, _window, _tag| {
+    against_a_hostile_peer(|honest, _hostile, _window, _tag| {
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
         // SAFETY: the source has that many bytes.
         unsafe { honest.put(1, 0, [1u8; 24].as_ptr(), 24) }.unwrap();
@@ -262,7 +264,7 @@ fn a_storm_of_doorbells_stops_no_pe() {
             let ntb = attach(port);
             let windows =
                 Windows::connect(ntb.clone(), BYTES, Settings { completion, ..settings(10_000) }).unwrap();
-            // Port 2 rings all it can at the others, whatever they do.
+            // Port 2 rings at the others continuously.
             while port == 2 && !over.load(Ordering::Acquire) {
                 (0..2).for_each(|peer| ntb.peer_doorbell_set(peer, u64::MAX).unwrap());
             }
@@ -287,12 +289,12 @@ fn a_storm_of_doorbells_stops_no_pe() {
 /// Backstop of [`two`]: a lost wake-up costs this long.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Two that wait by interrupt: the first puts and asks as `body` says, while the second does what `other` says.
+/// Connects two PEs that wait by interrupt, and runs `body` on the first and `other` on the second.
 fn two(body: impl FnOnce(&Windows, &Twin) + Send, other: impl FnOnce(&Windows) + Send) {
     two_with(None, body, other);
 }
 
-/// The same; the first has a mover for all that it puts.
+/// Runs [`two`] with a mover at the first PE, which copies everything that it puts.
 fn two_with(
     mover: Option<Box<dyn Mover>>,
     body: impl FnOnce(&Windows, &Twin) + Send,
@@ -341,7 +343,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
             };
             let mut rung = [0; 2];
             for (rung, end) in rung.iter_mut().zip([0, 1]) {
-                // Long enough for it to be asleep, and to sleep for long.
+                // Long enough for it to be asleep.
                 std::thread::sleep(Duration::from_millis(150));
                 for _ in 0..200 {
                     put(512, 7);
@@ -536,7 +538,7 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // Set by the first that has seen enough; its leaving is the other's last loss.
+    // Set by the side that has seen enough losses. Its end is the other side's last loss.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =
@@ -559,7 +561,7 @@ fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
                 Err(Error::LinkLost { lost, .. }) => {
                     assert!(lost.delivered_bytes <= lost.issued_bytes);
                     losses += 1;
-                    // The link may flap during the handshake as well.
+                    // The link may fail during the handshake as well.
                     while losses < 3
                         && !over.load(Ordering::Acquire)
                         && windows.reconnect(1 - port, Duration::from_millis(500)).is_err()

@@ -1,4 +1,4 @@
-//! From which size on a mover beats stores: measured once, on the window it will be used for.
+//! The size from which a mover beats stores, measured once on the window that the mover will use.
 
 use crate::error::Result;
 use inlane_core::completion::CompletionMode;
@@ -7,9 +7,9 @@ use inlane_core::region::Region;
 use inlane_ntb::window::Window;
 use std::time::Instant;
 
-/// Runs of which the fastest counts.
+/// Runs of each size, of which the fastest counts.
 const TRIES: usize = 5;
-/// The smallest size tried; below it, a mover's fixed cost has no chance.
+/// The smallest size tried. A mover's fixed cost makes it slower below.
 const SMALLEST: usize = 4096;
 
 fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
@@ -22,8 +22,9 @@ fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
     Ok(least)
 }
 
-/// The size from which on `mover`, polled, is at least as fast as stores to the `room` bytes at offset `at` of `window`;
-/// `usize::MAX` where it never is, or does not reach the window.
+/// Returns the size in bytes from which `mover` is at least as fast as stores, when it is polled. Both write to
+/// the `room` bytes at offset `at` of `window`. Returns `usize::MAX` if the mover is slower at the largest size
+/// or does not reach the window.
 ///
 /// # Errors
 /// Those of the mover and of the window.
@@ -42,7 +43,7 @@ pub fn calibrate(mover: &mut dyn Mover, window: &Window, at: usize, room: usize)
             let ticket = mover.submit(&part, &destination)?;
             Ok(mover.wait(ticket, CompletionMode::Poll)?)
         })?;
-        // It must hold for all larger sizes too: a size where stores win starts anew.
+        // The mover must win at all larger sizes too, so a size at which stores win resets the search.
         from = if moved > stores { usize::MAX } else { from.min(size) };
     }
     Ok(from)
@@ -55,7 +56,7 @@ mod tests {
     use inlane_ntb::device::Ordering;
     use std::time::Duration;
 
-    /// Takes a fixed time, whatever the size.
+    /// A mover that takes the same time for every size.
     struct Fixed(Duration, bool);
 
     impl Mover for Fixed {

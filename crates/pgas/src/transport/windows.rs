@@ -1,4 +1,5 @@
-//! The transport over memory windows: a window onto each peer, requests to the owner, doorbells for those who sleep.
+//! The transport over memory windows: a window onto each peer, requests to the owner, and doorbells for
+//! sleeping waiters.
 
 mod connection;
 mod operations;
@@ -22,28 +23,32 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The doorbell bit for requests, and its vector.
+/// The doorbell bit for requests.
 pub(super) const REQUEST: u64 = 1;
-/// The doorbell bit for sleepers, and its vector.
+/// The doorbell bit for sleeping waiters.
 pub(super) const WAKE: u64 = 1 << 32;
 
-/// How the transport behaves.
+/// The settings of the transport.
 pub struct Settings {
     /// How waits end.
     pub completion: CompletionMode,
-    /// Limit of a handshake.
+    /// How long a handshake may take.
     pub connect_timeout: Duration,
-    /// Limit of a request's answer while the link is up; waits for other PEs to get somewhere have none.
+    /// How long a request may be unanswered while the link is up. Waits for another PE's progress have no
+    /// limit.
     pub request_timeout: Duration,
-    /// More PEs than processors: let others run while polling.
+    /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
-    /// Gets of this many bytes and more ask the owner to push; `None`: as measured for this kind of window.
+    /// Size in bytes from which gets ask the owner to push. `None`: never on coherent windows, from 256 on
+    /// posted ones.
     pub push_from: Option<usize>,
-    /// Copies bulk, and from how many bytes on; `None` there: from where it beats stores, measured while connecting.
+    /// The mover for bulk data, and the size in bytes from which it copies. `None`: from where it beats stores,
+    /// measured while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
-    /// Where the process is to die, for tests.
+    /// The protocol step at which the process is killed, for tests.
     pub faults: Faults,
-    /// The first and the longest sleep without a doorbell, after which a waiter looks again. Doorbells can be lost.
+    /// The first and the longest sleep without a doorbell, after which a waiter looks again. Doorbells can be
+    /// lost.
     pub backstop: (Duration, Duration),
 }
 
@@ -69,22 +74,23 @@ pub(super) struct Peer {
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// True if the notifier must order its store and its look by a barrier of its own.
+    /// True if the notifier must execute a barrier between its store and its look.
     pub needs_barrier: bool,
-    /// The announcement answered last, for a look without the lock.
+    /// The announcement that was answered last, for a look without the lock.
     pub answered: AtomicU64,
     issued: AtomicU64,
     delivered: AtomicU64,
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
-    /// The mover has copies for it that nobody awaited, so it was not rung for them.
+    /// True if the mover has copies for this peer that nobody has waited for, so that the peer was not woken
+    /// for them.
     unwoken: AtomicBool,
     notified: AtomicU32,
     taken: AtomicU32,
 }
 
-/// What the threads of one PE share.
+/// The state of a PE that all its threads share.
 pub(super) struct PeContext {
     pub ntb: Arc<dyn Ntb>,
     pub me: u32,
@@ -101,23 +107,25 @@ pub(super) struct PeContext {
     completion: CompletionMode,
     request_timeout: Duration,
     push_from: usize,
-    /// No wire, no posted window: what has left the store buffer is delivered.
+    /// True if all windows are coherent and without injected faults: a store is delivered once it has left the
+    /// store buffer.
     pub coherent: bool,
-    /// Vectors of the doorbell bits REQUEST and WAKE.
+    /// Vectors of the doorbell bits for requests and for sleeping waiters.
     pub request_vector: u32,
     pub wake_vector: u32,
     mover: Option<Mutex<Box<dyn Mover>>>,
     mover_from: usize,
-    /// Copies that were submitted and not awaited.
+    /// The last ticket that was submitted without waiting, or 0.
     pending: AtomicU64,
     landing: Mutex<()>,
     _inbound: Region,
 }
 
-// SAFETY: `base` leads to the inbound memory, which `_inbound` keeps and every process shares; words in it are accessed as
-// atomics, bulk by raw copies whose order is the users' business, as for any one-sided access.
+// SAFETY: `base` is the inbound memory, which `_inbound` keeps and other processes share. Its words are
+// accessed as atomics. Bulk data is accessed by raw copies, which the program orders, as for any one-sided
+// access.
 unsafe impl Send for PeContext {}
-// SAFETY: as above.
+// SAFETY: as for Send.
 unsafe impl Sync for PeContext {}
 
 /// The thresholds of a connected transport.
@@ -131,7 +139,8 @@ pub struct Thresholds {
     pub wakes_by_membarrier: bool,
 }
 
-/// Returns the vectors of the doorbell bits for requests and for sleepers, after checking what the bridge can do.
+/// Checks that the bridge can carry the protocol. Returns the vectors of the doorbell bits for requests and for
+/// sleepers.
 fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     let capabilities = ntb.capabilities();
     let refuse = |why: String| Err(Error::invalid(format!("bridge {}", capabilities.name), why));
@@ -152,17 +161,17 @@ fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     }
 }
 
-/// See the module.
+/// The transport over memory windows. Any thread may use it.
 pub struct Windows {
     context: Arc<PeContext>,
     service: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Windows {
-    /// Connects to all peers of `ntb`, offering the first `bytes` of its inbound memory.
+    /// Connects to all peers of `ntb` and offers them the first `bytes` of its inbound memory.
     ///
     /// # Errors
-    /// Those of the handshake with any of them, and [`Error::Invalid`] for memory too small.
+    /// [`Error::Invalid`] if the memory is too small or the bridge lacks something; errors of the handshakes.
     pub fn connect(ntb: Arc<dyn Ntb>, bytes: usize, settings: Settings) -> Result<Self> {
         let (me, pes) = (ntb.port(), ntb.ports());
         let layout = Layout::new(pes, bytes)?;
@@ -173,7 +182,7 @@ impl Windows {
         let header: [u64; HEADER_WORDS] =
             [MAGIC, pes as u64, layout.symmetric_bytes() as u64, registered as u64];
         for (index, word) in header.iter().enumerate() {
-            // SAFETY: the header's words, inside the memory; nobody reads them before the handshake.
+            // SAFETY: the header's words lie inside the memory, and no peer reads them before the handshake.
             unsafe { base.cast::<u64>().add(index).write_volatile(*word) };
         }
         ntb.link_enable(true);
@@ -182,14 +191,15 @@ impl Windows {
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
-        // On coherent windows a load is as cheap as the owner's; on posted ones it is a round trip for each 8 bytes.
+        // A load through a coherent window is as fast as the owner's. Through a posted one, 8 bytes cost a
+        // round trip.
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
-                    // Of nothing there is nothing to move.
+                    // A mover does not copy 0 bytes.
                     (Some(from), _) => from.max(1),
-                    // Nobody uses landings before all have connected.
+                    // No landing area is in use before all PEs have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
                     (None, None) => usize::MAX,
                 };
@@ -231,31 +241,32 @@ impl Windows {
         Ok(Self { context, service: Some(service) })
     }
 
-    /// The bridge below.
+    /// Returns the bridge below.
     pub fn ntb(&self) -> &Arc<dyn Ntb> {
         &self.context.ntb
     }
 
-    /// The window onto `pe`; symmetric memory begins at [`Layout::symmetric`].
+    /// Returns the window onto `pe`. Symmetric memory begins at [`Layout::symmetric`].
     ///
     /// # Errors
-    /// For a PE that does not exist.
+    /// [`Error::Invalid`] for a PE that does not exist.
     pub fn window(&self, pe: u32) -> Result<&Window> {
         Ok(&self.context.peer(pe)?.window)
     }
 
-    /// How inbound memory is laid out.
+    /// Returns the layout of inbound memory.
     pub fn layout(&self) -> &Layout {
         &self.context.layout
     }
 
-    /// A get that asks the owner to push, whatever the size; its waits end as the settings say unless told otherwise.
+    /// Gets by asking the owner to push, whatever the size. Waits in `completion` mode, or in that of the
+    /// settings if `None`.
     ///
     /// # Errors
-    /// As for [`Transport::get`](super::Transport::get).
+    /// Those of [`Transport::get`](super::Transport::get).
     ///
     /// # Safety
-    /// As for [`Transport::get`](super::Transport::get).
+    /// That of [`Transport::get`](super::Transport::get).
     pub unsafe fn get_pushed(
         &self,
         pe: u32,
@@ -277,17 +288,18 @@ impl Windows {
                 &contents,
                 WaitOptions { mode: completion, ..context.wait_options("a get") },
             )?;
-            // SAFETY: the landing holds `piece` bytes, written by the owner before its reply; `done + piece <= length`.
+            // SAFETY: the owner wrote `piece` bytes to the landing area before its reply, and `done + piece <=
+            // length`.
             unsafe { std::ptr::copy_nonoverlapping(context.base.add(at), destination.add(done), piece) };
             done += piece;
         }
         Ok(())
     }
 
-    /// Waits until `done` in a options of the caller's choice; ends when `watch` is lost.
+    /// Blocks until `done` returns true, with options of the caller's choice.
     ///
     /// # Errors
-    /// [`Error::LinkLost`], [`Error::Timeout`].
+    /// [`Error::LinkLost`] if a peer of `scope` is lost, [`Error::Timeout`] at the options' timeout.
     pub fn wait_with(
         &self,
         options: WaitOptions,
@@ -327,7 +339,7 @@ impl PeContext {
         }
     }
 
-    /// Fails when the link to whom `watch` names is not the one that was connected.
+    /// Fails if the link to a peer of `scope` is down or has been down since the connection was made.
     pub(super) fn check(&self, scope: FailureScope) -> Result<()> {
         let peers = match scope {
             FailureScope::Peer(pe) => pe..pe + 1,
@@ -336,7 +348,7 @@ impl PeContext {
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
             let link = self.ntb.link(pe);
-            // A flap that only the peer noticed shows in the epoch that it starts anew with.
+            // A failure of the link that only the peer noticed shows in the epoch with which it reconnects.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
@@ -361,7 +373,7 @@ impl PeContext {
         if let Some(answered) = notifier.must_ring(announcement, what) {
             peer.answered.store(answered, Ordering::Relaxed);
             peer.window.fence();
-            // The peer exists; a doorbell that is lost costs the sleeper its backstop.
+            // The peer exists, so this cannot fail. A lost doorbell delays the sleeper until its backstop.
             let _ = self.ntb.peer_doorbell_set(pe, WAKE);
         }
     }
@@ -374,11 +386,12 @@ impl PeContext {
 
     #[inline(always)]
     fn count(&self, peer: &Peer, length: usize) {
-        // Plain, not a read-modify-write: threads that race lose counts, so what is reported as delivered is never too much.
+        // Not a read-modify-write, because this is the path of every put. Racing threads lose counts, so the
+        // reported bytes are never too many.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 
-    /// Gives a copy to the mover; `later` when the caller does not wait for it and ring the peer itself.
+    /// Submits a copy to the mover. `later` is set if the caller neither waits for it nor wakes the peer.
     fn submit(
         &self,
         mover: &Mutex<Box<dyn Mover>>,
@@ -388,7 +401,7 @@ impl PeContext {
         later: bool,
     ) -> Result<Ticket> {
         let destination = peer.window.region().slice(at, length)?;
-        // SAFETY: the caller of put promises the bytes until the copy is done, which put or quiet awaits.
+        // SAFETY: the caller of put keeps the bytes until the copy is complete; put or quiet waits for it.
         let source = unsafe { Region::from_raw(source as u64, length, Location::Host, Arc::new(())) };
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = mover.submit(&source, &destination)?;
@@ -399,13 +412,13 @@ impl PeContext {
         Ok(ticket)
     }
 
-    /// Waits for the copies that nobody awaited, and rings those who may sleep for them.
+    /// Waits for the copies that were submitted without waiting, and wakes their peers.
     fn finish(&self) -> Result<()> {
         let Some(mover) = &self.mover else { return Ok(()) };
         if self.pending.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        // What is submitted and unwoken changes under this lock only.
+        // Submitted copies and `unwoken` change under this lock only.
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = self.pending.load(Ordering::Relaxed);
         if pending > 0 {
@@ -430,7 +443,7 @@ fn no_such_pe(pe: u32, pes: u32) -> Error {
 impl Drop for Windows {
     fn drop(&mut self) {
         self.context.stop.store(true, Ordering::Release);
-        // Rings at this side, so that the service thread looks.
+        // Rings at this PE, so that the service thread sees `stop`.
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
         self.context.ntb.doorbell_clear(REQUEST);
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);

@@ -1,4 +1,4 @@
-//! Connections to peers: the handshake with each at the beginning, and again after a link was lost.
+//! Connections to peers: the first handshake with each, and another one after a link was lost.
 
 use super::{Peer, Settings, Windows};
 use crate::error::{Lost, Result};
@@ -13,22 +13,23 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 impl Windows {
-    /// Shakes hands with `pe` again after its link was lost, and tells what was. Both sides must do so. Requests and
-    /// notifications of the old connection are void; what symmetric memory holds is not touched.
+    /// Connects to `pe` again after its link was lost, and returns what is known of the lost bytes. Both sides
+    /// must call it. Requests and notifications of the old connection are void. Symmetric memory keeps its
+    /// contents.
     ///
     /// # Errors
-    /// Those of the handshake; then the connection stays lost.
+    /// Those of the handshake. The connection then stays lost.
     pub fn reconnect(&self, pe: u32, timeout: Duration) -> Result<Lost> {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         let lost = peer.lost();
-        // Nobody posts or serves meanwhile.
+        // The locks keep other threads from posting and serving meanwhile.
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expected = context.next_requests.lock().unwrap_or_else(PoisonError::into_inner);
         let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
         let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
         let connection = handshake::connect(&*context.ntb, pe, &offer, &context.faults)?;
-        // The link may have come up during the handshake; from here on, every change counts.
+        // The link may have come up during the handshake. From here on, every change counts.
         let generation = context.ntb.link(pe).generation;
         *next = 1;
         expected[pe as usize] = 1;
@@ -46,7 +47,7 @@ impl Windows {
     }
 }
 
-/// Connects to `pe`, which may be this one itself.
+/// Connects to `pe`, which may be this PE itself.
 pub(super) fn connect_peer(
     ntb: &dyn Ntb,
     pe: u32,
@@ -65,7 +66,7 @@ pub(super) fn connect_peer(
         let window = ntb.peer_window(pe, 0)?;
         let peer_registered = check_window(pe, &window, layout)?;
         let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
-        // The link may have come up during the handshake; from here on, every change counts.
+        // The link may have come up during the handshake. From here on, every change counts.
         (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier)
     };
     Ok(Peer {
@@ -87,7 +88,8 @@ pub(super) fn connect_peer(
     })
 }
 
-/// The peer's header must describe the same layout as ours, or offsets would not mean the same.
+/// Checks that the peer's layout equals ours, so that offsets mean the same. Returns whether the peer is
+/// registered for barriers.
 fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<bool> {
     let mut header = [0u64; HEADER_WORDS];
     // SAFETY: a local of that many bytes.

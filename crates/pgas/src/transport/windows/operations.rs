@@ -1,4 +1,4 @@
-//! What programs ask of the transport: put, get, atomics, order, notifications, waiting.
+//! The operations of the transport: put, get, atomics, ordering, notifications and waits.
 
 use super::{Peer, Windows};
 use crate::error::{Error, Result};
@@ -40,7 +40,7 @@ impl Transport for Windows {
                 let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
                 mover.wait(ticket, context.completion)?;
             }
-            // SAFETY: the caller's promise; the window checks the destination.
+            // SAFETY: the caller guarantees the source; the window checks the destination.
             _ => unsafe { peer.window.store_from(at, source, length)? },
         }
         context.count(peer, length);
@@ -57,7 +57,7 @@ impl Transport for Windows {
                 context.count(peer, length);
                 Ok(())
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's guarantee.
             _ => unsafe { self.put(pe, offset, source, length) },
         }
     }
@@ -67,11 +67,11 @@ impl Transport for Windows {
         let peer = context.peer(pe)?;
         if length < context.push_from || pe == context.me {
             context.check(FailureScope::Peer(pe))?;
-            // SAFETY: the caller's promise; the window checks the source.
+            // SAFETY: the caller guarantees the destination; the window checks the source.
             unsafe { peer.window.load_into(destination, context.symmetric_offset(offset), length)? };
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { self.get_pushed(pe, offset, destination, length, None) }
     }
 
@@ -100,7 +100,7 @@ impl Transport for Windows {
         if self.context.coherent {
             store_fence();
         } else {
-            // A fence orders stores alone; what a mover will copy must find them delivered.
+            // A fence orders stores only. A mover that copies later must find the earlier stores delivered.
             let mixed = self.context.mover.is_some();
             let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
             self.context.peers.iter().for_each(order);
@@ -110,7 +110,7 @@ impl Transport for Windows {
 
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
-        // An owner carries them out whenever it comes to it: nothing else orders puts behind them.
+        // The owner carries out atomics at any time, so only their answers order later puts behind them.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
         self.order()
     }
