@@ -8,7 +8,7 @@ use crate::world::{Compare, Signal, World};
 fn expect(what: &str, holds: bool) -> Result<()> {
     match holds {
         true => Ok(()),
-        false => Err(Error::invalid(what, "not what it had to be; do not trust this path")),
+        false => Err(Error::invalid(what, "the result is wrong; do not trust this path")),
     }
 }
 
@@ -44,7 +44,7 @@ pub fn run<T: Transport>(world: &World<T>, rounds: u32) -> Result<()> {
         world.wait_until(flags, 2, Compare::Ge, 10 * number)?;
         world.barrier_all()?;
         let count = world.fetch(Operation::Fetch, flags, 1, 0, 0, 0)?;
-        expect("atomics at the owner", count == 10 * number * pes as u64)?;
+        expect("an atomic at the owner", count == 10 * number * pes as u64)?;
         for index in 0..terms.len() {
             // SAFETY: own memory, inside the array; other PEs read it only in the sum.
             unsafe { terms.as_ptr().add(index).write_volatile(me + index as u32) };

@@ -128,10 +128,10 @@ impl Error {
     /// The error of a program that did not start.
     pub(crate) fn starting(program: &std::ffi::OsStr, source: std::io::Error) -> Self {
         use std::io::ErrorKind::{NotFound, PermissionDenied};
-        let what = format!("starting '{}'", program.to_string_lossy());
+        let what = format!("cannot start '{}'", program.to_string_lossy());
         match source.kind() {
             NotFound | PermissionDenied => {
-                Self::invalid(what, format!("{source}; name a program that is there and may be run"))
+                Self::invalid(what, format!("{source}; name an executable program"))
             }
             _ => Error::Os { what, source },
         }

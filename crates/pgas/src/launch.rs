@@ -1,17 +1,16 @@
-//! A job: as many processes as there are PEs, joined by a twin fabric, started and ended together.
+//! A job: one process for each PE, joined by a twin, started and ended together.
 //!
-//! The launcher owns the fabric's hub. Each process inherits a socket to it and finds its number in the environment; what
-//! else it needs to know is there too:
+//! The launcher owns the twin's hub. Each process inherits a socket to it, and finds its settings in the environment:
 //!
 //! | variable | meaning |
 //! | --- | --- |
 //! | `INLANE_NTB_FD` | the descriptor of the socket |
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
 //! | `INLANE_NTB_COMPLETION` | how waits end: poll, interrupt or adaptive |
-//! | `INLANE_NTB_FAULTS` | faults to inject (see [`Faults`]) |
+//! | `INLANE_NTB_FAULTS` | faults to inject, in the syntax of [`Faults`] |
 //! | `INLANE_NTB_MOVER` | what copies bulk data: `twin` or `twin:RATE` (a DMA engine's twin) |
 //! | `INLANE_NTB_MOVER_FROM` | size in bytes from which the mover copies |
-//! | `INLANE_NTB_YIELD` | 1: more PEs than processors, let others run while polling |
+//! | `INLANE_NTB_YIELD` | 1 if there are more PEs than processors, so that polling yields the processor |
 
 use crate::error::{Error, Result};
 use crate::transport::windows::Settings;
@@ -28,24 +27,24 @@ use std::process::{Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Symmetric heap unless asked otherwise; only what is touched takes memory.
+/// Default size of the symmetric heap in bytes. Untouched pages take no memory.
 pub const HEAP: u64 = 1 << 30;
-/// Room for a program's static objects, sparse like the heap.
+/// Space for a program's static objects. Untouched pages take no memory.
 const STATICS: u64 = 4 << 30;
-/// Between asking processes to end and killing them.
+/// Time between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long after a process's end the hub's news of it are awaited, and the end of one that it lost.
-const SETTLE: Duration = Duration::from_secs(2);
+/// How long to wait for the hub's events of an ended process, and for the end of a PE that it lost.
+const SETTLE_TIME: Duration = Duration::from_secs(2);
 
-/// A process's part in a job.
+/// A process's place in a job.
 pub struct Session {
     /// Its port.
     pub twin: Twin,
-    /// Bytes of symmetric heap.
+    /// Size of the symmetric heap in bytes.
     pub heap_bytes: usize,
-    /// The transport's settings.
+    /// The settings of the transport.
     pub settings: Settings,
-    /// The fabric of a process that was not launched: it is a job of its own.
+    /// The fabric, if this process was not started by the launcher and is a job of its own.
     pub hub: Option<Hub>,
 }
 
@@ -58,16 +57,16 @@ where
     text.parse().map(Some).map_err(|error| {
         Error::invalid(
             format!("{name}={text}"),
-            format!("{error}; unset it, or start the program by `inlane ntb run`"),
+            format!("{error}; unset it, or start the program with `inlane ntb run`"),
         )
     })
 }
 
 impl Session {
-    /// Takes the place in the job that the environment names; without one, the process is a job of one PE.
+    /// Joins the job that the environment describes. Without a description, the process is a job of one PE.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an environment that makes no sense, and those of [`Twin::attach`].
+    /// [`Error::Invalid`] for an invalid variable; errors of [`Twin::attach`].
     pub fn from_environment() -> Result<Self> {
         let faults = variable::<Faults>("INLANE_NTB_FAULTS")?.unwrap_or_default();
         let heap_bytes = variable::<u64>("INLANE_NTB_HEAP")?.unwrap_or(HEAP);
@@ -162,41 +161,41 @@ impl MoverChoice {
 }
 
 fn inherited(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: fcntl on a number; fails for one that is not open. A program that was given the number and closed or
-    // reused it gets what it asked for: a socket that no hub answers.
+    // SAFETY: a system call on a number; it fails if the descriptor is not open. If the program has closed and
+    // reused the number, the descriptor is a socket without a hub or no socket, and attaching fails.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     if flags < 0 {
         return Err(Error::invalid(
             format!("INLANE_NTB_FD={fd}"),
-            "that descriptor is not open; start the program by `inlane ntb run`, without a program between that closes it",
+            "that descriptor is not open; start the program with `inlane ntb run`, not through a program that closes it",
         ));
     }
-    // Processes that this one starts are not PEs.
-    // SAFETY: as above; the descriptor was made for this process, which now owns it.
+    // Programs that this process starts are no PEs.
+    // SAFETY: as above; the launcher made the descriptor for this process, which owns it from here.
     unsafe {
         libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC);
         Ok(OwnedFd::from_raw_fd(fd))
     }
 }
 
-/// What to start.
+/// The description of a job.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Number of PEs.
     pub pes: u32,
-    /// Bytes of symmetric heap of each.
+    /// Size of each PE's symmetric heap in bytes.
     pub heap_bytes: u64,
     /// How waits end.
     pub completion: CompletionMode,
-    /// Faults to inject, in [`Faults`]' syntax; empty for none.
+    /// Faults to inject, in the syntax of [`Faults`]; empty for none.
     pub faults: String,
-    /// The PE that alone gets the faults; all when `None`.
+    /// The PE at which faults are injected; all PEs if `None`.
     pub faulty: Option<u32>,
-    /// Who copies bulk; stores when `None`.
+    /// What copies bulk data; stores if `None`.
     pub mover: Option<MoverChoice>,
-    /// Size in bytes from which the mover copies; from where it beats stores when `None`.
+    /// Size in bytes from which the mover copies. If `None`, it is measured.
     pub mover_from: Option<u64>,
-    /// Binds each PE to its share of the processors where there are enough.
+    /// Whether to bind each PE to its share of the processors, if there are enough.
     pub bind: bool,
 }
 
@@ -215,7 +214,7 @@ impl Default for Job {
     }
 }
 
-enum News {
+enum JobEvent {
     Hub(u32, PortEvent),
     Ended(u32, ExitStatus),
 }
@@ -225,24 +224,26 @@ struct Running {
     attached: bool,
     finished: bool,
     gone: bool,
-    /// Gave up because it lost that PE.
+    /// The PE that this one lost and therefore ended.
     lost: Option<u32>,
     ended: Option<(ExitStatus, Instant)>,
 }
 
 impl Running {
-    /// It has ended, and the hub has said all that it had to say of it. (A child that it left behind may keep its socket open.)
-    fn settled(&self) -> bool {
-        self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE)
+    /// Returns true if the process has ended and the hub has reported its end. A child process may keep the
+    /// socket open, so this also becomes true after [`SETTLE_TIME`].
+    fn is_settled(&self) -> bool {
+        self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
 }
 
 impl Job {
-    /// Runs `program` with `arguments` as every PE and waits for all. When one fails (by status, by a signal, or by ending
-    /// without having finalized), the others are ended. Gives the job's exit status and, for a failure, the reason.
+    /// Runs `program` with `arguments` as every PE and waits for all. If one fails by its status, by a signal
+    /// or by ending without finalizing, the others are ended. Returns the job's exit status and, for a failure,
+    /// the reason.
     ///
     /// # Errors
-    /// When the fabric or a process cannot be made.
+    /// [`Error::Invalid`] for an invalid job; errors of the system if the fabric or a process cannot be made.
     pub fn run(&self, program: &OsString, arguments: &[OsString]) -> Result<(i32, Option<String>)> {
         self.faults.parse::<Faults>()?;
         match (&self.mover, self.mover_from) {
@@ -256,21 +257,21 @@ impl Job {
         }
         match self.faulty {
             Some(_) if self.faults.is_empty() => {
-                return Err(Error::invalid("--faulty", "there are no faults to give it: add --faults"));
+                return Err(Error::invalid("--faulty", "there are no faults to inject; add --faults"));
             }
             Some(pe) if pe >= self.pes => {
-                let why = format!("the job's are 0 to {}", self.pes.saturating_sub(1));
+                let why = format!("the job has PEs 0 to {}", self.pes.saturating_sub(1));
                 return Err(Error::invalid(format!("--faulty {pe}"), why));
             }
             _ => {}
         }
         let window = self.heap_bytes.saturating_add(STATICS);
         let hub = Hub::new(self.pes, window)?;
-        let (sender, news) = channel();
+        let (sender, events) = channel();
         if let Some(seen) = hub.events() {
             let sender = sender.clone();
             std::thread::spawn(move || {
-                seen.iter().for_each(|(pe, seen)| drop(sender.send(News::Hub(pe, seen))));
+                seen.iter().for_each(|(pe, seen)| drop(sender.send(JobEvent::Hub(pe, seen))));
             });
         }
         let mut running = Vec::new();
@@ -279,9 +280,9 @@ impl Job {
             Ok(())
         });
         match outcome {
-            Ok(()) => Ok(watch(&news, &mut running)),
+            Ok(()) => Ok(supervise(&events, &mut running)),
             Err(error) => {
-                end_all(&news, &mut running);
+                end_all(&events, &mut running);
                 Err(error)
             }
         }
@@ -293,13 +294,14 @@ impl Job {
         pe: u32,
         program: &OsString,
         arguments: &[OsString],
-        sender: &Sender<News>,
+        sender: &Sender<JobEvent>,
     ) -> Result<Running> {
         let socket = hub.admit(pe)?;
         let fd = socket.as_raw_fd();
         let processors = processors();
         let crowded = self.pes as usize > processors.len();
-        // An equal share of neighbours: room for the service thread beside the program where there is any.
+        // Each PE gets an equal share of neighbouring processors, so that its service thread has room beside
+        // the program.
         let share = processors.len() / self.pes as usize;
         let bound = self.bind && !crowded && self.pes > 1;
         let own = if bound { processors[pe as usize * share..][..share].to_vec() } else { Vec::new() };
@@ -322,7 +324,7 @@ impl Job {
             Some(from) => command.env("INLANE_NTB_MOVER_FROM", from.to_string()),
             None => command.env_remove("INLANE_NTB_MOVER_FROM"),
         };
-        // SAFETY: only system calls that are safe between fork and exec, on values copied before.
+        // SAFETY: only system calls that are allowed between fork and exec, on values copied before.
         unsafe {
             command.pre_exec(move || {
                 libc::fcntl(fd, libc::F_SETFD, 0);
@@ -340,14 +342,15 @@ impl Job {
         let sender = sender.clone();
         std::thread::spawn(move || {
             if let Ok(status) = child.wait() {
-                let _ = sender.send(News::Ended(pe, status));
+                let _ = sender.send(JobEvent::Ended(pe, status));
             }
         });
         Ok(Running { pidfd, attached: false, finished: false, gone: false, lost: None, ended: None })
     }
 }
 
-/// Binds the calling thread, and those that it starts from now on, to `processors`. Where the system refuses, they stay.
+/// Binds the calling thread, and threads that it starts later, to `processors`. If the system refuses, nothing
+/// changes.
 pub fn bind(processors: &[usize]) {
     // SAFETY: a set on the stack, and a system call that reads it.
     unsafe {
@@ -357,9 +360,9 @@ pub fn bind(processors: &[usize]) {
     }
 }
 
-/// The processors that this process may use.
+/// Returns the processors that this process may use.
 pub fn processors() -> Vec<usize> {
-    // SAFETY: fills the set given.
+    // SAFETY: the system call fills the set given.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
@@ -369,19 +372,19 @@ pub fn processors() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect()
 }
 
-fn note(running: &mut [Running], news: News) -> Option<i32> {
-    match news {
-        News::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
-        News::Hub(pe, PortEvent::Attached) => running[pe as usize].attached = true,
-        News::Hub(pe, PortEvent::Finished) => running[pe as usize].finished = true,
-        News::Hub(pe, PortEvent::Gone) => running[pe as usize].gone = true,
-        News::Hub(pe, PortEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
-        News::Hub(_, PortEvent::ExitAll(status)) => return Some(status),
+fn record(running: &mut [Running], events: JobEvent) -> Option<i32> {
+    match events {
+        JobEvent::Ended(pe, status) => running[pe as usize].ended = Some((status, Instant::now())),
+        JobEvent::Hub(pe, PortEvent::Attached) => running[pe as usize].attached = true,
+        JobEvent::Hub(pe, PortEvent::Finished) => running[pe as usize].finished = true,
+        JobEvent::Hub(pe, PortEvent::Gone) => running[pe as usize].gone = true,
+        JobEvent::Hub(pe, PortEvent::Lost(peer)) => running[pe as usize].lost = Some(peer),
+        JobEvent::Hub(_, PortEvent::ExitAll(status)) => return Some(status),
     }
     None
 }
 
-/// Why PE `pe` failed, and the job's status for it; `None` while it has not.
+/// Returns why PE `pe` failed and the job's status for it, or `None` if it has not failed.
 fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     let (status, _) = process.ended?;
     if let Some(signal) = status.signal() {
@@ -389,37 +392,37 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     }
     match status.code() {
         Some(0) if process.attached && process.gone && !process.finished => {
-            Some((1, format!("PE {pe} ended without shmem_finalize")))
+            Some((1, format!("PE {pe} ended without calling shmem_finalize")))
         }
         Some(0) | None => None,
         Some(code) => Some((code, format!("PE {pe} ended with status {code}"))),
     }
 }
 
-/// The failure to report. One that lost another PE is reported only when that one has nothing to answer for, nor whom that one lost in
-/// turn: whose news come first says nothing about whose end came first.
+/// Returns the failure to report. A PE that lost another one is reported only if that one did not fail itself.
+/// The order of the events does not show which PE ended first.
 fn verdict(running: &[Running]) -> Option<(i32, String)> {
-    let failed = |pe: usize| running[pe].settled().then(|| failure(pe, &running[pe])).flatten();
+    let failed = |pe: usize| running[pe].is_settled().then(|| failure(pe, &running[pe])).flatten();
     let alone = |pe: usize| {
         let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
-        // Some may have lost each other in a circle.
+        // PEs may have lost each other in a circle.
         let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
-        lost.all(Running::settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE)
+        lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
     };
     let all = || 0..running.len();
     let causes = all().filter(|pe| running[*pe].lost.is_none()).find_map(failed);
     causes.or_else(|| all().filter(|pe| alone(*pe)).find_map(failed))
 }
 
-fn watch(news: &Receiver<News>, running: &mut [Running]) -> (i32, Option<String>) {
+fn supervise(events: &Receiver<JobEvent>, running: &mut [Running]) -> (i32, Option<String>) {
     loop {
-        // A little longer, for what the hub has yet to say of those that ended.
+        // The hub may still have events of processes that have ended.
         let some_ended = running.iter().any(|process| process.ended.is_some());
-        let patience = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
-        match news.recv_timeout(patience) {
+        let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
+        match events.recv_timeout(limit) {
             Ok(event) => {
-                if let Some(status) = note(running, event) {
-                    end_all(news, running);
+                if let Some(status) = record(running, event) {
+                    end_all(events, running);
                     return (status, (status != 0).then(|| format!("shmem_global_exit({status})")));
                 }
             }
@@ -428,25 +431,25 @@ fn watch(news: &Receiver<News>, running: &mut [Running]) -> (i32, Option<String>
         }
         if let Some((status, why)) = verdict(running) {
             let others = running.iter().filter(|process| process.ended.is_none()).count();
-            end_all(news, running);
+            end_all(events, running);
             let why = if others > 0 { format!("{why}; ended the other {others}") } else { why };
             return (status, Some(why));
         }
-        if running.iter().all(Running::settled) {
+        if running.iter().all(Running::is_settled) {
             return (0, None);
         }
     }
 }
 
-fn end_all(news: &Receiver<News>, running: &mut [Running]) {
-    for (signal, patience) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::from_secs(60))] {
+fn end_all(events: &Receiver<JobEvent>, running: &mut [Running]) {
+    for (signal, limit) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::from_secs(60))] {
         for process in running.iter().filter(|process| process.ended.is_none()) {
             let _ = pidfd_send_signal(&process.pidfd, signal);
         }
-        let until = Instant::now() + patience;
+        let until = Instant::now() + limit;
         while running.iter().any(|process| process.ended.is_none()) {
-            match news.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(event) => drop(note(running, event)),
+            match events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(event) => drop(record(running, event)),
                 Err(_) => break,
             }
         }

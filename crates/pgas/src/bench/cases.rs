@@ -1,4 +1,5 @@
-//! Measurements that no wait is part of: puts as issued, beside a plain copy and the peer; gets by loads; one word one way; doorbells.
+//! Cases without waits: issued puts beside a plain copy and the peer's, gets by loads, one word one way, and
+//! doorbells.
 
 use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};
@@ -26,7 +27,7 @@ impl Bench {
         let to = self.world.direct(self.inbox.as_ptr() as usize, self.other);
         let to = std::hint::black_box(to.unwrap_or(std::ptr::null_mut()));
         for _ in 0..if to.is_null() { 0 } else { count } {
-            // SAFETY: the peer's copy of the array, mapped here; nobody else touches it now.
+            // SAFETY: the peer's copy of the array, mapped here; no other thread uses it now.
             unsafe { std::ptr::copy_nonoverlapping(std::hint::black_box(self.source.as_ptr()), to, size) };
         }
         Ok(())
@@ -35,7 +36,7 @@ impl Bench {
     pub(super) fn trial(&self, mut body: impl FnMut(u64) -> Result<()>) -> Result<u64> {
         body(1)?;
         let (mut count, mut nanoseconds) = (1, 0.0);
-        // Enough to see it in the clock; also warms caches and page tables.
+        // Long enough to be visible in the clock. It also warms caches and page tables.
         while nanoseconds < 200e3 && count < 1 << 20 {
             let start = Instant::now();
             body(count)?;
@@ -45,12 +46,13 @@ impl Bench {
         Ok(self.count(nanoseconds / (count / 4) as f64))
     }
 
-    /// Put, a plain copy and the peer's put in turn, so that all meet the same machine.
+    /// Measures put, a plain copy and the peer's put in turn, so that the machine's other load affects all of
+    /// them.
     pub(super) fn put_and_plain_copy(&self, size: usize) -> Result<Vec<Point>> {
         let (mut put, mut plain) = (Series::default(), Series::default());
         let mut theirs = Vec::new();
         let mut plain_verified = 0;
-        // A window that is no memory to the processor has nothing to compare with.
+        // A plain copy needs a window that is ordinary memory to the processor.
         let mapped = self.world.direct(self.inbox.as_ptr() as usize, self.other).is_some();
         if self.driver {
             let puts = self.trial(|count| self.putting(count, size))?;
@@ -67,7 +69,7 @@ impl Bench {
                 put.add(puts, size, elapsed);
                 if let Some(ucx) = self.plan.ucx.as_ref().filter(|ucx| repeat < ucx.repeats && size >= 8) {
                     theirs.push(peer::ucx_put(ucx, &self.pair, size as u64, self.plan.batch_us)?);
-                    // What ran between has the caches: warm up again.
+                    // The peer's processes have used the caches, so warm them up again.
                     self.copying(1, size)?;
                     self.putting(1, size)?;
                 }
@@ -131,7 +133,7 @@ impl Bench {
             let nanoseconds = elapsed.as_nanos() as u64;
             self.world.put(self.words, NANOSECONDS, &[nanoseconds], self.other)?;
             self.world.barrier_all()?;
-            // The slower one bounds both.
+            // The slower side bounds both.
             let slower = nanoseconds.max(self.world.load(self.words, NANOSECONDS)?);
             series.add(2 * count, size, Duration::from_nanos(slower));
             self.world.barrier_all()?;
@@ -141,7 +143,7 @@ impl Bench {
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: inside the array of 128 words, aligned; context with the peer as an atomic.
+        // SAFETY: inside the array of 128 words, aligned; the peer accesses it as an atomic too.
         unsafe { AtomicU64::from_ptr(self.words.as_ptr().add(index)) }
     }
 
@@ -179,7 +181,7 @@ impl Bench {
                 None => None,
             };
             base += 2 * count;
-            // The first of each warms up.
+            // The first repeat warms up.
             if repeat > 0 {
                 puts.add(2 * count, 8, elapsed);
                 if let Some(bare) = bare {
@@ -193,7 +195,7 @@ impl Bench {
         }
         self.world.barrier_all()?;
         puts.halve_samples();
-        // Each side compared every word that it received.
+        // Each side has compared every word that it received.
         let words = |repeats: u64| 8 * 2 * count * repeats;
         let verified = words(u64::from(self.plan.repeats)) + 16 * SAMPLES.min(count);
         let mut points = vec![puts.point(Operation::OneWay, "stores", 8, CompletionMode::Poll, verified)];
@@ -210,7 +212,7 @@ impl Bench {
         Ok(points)
     }
 
-    /// Passes a growing word there and back, polling without anything else in the loop.
+    /// Passes a growing word to the other side and back. The loop polls and does nothing else.
     fn passing(&self, base: u64, count: u64, put: impl Fn(usize, u64) -> Result<()>) -> Result<()> {
         let (mine, theirs) = if self.driver { (ANSWER, SIGNAL) } else { (SIGNAL, ANSWER) };
         let word = self.word(mine);
@@ -255,7 +257,7 @@ impl Bench {
             }
             Ok(())
         };
-        // Nobody sleeps on the doorbell while it is measured.
+        // No thread sleeps on the doorbell while it is measured.
         self.world.barrier_all()?;
         ntb.doorbell_clear(DOORBELL);
         if completion == CompletionMode::Poll {

@@ -1,4 +1,4 @@
-//! From points to result documents: the rows, and the published figure (bandwidth against size by completion).
+//! Turns points into rows, findings and the lines of the figure (bandwidth against size by completion mode).
 
 use super::series::FEWEST_SAMPLES;
 use super::{Delivery, Operation, Point, WindowResult};
@@ -11,7 +11,8 @@ fn median(values: &[f64]) -> Option<f64> {
     Summary::of(values).map(|summary| summary.median)
 }
 
-/// The median of the ratios of two cases' repeats, which took turns: what the machine did meanwhile is in both of a pair.
+/// Returns the median of the ratios of two cases whose repeats took turns. Other load on the machine affects
+/// both of a pair.
 fn ratio(one: &Point, other: &Point) -> Option<f64> {
     let pairs = one.bytes_per_second.iter().zip(&other.bytes_per_second);
     median(&pairs.map(|(one, other)| one / other).collect::<Vec<_>>())
@@ -23,7 +24,7 @@ fn find<'a>(points: &'a [Point], operation: Operation, completion: &str, size: u
     })
 }
 
-/// For each size of `operation` from `from` bytes on, the ratio to the point that `other` finds.
+/// Returns, for each size of `operation` of at least `from` bytes, the ratio to the point that `other` finds.
 fn ratios<'a>(
     points: &'a [Point],
     operation: Operation,
@@ -44,7 +45,7 @@ fn least(ratios: &[(f64, u64)]) -> Option<(f64, u64)> {
     ratios.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-/// What the ceiling of a put or get is.
+/// The description of the ceiling of puts and gets.
 const CEILING: &str = "a plain copy of the same size between the same memories";
 const COMPARED: &str = "the receiver compares every byte of a case's last transfer";
 const COUNTED: &str = "each side compares every word that it receives";
@@ -62,7 +63,7 @@ fn row(point: &Point, points: &[Point], path: &Path) -> WindowResult {
     let bounded = matches!(point.operation, Put | PutDelivered | Get | GetPushed | Messages);
     let plain = find(points, PlainCopy, "poll", point.size_bytes).filter(|_| bounded);
     let share = plain.and_then(|plain| match point.operation {
-        // Their repeats took turns.
+        // The repeats of put and plain copy took turns.
         Put => ratio(point, plain),
         _ => Some(median(&point.bytes_per_second)? / median(&plain.bytes_per_second)?),
     });
@@ -105,7 +106,7 @@ fn row(point: &Point, points: &[Point], path: &Path) -> WindowResult {
     }
 }
 
-/// The lines of the figure: for each completion, (size, gigabytes a second) of `operation`.
+/// Returns the lines of the figure: for each completion mode, (size, GB/s) of `operation`.
 pub fn figure(points: &[Point], operation: Operation) -> Vec<(String, Vec<(f64, f64)>)> {
     ["poll", "adaptive", "interrupt"]
         .into_iter()
@@ -124,7 +125,8 @@ fn latency(points: &[Point], operation: Operation) -> Option<f64> {
     median(&points.iter().find(|point| point.operation == operation)?.latency_ns)
 }
 
-/// The most that an adaptive wait for the mover takes of a polling one's processor time, from 4 MiB.
+/// Returns the largest share of a polling wait's processor time that an adaptive wait for the mover takes, from
+/// 4 MiB.
 fn waiting_share(points: &[Point]) -> Option<f64> {
     let of = |completion: &str| {
         let points = points.iter().filter(move |point| {
@@ -140,7 +142,7 @@ fn waiting_share(points: &[Point]) -> Option<f64> {
     of("adaptive").iter().filter_map(|(size, cpu)| Some(cpu / poll.get(size)?)).reduce(f64::max)
 }
 
-/// What the points say of the aims, a sentence each.
+/// Returns what the points show, one sentence each.
 pub fn findings(points: &[Point]) -> Vec<String> {
     let mut findings = Vec::new();
     let plain = |point: &Point| find(points, Operation::PlainCopy, "poll", point.size_bytes);
@@ -227,7 +229,7 @@ mod tests {
 
     #[test]
     fn shares_are_medians_of_pairs() {
-        // The machine was slow for both of the second pair.
+        // Both values of the second pair are from a time when the machine was slow.
         let points = [
             point(Operation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
             point(Operation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),

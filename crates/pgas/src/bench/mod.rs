@@ -1,8 +1,8 @@
-//! What windows carry: the measurements behind `inlane ntb bench`, run by two PEs that walk through the same plan.
+//! The measurements of `inlane ntb bench`. Two PEs go through the same plan.
 //!
-//! PE 0 drives and keeps the time; PE 1 answers and checks the bytes. All repeats of what is to be compared alternate (put with
-//! plain copy), so that both meet the same machine. Source and destination are the same memory each time, as in
-//! ucx_perftest, so sizes below the cache's stay there.
+//! PE 0 drives and keeps the time; PE 1 answers and compares the bytes. Repeats of cases that are compared
+//! alternate, so that other load on the machine affects all of them. Source and destination are the same memory
+//! each time, as in ucx_perftest, so small sizes stay in caches.
 
 mod cases;
 mod figure;
@@ -26,44 +26,44 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use waits::{Moving, WAYS};
+use waits::{MODES, Moving};
 
-/// What is done again and again.
+/// A measured operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
-    /// Stores into the peer's memory; issued, a quiet at the end of each batch.
+    /// Stores into the peer's memory. They are issued; each batch ends with a quiet.
     Put,
     /// An ordinary copy between the same two memories.
     PlainCopy,
-    /// One put at a time, until the peer has answered that it is there.
+    /// One put at a time, until the peer has answered that it arrived.
     PutDelivered,
-    /// Reads through the window.
+    /// Loads through the window.
     Get,
-    /// Asks the owner to push.
+    /// A get by which the owner pushes the bytes.
     GetPushed,
-    /// Both PEs put at once; issued.
+    /// Both PEs put at once. The stores are issued.
     PutBothWays,
-    /// Both PEs put, and wait for the other's.
+    /// Both PEs put and wait for the other's put.
     Exchange,
-    /// Trains of puts, each with a word behind it; the last of a train is answered.
+    /// Series of puts, each followed by a word. The last one of a series is answered.
     Messages,
-    /// One transfer at a time by a DMA engine.
+    /// One transfer at a time by a mover.
     PutByMover,
-    /// A doorbell and one back.
+    /// A doorbell to the peer and one back.
     Doorbell,
-    /// 8 bytes and 8 back, polled; half of it.
+    /// Half a round trip of 8 bytes, polled.
     OneWay,
-    /// A cache line passed between the two processors and back by plain stores and loads; half of it.
+    /// Half a round trip of a cache line between the two processors, by plain stores and loads.
     CacheToCache,
-    /// Another program's put, named by the path.
+    /// Another program's put, which the path names.
     PeerPut,
     /// A wait while nothing arrives.
     Idle,
 }
 
 impl Operation {
-    /// As tables name it.
+    /// Returns the name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Operation::Put => "put, issued",
@@ -89,60 +89,60 @@ impl Operation {
 pub struct Plan {
     /// Sizes in bytes.
     pub sizes: Vec<u64>,
-    /// Time of one batch.
+    /// Duration of one batch in microseconds.
     pub batch_us: u64,
-    /// Batches of which the median is taken.
+    /// Number of batches. Their median is shown.
     pub repeats: u32,
-    /// The program to measure beside.
+    /// The program to measure in turn with ours.
     pub ucx: Option<Ucx>,
-    /// Only this part of it.
+    /// The only part to measure, or all.
     pub only: Option<Part>,
 }
 
-/// The smallest transfer that a mover is measured with.
+/// The smallest size in bytes that a mover is measured with.
 pub const LEAST_MOVED: u64 = 512;
 
 /// A part of the bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Put, beside a plain copy and the peer's.
+    /// Put, beside a plain copy and the peer's put.
     Puts,
     /// Put by the mover.
     Mover,
 }
 
-/// UCX's ucx_perftest as the peer.
+/// UCX's ucx_perftest, as the peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ucx {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// In how many of the repeats it takes part: each starts two processes.
+    /// Number of repeats in which it takes part. Each starts two processes.
     pub repeats: u32,
 }
 
-/// A mover, and what makes host memory reachable for it.
+/// A mover, and a function that makes host memory reachable for it.
 pub struct Started {
-    /// Copies.
+    /// The mover.
     pub mover: Box<dyn Mover>,
-    /// Gives the same memory as a region that the mover reaches.
+    /// Returns the same memory as a region that the mover reaches.
     pub reach: Box<dyn Fn(Region) -> Result<Region>>,
 }
 
-/// One measurement: a value a repeat.
+/// The measurements of one case, one value for each repeat.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Point {
-    /// What was done.
+    /// The operation.
     pub operation: Operation,
-    /// By what.
+    /// What copies.
     pub path: String,
-    /// With how many bytes.
+    /// Bytes of one operation.
     pub size_bytes: u64,
-    /// How the end was learnt: `poll`, `interrupt` or `adaptive`.
+    /// The completion mode: `poll`, `interrupt` or `adaptive`.
     pub completion: String,
-    /// Nanoseconds of one operation, where they go one at a time.
+    /// Nanoseconds of one operation at a time.
     pub latency_ns: Vec<f64>,
-    /// Nanoseconds of single operations, for percentiles.
+    /// Nanoseconds of operations timed one by one, for percentiles.
     pub samples_ns: Vec<u64>,
     /// Bytes a second.
     pub bytes_per_second: Vec<f64>,
@@ -150,9 +150,9 @@ pub struct Point {
     pub operations_per_second: Vec<f64>,
     /// Processor seconds of the waiting thread for each 10^9 bytes.
     pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// Processor seconds of the rest of the process for each 10^9 bytes.
+    /// Processor seconds of the process's other threads for each 10^9 bytes.
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
-    /// Processor time of the waiting thread as a share of the time that passed.
+    /// Processor time of the waiting thread as a share of the elapsed time.
     pub busy: Option<f64>,
     /// All bytes that were moved, compared or not.
     pub transferred_bytes: u64,
@@ -160,18 +160,19 @@ pub struct Point {
     pub verified_bytes: u64,
 }
 
-/// The part of one PE: over `bridge`, or as the launcher's environment says, with the mover that `start` starts. PE 0 gives the points, the other one nothing.
+/// Takes part as one PE: over `bridge`, or in the job that the environment describes. `start` starts the mover
+/// at PE 0. Returns the points at PE 0, nothing at PE 1.
 ///
 /// # Errors
-/// Those of the session and of the library; [`Error::Invalid`] for another number of PEs than two, and when bytes arrive
-/// wrong.
+/// Those of the session and the transport; [`Error::Invalid`] unless there are two PEs, and if bytes arrive
+/// altered.
 pub fn pe(
     plan: &Plan,
     bridge: Option<Arc<dyn Ntb>>,
     start: impl FnOnce() -> Result<Started>,
 ) -> Result<Vec<Point>> {
-    // The two that measure have a processor each; their service threads and the DMA engine go elsewhere where there is room.
-    // The engine keeps one, as hardware would: a thread that moves leaves its cache behind.
+    // Each measuring thread gets a processor. Service threads and the mover's thread run on others if there are
+    // any. The mover keeps one processor, because a thread that moves leaves its cache behind.
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
     bind(if spare.is_empty() { &processors } else { spare });
@@ -191,7 +192,10 @@ pub fn pe(
     let (yields, own) = (settings.yields, ntb.port() as usize);
     let windows = Windows::connect(ntb, bytes, settings)?;
     if yields {
-        return Err(Error::invalid("the bench", "it needs a processor for each of its two processes"));
+        return Err(Error::invalid(
+            "the bench",
+            "it needs a processor for each of its two PEs; run it on a machine with more",
+        ));
     }
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
         bind(&[*engine]);
@@ -211,7 +215,7 @@ pub fn pe(
     Ok(points)
 }
 
-/// Words that the two sides keep for each other.
+/// Indices of the words that the two sides share.
 const BATCH: usize = 0;
 const SIGNAL: usize = 16;
 const ANSWER: usize = 32;
@@ -227,14 +231,17 @@ struct Bench {
     words: Symmetric<u64>,
     driver: bool,
     other: u32,
-    /// The processors of the two.
+    /// The processors of the two PEs.
     pair: Vec<usize>,
 }
 
 impl Bench {
     fn new(world: World<Windows>, plan: Plan, largest: usize) -> Result<Self> {
         if world.pes() != 2 {
-            return Err(Error::invalid(format!("a bench of {} PEs", world.pes()), "it takes two"));
+            return Err(Error::invalid(
+                format!("a bench of {} PEs", world.pes()),
+                "start it with exactly two",
+            ));
         }
         let source = (0..largest).map(pattern).collect();
         let inbox = world.array(largest)?;
@@ -249,7 +256,7 @@ impl Bench {
         if all {
             points.extend(self.one_way()?);
             points.extend(self.idle()?);
-            for completion in WAYS {
+            for completion in MODES {
                 points.extend(self.doorbell(completion)?);
             }
         }
@@ -264,18 +271,18 @@ impl Bench {
                 points.extend(self.both_ways(size)?);
                 points.extend(self.exchanged(size)?);
                 points.extend(self.delivered(size)?);
-                // A train of the largest would take seconds, and is no message.
+                // A series of larger messages would take seconds.
                 if size <= 1 << 20 {
                     points.extend(self.messages(size)?);
                 }
             }
         }
-        // Both sides see the same kind of window: one that is no memory to the processor is none to its movers.
+        // Both sides have the same kind of window. Movers reach only windows that are memory to the processor.
         let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
         if self.plan.only == Some(Part::Mover) && !reached {
             return Err(Error::invalid(
                 "--only mover",
-                "no mover reaches this bridge's windows yet; leave it out",
+                "no mover reaches this bridge's windows; leave the option out",
             ));
         }
         if self.plan.only != Some(Part::Puts) && reached {
@@ -287,7 +294,7 @@ impl Bench {
         Ok(if self.driver { points } else { Vec::new() })
     }
 
-    /// The mover with memory to move: what is sent, and the peer's inbox.
+    /// Prepares the mover's memory: the source with its pattern, and the peer's inbox.
     fn moving(&self, Started { mover, reach }: Started) -> Result<Moving> {
         let transport = self.world.transport();
         let length = self.source.len();
@@ -300,7 +307,7 @@ impl Bench {
         Ok(Moving { mover, source: reach(source)?, destination: reach(destination)? })
     }
 
-    /// PE 0's number, known to both after it.
+    /// Sends PE 0's number to both PEs, and returns it.
     fn agree(&self, value: u64) -> Result<u64> {
         if self.driver {
             self.world.put(self.words, BATCH, &[value], self.other)?;
@@ -312,33 +319,34 @@ impl Bench {
         Ok(value)
     }
 
-    /// How often to do what takes `nanoseconds` to fill a batch.
+    /// Returns how many operations of `nanoseconds` fill a batch.
     fn count(&self, nanoseconds: f64) -> u64 {
         (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).clamp(1.0, 1e7) as u64
     }
 
-    /// PE 0 compares what it got with what PE 1 keeps for it.
+    /// At PE 0, compares the bytes it got with the pattern.
     fn compare(&self, got: &[u8], size: usize) -> Result<()> {
         match self.driver && got[..size] != self.source[..size] {
             true => Err(Error::invalid(
                 format!("a get of {size} bytes"),
-                "they arrived altered; do not trust this path",
+                "bytes arrived altered; do not trust this path",
             )),
             false => Ok(()),
         }
     }
 
-    /// PE 1 compares what it received with what PE 0 sent; both learn whether it was right, and how much was compared.
+    /// PE 1 compares what it received with the pattern. Both PEs learn the outcome. Returns the number of
+    /// compared bytes.
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {
-            // SAFETY: the own copy of the array, which nobody writes between the two barriers.
+            // SAFETY: the own copy of the array, which no thread writes between the two barriers.
             let received = unsafe { std::slice::from_raw_parts(self.inbox.as_ptr(), size) };
             let wrong = received != &self.source[..size];
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;
             self.world.put(self.words, WRONG, &[wrong as u64], 1)?;
-            // Poison for the next one.
-            // SAFETY: as above, and this side alone writes.
+            // Poison for the next case.
+            // SAFETY: as above, and only this side writes.
             unsafe { std::ptr::write_bytes(self.inbox.as_ptr(), 0xA5, size) };
         }
         self.world.barrier_all()?;
@@ -346,13 +354,13 @@ impl Bench {
             0 => Ok(size as u64),
             _ => Err(Error::invalid(
                 format!("verification of {size} bytes"),
-                "they arrived altered; do not trust this path",
+                "bytes arrived altered; do not trust this path",
             )),
         }
     }
 }
 
-/// Byte `index` of what is sent: no power of two repeats.
+/// Returns byte `index` of the pattern, which does not repeat at any power of two.
 fn pattern(index: usize) -> u8 {
     (index % 251) as u8 ^ (index / 251 % 241) as u8 | 1
 }

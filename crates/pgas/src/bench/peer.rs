@@ -1,4 +1,4 @@
-//! The peer to compare with: UCX's shared-memory put as ucx_perftest measures it, issued against issued.
+//! The peer to compare with: UCX's shared-memory put, as ucx_perftest measures it. Both sides are issued puts.
 
 use super::{Operation, Point, Ucx};
 use crate::error::{Error, Result};
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-/// What ends with this value.
+/// A server process that is killed when the value is dropped.
 struct Server(Child);
 
 impl Drop for Server {
@@ -36,34 +36,35 @@ fn command(program: &Path, port: u16, processor: Option<usize>) -> Command {
     command
 }
 
-/// The bandwidth in the last line that ucx_perftest prints with `-f -v`, in bytes a second.
+/// Returns the bandwidth of the last line that ucx_perftest prints with `-f -v`, in bytes a second.
 fn parse(output: &str) -> Option<f64> {
     let line = output.lines().rev().find(|line| line.split(',').count() >= 8)?;
-    // iterations, three latencies, average and overall MB/s, average and overall messages a second.
+    // The columns are iterations, three latencies, average and overall MB/s, average and overall messages a
+    // second.
     let megabytes: f64 = line.split(',').nth(5)?.trim().parse().ok()?;
     Some(megabytes * 1048576.0)
 }
 
-/// Bytes a second of ucx_perftest's `ucp_put_bw` of `size` bytes for about a batch's time, its two processes on the
-/// processors `pair`.
+/// Returns the bytes a second of ucx_perftest's `ucp_put_bw` of `size` bytes, measured for about `batch_us`.
+/// Its two processes run on the processors `pair`.
 ///
 /// # Errors
-/// [`Error::Os`] when it does not start, [`Error::Invalid`] when it prints no result.
+/// [`Error::Os`] if it does not start, [`Error::Invalid`] if it prints no result.
 pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Result<f64> {
     static RUNS: AtomicU16 = AtomicU16::new(0);
     let program = &ucx.program;
     let start =
         |command: &mut Command| command.spawn().map_err(|error| Error::starting(program.as_os_str(), error));
-    // About the batch's time at 10 GB/s and 100 ns a message.
+    // About the duration of a batch at 10 GB/s and 100 ns a message.
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).clamp(10.0, 1e7) as u64;
     let mut output = String::new();
-    // A server whose port somebody else has ends at once; below the ports that the system gives to others.
+    // A server whose port is in use ends at once. The ports lie below those that the system assigns.
     for _ in 0..3 {
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
         let mut server = Server(start(command(program, port, pair.get(1).copied()).stdout(Stdio::null()))?);
-        // It needs a moment to listen, the longer the busier the machine; it serves one client.
+        // The server needs time to listen, more on a busy machine. It serves one client.
         for attempt in 0..60 {
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));
             let mut client = command(program, port, pair.first().copied());
@@ -82,7 +83,7 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     Err(Error::invalid(format!("{}", program.display()), format!("no result for {size} bytes in: {output}")))
 }
 
-/// Its rates as a point.
+/// Returns its rates as a point.
 pub(super) fn point(size: u64, rates: Vec<f64>) -> Point {
     Point {
         operation: Operation::PeerPut,

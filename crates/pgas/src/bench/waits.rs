@@ -1,6 +1,7 @@
-//! Measurements that end by waiting: what is delivered, exchanged, streamed, pulled or moved, each for every way of waiting.
+//! Cases that end by waiting, each for all completion modes: delivered, exchanged, in series, pushed, or by a
+//! mover.
 //!
-//! The ways take turns within a repeat, so that what else the machine does meets all of them.
+//! The modes take turns within a repeat, so that other load on the machine affects all of them.
 
 use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, DONE, Operation, Point, SIGNAL};
@@ -14,16 +15,16 @@ use inlane_core::region::Region;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Every way of waiting.
-pub(super) const WAYS: [CompletionMode; 3] =
+/// All completion modes.
+pub(super) const MODES: [CompletionMode; 3] =
     [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt];
-/// Messages on their way before one is answered.
-const TRAIN: u64 = 64;
-/// How long an idle wait is watched.
+/// Messages in a series. The last one is answered.
+const SERIES: u64 = 64;
+/// Duration of an idle wait.
 const IDLE: Duration = Duration::from_millis(250);
 
 impl Bench {
-    /// Waits until a word of this side has come to `value`, which the peer's put of `size` bytes is followed by.
+    /// Waits until a word of this side reaches `value`. The peer puts it after `size` bytes.
     pub(super) fn await_word(
         &self,
         index: usize,
@@ -45,8 +46,8 @@ impl Bench {
             .wait_with(options, FailureScope::Peer(self.other), || word.load(Ordering::Acquire) >= value)
     }
 
-    /// Puts `size` bytes and, behind them, `value` into a word of the peer.
-    fn put_and_say(&self, size: usize, index: usize, value: u64) -> Result<()> {
+    /// Puts `size` bytes and then `value` into a word of the peer.
+    fn put_and_signal(&self, size: usize, index: usize, value: u64) -> Result<()> {
         // SAFETY: the source has `size` bytes.
         unsafe {
             self.world.put_bytes(self.inbox.as_ptr() as usize, self.source.as_ptr(), size, self.other)?
@@ -55,7 +56,8 @@ impl Bench {
         self.world.put(self.words, index, &[value], self.other)
     }
 
-    /// Runs `body`, which both PEs go through, for every way of waiting in turn; it does values `base + 1` to `base + count`.
+    /// Runs `body` at both PEs for all completion modes in turn. `body` handles the values `base + 1` to `base
+    /// + count`.
     fn in_turn(
         &self,
         operation: Operation,
@@ -67,45 +69,45 @@ impl Bench {
         const WARM: u64 = 8;
         self.reset_words()?;
         let mut base = 0;
-        let mut counts = [0; WAYS.len()];
-        for (count, way) in counts.iter_mut().zip(WAYS) {
-            body(way, base, WARM)?;
+        let mut counts = [0; MODES.len()];
+        for (count, mode) in counts.iter_mut().zip(MODES) {
+            body(mode, base, WARM)?;
             let start = Instant::now();
-            body(way, base + WARM, WARM)?;
+            body(mode, base + WARM, WARM)?;
             base += 2 * WARM;
             *count = self.agree(self.count(start.elapsed().as_nanos() as f64 / WARM as f64))?;
         }
-        let mut series: [Series; WAYS.len()] = Default::default();
+        let mut series: [Series; MODES.len()] = Default::default();
         for _ in 0..self.plan.repeats {
-            for ((series, way), count) in series.iter_mut().zip(WAYS).zip(counts) {
-                // Together, or who is ahead waits for who is behind and times that.
+            for ((series, mode), count) in series.iter_mut().zip(MODES).zip(counts) {
+                // Both begin together, or the faster side would wait for the slower one and measure that.
                 self.world.barrier_all()?;
-                let elapsed = series.timed(|| body(way, base, count))?;
+                let elapsed = series.timed(|| body(mode, base, count))?;
                 series.add(count * each, size, elapsed);
                 base += count;
             }
         }
-        for ((series, way), count) in series.iter_mut().zip(WAYS).zip(counts) {
+        for ((series, mode), count) in series.iter_mut().zip(MODES).zip(counts) {
             self.world.barrier_all()?;
             for _ in 0..count.min(SAMPLES) {
-                series.sample(size * each as usize, || body(way, base, 1))?;
+                series.sample(size * each as usize, || body(mode, base, 1))?;
                 base += 1;
             }
         }
         let verified = self.verify(size)?;
-        let point = |(series, way): (Series, _)| series.point(operation, path, size, way, verified);
-        Ok(series.into_iter().zip(WAYS).map(point).collect())
+        let point = |(series, mode): (Series, _)| series.point(operation, path, size, mode, verified);
+        Ok(series.into_iter().zip(MODES).map(point).collect())
     }
 
     /// One put at a time, each answered before the next.
     pub(super) fn delivered(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::PutDelivered, "stores", size, 1, |way, base, count| {
+        self.in_turn(Operation::PutDelivered, "stores", size, 1, |mode, base, count| {
             for value in base + 1..=base + count {
                 if self.driver {
-                    self.put_and_say(size, SIGNAL, value)?;
-                    self.await_word(ANSWER, value, size, way)?;
+                    self.put_and_signal(size, SIGNAL, value)?;
+                    self.await_word(ANSWER, value, size, mode)?;
                 } else {
-                    self.await_word(SIGNAL, value, size, way)?;
+                    self.await_word(SIGNAL, value, size, mode)?;
                     self.world.put(self.words, ANSWER, &[value], self.other)?;
                 }
             }
@@ -113,35 +115,36 @@ impl Bench {
         })
     }
 
-    /// Both put, then wait for the other's.
+    /// Both PEs put, then wait for the other's put.
     pub(super) fn exchanged(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::Exchange, "stores", size, 2, |way, base, count| {
+        self.in_turn(Operation::Exchange, "stores", size, 2, |mode, base, count| {
             for value in base + 1..=base + count {
-                self.put_and_say(size, SIGNAL, value)?;
-                self.await_word(SIGNAL, value, size, way)?;
+                self.put_and_signal(size, SIGNAL, value)?;
+                self.await_word(SIGNAL, value, size, mode)?;
             }
             Ok(())
         })
     }
 
-    /// Trains of puts, each with a word behind it; the last of a train is answered.
+    /// Series of puts, each followed by a word. The last one of a series is answered.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
-        self.in_turn(Operation::Messages, "stores", size, TRAIN, |way, base, count| {
-            for train in base + 1..=base + count {
-                let last = train * TRAIN;
+        self.in_turn(Operation::Messages, "stores", size, SERIES, |mode, base, count| {
+            for series_number in base + 1..=base + count {
+                let last = series_number * SERIES;
                 if self.driver {
-                    (last - TRAIN + 1..=last).try_for_each(|value| self.put_and_say(size, SIGNAL, value))?;
-                    self.await_word(ANSWER, train, size, way)?;
+                    (last - SERIES + 1..=last)
+                        .try_for_each(|value| self.put_and_signal(size, SIGNAL, value))?;
+                    self.await_word(ANSWER, series_number, size, mode)?;
                 } else {
-                    self.await_word(SIGNAL, last, size, way)?;
-                    self.world.put(self.words, ANSWER, &[train], self.other)?;
+                    self.await_word(SIGNAL, last, size, mode)?;
+                    self.world.put(self.words, ANSWER, &[series_number], self.other)?;
                 }
             }
             Ok(())
         })
     }
 
-    /// Gets that ask the owner to push, who waits for the end in the same way and serves meanwhile.
+    /// Gets that the owner pushes. The owner waits for the end in the same mode and serves meanwhile.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;
@@ -150,15 +153,15 @@ impl Bench {
         }
         let mut into = vec![0u8; size];
         let into_address = into.as_mut_ptr() as usize;
-        let points = self.in_turn(Operation::GetPushed, "owner's stores", size, 1, |way, base, count| {
+        let points = self.in_turn(Operation::GetPushed, "owner's stores", size, 1, |mode, base, count| {
             if !self.driver {
-                return self.await_word(DONE, base + count, 0, way);
+                return self.await_word(DONE, base + count, 0, mode);
             }
             for _ in 0..count {
-                // SAFETY: a private buffer of `size` bytes, which outlives this.
+                // SAFETY: a private buffer of `size` bytes, which outlives the call.
                 unsafe {
                     let transport = self.world.transport();
-                    transport.get_pushed(self.other, offset, into_address as *mut u8, size, Some(way))?;
+                    transport.get_pushed(self.other, offset, into_address as *mut u8, size, Some(mode))?;
                 }
             }
             self.world.put(self.words, DONE, &[base + count], self.other)
@@ -169,63 +172,64 @@ impl Bench {
 
     /// One transfer at a time by PE 0's mover.
     pub(super) fn by_mover(&self, mover: &mut Option<Moving>, size: usize) -> Result<Vec<Point>> {
-        let mut series: [Series; WAYS.len()] = Default::default();
+        let mut series: [Series; MODES.len()] = Default::default();
         if let Some(mover) = mover {
             let source = mover.source.slice(0, size)?;
             let destination = mover.destination.slice(0, size)?;
-            let mut moving = |way, count| -> Result<()> {
+            let mut moving = |mode, count| -> Result<()> {
                 for _ in 0..count {
                     let ticket = mover.mover.submit(&source, &destination)?;
-                    mover.mover.wait(ticket, way)?;
+                    mover.mover.wait(ticket, mode)?;
                 }
                 Ok(())
             };
-            // Adaptive waits learn their time and lead in some tens of runs.
-            for way in WAYS {
-                moving(way, if size <= 4 << 20 { 40 } else { 12 })?;
+            // An adaptive wait learns its time within some tens of runs.
+            for mode in MODES {
+                moving(mode, if size <= 4 << 20 { 40 } else { 12 })?;
             }
-            let mut counts = [0; WAYS.len()];
-            for (count, way) in counts.iter_mut().zip(WAYS) {
-                *count = self.trial(|count| moving(way, count))?;
+            let mut counts = [0; MODES.len()];
+            for (count, mode) in counts.iter_mut().zip(MODES) {
+                *count = self.trial(|count| moving(mode, count))?;
             }
             for _ in 0..self.plan.repeats {
-                for ((series, way), count) in series.iter_mut().zip(WAYS).zip(counts) {
-                    let elapsed = series.timed(|| moving(way, count))?;
+                for ((series, mode), count) in series.iter_mut().zip(MODES).zip(counts) {
+                    let elapsed = series.timed(|| moving(mode, count))?;
                     series.add(count, size, elapsed);
                 }
             }
-            for ((series, way), count) in series.iter_mut().zip(WAYS).zip(counts) {
+            for ((series, mode), count) in series.iter_mut().zip(MODES).zip(counts) {
                 for _ in 0..count.min(SAMPLES) {
-                    series.sample(size, || moving(way, 1))?;
+                    series.sample(size, || moving(mode, 1))?;
                 }
             }
         }
         let verified = self.verify(size)?;
         let name = mover.as_ref().map_or_else(String::new, |mover| mover.mover.name());
         let point =
-            |(series, way): (Series, _)| series.point(Operation::PutByMover, &name, size, way, verified);
-        Ok(series.into_iter().zip(WAYS).map(point).collect())
+            |(series, mode): (Series, _)| series.point(Operation::PutByMover, &name, size, mode, verified);
+        Ok(series.into_iter().zip(MODES).map(point).collect())
     }
 
-    /// What a wait costs while nothing arrives: PE 1 waits, PE 0 sleeps, then ends it.
+    /// Measures the processor time of a wait while nothing arrives: PE 1 waits, PE 0 sleeps and then ends the
+    /// wait.
     pub(super) fn idle(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         self.reset_words()?;
-        for (round, way) in (1u64..).zip(WAYS) {
+        for (round, mode) in (1u64..).zip(MODES) {
             self.world.barrier_all()?;
             if self.driver {
                 std::thread::sleep(IDLE);
                 self.world.put(self.words, SIGNAL, &[round], self.other)?;
             } else {
                 let (start, cpu) = (Instant::now(), thread_cpu_ns());
-                self.await_word(SIGNAL, round, 0, way)?;
+                self.await_word(SIGNAL, round, 0, mode)?;
                 let share = (thread_cpu_ns() - cpu) * 1_000_000 / start.elapsed().as_nanos().max(1) as u64;
                 self.world.put(self.words, ANSWER, &[share + 1], 0)?;
             }
             self.world.barrier_all()?;
             if self.driver {
                 let share = (self.word(ANSWER).load(Ordering::Acquire) - 1) as f64 / 1e6;
-                let point = Series::default().point(Operation::Idle, "no transfer", 0, way, 0);
+                let point = Series::default().point(Operation::Idle, "no transfer", 0, mode, 0);
                 points.push(Point { busy: Some(share), ..point });
             }
         }
@@ -233,7 +237,8 @@ impl Bench {
     }
 }
 
-/// A mover, and memory that it reaches: as many bytes as the largest size, holding what is sent; and the peer's inbox.
+/// A mover and memory that it reaches: the source with the pattern, as long as the largest size, and the peer's
+/// inbox.
 pub(super) struct Moving {
     pub mover: Box<dyn Mover>,
     pub source: Region,

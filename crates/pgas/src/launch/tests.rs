@@ -1,4 +1,4 @@
-//! Which failure a job reports, whatever the order of the news.
+//! Which failure a job reports, whatever the order of its events.
 
 use super::*;
 
@@ -20,25 +20,25 @@ fn exited(status: i32) -> ExitStatus {
 
 #[test]
 fn the_cause_is_reported_whatever_the_order_of_the_news() {
-    let news = || {
+    let events = || {
         vec![
-            News::Ended(1, exited(5)),
-            News::Hub(1, PortEvent::Gone),
-            News::Hub(0, PortEvent::Lost(1)),
-            News::Hub(0, PortEvent::Gone),
-            News::Ended(0, exited(1)),
+            JobEvent::Ended(1, exited(5)),
+            JobEvent::Hub(1, PortEvent::Gone),
+            JobEvent::Hub(0, PortEvent::Lost(1)),
+            JobEvent::Hub(0, PortEvent::Gone),
+            JobEvent::Ended(0, exited(1)),
         ]
     };
-    // Every order that keeps the hub's news of PE 0 in theirs.
+    // All orders that keep the hub's events of PE 0 in theirs.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {
             continue;
         }
         let mut running = running(3);
-        let mut news: Vec<Option<News>> = news().into_iter().map(Some).collect();
+        let mut events: Vec<Option<JobEvent>> = events().into_iter().map(Some).collect();
         let verdict = order.iter().find_map(|index| {
-            note(&mut running, news[*index].take().unwrap());
+            record(&mut running, events[*index].take().unwrap());
             verdict(&running)
         });
         assert_eq!(verdict.as_ref().map(|(status, _)| *status), Some(5), "{order:?}: {verdict:?}");
@@ -49,28 +49,34 @@ fn the_cause_is_reported_whatever_the_order_of_the_news() {
 fn the_cause_is_found_behind_those_who_lost_who_lost_it() {
     let mut running = running(3);
     for (pe, lost) in [(1, 2), (0, 1)] {
-        for news in
-            [News::Hub(pe, PortEvent::Lost(lost)), News::Hub(pe, PortEvent::Gone), News::Ended(pe, exited(1))]
-        {
-            note(&mut running, news);
+        for events in [
+            JobEvent::Hub(pe, PortEvent::Lost(lost)),
+            JobEvent::Hub(pe, PortEvent::Gone),
+            JobEvent::Ended(pe, exited(1)),
+        ] {
+            record(&mut running, events);
             assert_eq!(verdict(&running), None, "PE 2 may have ended");
         }
     }
-    note(&mut running, News::Ended(2, exited(5)));
-    note(&mut running, News::Hub(2, PortEvent::Gone));
+    record(&mut running, JobEvent::Ended(2, exited(5)));
+    record(&mut running, JobEvent::Hub(2, PortEvent::Gone));
     assert_eq!(verdict(&running).unwrap().0, 5);
 }
 
 #[test]
 fn a_link_lost_to_a_living_process_is_a_failure_in_the_end() {
     let mut running = running(2);
-    for news in [News::Hub(0, PortEvent::Lost(1)), News::Hub(0, PortEvent::Gone), News::Ended(0, exited(1))] {
-        note(&mut running, news);
+    for events in [
+        JobEvent::Hub(0, PortEvent::Lost(1)),
+        JobEvent::Hub(0, PortEvent::Gone),
+        JobEvent::Ended(0, exited(1)),
+    ] {
+        record(&mut running, events);
     }
     assert_eq!(verdict(&running), None, "PE 1 may be about to end");
-    running[0].ended = Some((exited(1), Instant::now() - SETTLE - Duration::from_millis(1)));
+    running[0].ended = Some((exited(1), Instant::now() - SETTLE_TIME - Duration::from_millis(1)));
     assert_eq!(verdict(&running).unwrap().0, 1);
-    // A hub that names a port that does not exist.
+    // A PE number that does not exist.
     running[0].lost = Some(77);
     assert_eq!(verdict(&running).unwrap().0, 1);
 }
@@ -79,12 +85,12 @@ fn a_link_lost_to_a_living_process_is_a_failure_in_the_end() {
 fn two_that_lost_each_other_end_the_job() {
     let mut running = running(2);
     for pe in 0..2 {
-        for news in [
-            News::Hub(pe, PortEvent::Lost(1 - pe)),
-            News::Hub(pe, PortEvent::Gone),
-            News::Ended(pe, exited(1)),
+        for events in [
+            JobEvent::Hub(pe, PortEvent::Lost(1 - pe)),
+            JobEvent::Hub(pe, PortEvent::Gone),
+            JobEvent::Ended(pe, exited(1)),
         ] {
-            note(&mut running, news);
+            record(&mut running, events);
         }
     }
     assert_eq!(verdict(&running).unwrap().0, 1);

@@ -51,7 +51,7 @@ impl Layout {
         if bytes < symmetric + 4096 {
             return Err(Error::invalid(
                 format!("inbound memory of {bytes} bytes for {pes} processing elements"),
-                format!("too small: the protocol takes {symmetric}; give a larger window"),
+                format!("the protocol needs {symmetric} of them; give a larger window"),
             ));
         }
         Ok(Self { pes, symmetric, bytes })
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_overlaps() {
+    fn parts_do_not_overlap() {
         let layout = Layout::new(3, 4 << 20).unwrap();
         let mut spans =
             vec![(0, HEADER), (layout.landing(), LANDING), (layout.symmetric(), layout.symmetric_bytes())];

@@ -79,10 +79,10 @@ mod tests {
     }
 
     #[test]
-    fn the_faster_one_is_found() {
+    fn calibration_finds_the_faster_one() {
         let window = Window::new(1, Region::host(1 << 20).unwrap(), Ordering::Coherent, None);
         let at_once = calibrate(&mut Fixed(Duration::ZERO, true), &window, 0, 1 << 20).unwrap();
-        assert!(at_once < usize::MAX, "a mover of no time wins at the latest with the largest");
+        assert!(at_once < usize::MAX, "a mover that takes no time wins at the largest size");
         let slow = calibrate(&mut Fixed(Duration::from_millis(20), true), &window, 0, 1 << 20).unwrap();
         assert_eq!(slow, usize::MAX);
         let elsewhere = calibrate(&mut Fixed(Duration::ZERO, false), &window, 0, 1 << 20).unwrap();

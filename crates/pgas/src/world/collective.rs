@@ -1,34 +1,37 @@
-//! Collectives over any regular subset of the PEs, made of puts and of the pairwise notifications alone.
+//! Collectives over regular subsets of the PEs, made of puts and pairwise notifications.
 //!
-//! Each pair of PEs counts notifications in order, and every PE of a set calls the same collectives in the same order, so
-//! the counts match without flags of the program's (`pSync` arrays are taken and left alone).
+//! Each pair of PEs counts its notifications. Every PE of a set calls the same collectives in the same order,
+//! so the counts match without flags in symmetric memory. The `pSync` arrays of OpenSHMEM are accepted and not
+//! used.
 
 use super::{CHUNK, WORD, World};
 use crate::error::{Error, Result};
 use crate::transport::Transport;
 use std::sync::PoisonError;
 
-/// PEs `start`, `start + stride`, ... (`size` of them).
+/// A set of PEs: `start`, `start + stride`, and so on, `size` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Set {
     /// The first PE.
     pub start: u32,
-    /// From one to the next, at least 1.
+    /// The distance between neighbours, at least 1.
     pub stride: u32,
-    /// How many.
+    /// The number of PEs.
     pub size: u32,
 }
 
-/// Combines elements: `(accumulator, other, count)`, where both lead to `count` elements, not necessarily aligned.
+/// Combines elements: `(accumulator, other, count)`. Both pointers lead to `count` elements that may be
+/// misaligned.
 pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 
 impl Set {
-    /// The PE at `index`.
+    /// Returns the PE at `index`.
     pub fn pe(&self, index: u32) -> u32 {
         self.start + index * self.stride
     }
 
-    /// All PEs but that at `index`, from the one behind it on: at any time each then has another to deal with.
+    /// Returns all PEs but the one at `index`, starting with its successor. PEs that iterate at once then
+    /// address different PEs.
     fn others(&self, index: u32) -> impl Iterator<Item = u32> {
         (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
     }
@@ -46,14 +49,14 @@ impl Set {
             true => Ok(distance / self.stride),
             false => Err(Error::invalid(
                 format!("the set of {} PEs from {} by {}", self.size, self.start, self.stride),
-                format!("it must be inside 0 to {} and contain the caller, {pe}", pes - 1),
+                format!("it must lie within PEs 0 to {} and contain the calling PE {pe}", pes - 1),
             )),
         }
     }
 }
 
 impl<T: Transport> World<T> {
-    /// All PEs.
+    /// Returns the set of all PEs.
     pub fn all(&self) -> Set {
         Set { start: 0, stride: 1, size: self.pes() }
     }
@@ -63,10 +66,10 @@ impl<T: Transport> World<T> {
         Ok((index, self.collective.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Waits until every PE of the set has come here; says nothing of puts.
+    /// Blocks until every PE of the set has called it. It does not wait for puts.
     ///
     /// # Errors
-    /// [`Error::LinkLost`], [`Error::Invalid`] for a set that is none or lacks the caller.
+    /// [`Error::LinkLost`]; [`Error::Invalid`] for a set that is malformed or lacks the caller.
     pub fn sync(&self, set: Set) -> Result<()> {
         let (index, _one) = self.enter(&set)?;
         self.disseminate(&set, index)
@@ -82,38 +85,39 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Waits until every PE of the set has come here and its puts before are delivered.
+    /// Blocks until every PE of the set has called it and the earlier puts of all of them are delivered.
     ///
     /// # Errors
-    /// As for [`World::sync`].
+    /// Those of [`World::sync`].
     pub fn barrier(&self, set: Set) -> Result<()> {
         self.quiet()?;
         self.sync(set)
     }
 
-    /// A barrier of all PEs.
+    /// Blocks until all PEs have called it and their earlier puts are delivered.
     ///
     /// # Errors
-    /// As for [`World::sync`].
+    /// Those of [`World::sync`].
     pub fn barrier_all(&self) -> Result<()> {
         self.barrier(self.all())
     }
 
-    /// The last barrier of a PE's life: when it returns, this PE may go, because the others have its part of it.
+    /// The last barrier of a PE. When it returns, this process may end at once: the other PEs have received
+    /// everything that they need from it.
     ///
     /// # Errors
-    /// As for [`World::sync`].
+    /// Those of [`World::sync`].
     pub fn leave(&self) -> Result<()> {
         self.barrier_all()?;
-        // A notification that is still under way would be lost with its sender.
+        // A notification that is still on its way would be lost with the process.
         self.quiet()
     }
 
-    /// Copies `bytes` at `source` of the PE at index `root` to symmetric address `destination` of all others of the set, by a
-    /// binomial tree.
+    /// Copies `bytes` from `source` of the PE at index `root` to symmetric address `destination` of all other
+    /// PEs of the set, along a binomial tree.
     ///
     /// # Errors
-    /// As for [`World::sync`] and [`World::put_bytes`].
+    /// Those of [`World::sync`] and [`World::put_bytes`].
     ///
     /// # Safety
     /// At the root, `source` is readable for `bytes`.
@@ -127,14 +131,17 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let (index, _one) = self.enter(&set)?;
         if root >= set.size {
-            return Err(Error::invalid(format!("root {root}"), format!("the set has {} PEs", set.size)));
+            return Err(Error::invalid(
+                format!("root {root}"),
+                format!("the set has {} PEs; give an index below that", set.size),
+            ));
         }
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.spread(&set, index, root, offset, source, bytes) }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.send_down_tree(&set, index, root, offset, source, bytes) }
     }
 
-    unsafe fn spread(
+    unsafe fn send_down_tree(
         &self,
         set: &Set,
         index: u32,
@@ -146,7 +153,8 @@ impl<T: Transport> World<T> {
         let relative = (index + set.size - root) % set.size;
         let pe = |relative: u32| set.pe((relative + root) % set.size);
         let mut from = source;
-        // The lowest bit set is the distance to the parent; bits below it lead to children.
+        // The lowest set bit is the distance to the parent. Smaller powers of two are the distances to the
+        // children.
         let mut reach =
             if relative == 0 { set.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
@@ -156,7 +164,7 @@ impl<T: Transport> World<T> {
         while reach > 1 {
             reach /= 2;
             if relative + reach < set.size {
-                // SAFETY: the root's source by the caller's promise; elsewhere own symmetric memory.
+                // SAFETY: the caller guarantees the root's source; elsewhere it is own symmetric memory.
                 unsafe { self.transport.put(pe(relative + reach), offset, from, bytes)? };
                 self.transport.notify(pe(relative + reach))?;
             }
@@ -164,11 +172,11 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Concatenates `bytes` at `source` of every PE, in order, at `destination` of every PE. PEs may bring different
-    /// lengths.
+    /// Concatenates the `bytes` at `source` of all PEs, in the order of the set, at `destination` of every PE.
+    /// The lengths may differ.
     ///
     /// # Errors
-    /// As for [`World::broadcast`].
+    /// Those of [`World::broadcast`].
     ///
     /// # Safety
     /// `source` is readable for `bytes`.
@@ -182,25 +190,26 @@ impl<T: Transport> World<T> {
         let (index, _one) = self.enter(&set)?;
         let word = |pe: u32| pe as usize * WORD;
         for other in 0..set.size {
-            // SAFETY: a local word, to this PE's own word in the workspace.
+            // SAFETY: a local word, put into this PE's own word of the workspace.
             unsafe { self.transport.put(set.pe(other), word(self.me()), (&raw const bytes).cast(), 8)? };
         }
         self.exchange(&set, index)?;
         let mut at = 0usize;
         for other in 0..index {
-            // SAFETY: the workspace's word of that PE, aligned; it wrote it before it notified.
+            // SAFETY: that PE's word of the workspace, aligned; the PE wrote it before its notification.
             let length = unsafe { self.address_of(word(set.pe(other))).cast::<usize>().read_volatile() };
             at = at.saturating_add(length);
         }
         let offset = self.offset_of(destination.saturating_add(at), bytes)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.give_to_all(&set, index, offset, source, bytes) }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.put_to_all(&set, index, offset, source, bytes) }
     }
 
-    /// As [`World::collect`], with the same length everywhere.
+    /// Concatenates as [`World::collect`] does, if `bytes` is the same on all PEs. It saves the exchange of
+    /// lengths.
     ///
     /// # Errors
-    /// As for [`World::broadcast`].
+    /// Those of [`World::broadcast`].
     ///
     /// # Safety
     /// `source` is readable for `bytes`.
@@ -214,11 +223,11 @@ impl<T: Transport> World<T> {
         let (index, _one) = self.enter(&set)?;
         let offset =
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.give_to_all(&set, index, offset, source, bytes) }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.put_to_all(&set, index, offset, source, bytes) }
     }
 
-    unsafe fn give_to_all(
+    unsafe fn put_to_all(
         &self,
         set: &Set,
         index: u32,
@@ -227,25 +236,26 @@ impl<T: Transport> World<T> {
         bytes: usize,
     ) -> Result<()> {
         for pe in set.others(index) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's guarantee.
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
-        // Last to oneself, where source and destination may be the same.
-        // SAFETY: `offset_of` bounded the destination; copies that overlap are fine.
+        // The own copy comes last, because source and destination may be the same.
+        // SAFETY: `offset_of` bounded the destination; the copy may overlap.
         unsafe { std::ptr::copy(source, self.address_of(offset), bytes) };
         self.exchange(set, index)
     }
 
-    /// Everybody notifies everybody and takes everybody's notification.
+    /// Notifies every other PE of the set and waits for the notification of each.
     fn exchange(&self, set: &Set, index: u32) -> Result<()> {
         set.others(index).try_for_each(|pe| self.transport.notify(pe))?;
         set.others(index).try_for_each(|pe| self.transport.take_notification(pe))
     }
 
-    /// Gives block i of `bytes` at `source` to PE i of the set, at block `own index` of its `destination`.
+    /// Sends block i of `bytes` at `source` to PE i of the set, which stores it at the block of the sender's
+    /// index in its `destination`.
     ///
     /// # Errors
-    /// As for [`World::broadcast`].
+    /// Those of [`World::broadcast`].
     ///
     /// # Safety
     /// `source` is readable for `bytes` times the size of the set.
@@ -261,20 +271,20 @@ impl<T: Transport> World<T> {
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
         for distance in 0..set.size {
             let other = (index + distance) % set.size;
-            // SAFETY: the caller's promise: block `other` is inside.
+            // SAFETY: the caller guarantees that block `other` lies inside.
             unsafe { self.transport.put(set.pe(other), offset, source.add(other as usize * bytes), bytes)? };
         }
         self.exchange(&set, index)
     }
 
-    /// Combines `count` elements of `width` bytes at `source` of every PE by `reduce`, into `destination` of every PE.
-    /// Elements are combined in one order, so all PEs get the same bits.
+    /// Combines `count` elements of `width` bytes at `source` of all PEs by `reduce` and stores the result at
+    /// `destination` of every PE. All PEs get the same bits, because one PE computes each result.
     ///
     /// # Errors
-    /// As for [`World::broadcast`].
+    /// Those of [`World::broadcast`].
     ///
     /// # Safety
-    /// `source` is readable for `count * width` bytes; it may be the destination.
+    /// `source` is readable for `count * width` bytes. It may be the destination.
     pub unsafe fn reduce(
         &self,
         set: Set,
@@ -287,15 +297,15 @@ impl<T: Transport> World<T> {
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
         let chunk = CHUNK / width.max(1) * width;
-        // Of the widest words, so that it is aligned for every element.
+        // The widest words make it aligned for every element.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
         let scratch = |pe: u32| self.pes() as usize * WORD + pe as usize * CHUNK;
         let mut done = 0;
         while done < bytes {
             let piece = chunk.min(bytes - done);
-            // SAFETY: `done + piece` is at most the bytes promised, and at most `sum`'s length.
+            // SAFETY: `done + piece` is at most the guaranteed bytes, and at most the length of `sum`.
             unsafe { std::ptr::copy_nonoverlapping(source.add(done), sum.as_mut_ptr().cast(), piece) };
-            // Up a binomial tree: children put into the parent's chunk for them.
+            // Up a binomial tree: a child puts its sum into the parent's chunk for it.
             let mut distance = 1;
             while distance < set.size {
                 if index & distance != 0 {
@@ -312,13 +322,14 @@ impl<T: Transport> World<T> {
                 }
                 distance *= 2;
             }
-            // Down again. A child puts its next chunk only after this one's sum has reached it: its scratch is free then.
+            // Down again. A child puts its next chunk only after this chunk's result has reached it, so its
+            // chunk is free then.
             // SAFETY: `sum` has `piece` bytes; the destination was bounded above.
             unsafe {
                 if index == 0 {
                     std::ptr::copy_nonoverlapping(sum.as_ptr().cast(), self.address_of(offset + done), piece);
                 }
-                self.spread(&set, index, 0, offset + done, sum.as_ptr().cast(), piece)?;
+                self.send_down_tree(&set, index, 0, offset + done, sum.as_ptr().cast(), piece)?;
             }
             done += piece;
         }

@@ -1,14 +1,15 @@
-//! The symmetric heap's bookkeeping: first fit over offsets, in private memory, so that no peer can damage it.
+//! The bookkeeping of the symmetric heap: first fit over offsets. It lies in private memory, so no peer can
+//! damage it.
 //!
-//! Every PE makes the same calls in the same order, so the same offsets come out everywhere without a word exchanged.
+//! All PEs make the same calls in the same order and therefore get the same offsets without communicating.
 
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 
-/// Allocations are multiples of this, so that objects of different PEs' writers do not share cache lines by accident.
+/// Allocations are multiples of this size, so that objects with different writers share no cache line.
 const GRANULE: usize = 64;
 
-/// Spans of a heap of a given size.
+/// The free and the allocated spans of a heap.
 #[derive(Debug)]
 pub struct Heap {
     size: usize,
@@ -17,20 +18,20 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// An empty heap of `size` bytes.
+    /// Makes an empty heap of `size` bytes.
     pub fn new(size: usize) -> Self {
         let size = size / GRANULE * GRANULE;
         let free = if size > 0 { BTreeMap::from([(0, size)]) } else { BTreeMap::new() };
         Self { size, free, used: BTreeMap::new() }
     }
 
-    /// The offset of `bytes` (at least one granule is taken) aligned to `align`, a power of two.
+    /// Allocates `bytes` (at least one granule) aligned to `align`, a power of two. Returns the offset.
     ///
     /// # Errors
-    /// [`Error::Heap`] without room, [`Error::Invalid`] for an alignment that is none.
+    /// [`Error::Heap`] if the heap is full, [`Error::Invalid`] for an invalid alignment.
     pub fn allocate(&mut self, bytes: usize, align: usize) -> Result<usize> {
         if !align.is_power_of_two() {
-            return Err(Error::invalid(format!("alignment {align}"), "give a power of two"));
+            return Err(Error::invalid(format!("alignment {align}"), "not a power of two; give one"));
         }
         let full = || Error::Heap { bytes, size: self.size };
         let align = align.max(GRANULE);
@@ -52,12 +53,12 @@ impl Heap {
         Ok(aligned)
     }
 
-    /// Bytes of the allocation at `offset`, if there is one.
+    /// Returns the size of the allocation at `offset`, if there is one.
     pub fn allocated(&self, offset: usize) -> Option<usize> {
         self.used.get(&offset).copied()
     }
 
-    /// Gives an allocation back; false when there is none at `offset`.
+    /// Frees the allocation at `offset`. Returns false if there is none.
     pub fn release(&mut self, offset: usize) -> bool {
         let Some(mut length) = self.used.remove(&offset) else { return false };
         let mut start = offset;
@@ -100,12 +101,12 @@ mod tests {
             for (offset, _) in live {
                 prop_assert!(heap.release(offset));
             }
-            prop_assert_eq!(heap.allocate(64 << 10, 1).ok(), Some(0), "all of it is one span again");
+            prop_assert_eq!(heap.allocate(64 << 10, 1).ok(), Some(0), "freed spans join to one");
         }
     }
 
     #[test]
-    fn senseless_allocations_are_refused() {
+    fn invalid_allocations_are_refused() {
         let mut heap = Heap::new(4096);
         assert!(heap.allocate(usize::MAX, 1).is_err());
         assert!(heap.allocate(1, 3).is_err());

@@ -1,13 +1,13 @@
-//! The library over a transport: symmetric memory with addresses, put and get, signals, waits, collectives.
+//! The library that programs use: symmetric memory, put and get, signals, waits and collectives over a transport.
 //!
 //! ```text
-//! symmetric memory of each PE, the same offsets everywhere
+//! symmetric memory of each PE, with the same offsets on all PEs
 //! 0            workspace of the collectives: a word and a chunk for each PE
-//! statics      the program's .data and .bss, where it has static symmetric objects (C)
-//! heap         what malloc gives
+//! statics      the program's .data and .bss, if it has static symmetric objects (C)
+//! heap         allocations
 //! ```
 //!
-//! A [`World`] may be used by any number of threads; collectives of one PE go one at a time.
+//! Any thread may use a [`World`]. A lock admits one collective of a PE at a time.
 
 mod collective;
 mod heap;
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::transport::{Atomic, Operation, Transport};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How a waited-for word is compared.
+/// How a wait compares a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     /// Equal.
@@ -41,7 +41,7 @@ pub enum Compare {
 }
 
 impl Compare {
-    /// `left` against `right`.
+    /// Compares `left` with `right`.
     #[inline]
     pub fn holds<T: PartialOrd>(self, left: T, right: T) -> bool {
         match self {
@@ -58,13 +58,13 @@ impl Compare {
 /// What a signal does to its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Sets it.
+    /// Sets the word.
     Set,
-    /// Adds to it, at the owner.
+    /// Adds to the word, at its owner.
     Add,
 }
 
-/// A PE among its peers.
+/// One PE and its access to all others: the library that programs use.
 pub struct World<T: Transport> {
     transport: T,
     base: usize,
@@ -77,27 +77,28 @@ pub struct World<T: Transport> {
     collective: Mutex<()>,
 }
 
-/// A chunk of a reduction.
+/// Size in bytes of a chunk of a reduction.
 const CHUNK: usize = 32 << 10;
-/// A word for each PE, on a line of its own.
+/// Distance in bytes between the words of the workspace, so that each has a line of its own.
 const WORD: usize = 128;
 
 impl<T: Transport> World<T> {
-    /// Where the program's statics go in symmetric memory.
+    /// Returns the offset of the program's static objects in symmetric memory.
     pub fn statics_offset(pes: u32) -> usize {
         (pes as usize * (WORD + CHUNK)).next_multiple_of(4096)
     }
 
-    /// Bytes of symmetric memory that a heap of `heap_bytes` and statics of `statics_bytes` need.
+    /// Returns the bytes of symmetric memory that a heap of `heap_bytes` and `statics_bytes` of static objects
+    /// need.
     pub fn symmetric_bytes(pes: u32, statics_bytes: usize, heap_bytes: usize) -> usize {
         Self::statics_offset(pes) + statics_bytes.next_multiple_of(4096) + heap_bytes.next_multiple_of(4096)
     }
 
-    /// A world over `transport`. The `statics_bytes` at address `statics` have already been mapped to
-    /// [`World::statics_offset`] of symmetric memory (0 bytes: there are none); the heap is what remains.
+    /// Makes a world over `transport`. The `statics_bytes` at address `statics` must already be mapped at
+    /// [`World::statics_offset`] of symmetric memory; 0 if there are none. The heap takes the rest.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when nothing remains.
+    /// [`Error::Invalid`] if nothing remains for the heap.
     pub fn new(transport: T, statics: usize, statics_bytes: usize) -> Result<Self> {
         let (base, length) = transport.symmetric();
         let statics_offset = Self::statics_offset(transport.pes());
@@ -105,7 +106,7 @@ impl<T: Transport> World<T> {
         if heap_offset >= length {
             return Err(Error::invalid(
                 format!("symmetric memory of {length} bytes"),
-                format!("the library and the program's statics take {heap_offset}; give a larger --heap"),
+                format!("the library and static objects need {heap_offset} of them; give a larger --heap"),
             ));
         }
         let heap_bytes = length - heap_offset;
@@ -122,30 +123,30 @@ impl<T: Transport> World<T> {
         })
     }
 
-    /// This PE.
+    /// Returns the number of this PE.
     pub fn me(&self) -> u32 {
         self.transport.me()
     }
 
-    /// How many PEs there are.
+    /// Returns the number of PEs.
     pub fn pes(&self) -> u32 {
         self.transport.pes()
     }
 
-    /// Gives the transport back, for another world over it.
+    /// Returns the transport, for another world over it.
     pub fn into_transport(self) -> T {
         self.transport
     }
 
-    /// The transport below.
+    /// Returns the transport.
     pub fn transport(&self) -> &T {
         &self.transport
     }
 
-    /// The offset in symmetric memory of `bytes` at `address`.
+    /// Returns the symmetric offset of `bytes` at `address`.
     ///
     /// # Errors
-    /// [`Error::NotSymmetric`].
+    /// [`Error::NotSymmetric`] if they lie outside symmetric memory.
     #[inline(always)]
     pub fn offset_of(&self, address: usize, bytes: usize) -> Result<usize> {
         let within = |start: usize, length: usize| {
@@ -157,18 +158,19 @@ impl<T: Transport> World<T> {
         }
         match within(self.statics, self.statics_bytes) {
             Some(at) => Ok(self.statics_offset + at),
-            // Nothing at all may be anywhere.
+            // 0 bytes may have any address.
             None if bytes == 0 => Ok(self.heap_offset),
             None => Err(Error::NotSymmetric { address, bytes }),
         }
     }
 
-    /// The address of symmetric `offset` here.
+    /// Returns this PE's address of a symmetric offset.
     pub fn address_of(&self, offset: usize) -> *mut u8 {
         (self.base + offset) as *mut u8
     }
 
-    /// Where `pe`'s object of `address` can be reached by loads and stores, if it can.
+    /// Returns the address at which loads and stores reach `pe`'s object, if they do. `address` is this PE's
+    /// copy of it.
     pub fn direct(&self, address: usize, pe: u32) -> Option<*mut u8> {
         let offset = self.offset_of(address, 1).ok()?;
         if pe == self.me() {
@@ -181,21 +183,24 @@ impl<T: Transport> World<T> {
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates symmetric memory, aligned to at most 4096; a collective of all PEs, which all give the same arguments.
+    /// Allocates symmetric memory, aligned to at most 4096. All PEs must call it with the same arguments.
     ///
     /// # Errors
-    /// [`Error::Heap`] and [`Error::Invalid`] (then on all PEs alike), [`Error::LinkLost`].
+    /// [`Error::Heap`] and [`Error::Invalid`], then on all PEs; [`Error::LinkLost`].
     pub fn allocate(&self, bytes: usize, align: usize) -> Result<*mut u8> {
-        // Each PE's memory lies at a page of its own.
+        // Each PE's memory starts at a page, at an address of its own.
         let offset = match align <= 4096 {
             true => self.heap().allocate(bytes, align),
-            false => Err(Error::invalid(format!("alignment {align}"), "give at most 4096")),
+            false => Err(Error::invalid(
+                format!("alignment {align}"),
+                "larger than 4096, which is not supported; give a smaller one",
+            )),
         };
         self.barrier_all()?;
         Ok(self.address_of(self.heap_offset + offset?))
     }
 
-    /// Gives symmetric memory back; a collective of all PEs.
+    /// Frees symmetric memory. All PEs must call it.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`] for an address that was not allocated, [`Error::LinkLost`].
@@ -208,18 +213,18 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Bytes allocated at `address`, if it was.
+    /// Returns the size of the allocation at `address`, if there is one.
     pub fn allocated(&self, address: *mut u8) -> Option<usize> {
         self.heap().allocated((address as usize).wrapping_sub(self.base + self.heap_offset))
     }
 
-    /// Copies to the object at symmetric address `destination` of `pe`; issued when it returns.
+    /// Copies to the object at symmetric address `destination` of `pe`. The stores are issued when it returns.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`], and those of [`Transport::put`].
     ///
     /// # Safety
-    /// `source` is readable for `bytes` and is not the destination.
+    /// `source` is readable for `bytes` and does not overlap the destination.
     #[inline]
     pub unsafe fn put_bytes(
         &self,
@@ -229,17 +234,17 @@ impl<T: Transport> World<T> {
         pe: u32,
     ) -> Result<()> {
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { self.transport.put(pe, offset, source, bytes) }
     }
 
-    /// As [`World::put_bytes`]; the source is in use until the next quiet.
+    /// Starts a copy like [`World::put_bytes`]. The source stays in use until the next quiet.
     ///
     /// # Errors
-    /// As for [`World::put_bytes`].
+    /// Those of [`World::put_bytes`].
     ///
     /// # Safety
-    /// As for [`World::put_bytes`], until the next quiet.
+    /// That of [`World::put_bytes`], until the next quiet.
     #[inline]
     pub unsafe fn put_bytes_nbi(
         &self,
@@ -249,7 +254,7 @@ impl<T: Transport> World<T> {
         pe: u32,
     ) -> Result<()> {
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { self.transport.put_nbi(pe, offset, source, bytes) }
     }
 
@@ -259,11 +264,11 @@ impl<T: Transport> World<T> {
     /// [`Error::NotSymmetric`], and those of [`Transport::get`].
     ///
     /// # Safety
-    /// `destination` is writable for `bytes` and is not the source.
+    /// `destination` is writable for `bytes` and does not overlap the source.
     #[inline]
     pub unsafe fn get_bytes(&self, destination: *mut u8, source: usize, bytes: usize, pe: u32) -> Result<()> {
         let offset = self.offset_of(source, bytes)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { self.transport.get(pe, offset, destination, bytes) }
     }
 
@@ -276,11 +281,11 @@ impl<T: Transport> World<T> {
         Ok(offset)
     }
 
-    /// An atomic on the word of `width` bytes at symmetric address `target` of `pe`, carried out there; gives the value
-    /// before.
+    /// Has `pe` carry out an atomic on the word of `width` bytes at symmetric address `target`. Returns the
+    /// value before.
     ///
     /// # Errors
-    /// [`Error::NotSymmetric`], and those of [`Transport::atomic`].
+    /// [`Error::NotSymmetric`], [`Error::Misaligned`], and those of [`Transport::atomic`].
     pub fn atomic(
         &self,
         operation: Operation,
@@ -294,10 +299,10 @@ impl<T: Transport> World<T> {
         self.transport.atomic(pe, Atomic { operation, offset, width, operand, comparand })
     }
 
-    /// As [`World::atomic`], without a result; done after the next quiet.
+    /// Starts an atomic without a result. It is complete after the next quiet.
     ///
     /// # Errors
-    /// As for [`World::atomic`].
+    /// Those of [`World::atomic`].
     pub fn atomic_nbi(
         &self,
         operation: Operation,
@@ -310,13 +315,13 @@ impl<T: Transport> World<T> {
         self.transport.atomic_nbi(pe, Atomic { operation, offset, width, operand, comparand: 0 })
     }
 
-    /// Puts, then signals: who sees the signal sees the bytes.
+    /// Puts bytes and then a signal. The peer that sees the signal also sees the bytes.
     ///
     /// # Errors
-    /// As for [`World::put_bytes`] and [`World::atomic`].
+    /// Those of [`World::put_bytes`] and [`World::atomic`].
     ///
     /// # Safety
-    /// As for [`World::put_bytes`].
+    /// That of [`World::put_bytes`].
     pub unsafe fn put_signal_bytes(
         &self,
         destination: usize,
@@ -327,7 +332,7 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let (address, how, value) = signal;
         self.offset_of(address, 8)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         unsafe { self.put_bytes(destination, source, bytes, pe)? };
         self.transport.order()?;
         match how {
@@ -337,7 +342,7 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Orders puts and atomics to each PE.
+    /// Orders puts and atomics: those before it arrive at each PE before all later ones to that PE.
     ///
     /// # Errors
     /// Those of [`Transport::fence`].
@@ -346,7 +351,7 @@ impl<T: Transport> World<T> {
         self.transport.fence()
     }
 
-    /// Waits until all puts and atomics are delivered.
+    /// Blocks until all puts and atomics are delivered.
     ///
     /// # Errors
     /// Those of [`Transport::quiet`].
@@ -355,7 +360,7 @@ impl<T: Transport> World<T> {
         self.transport.quiet()
     }
 
-    /// Waits until `done`, which may look at anything in own symmetric memory.
+    /// Blocks until `done` returns true. It may look at any of this PE's symmetric memory.
     ///
     /// # Errors
     /// Those of [`Transport::wait`].
@@ -363,12 +368,13 @@ impl<T: Transport> World<T> {
         self.transport.wait(None, &mut done)
     }
 
-    /// Waits until `done`, which looks at the `bytes` (at most 8) at symmetric address `word` alone.
+    /// Blocks until `done` returns true, which looks only at the `bytes` (at most 8) at symmetric address
+    /// `word`.
     ///
     /// # Errors
     /// Those of [`Transport::wait`].
     pub fn wait_word(&self, word: usize, bytes: usize, mut done: impl FnMut() -> bool) -> Result<()> {
-        // Words elsewhere are waited for too, if only by looking now and then.
+        // A word outside symmetric memory works too: the wait then looks at every wake-up and backstop.
         let word = self.offset_of(word, bytes).ok().map(|offset| (offset, bytes));
         self.transport.wait(word, &mut done)
     }

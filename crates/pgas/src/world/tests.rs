@@ -1,4 +1,4 @@
-//! The library between threads that each are a PE of one twin fabric, with and without faults.
+//! Tests of the library between threads, each of which is a PE of one twin, with and without faults.
 
 use super::*;
 use crate::transport::layout::Layout;
@@ -69,7 +69,7 @@ fn everything(world: &Pe) {
     world.barrier_all().unwrap();
     let total = world.array::<u64>(1).unwrap();
     world.sum(world.all(), total, wins).unwrap();
-    assert_eq!(world.load(total, 0).unwrap(), 1, "one of them won");
+    assert_eq!(world.load(total, 0).unwrap(), 1, "exactly one PE won");
 
     let values = world.array::<u32>(20_000).unwrap();
     for index in 0..20_000 {
@@ -123,14 +123,14 @@ fn everything_works_for_any_number_of_pes() {
 }
 
 #[test]
-fn everything_works_however_waited_for() {
+fn everything_works_in_every_completion_mode() {
     for completion in [CompletionMode::Poll, CompletionMode::Interrupt] {
         run(2, "", completion, Some(1), everything);
     }
 }
 
 #[test]
-fn everything_works_over_a_bad_wire() {
+fn everything_works_with_faults() {
     for seed in 1..4 {
         let faults =
             format!("delay=30us,reorder,torn,lose=0.3,duplicate=0.3,early=0.3,stale=0.2,seed={seed}");
@@ -139,7 +139,8 @@ fn everything_works_over_a_bad_wire() {
     run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", CompletionMode::Interrupt, None, everything);
 }
 
-/// `leave` promises that a PE may go when it returns. PEs therefore drop their memory and links at once, in any order.
+/// `leave` promises that a process may end when it returns. Here PEs drop their memory and links at once, in
+/// any order.
 #[test]
 fn a_pe_may_go_as_soon_as_leave_returns() {
     for mode in [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt] {
@@ -150,7 +151,7 @@ fn a_pe_may_go_as_soon_as_leave_returns() {
                 let peer = (world.me() + 1) % 4;
                 world.put(words, 0, &[round + 1], peer).unwrap();
                 world.fetch(Operation::Add, words, 1, 1, 0, peer).unwrap();
-                // One PE is late, another one each round.
+                // One PE is late, another one in each round.
                 if u64::from(world.me()) == round % 4 {
                     std::thread::sleep(std::time::Duration::from_millis(5));
                 }
@@ -183,17 +184,17 @@ fn threads_share_a_pe() {
 }
 
 #[test]
-fn what_is_not_symmetric_is_refused() {
+fn addresses_outside_symmetric_memory_are_refused() {
     run(2, "", CompletionMode::Poll, None, |world| {
         let array = world.array::<u8>(64).unwrap();
         let local = [0u8; 8];
-        // SAFETY: the sources are readable; the destinations are what is refused.
+        // SAFETY: the sources are readable; the destinations are refused.
         unsafe {
             let at = array.as_ptr() as usize;
             assert!(world.put_bytes(local.as_ptr() as usize, local.as_ptr(), 8, 1).is_err());
             assert!(world.put_bytes(at, local.as_ptr(), usize::MAX, 1).is_err());
             assert!(world.put_bytes(at, local.as_ptr(), 8, 2).is_err());
-            assert!(world.put_bytes(0, local.as_ptr(), 0, 1).is_ok(), "nothing may go anywhere");
+            assert!(world.put_bytes(0, local.as_ptr(), 0, 1).is_ok(), "0 bytes may have any address");
         }
         let misaligned = world.atomic(Operation::Add, array.as_ptr() as usize + 3, 8, 1, 0, 1).unwrap_err();
         assert!(misaligned.to_string().contains("be aligned to its width"), "{misaligned}");
@@ -205,14 +206,14 @@ fn what_is_not_symmetric_is_refused() {
         assert!(world.allocate(1 << 40, 8).is_err());
         let page = world.allocate(64, 4096).unwrap();
         assert!((page as usize).is_multiple_of(4096));
-        assert!(world.allocate(64, 8192).is_err(), "no PE knows where the others' memory lies");
+        assert!(world.allocate(64, 8192).is_err(), "the alignment of the other PEs' memory is unknown");
     });
     run(1, "", CompletionMode::Poll, None, |one| {
         let array = one.array::<u64>(8).unwrap();
         run(1, "", CompletionMode::Poll, None, |other| {
             assert!(other.load(array, 0).is_err() && other.wait_until(array, 0, Compare::Eq, 0).is_err());
             let sums = other.array::<u64>(8).unwrap();
-            assert!(other.sum(other.all(), sums, array).is_err(), "memory that may be gone");
+            assert!(other.sum(other.all(), sums, array).is_err(), "memory of another world");
         });
     });
 }

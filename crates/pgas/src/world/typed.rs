@@ -1,14 +1,14 @@
-//! The Rust face: symmetric arrays of plain elements instead of addresses.
+//! Symmetric arrays of plain numbers, the Rust interface to symmetric memory.
 
 use super::{Compare, Set, Signal, World};
 use crate::error::{Error, Result};
 use crate::transport::{Operation, Transport};
 use std::marker::PhantomData;
 
-/// Plain numbers: any bits are a value, none are padding.
+/// A plain number: every bit pattern is a value, and there is no padding.
 ///
 /// # Safety
-/// Implemented only for such types.
+/// Implement it only for such types.
 pub unsafe trait Element: Copy + PartialOrd + Send + Sync + 'static {}
 
 macro_rules! elements {
@@ -21,7 +21,7 @@ macro_rules! elements {
 }
 elements!(u8 i8 u16 i16 u32 i32 u64 i64 usize isize f32 f64);
 
-/// An array that every PE has, at the same place of its symmetric heap.
+/// An array that every PE has at the same place of its symmetric heap.
 #[derive(Debug)]
 pub struct Symmetric<E: Element> {
     address: usize,
@@ -38,17 +38,17 @@ impl<E: Element> Clone for Symmetric<E> {
 impl<E: Element> Copy for Symmetric<E> {}
 
 impl<E: Element> Symmetric<E> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// True for an array of nothing.
+    /// Returns true for an array without elements.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The own PE's copy.
+    /// Returns the address of this PE's copy.
     pub fn as_ptr(&self) -> *mut E {
         self.address as *mut E
     }
@@ -65,50 +65,50 @@ impl<E: Element> Symmetric<E> {
 }
 
 impl<T: Transport> World<T> {
-    /// The address of element `index` here; an array of another world has none.
+    /// Returns this PE's address of element `index`. Fails for an array of another world.
     fn own<E: Element>(&self, array: Symmetric<E>, index: usize, count: usize) -> Result<*const E> {
         let at = array.at(index, count)?;
         self.offset_of(at, count * size_of::<E>())?;
         Ok(at as *const E)
     }
 
-    /// A symmetric array of zeros; a collective of all PEs.
+    /// Allocates a symmetric array of zeros. All PEs must call it with the same length.
     ///
     /// # Errors
-    /// As for [`World::allocate`].
+    /// Those of [`World::allocate`].
     pub fn array<E: Element>(&self, length: usize) -> Result<Symmetric<E>> {
         let bytes = length.saturating_mul(size_of::<E>());
         let address = self.allocate(bytes, 128)?;
-        // SAFETY: just allocated with that many bytes; zeroed before anyone is told of it by the barrier below.
+        // SAFETY: just allocated with that many bytes; no other PE uses it before the barrier below.
         unsafe { std::ptr::write_bytes(address, 0, bytes) };
         self.barrier_all()?;
         Ok(Symmetric { address: address as usize, length, element: PhantomData })
     }
 
-    /// Puts elements to index `index` of `pe`'s copy.
+    /// Puts elements into `pe`'s copy from index `index` on.
     ///
     /// # Errors
-    /// As for [`World::put_bytes`].
+    /// Those of [`World::put_bytes`].
     pub fn put<E: Element>(&self, array: Symmetric<E>, index: usize, source: &[E], pe: u32) -> Result<()> {
         let at = array.at(index, source.len())?;
         // SAFETY: a slice of plain elements.
         unsafe { self.put_bytes(at, source.as_ptr().cast(), size_of_val(source), pe) }
     }
 
-    /// Gets elements from index `index` of `pe`'s copy.
+    /// Gets elements of `pe`'s copy from index `index` on.
     ///
     /// # Errors
-    /// As for [`World::get_bytes`].
+    /// Those of [`World::get_bytes`].
     pub fn get<E: Element>(&self, array: Symmetric<E>, index: usize, into: &mut [E], pe: u32) -> Result<()> {
         let at = array.at(index, into.len())?;
         // SAFETY: a slice of plain elements, of which any bits are values.
         unsafe { self.get_bytes(into.as_mut_ptr().cast(), at, size_of_val(into), pe) }
     }
 
-    /// Puts, then signals: who sees `signal` change sees the elements.
+    /// Puts elements and then a signal. The peer that sees `signal` change also sees the elements.
     ///
     /// # Errors
-    /// As for [`World::put_signal_bytes`].
+    /// Those of [`World::put_signal_bytes`].
     pub fn put_signal<E: Element>(
         &self,
         array: Symmetric<E>,
@@ -126,20 +126,20 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// The own copy's element at `index`, as it is now.
+    /// Loads element `index` of this PE's copy.
     ///
     /// # Errors
-    /// For an index outside.
+    /// [`Error::Invalid`] for an index outside the array.
     pub fn load<E: Element>(&self, array: Symmetric<E>, index: usize) -> Result<E> {
         let at = self.own(array, index, 1)?;
         // SAFETY: inside this world's memory, aligned by the array's allocation.
         Ok(unsafe { at.read_volatile() })
     }
 
-    /// Waits until the own copy's element at `index` compares so with `value`; gives the element.
+    /// Blocks until element `index` of this PE's copy compares so with `value`. Returns the element that did.
     ///
     /// # Errors
-    /// As for [`World::wait`].
+    /// Those of [`World::wait`].
     pub fn wait_until<E: Element>(
         &self,
         array: Symmetric<E>,
@@ -158,10 +158,10 @@ impl<T: Transport> World<T> {
         Ok(seen)
     }
 
-    /// An atomic on element `index` of `pe`'s copy, carried out there; gives the value before.
+    /// Has `pe` carry out an atomic on element `index` of its copy. Returns the value before.
     ///
     /// # Errors
-    /// As for [`World::atomic`].
+    /// Those of [`World::atomic`].
     pub fn fetch(
         &self,
         operation: Operation,
@@ -174,10 +174,10 @@ impl<T: Transport> World<T> {
         self.atomic(operation, array.at(index, 1)?, 8, operand, comparand, pe)
     }
 
-    /// Sums of all PEs' arrays, element by element, into all PEs' `into`.
+    /// Adds the arrays of all PEs of the set element by element, into every PE's `into`.
     ///
     /// # Errors
-    /// As for [`World::reduce`].
+    /// Those of [`World::reduce`].
     pub fn sum<E: Element + std::ops::Add<Output = E>>(
         &self,
         set: Set,
@@ -189,7 +189,7 @@ impl<T: Transport> World<T> {
         let add = |sum: *mut u8, other: *const u8, count: usize| {
             let (sum, other) = (sum.cast::<E>(), other.cast::<E>());
             for index in 0..count {
-                // SAFETY: both lead to `count` elements.
+                // SAFETY: both point to `count` elements.
                 unsafe {
                     let value = sum.add(index).read_unaligned() + other.add(index).read_unaligned();
                     sum.add(index).write_unaligned(value);
