@@ -10,7 +10,7 @@ use crate::refused_frames::RefusedFrames;
 use crate::spec::{EthSpec, Kind};
 use crate::{kernel_counters, log, sys, xdp};
 use std::ffi::{CStr, CString};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -40,8 +40,10 @@ pub(crate) struct Device {
     pub(crate) packet_sockets: Vec<RawFd>,
     /// Counts the frames that these sockets refuse.
     pub(crate) refused: Option<RefusedFrames>,
+    /// Keeps an existing interface promiscuous.
+    promiscuous: Option<OwnedFd>,
     /// The XDP program of an AF_XDP port. Dropping the last one of the interface detaches it.
-    pub(crate) program: Option<Arc<xdp::Program>>,
+    program: Option<Arc<xdp::Program>>,
 }
 
 /// The driver's arguments, and what the port needs beside them.
@@ -122,6 +124,7 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
         required_room: plan.slots.map(|slots| slots.required_room()),
         packet_sockets: Vec::new(),
         refused: None,
+        promiscuous: None,
         program: plan.program,
     };
     let outcome = device.find(spec, plan.slots, &others, &mark);
@@ -152,6 +155,14 @@ impl Device {
             self.interface = Interface::find_own_tap(interface).ok();
         }
         let Some(interface) = &self.interface else { return Ok(()) };
+        if !matches!(spec.kind, Kind::Tap { .. }) {
+            let socket = interface.make_promiscuous().map_err(|error| Error::Device {
+                port: spec.text.clone(),
+                doing: "receiving frames for every MAC address".into(),
+                why: error.to_string(),
+            })?;
+            self.promiscuous = Some(socket);
+        }
         self.path = format!("{} on {}", self.path, interface.name());
         if let Some(slots) = slots {
             self.packet_sockets = kernel_counters::packet_sockets(interface);
@@ -164,6 +175,20 @@ impl Device {
             })?);
         }
         Ok(())
+    }
+
+    /// Has the driver receive frames for every MAC address. Drivers without such a mode receive them anyway. An existing interface is
+    /// promiscuous already: its driver would set the administrator's flag and leave it set.
+    pub(crate) fn receive_every_address(&self) {
+        if self.promiscuous.is_none() {
+            // SAFETY: a valid port.
+            unsafe { sys::rte_eth_promiscuous_enable(self.port) };
+        }
+    }
+
+    /// Releases what the port holds of its interface: the XDP program and the promiscuous mode.
+    pub(crate) fn release_interface(&mut self) {
+        (self.program, self.promiscuous) = (None, None);
     }
 
     /// Detaches a device that was not configured.

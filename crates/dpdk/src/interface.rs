@@ -73,6 +73,32 @@ impl Interface {
         if code == 0 { unsafe { request.ifr_ifru.ifru_mtu as u32 } } else { 1500 }
     }
 
+    /// Makes the interface receive frames for every MAC address, as long as the returned socket is open. The administrator's flag
+    /// (`ip link set promisc on`) does not change.
+    ///
+    /// # Errors
+    /// The system's, as without CAP_NET_RAW.
+    pub(crate) fn make_promiscuous(&self) -> std::io::Result<OwnedFd> {
+        // SAFETY: no memory is passed. Without a protocol the socket receives nothing.
+        let descriptor = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if descriptor < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: just opened, and owned by nobody else.
+        let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        // SAFETY: all zero is a packet_mreq.
+        let mut request: libc::packet_mreq = unsafe { std::mem::zeroed() };
+        request.mr_ifindex = self.index as i32;
+        request.mr_type = libc::PACKET_MR_PROMISC as u16;
+        let (level, option) = (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP);
+        let length = size_of_val(&request) as libc::socklen_t;
+        // SAFETY: the request is read during the call.
+        match unsafe { libc::setsockopt(descriptor, level, option, (&raw const request).cast(), length) } {
+            0 => Ok(socket),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    }
+
     /// Its name when the port was opened.
     pub(crate) fn name(&self) -> &str {
         &self.name

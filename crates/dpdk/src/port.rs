@@ -303,7 +303,7 @@ impl EthPort {
             let buffers = pool::reclaim(port, &self.filled);
             tracing::debug!(port = self.spec.text, sockets, buffers, "freed what the driver lost");
         }
-        self.device.program = None;
+        self.device.release_interface();
         self.filled.clear();
         self.sent.clear();
     }
@@ -407,9 +407,7 @@ impl Port for EthPort {
         }
         self.start_device()?;
         self.state = State::Started;
-        // The port receives every frame on the wire. Drivers that have no such mode receive them anyway.
-        // SAFETY: a valid port.
-        unsafe { sys::rte_eth_promiscuous_enable(self.device.port) };
+        self.device.receive_every_address();
         if let Kind::Memif { server, wait_s, .. } = self.spec.kind {
             self.wait_for_peer(wait_s, server)?;
         }

@@ -5,7 +5,7 @@ mod network;
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Port, Rx, Tx};
 use inlane_dpdk::{Error, MbufPool, open};
-use network::{RawSocket, frame, ip, private_network};
+use network::{RawSocket, frame, ip, output_of_ip, private_network};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -276,6 +276,28 @@ fn af_xdp() {
     // The interface can be used again, because the first port has released queue and XDP program.
     exchanges("af_xdp:v0,copy=on,descriptors=512", "v1", 2048, &[60, 1514]);
     notices_a_deleted_interface("af_xdp:v0", "v0");
+}
+
+/// Otherwise the interface would drop frames for other MAC addresses while the port is open, or receive them for ever after.
+#[test]
+fn an_interface_is_promiscuous_while_its_port_is_open() {
+    if !private_network("an_interface_is_promiscuous_while_its_port_is_open") {
+        return;
+    }
+    veth();
+    let promiscuous = || {
+        let shown = output_of_ip("-details link show v0");
+        assert!(!shown.contains("PROMISC"), "the administrator's flag is set: {shown}");
+        !shown.contains("promiscuity 0")
+    };
+    for spec in ["af_packet:v0", "af_xdp:v0"] {
+        assert!(!promiscuous(), "before {spec}");
+        let pool = MbufPool::new(8192, 2048).unwrap();
+        let (mut port, ..) = one_queue(spec, &pool);
+        assert!(promiscuous(), "{spec}");
+        port.stop();
+        assert!(!promiscuous(), "after {spec}");
+    }
 }
 
 #[test]
