@@ -169,6 +169,20 @@ impl Config {
         self.drop_privileges && self.route.ports().into_iter().any(|name| takes_privileges(name))
     }
 
+    /// Checks that several runs with these settings are possible in one process.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the first run would drop privileges that the next ones need to open their ports.
+    pub fn check_repeatable(&self) -> Result<()> {
+        match self.drops_needed_privileges() {
+            false => Ok(()),
+            true => Err(Error::config(
+                "several runs",
+                "the first run drops the privileges that the ports of the next need; add --keep-privileges",
+            )),
+        }
+    }
+
     /// Checks each setting and their combinations. Opens nothing.
     ///
     /// # Errors

@@ -70,6 +70,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
         let why = "runs the source repeatedly, which only null, net_null and gen allow; name a method";
         return Err(Error::config("--method auto", why));
     }
+    config.check_repeatable()?;
     let interrupted = |runs: usize| {
         control.follow_parent();
         match control.stopping() {

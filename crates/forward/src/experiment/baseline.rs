@@ -1,6 +1,6 @@
 //! The baseline: the same ports with the packet function left out.
 
-use crate::config::{Compete, Config, Executor, Route};
+use crate::config::{Compete, Config, Device, Executor, Route};
 use crate::control::Control;
 use crate::run::{kind, run};
 use inlane_core::result::Baseline;
@@ -30,10 +30,12 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
 /// Measures the baseline of a run: 300 ms on the same source and executor, with packet function `io`, no forced work, and
 /// `null` to send to.
 ///
-/// Returns `None` if the source cannot be read a second time, if `control` has stopped, or if the baseline fails.
+/// Returns `None` if the source cannot be read a second time, if `control` has stopped, or if the baseline fails. Also on a GPU if
+/// the run itself needs privileges later, because the run-time compiler is only loaded without privileges.
 pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let Route::OneWay { rx, tx } = &config.route else { return None };
-    if !is_repeatable(rx) || control.stopping() {
+    let needs_privileges = config.executor.device() != Device::Cpu && config.drops_needed_privileges();
+    if !is_repeatable(rx) || control.stopping() || needs_privileges {
         return None;
     }
     let mut plain = shortened(config, BASELINE);

@@ -1,159 +1,206 @@
-//! What limited a run: read off what it measured of itself, each time with the figures that say so.
+//! Names what limited a run, with the figures that show it.
 //!
-//! A thread that polls is always running, so processor time tells nothing. What does is how long the thread that moves a pipeline's packets
-//! found nothing to do ([`crate::control::Idle`]): if hardly ever, it is the limit itself; if often, it waited for somebody, and who
-//! that was follows from what else is known: what was offered, whether the source ever ends, whether a port refused packets, what a
-//! bare kernel moves over the same path, whether the thread that launches kernels or posts them had time left.
+//! Threads that poll are always running, so their processor time says little. The dispatching thread's account
+//! ([`crate::control::Idle`]) says more. If it was nearly always busy, it is the limit. Otherwise it waited, and other figures tell
+//! for what:
+//!
+//! | limit | evidence |
+//! | --- | --- |
+//! | offered rate | what was asked for arrived |
+//! | link | frames fill the link |
+//! | PCIe, GPU memory | the rate of a bare kernel that moves the same bytes |
+//! | sending port | it took nothing for most of the time, or refused packets that were dropped |
+//! | processors | threads were queued for one |
+//! | system calls | threads were neither on a processor nor queued for one |
+//! | thread | the dispatching thread was busy |
+//! | launches, posting | the feeder was busy |
+//! | source | it offered no more, and nothing was lost |
+//! | workers, GPU | everything else |
 
 use crate::config::{Config, Device, Method, Route};
 use crate::control::TimeShares;
 use crate::gpu::Memory;
+use crate::pipeline::Overload;
 use crate::result::PacketResult;
-use crate::run::RunOutcome;
-use crate::run::kind;
+use crate::run::{RunOutcome, kind};
+use inlane_core::stats::Summary;
 use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Pace;
+use std::path::Path;
 use std::time::Duration;
 
-/// A thread that had something to do for this share of the run had no time left.
+/// A thread that is busy for this share of the run has no time left.
 const BUSY: f64 = 0.9;
-/// This share of what was offered is all of it; of who was not busy, this one, too: a run's beginning and end.
+/// This share of what was offered counts as all of it. The rest covers the run's start and end.
 const ALL: f64 = 0.99;
-const NEARLY: f64 = 0.95;
-/// This share of a ceiling is the ceiling.
+/// The same for a run whose threads were not busy.
+const NEARLY_ALL: f64 = 0.95;
+/// This share of a ceiling counts as the ceiling.
 const CEILING: f64 = 0.9;
-/// Threads that poll run all the time: with less than this, others had their cores.
-const SHARED: f64 = 0.8;
-/// Beginning and end are too much of anything shorter.
+/// Threads that lack a processor, or sleep in system calls, for this share of the run are held up by it.
+const HELD_UP: f64 = 0.2;
+/// A port that takes nothing for this share of the run is the limit.
+const BLOCKED: f64 = 0.5;
+/// A port that refuses this share of the packets is the limit.
+const REFUSED: f64 = 0.05;
+/// In a shorter run, start and end matter too much.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// What limited the run of `config`, whose ceiling is known: a word for it, a colon, and how that was seen. `None` for runs that
-/// were too short to tell.
+/// Names what limited the run of `config`, whose ceiling is known: a word or two, a colon, and the evidence. Returns `None` for
+/// a run without packets and for one below 10 ms.
 pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     if result.rx.packets == 0 || Duration::from_nanos(result.duration_ns) < SHORTEST {
         return None;
     }
-    let lost = result.rx.missed + result.dropped_overload;
-    if let Some(said) = offered(config, result, ALL).filter(|_| lost == 0) {
-        return Some(said);
-    }
     Some(
-        link(outcome)
-            .or_else(|| pcie(config, result))
-            .or_else(|| shared(config, result))
-            .unwrap_or_else(|| threads(config, outcome, lost)),
+        offered(config, result, ALL)
+            .or_else(|| link(config, outcome))
+            .or_else(|| bare_kernel(config, result))
+            .or_else(|| sending_port(config, outcome))
+            .or_else(|| held_up(config, outcome))
+            .unwrap_or_else(|| threads(config, outcome)),
     )
 }
 
-/// The rate asked for, if this share of it came.
-fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
-    let (came, said) = came(config, result)?;
-    (came >= share).then(|| format!("offered rate: {said}, and nothing was lost"))
+/// Packets that arrived and were lost before the packet function.
+fn lost(result: &PacketResult) -> u64 {
+    result.rx.missed + result.dropped_overload
 }
 
-/// What share of the rate asked for came, and that in words.
-fn came(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
-    let (came, asked, text): (_, _, fn(f64) -> String) = match config.rate? {
+/// The rate asked for, if at least this share of it arrived and nothing was lost.
+fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
+    let (arrived, said) = arrived(config, result)?;
+    (arrived >= share && lost(result) == 0).then(|| format!("offered rate: {said}; nothing was lost"))
+}
+
+/// The share of the rate asked for that arrived, and both in words.
+fn arrived(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
+    let (arrived, asked, text): (_, _, fn(f64) -> String) = match config.rate? {
         Rate::Packets(asked) => (result.rx.packets_per_second, asked, units::packets_per_second),
         Rate::Bits(asked) => (result.rx.bits_per_second, asked, units::bits_per_second),
         Rate::Line(asked) => (result.rx.line_bits_per_second(), asked, units::bits_per_second),
     };
-    Some((came / asked, format!("of {} asked for {} came", text(asked), text(came))))
+    Some((arrived / asked, format!("{} of {} arrived", text(arrived), text(asked))))
 }
 
-fn link(outcome: &RunOutcome) -> Option<String> {
+/// The slowest link, if frames fill it. Each direction of a run has the link's rate.
+fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let bits = outcome.link_bits_per_second?;
     let [rx, tx] = [outcome.result.rx, outcome.result.tx].map(|flow| flow.line_bits_per_second());
-    let share = rx.max(tx) / bits;
-    let said = || {
-        let link = units::bits_per_second(bits);
-        format!("link: frames with what stands between them took {} of its {link}", percent(share))
-    };
-    (share >= CEILING).then(said)
+    let share = rx.max(tx) / bits / config.route.directions() as f64;
+    let link = units::bits_per_second(bits);
+    (share >= CEILING)
+        .then(|| format!("link: frames with preamble and gap used {} of {link}", percent(share)))
 }
 
-/// On a GPU: the memory that packets are read from, if a bare kernel gets no more out of it.
-fn pcie(config: &Config, result: &PacketResult) -> Option<String> {
-    let share = bare_kernel(config, result)?;
+/// The memory that a GPU reads packets from, if a bare kernel is hardly faster.
+fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
+    let share = share_of_bare_kernel(config, result).filter(|&share| share >= CEILING)?;
     let counted =
         result.pcie.as_ref().and_then(|pcie| pcie.measured.as_ref()).map_or(String::new(), |found| {
-            let rate = |summary: &inlane_core::stats::Summary| units::bytes_per_second(summary.median);
+            let rate = |summary: &Summary| units::bytes_per_second(summary.median);
             let (into, out) = (rate(&found.in_bytes_per_second), rate(&found.out_bytes_per_second));
             format!("; the GPU counted {into} in and {out} out")
         });
     let what = if config.executor.gpu_memory() == Some(Memory::Pool) { "GPU memory" } else { "PCIe" };
-    let said = || {
-        format!("{what}: {} of the rate of a bare kernel that moves the same bytes{counted}", percent(share))
-    };
-    (share >= CEILING).then(said)
+    Some(format!(
+        "{what}: {} of the rate of a bare kernel that moves the same bytes{counted}",
+        percent(share)
+    ))
 }
 
-/// The rate as a share of the bare kernel's.
-fn bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
+/// On a GPU, the rate as a share of the bare kernel's.
+fn share_of_bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
     let ceiling = result.ceiling.as_ref()?.packets_per_second?;
     (config.executor.device() != Device::Cpu).then(|| result.rx.packets_per_second / ceiling)
 }
 
-/// Cores that the run's threads did not have for themselves.
-fn shared(config: &Config, result: &PacketResult) -> Option<String> {
-    let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
-    let had = result.cpu_ns as f64 / result.duration_ns as f64 / threads as f64;
-    let said = || {
-        format!(
-            "processors: the run's {threads} thread(s), which poll, had one for {} of the time; others ran there, or system calls slept",
-            percent(had)
-        )
-    };
-    (had < SHARED).then(said)
+/// The sending port, if it made the pipeline wait, or refused packets.
+fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<String> {
+    let blocked = outcome.time_shares.iter().map(|shares| shares.refused).fold(0.0, f64::max);
+    if blocked >= BLOCKED {
+        return Some(format!("sending port: it took nothing for {} of the time", percent(blocked)));
+    }
+    let refused = outcome.refused_packets as f64 / outcome.result.rx.packets as f64;
+    let drops = config.per_pipeline.overload == Overload::Drop;
+    (drops && refused >= REFUSED).then(|| {
+        format!("sending port: it was full for {} of the packets, which were dropped", percent(refused))
+    })
 }
 
-/// What the threads' own time says.
-fn threads(config: &Config, outcome: &RunOutcome, lost: u64) -> String {
+/// Processors that other threads had, or system calls that slept.
+fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
-    let (busy, most) = how_busy(outcome, |spent| spent.busy, ["moves packets", "move packets"]);
+    let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
+    let all = result.duration_ns as f64 * threads as f64;
+    let (running, queued) = (result.cpu_ns as f64 / all, outcome.queued_ns as f64 / all);
+    let (noun, they) = if threads == 1 { ("the thread was", "it") } else { ("the threads were", "they") };
+    if queued >= HELD_UP {
+        let queued = percent(queued);
+        return Some(format!(
+            "processors: {noun} ready for {queued} of the time while others had the processors"
+        ));
+    }
+    let slept = 1.0 - running - queued;
+    if slept < HELD_UP {
+        return None;
+    }
+    let slept = percent(slept);
+    Some(match outcome.queued_ns {
+        // The kernel does not count the time in queues, so the two cannot be told apart.
+        0 => format!("processors or system calls: {noun} not running for {slept} of the time"),
+        _ => {
+            format!("system calls: {noun} blocked for {slept} of the time while {they} read and wrote ports")
+        }
+    })
+}
+
+/// The limit by the threads' own account of their time.
+fn threads(config: &Config, outcome: &RunOutcome) -> String {
+    let result = &outcome.result;
+    let (device, method) = (config.executor.device(), config.executor.method());
+    let (busy, most) = how_busy(outcome, |shares| shares.busy, ["receives and sends", "receive and send"]);
     if most >= BUSY {
         let ceiling = result.ceiling.as_ref().and_then(|ceiling| ceiling.packets_per_second);
-        let function = match (config.executor.device(), config.executor.method(), ceiling) {
+        let function = match (device, method, ceiling) {
             (Device::Cpu, Method::Single, Some(ceiling)) => {
                 let share = percent(result.rx.packets_per_second / ceiling);
-                format!("; the function alone takes {share}, with packets in cache")
+                format!("; the packet function alone takes {share}, with packets in cache")
             }
             _ => String::new(),
         };
         return format!("thread: {busy}{function}");
     }
-    let refused = outcome.time_shares.iter().map(|spent| spent.refused).fold(0.0, f64::max);
-    if refused > 1.0 - most - refused {
-        return format!("sending port: it took nothing for {} of the time; {busy}", percent(refused));
-    }
-    if let Some(said) = offered(config, result, NEARLY).filter(|_| lost == 0) {
+    if let Some(said) = offered(config, result, NEARLY_ALL) {
         return said;
     }
-    let more = match (lost, came(config, result), endless(config)) {
-        (1.., ..) => format!("{lost} packets were lost"),
-        (0, Some((_, said)), _) => said,
+    let more = match (lost(result), arrived(config, result), is_endless(config)) {
+        (lost @ 1.., ..) => format!("{lost} packets were lost"),
+        (0, Some((_, said)), _) => format!("only {said}"),
         (0, None, true) => "there was always more to receive".into(),
-        (0, None, false) => return format!("source: it offered no more, for nothing was lost, and {busy}"),
+        (0, None, false) => return format!("source: nothing was lost; {busy}"),
     };
-    let share = bare_kernel(config, result)
-        .map_or(String::new(), |share| format!(", at {} of a bare kernel's rate", percent(share)));
-    let fed = |by, does| {
-        let (said, most) = how_busy(outcome, |spent| spent.feeding, does);
-        (if most >= BUSY { by } else { "GPU" }, said + ", ")
+    let share = share_of_bare_kernel(config, result)
+        .map_or(String::new(), |share| format!("; the rate is {} of a bare kernel's", percent(share)));
+    let by_feeder = |limit, does| {
+        let (said, most) = how_busy(outcome, |shares| shares.feeding, does);
+        (if most >= BUSY { limit } else { "GPU" }, said + "; ")
     };
-    let (what, feeding) = match (config.executor.device(), config.executor.method()) {
-        (Device::Cpu, Method::Single) => ("sending port", String::new()),
+    let (what, feeding) = match (device, method) {
+        (Device::Cpu, Method::Single) => ("ports", String::new()),
         (Device::Cpu, _) => ("workers", String::new()),
         (Device::Gpu(_), Method::Single) => ("round trip to the GPU, one item at a time", String::new()),
         (Device::Gpu(_), Method::Persistent) => ("GPU", String::new()),
-        (Device::Gpu(_), Method::Split) => fed("launches", ["launches kernels", "launch kernels"]),
-        (Device::Gpu(_), Method::Stream | Method::Graph) => fed("posting", ["posts kernels", "post kernels"]),
+        (Device::Gpu(_), Method::Split) => by_feeder("launches", ["launches kernels", "launch kernels"]),
+        (Device::Gpu(_), Method::Stream | Method::Graph) => {
+            by_feeder("posting", ["posts kernels", "post kernels"])
+        }
     };
-    format!("{what}: {feeding}{busy} and waited otherwise, though {more}{share}")
+    format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// How busy the threads were that do this (one does, several do), and the busiest one's share.
+/// Says how busy the threads were that do something, and returns the busiest one's share. The texts are for one thread and for several.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
@@ -166,15 +213,14 @@ fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]:
     (said, most)
 }
 
-/// The source always has more.
-fn endless(config: &Config) -> bool {
+/// Returns true if the source always has more packets. A pipe has only what its writer has written.
+fn is_endless(config: &Config) -> bool {
     let Route::OneWay { rx, .. } = &config.route else { return false };
     match kind(rx) {
         "null" | "net_null" => true,
         "gen" => !rx.starts_with("gen:oran"),
-        // A pipe has what its writer wrote.
         "pcap" => {
-            let file = rx.split_once(':').is_some_and(|(_, path)| std::path::Path::new(path).is_file());
+            let file = rx.split_once(':').is_some_and(|(_, path)| Path::new(path).is_file());
             file && config.playback.pace == Pace::Full
         }
         _ => false,

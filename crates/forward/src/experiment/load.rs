@@ -1,4 +1,4 @@
-//! The highest rate without loss, and latency at shares of it.
+//! The highest rate without loss, and the latency at shares of it.
 
 use super::ceiling::Ceilings;
 use super::limit::limit;
@@ -8,35 +8,92 @@ use crate::error::{Error, Result};
 use crate::result::{PacketResult, Quantity};
 use crate::run::{RunOutcome, run};
 use inlane_core::result::{Document, Path};
-use inlane_core::units::Rate;
+use inlane_core::units::{self, Rate};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The name of the parameter with the offered rate: the rate at which packets were due.
 pub const OFFERED: &str = "offered";
 
-/// True when nothing was lost, missed or altered, and what was offered went through: a generator that is asked late does not
-/// lose packets but sends them late, so that the rate achieved falls short of the rate offered.
-fn lossless(outcome: &RunOutcome, offered: f64) -> bool {
+/// The duration of a trial if the settings have none.
+const TRIAL: Duration = Duration::from_secs(2);
+/// The shortest trial with which RFC 2544 (section 24) calls a rate the throughput.
+const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
+/// The search ends when the rate is known to this share of the fastest.
+const RESOLUTION: f64 = 0.005;
+/// The search gives up below this share of the fastest rate.
+const LOWEST: f64 = 0.01;
+/// The share of the due packets that may be missing at the end of a trial. A pipeline that is too slow misses more.
+const TOLERANCE: f64 = 0.002;
+/// At the end of a trial, the packets of this time may be missing, too: they are due and not yet sent.
+const TAIL: Duration = Duration::from_millis(1);
+
+/// Returns why a trial at `offered` packets per second failed, or `None` if it passed: nothing was lost, missed or altered,
+/// and every due packet was processed.
+///
+/// Packets that the packet function dropped count as processed. A generator that falls behind loses no packets but sends them
+/// late, so fewer packets than due are processed.
+fn failure(outcome: &RunOutcome, burst: usize, offered: f64) -> Option<String> {
     let result = &outcome.result;
-    let counted = result.rx.missed
+    if let Some(error) = outcome.errors.first() {
+        return Some(error.to_string());
+    }
+    let lost = result.rx.missed
         + result.rx.errors
         + result.tx.errors
         + result.dropped_overload
         + result.dropped_invalid
         + result.dropped_unsent;
-    let achieved = result.tx.packets_per_second >= offered * 0.998;
-    achieved
-        && counted == 0
-        && outcome.errors.is_empty()
-        && result.verification.as_ref().is_none_or(|v| v.passed())
+    if lost > 0 {
+        return Some(format!("{lost} packets were lost"));
+    }
+    if let Some(found) = result.verification.as_ref().filter(|found| found.failed()) {
+        let wrong = found.lost + found.duplicated + found.reordered + found.altered;
+        return Some(format!("{wrong} packets were wrong or missing at the checking port"));
+    }
+    let due = offered * result.duration_ns as f64 / 1e9;
+    let processed = (result.tx.packets + result.dropped_verdict) as f64;
+    let tolerated = (due * TOLERANCE).max(burst as f64 + offered * TAIL.as_secs_f64());
+    (due - processed > tolerated).then(|| {
+        let late = (due - processed) / due * 100.0;
+        format!("{late:.1} % of the due packets were late at the end")
+    })
 }
 
-/// The highest rate without loss by bisection (RFC 2544 section 26.1), to within half a per cent, and the latency at each of
-/// `loads` per cent of it; each trial lasts as long as the run was to last.
+/// The state of the search for the highest rate without loss.
+struct Search {
+    fastest: f64,
+    passed: f64,
+    failed: f64,
+}
+
+impl Search {
+    fn new(fastest: f64) -> Self {
+        Self { fastest, passed: 0.0, failed: f64::INFINITY }
+    }
+
+    /// Returns the next rate to try, or `None` when the search is over. Tries the fastest rate first, then bisects.
+    fn next(&self) -> Option<f64> {
+        if self.failed.is_infinite() {
+            return (self.passed == 0.0).then_some(self.fastest);
+        }
+        let open = self.failed - self.passed > self.fastest * RESOLUTION;
+        (open && self.failed >= self.fastest * LOWEST).then_some((self.passed + self.failed) / 2.0)
+    }
+
+    fn record(&mut self, rate: f64, passed: bool) {
+        *(if passed { &mut self.passed } else { &mut self.failed }) = rate;
+    }
+}
+
+/// Searches the highest rate without loss by bisection, to 0.5 %. Then measures the latency at each of `loads`, in per cent of
+/// that rate.
+///
+/// The method is that of RFC 2544, section 26.1; with trials of 60 s and more the rate is its throughput. Each trial lasts
+/// `config.duration`. Returns the document, and an error if no rate passed.
 ///
 /// # Errors
-/// When a trial cannot start, or nothing passes without loss at any rate.
+/// When the source cannot be paced, several runs are impossible, or a trial cannot start.
 pub fn against_load(
     config: &Config,
     loads: &[f64],
@@ -46,72 +103,66 @@ pub fn against_load(
 ) -> Result<(Document<PacketResult>, Option<Error>)> {
     if !matches!(&config.route, Route::OneWay { rx, .. } if rx.starts_with("gen:") || rx.starts_with("null"))
     {
-        return Err(Error::config(
-            "--zero-loss",
-            "needs a source that can be paced: --rx gen:SIZE or null:SIZE",
-        ));
+        let why = "needs a source that can be paced: --rx gen:SIZE or null:SIZE";
+        return Err(Error::config("--zero-loss", why));
     }
+    config.check_repeatable()?;
+    let duration = config.duration.unwrap_or(TRIAL);
     let mut trial = |rate: Option<f64>| -> Result<(Config, RunOutcome)> {
         let mut paced = config.clone();
         paced.rate = rate.map(Rate::Packets);
-        paced.duration = Some(config.duration.unwrap_or(Duration::from_secs(2)));
+        paced.duration = Some(duration);
         let mut outcome = run(&paced, &Control::child_of(control), watch)?;
         if let Some(rate) = rate {
             outcome.result.parameters.set(OFFERED, Quantity::Rate(Rate::Packets(rate)));
         }
         Ok((paced, outcome))
     };
-    let (_, flat_out) = trial(None)?;
-    let ceiling = ceilings.of(config, flat_out.link_bits_per_second, &flat_out.result);
+    let (_, unpaced) = trial(None)?;
+    let ceiling = ceilings.of(config, unpaced.link_bits_per_second, &unpaced.result);
     let explained = |(paced, mut outcome): (Config, RunOutcome)| -> PacketResult {
         outcome.result.ceiling = ceiling.clone();
         outcome.result.limit = limit(&paced, &outcome);
         outcome.result
     };
     let mut document = Document::new("forward", Path::default());
-    document.twin = flat_out.twin;
-    document.devices = flat_out.devices.clone();
-    let fastest = flat_out.result.tx.packets_per_second;
-    let (mut low, mut high) = (0.0, fastest);
-    let mut best: Option<PacketResult> = None;
-    let mut last_lossy: Option<String> = None;
-    while high - low > fastest * 0.005 && !control.stopping() {
-        let rate = if best.is_none() && low == 0.0 && high == fastest { fastest } else { (low + high) / 2.0 };
+    document.twin = unpaced.twin;
+    document.devices = unpaced.devices.clone();
+    let processed = unpaced.result.tx.packets + unpaced.result.dropped_verdict;
+    let mut search = Search::new(processed as f64 * 1e9 / unpaced.result.duration_ns.max(1) as f64);
+    let (mut best, mut last_failure): (Option<PacketResult>, Option<String>) = (None, None);
+    while let Some(rate) = search.next().filter(|_| !control.stopping()) {
         let (paced, outcome) = trial(Some(rate))?;
-        if lossless(&outcome, rate) {
-            low = rate;
-            best = Some(explained((paced, outcome)));
-            if rate >= fastest {
-                break;
+        let failure = failure(&outcome, config.per_pipeline.burst, rate);
+        search.record(rate, failure.is_none());
+        match failure {
+            None => best = Some(explained((paced, outcome))),
+            Some(why) => {
+                last_failure = Some(format!("at {}, {why}", units::packets_per_second(rate)));
             }
-        } else {
-            last_lossy = Some(format!(
-                "at {rate:.0} packets/s offered {:.0} went through, {} lost",
-                outcome.result.tx.packets_per_second,
-                outcome.result.rx.missed + outcome.result.dropped_overload,
-            ));
-            high = rate * if rate >= fastest { 0.999 } else { 1.0 };
-        }
-        if high < fastest * 0.01 {
-            break;
         }
     }
     let Some(best) = best else {
         if control.stopping() {
-            document.notes.push("the search was ended before a rate passed: this is the run flat out".into());
-            document.results.push(explained((config.clone(), flat_out)));
+            let note = "the search was stopped before a rate passed: this is the run without a set rate";
+            document.notes.push(note.into());
+            document.results.push(explained((config.clone(), unpaced)));
             return Ok((document, None));
         }
-        let why = last_lossy.unwrap_or_default();
-        let failure = Error::Verification(format!("no rate passed without loss: {why}"));
-        return Ok((document, Some(failure)));
+        let why = last_failure.unwrap_or_else(|| "no packet was processed".into());
+        return Ok((document, Some(Error::Verification(format!("every rate lost packets: {why}")))));
     };
     document.notes.push(format!(
-        "highest rate without loss: {} ({} flat out, lossy rates above: {})",
-        inlane_core::units::packets_per_second(low),
-        inlane_core::units::packets_per_second(fastest),
-        last_lossy.unwrap_or_else(|| "none".into())
+        "highest rate without loss: {}; without a set rate: {}",
+        units::packets_per_second(search.passed),
+        units::packets_per_second(search.fastest),
     ));
+    document.notes.extend(last_failure.map(|why| format!("the next higher rate failed: {why}")));
+    let seconds = units::nanoseconds(duration.as_nanos() as f64);
+    document.notes.push(match duration >= RFC_2544_TRIAL {
+        true => format!("method: RFC 2544, section 26.1, with trials of {seconds}"),
+        false => format!("trials of {seconds}; give --duration 60s for the trials that RFC 2544 asks for"),
+    });
     if loads.is_empty() {
         document.results.push(best);
     }
@@ -119,9 +170,84 @@ pub fn against_load(
         if control.stopping() {
             break;
         }
-        let mut result = explained(trial(Some(low * load / 100.0))?);
+        let mut result = explained(trial(Some(search.passed * load / 100.0))?);
         result.parameters.set("load", Quantity::Percent(*load));
         document.results.push(result);
     }
     Ok((document, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::Flow;
+
+    /// The outcome of a trial of `duration` in which `processed` packets were sent.
+    fn outcome(duration: Duration, processed: u64) -> RunOutcome {
+        let flow = Flow { packets: processed, ..Flow::default() };
+        let result = PacketResult {
+            duration_ns: duration.as_nanos() as u64,
+            rx: flow,
+            tx: flow,
+            ..PacketResult::default()
+        };
+        RunOutcome::of(result)
+    }
+
+    #[test]
+    fn a_short_trial_passes_if_only_its_tail_is_missing() {
+        // 1 Mpps for 50 ms: 50,000 packets are due.
+        let trial = |processed| failure(&outcome(Duration::from_millis(50), processed), 64, 1e6);
+        assert_eq!(trial(50_000), None);
+        assert_eq!(trial(49_000), None, "a burst and 1 ms are not yet sent");
+        assert!(trial(48_900).unwrap().contains("2.2 % of the due packets were late"));
+        // The tail of a long trial is less than 0.2 %.
+        let long = |processed| failure(&outcome(Duration::from_secs(10), processed), 64, 1e6);
+        assert_eq!(long(9_980_000), None);
+        assert!(long(9_979_000).is_some());
+    }
+
+    #[test]
+    fn packets_that_the_function_drops_are_processed() {
+        let mut dropping = outcome(Duration::from_secs(1), 0);
+        dropping.result.dropped_verdict = 1_000_000;
+        assert_eq!(failure(&dropping, 64, 1e6), None);
+        dropping.result.rx.missed = 3;
+        assert_eq!(failure(&dropping, 64, 1e6).unwrap(), "3 packets were lost");
+    }
+
+    #[test]
+    fn the_search_finds_the_highest_rate_that_passes() {
+        for threshold in [0.003, 0.02, 0.3, 0.777, 0.9995, 2.0] {
+            let mut search = Search::new(10e6);
+            let mut trials = 0;
+            while let Some(rate) = search.next() {
+                search.record(rate, rate <= 10e6 * threshold);
+                trials += 1;
+            }
+            let expected = if threshold < LOWEST { 0.0 } else { threshold.min(1.0) * 10e6 };
+            assert!(
+                search.passed <= expected && expected - search.passed <= 10e6 * RESOLUTION,
+                "{threshold}"
+            );
+            assert!(trials <= 10, "{threshold}: {trials} trials");
+        }
+    }
+
+    /// Short trials and a function that drops: both used to fail at every rate.
+    #[test]
+    fn a_dropping_function_has_a_rate_without_loss() {
+        let mut config = Config::new(Route::OneWay { rx: "gen:64".into(), tx: vec!["null".into()] });
+        config.function = "drop-rule:all".into();
+        config.duration = Some(Duration::from_millis(20));
+        config.cores = Some(Vec::new());
+        // Forced work makes the rate low, so that the generator keeps up on a busy machine.
+        config.per_pipeline.work = Duration::from_micros(20);
+        let mut ceilings = Ceilings::default();
+        let (document, error) =
+            against_load(&config, &[], &Arc::default(), &mut ceilings, &mut |_, _| ()).unwrap();
+        assert!(error.is_none(), "{error:?}");
+        assert!(document.results[0].dropped_verdict > 0);
+        assert!(document.notes.iter().any(|note| note.contains("--duration 60s")), "{:?}", document.notes);
+    }
 }

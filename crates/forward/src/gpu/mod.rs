@@ -75,11 +75,16 @@ pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
     Ok(gpu)
 }
 
-/// Returns true if running `function` compiles or loads code that the user can choose. On a GPU that is always so: the run-time
-/// compiler is searched in places that the environment names (`INLANE_NVRTC`, `PYTHONPATH`, `VIRTUAL_ENV`, `HOME`).
+/// Returns true if privileges must be dropped before `function` is loaded, because that runs code which the user chose: a
+/// packet function of the user's own, or the run-time compiler on a GPU, which is found through the environment.
+///
+/// The compiler does not count for root, whose environment is root's own. As nobody, root could not use the cache of compiled kernels.
 pub(crate) fn runs_user_code(
     executor: &crate::config::Executor,
     function: &inlane_function::PacketFunction,
 ) -> bool {
-    executor.device() != crate::config::Device::Cpu || function.is_user_code()
+    // SAFETY: reads a number.
+    let root = unsafe { libc::geteuid() } == 0;
+    let gpu = executor.device() != crate::config::Device::Cpu;
+    function.is_user_code() || gpu && !root
 }

@@ -38,6 +38,24 @@ pub struct RunOutcome {
     pub errors: Vec<Error>,
 }
 
+#[cfg(test)]
+impl RunOutcome {
+    /// Creates an outcome with nothing but a result.
+    pub(crate) fn of(result: PacketResult) -> Self {
+        Self {
+            result,
+            devices: Vec::new(),
+            twin: false,
+            link_bits_per_second: None,
+            time_shares: Vec::new(),
+            queued_ns: 0,
+            refused_packets: 0,
+            notes: Vec::new(),
+            errors: Vec::new(),
+        }
+    }
+}
+
 impl RunOutcome {
     /// Adds up the figures of a run. `device` is what devices counted beside their queues.
     pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {

@@ -8,14 +8,18 @@ fn config(rx: &str) -> Config {
     Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] })
 }
 
-fn on_gpu(method: Method, memory: Memory) -> Config {
-    let mut config = config("null:1024");
-    config.executor =
-        Executor::Gpu { index: 0, settings: gpu::Settings { method, memory, ..Default::default() } };
+fn with_method(rx: &str, method: Method) -> Config {
+    let mut config = config(rx);
+    config.executor = config.executor.with_method(method).unwrap();
     config
 }
 
-/// A second at 1 Mpps of 1000 bytes, all of it with a processor, of which the threads were busy for these shares.
+fn on_gpu(method: Method, memory: Memory) -> Config {
+    let settings = gpu::Settings { method, memory, ..Default::default() };
+    Config { executor: Executor::Gpu { index: 0, settings }, ..config("null:1024") }
+}
+
+/// A run of one second at 1 Mpps of 1000 bytes, whose threads had a processor all the time and were busy for these shares.
 fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
     let flow = Flow {
         packets: 1_000_000,
@@ -26,18 +30,9 @@ fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
     };
     let mut result =
         PacketResult { duration_ns: 1_000_000_000, rx: flow, tx: flow, ..PacketResult::default() };
-    result.cpu_ns = config.executor.threads() as u64 * 1_000_000_000;
-    RunOutcome {
-        result,
-        devices: Vec::new(),
-        twin: false,
-        link_bits_per_second: None,
-        time_shares: busy.iter().map(|&busy| TimeShares { busy, ..TimeShares::default() }).collect(),
-        queued_ns: 0,
-        refused_packets: 0,
-        notes: Vec::new(),
-        errors: Vec::new(),
-    }
+    result.cpu_ns = (config.executor.threads() * busy.len()) as u64 * 1_000_000_000;
+    let time_shares = busy.iter().map(|&busy| TimeShares { busy, ..TimeShares::default() }).collect();
+    RunOutcome { time_shares, queued_ns: 1, ..RunOutcome::of(result) }
 }
 
 fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome {
@@ -46,128 +41,153 @@ fn with_ceiling(mut outcome: RunOutcome, packets_per_second: f64) -> RunOutcome 
     outcome
 }
 
-/// What is said, which holds these words.
-fn says(config: &Config, outcome: &RunOutcome, words: &[&str]) {
+/// Asserts that the limit begins with the first of `words` and contains the others.
+fn assert_limit(config: &Config, outcome: &RunOutcome, words: &[&str]) {
     let said = limit(config, outcome).unwrap();
+    assert!(said.starts_with(words[0]), "{said}");
     for word in words {
         assert!(said.contains(word), "{said}");
+    }
+    for sentence in said.split_once(": ").unwrap().1.split("; ") {
+        assert!(sentence.split(' ').count() <= 20, "{sentence}");
     }
 }
 
 #[test]
-fn who_is_always_busy_is_the_limit() {
+fn a_busy_thread_is_the_limit() {
     let single = config("null");
-    let evidence = ["thread: ", "busy 97 % of the time", "the function alone takes 25 %"];
-    says(&single, &with_ceiling(outcome(&single, &[0.97]), 4e6), &evidence);
+    let evidence = ["thread: ", "busy 97 % of the time", "the packet function alone takes 25 %"];
+    assert_limit(&single, &with_ceiling(outcome(&single, &[0.97]), 4e6), &evidence);
     let mut two = config("af_xdp:eth0");
     two.pipelines = 2;
-    let mut uneven = outcome(&two, &[0.02, 0.99]);
-    uneven.result.cpu_ns *= 2;
-    says(&two, &uneven, &["thread: ", "busy 2 % to 99 %"]);
+    assert_limit(&two, &outcome(&two, &[0.02, 0.99]), &["thread: ", "busy 2 % to 99 %"]);
 }
 
 #[test]
-fn who_waits_waits_for_somebody() {
-    let mut split = config("gen:64");
-    split.executor = split.executor.with_method(Method::Split).unwrap();
-    says(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
-    // The port in front had no more, or had, and lost it.
+fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
+    let mut split = with_method("gen:64", Method::Split);
+    assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
+    // A port that receives had no more, or it had more and lost it.
     split.route = config("af_xdp:eth0").route;
-    says(&split, &outcome(&split, &[0.4]), &["source: ", "offered no more", "busy 40 %"]);
+    assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);
     missed.result.rx.missed = 7;
-    says(&split, &missed, &["workers: ", "7 packets were lost"]);
-    let mut refused = outcome(&split, &[0.1]);
-    refused.time_shares[0].refused = 0.8;
-    says(&split, &refused, &["sending port: ", "took nothing for 80 %"]);
+    assert_limit(&split, &missed, &["workers: ", "7 packets were lost"]);
 }
 
 #[test]
-fn what_was_asked_for_or_a_link_carries_is_no_more() {
+fn a_stalled_sink_is_the_limit_however_it_stalls() {
+    let mut config = with_method("gen:64", Method::Split);
+    // It takes nothing, and the thread spins and yields, on a machine that is busy with other jobs.
+    let mut waiting = outcome(&config, &[0.1]);
+    waiting.time_shares[0].refused = 0.8;
+    (waiting.result.cpu_ns, waiting.queued_ns) = (500_000_000, 1_400_000_000);
+    assert_limit(&config, &waiting, &["sending port: ", "took nothing for 80 %"]);
+    // It sleeps in its system call, so the thread seems busy and is not running.
+    let mut sleeping = outcome(&config, &[0.99]);
+    sleeping.result.cpu_ns = 100_000_000;
+    assert_limit(&config, &sleeping, &["system calls: ", "blocked for 95 %"]);
+    // It is full, and the thread is busy dropping.
+    config.per_pipeline.overload = Overload::Drop;
+    let mut dropping = outcome(&config, &[0.99]);
+    (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
+    assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
+    // Packets that find the ring full say nothing about the port.
+    dropping.refused_packets = 0;
+    assert_limit(&config, &dropping, &["thread: "]);
+}
+
+#[test]
+fn threads_that_others_keep_from_running_are_limited_by_processors() {
+    let split = config("null");
+    let mut crowded = outcome(&split, &[0.95]);
+    (crowded.result.cpu_ns, crowded.queued_ns) = (500_000_000, 500_000_000);
+    assert_limit(&split, &crowded, &["processors: ", "ready for 50 % of the time"]);
+    // A kernel that does not count the time in queues.
+    crowded.queued_ns = 0;
+    assert_limit(&split, &crowded, &["processors or system calls: ", "not running for 50 %"]);
+    crowded.result.duration_ns = 1_000_000;
+    assert_eq!(limit(&split, &crowded), None, "too short");
+}
+
+#[test]
+fn the_offered_rate_is_a_limit_only_if_it_arrived() {
     let mut paced = config("gen:1000");
     paced.rate = Some(Rate::Packets(1e6));
-    says(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "1.00 Mpps"]);
+    assert_limit(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "1.00 Mpps of 1.00 Mpps arrived"]);
     paced.rate = Some(Rate::Bits(8.3e9));
-    says(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "of 8.30 Gb/s asked for 8.00 Gb/s came"]);
-    says(&paced, &outcome(&paced, &[0.95]), &["thread: "]);
+    assert_limit(&paced, &outcome(&paced, &[0.2]), &["offered rate: ", "8.00 Gb/s of 8.30 Gb/s arrived"]);
+    assert_limit(&paced, &outcome(&paced, &[0.95]), &["thread: "]);
     paced.rate = Some(Rate::Packets(2e6));
     paced.executor = paced.executor.with_method(Method::Split).unwrap();
-    says(&paced, &outcome(&paced, &[0.5]), &["workers: ", "though of 2.00 Mpps asked for 1.00 Mpps came"]);
+    assert_limit(&paced, &outcome(&paced, &[0.5]), &["workers: ", "only 1.00 Mpps of 2.00 Mpps arrived"]);
+}
+
+#[test]
+fn a_full_link_is_the_limit_in_each_direction() {
     let xdp = config("af_xdp:eth0");
     let mut full = outcome(&xdp, &[0.95]);
     full.link_bits_per_second = Some(8.3e9);
-    says(&xdp, &full, &["link: ", "99 %"]);
+    assert_limit(&xdp, &full, &["link: ", "99 % of 8.30 Gb/s"]);
+    let between = Config::new(Route::Between("af_xdp:a".into(), "af_xdp:b".into()));
+    let mut half = outcome(&between, &[0.95, 0.95]);
+    half.link_bits_per_second = Some(8.3e9);
+    assert_limit(&between, &half, &["thread: "]);
 }
 
 #[test]
-fn on_a_gpu_a_bare_kernel_tells_what_its_memory_gives() {
+fn on_a_gpu_the_bare_kernel_shows_what_memory_allows() {
     let pulled = on_gpu(Method::Persistent, Memory::Gpu);
-    says(
-        &pulled,
-        &with_ceiling(outcome(&pulled, &[0.3]), 1.02e6),
-        &["PCIe: 98 % of the rate of a bare kernel"],
-    );
+    let near = with_ceiling(outcome(&pulled, &[0.3]), 1.02e6);
+    assert_limit(&pulled, &near, &["PCIe: ", "98 % of the rate of a bare kernel"]);
     let pool = on_gpu(Method::Persistent, Memory::Pool);
-    says(&pool, &with_ceiling(outcome(&pool, &[0.3]), 1.02e6), &["GPU memory: 98 %"]);
+    assert_limit(&pool, &with_ceiling(outcome(&pool, &[0.3]), 1.02e6), &["GPU memory: ", "98 %"]);
     let waits = with_ceiling(outcome(&pulled, &[0.3]), 1e7);
-    says(&pulled, &waits, &["GPU: ", "busy 30 %", "at 10 % of a bare kernel's rate"]);
+    assert_limit(&pulled, &waits, &["GPU: ", "busy 30 %", "the rate is 10 % of a bare kernel's"]);
     let split = on_gpu(Method::Split, Memory::Pinned);
-    says(&split, &with_ceiling(outcome(&split, &[0.96]), 1e7), &["thread: ", "busy 96 %"]);
+    assert_limit(&split, &with_ceiling(outcome(&split, &[0.96]), 1e7), &["thread: ", "busy 96 %"]);
 }
 
 #[test]
-fn who_feeds_a_gpu_is_the_limit_or_the_gpu_is() {
-    let fed = |config: &Config, shares: &[f64]| {
-        let mut outcome = outcome(config, &vec![0.3; shares.len()]);
-        outcome.time_shares.iter_mut().zip(shares).for_each(|(spent, &share)| spent.feeding = share);
+fn a_busy_feeder_is_the_limit_of_a_gpu_run() {
+    let fed = |config: &Config, feeding: &[f64]| {
+        let mut outcome = outcome(config, &vec![0.3; feeding.len()]);
+        outcome.time_shares.iter_mut().zip(feeding).for_each(|(shares, &share)| shares.feeding = share);
         outcome
     };
     let mut split = on_gpu(Method::Split, Memory::Pinned);
-    let launches =
-        ["launches: the thread that launches kernels was busy 97 % of the time, ", "packets was busy 30 %"];
-    says(&split, &fed(&split, &[0.97]), &launches);
-    says(
-        &split,
-        &fed(&split, &[0.4]),
-        &["GPU: the thread that launches kernels was busy 40 %", "always more"],
-    );
+    let launches = "the thread that launches kernels was busy 97 % of the time";
+    assert_limit(&split, &fed(&split, &[0.97]), &["launches: ", launches, "sends was busy 30 %"]);
+    let idle = "the thread that launches kernels was busy 40 %";
+    assert_limit(&split, &fed(&split, &[0.4]), &["GPU: ", idle, "always more"]);
     let graph = on_gpu(Method::Graph, Memory::Pinned);
-    says(&graph, &fed(&graph, &[0.92]), &["posting: the thread that posts kernels was busy 92 %"]);
+    assert_limit(
+        &graph,
+        &fed(&graph, &[0.92]),
+        &["posting: ", "the thread that posts kernels was busy 92 %"],
+    );
     split.pipelines = 2;
-    let mut two = fed(&split, &[0.5, 0.95]);
-    two.result.cpu_ns *= 2;
-    says(&split, &two, &["launches: the threads that launch kernels were busy 50 % to 95 %"]);
+    let several = "the threads that launch kernels were busy 50 % to 95 %";
+    assert_limit(&split, &fed(&split, &[0.5, 0.95]), &["launches: ", several]);
 }
 
 #[test]
-fn who_has_no_processor_is_told_so_and_who_hardly_ran_nothing() {
-    let split = config("null");
-    let mut crowded = outcome(&split, &[0.95]);
-    crowded.result.cpu_ns /= 2;
-    says(&split, &crowded, &["processors: ", "had one for 50 %"]);
-    crowded.result.duration_ns = 1_000_000;
-    assert_eq!(limit(&split, &crowded), None);
-}
-
-/// The threads of a real run tell their time.
-#[test]
-fn a_run_says_what_limits_it() {
-    let mut slow = config("null");
-    slow.executor = slow.executor.with_method(Method::Split).unwrap();
+fn a_real_run_names_its_limit() {
+    let mut slow = with_method("null", Method::Split);
     slow.cores = Some(Vec::new());
     slow.per_pipeline.work = Duration::from_micros(20);
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
-    // The processors may be shared with whatever else runs here.
+    // Other jobs may use the processors.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }
 
 #[test]
-fn a_capture_has_more_as_a_file_and_not_as_a_pipe() {
+fn a_file_is_endless_and_a_pipe_is_not() {
     let pipe = config("pcap:-");
-    says(&pipe, &outcome(&pipe, &[0.01]), &["source: "]);
+    assert_limit(&pipe, &outcome(&pipe, &[0.01]), &["source: "]);
     let file = config(concat!("pcap:", env!("CARGO_MANIFEST_DIR"), "/../../examples/capture/mixed.pcap"));
-    says(&file, &outcome(&file, &[0.01]), &["always more to receive"]);
+    assert_limit(&file, &outcome(&file, &[0.01]), &["ports: ", "always more to receive"]);
 }
