@@ -1,7 +1,7 @@
 //! A program with its own kernel at the burst ring. Its loop submits bursts from a port and takes them back; the kernel adds up
 //! the bytes of their packets.
 //!
-//! `cargo run --release -p inlane-forward --example own-kernel` (needs a GPU; without one, it says what is missing)
+//! `cargo run --release -p inlane-forward --example own-kernel` needs a GPU. Without one, it prints what is missing.
 
 use inlane_core::clock::Clock;
 use inlane_core::ring::{Ring, layout};
@@ -34,7 +34,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("add_up")?;
 
     // Memory that the CPU and the GPU access: packets, the two halves of the ring, the kernel's sum. All of it is allocated
-    // before the kernel runs, because an allocation would wait for the kernel's end.
+    // before the kernel runs, because an allocation may wait for the kernel's end.
     let bytes = HeapPool::bytes(4 * SLOTS * BURST, 2048).ok_or("the pool is too large")?;
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes)?, 2048)?);
     let submit = gpu.pinned(layout::submit_bytes(SLOTS, BURST))?;

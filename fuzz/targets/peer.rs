@@ -1,5 +1,5 @@
-//! A peer that shakes hands over the twin and then writes anything anywhere into its inbox at the other side: requests that
-//! look right with any contents, words of any value. The other side refuses or answers, and stays what it is.
+//! A hostile peer: it completes the handshake over the twin, then writes requests with any contents and any other words into its
+//! inbox at the honest side. The honest side must answer or refuse each request.
 
 #![no_main]
 
@@ -20,11 +20,11 @@ const BYTES: usize = 2 << 20;
 
 struct Pair {
     honest: Windows,
-    mad: Twin,
+    hostile: Twin,
     window: Window,
     layout: Layout,
     tag: u64,
-    /// Number of the next request.
+    /// The number of the next request.
     next: Mutex<u64>,
     _hub: Hub,
 }
@@ -32,23 +32,23 @@ struct Pair {
 fn connect() -> Pair {
     let hub = Hub::new(2, BYTES as u64).expect("a fabric");
     let attach = |port| Twin::attach(hub.admit(port).expect("a port"), &Faults::default()).expect("attached");
-    let (a, mad) = (attach(0), attach(1));
+    let (a, hostile) = (attach(0), attach(1));
     let honest = std::thread::spawn(|| {
         let settings = Settings { request_timeout: Duration::from_secs(1), ..Settings::default() };
         Windows::connect(Arc::new(a), BYTES, settings).expect("connected")
     });
     let layout = Layout::new(2, BYTES).expect("a layout");
-    let inbound = mad.inbound().slice(0, BYTES).expect("inside");
+    let inbound = hostile.inbound().slice(0, BYTES).expect("inside");
     for (index, word) in [MAGIC, 2, layout.symmetric_bytes() as u64].into_iter().enumerate() {
-        // SAFETY: the header's words of own memory.
+        // SAFETY: the header's words, in this peer's own memory.
         unsafe { inbound.as_ptr().cast::<u64>().add(index).write_volatile(word) };
     }
-    mad.link_enable(true);
+    hostile.link_enable(true);
     let offer = Offer { inbound: &inbound, epoch: 7, timeout: Duration::from_secs(10) };
-    let tag = handshake::connect(&mad, 0, &offer, &Faults::default()).expect("connected").tag();
-    let window = mad.peer_window(0, 0).expect("a window");
+    let tag = handshake::connect(&hostile, 0, &offer, &Faults::default()).expect("connected").tag();
+    let window = hostile.peer_window(0, 0).expect("a window");
     let honest = honest.join().expect("connected");
-    Pair { honest, mad, window, layout, tag: u64::from(tag), next: Mutex::new(1), _hub: hub }
+    Pair { honest, hostile, window, layout, tag: u64::from(tag), next: Mutex::new(1), _hub: hub }
 }
 
 fuzz_target!(|data: &[u8]| {
@@ -73,7 +73,7 @@ fuzz_target!(|data: &[u8]| {
     while let Some(head) = words.next() {
         let sequence = pair.tag << 32 | (*next & 0xFFFF_FFFF);
         let at = pair.layout.request(1, *next);
-        // Known operations and widths half of the time, or nothing but refusals would be seen.
+        // Half of the requests have known operations and widths; else nearly all would be refused.
         let head = if head & 1 == 0 { (head >> 1) & 0x0C_07_03 } else { head };
         pair.window.store_word(at + 8, head).expect("inside");
         for index in 2..7 {
@@ -82,15 +82,15 @@ fuzz_target!(|data: &[u8]| {
         pair.window.store_word(at + 56, sequence).expect("inside");
         pair.window.store_word(at, sequence).expect("inside");
         pair.honest.progress();
-        // Answered, or somebody else is at it: the service thread after the doorbell.
-        let answer = pair.mad.inbound().address() as usize + pair.layout.reply(0, *next) + 24;
-        let mut looks = 0;
-        // SAFETY: own inbound memory, aligned.
+        // The answer comes from this thread's `progress`, or from the service thread after the doorbell.
+        let answer = pair.hostile.inbound().address() as usize + pair.layout.reply(0, *next) + 24;
+        let mut polls = 0;
+        // SAFETY: an aligned word of this peer's own inbound memory.
         while unsafe { (answer as *const u64).read_volatile() } != sequence {
-            pair.mad.peer_doorbell_set(0, 1).expect("a peer");
+            pair.hostile.peer_doorbell_set(0, 1).expect("a peer");
             pair.honest.progress();
-            looks += 1;
-            assert!(looks < 1_000_000, "request {next} is not answered");
+            polls += 1;
+            assert!(polls < 1_000_000, "request {next} is not answered");
         }
         *next += 1;
     }

@@ -1,7 +1,7 @@
 //! The burst ring's dispatcher against a hostile consumer, which writes any value anywhere in the complete half at any time.
 //!
-//! Each submitted packet comes back at most once, with its own address and a length that fits its buffer. An item in flight
-//! that is completed as the protocol says comes back, whatever was written before.
+//! Each submitted packet comes back at most once, with its own address and a length that fits its buffer. Whatever the consumer
+//! wrote before, an item that it then completes by the protocol comes back.
 
 #![no_main]
 

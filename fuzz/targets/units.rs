@@ -1,4 +1,4 @@
-//! Any text as a quantity: an error or a value, and sizes survive being printed as a number.
+//! Any text as a quantity. It is refused or parsed, and a size printed as a number is parsed as the same size.
 
 #![no_main]
 

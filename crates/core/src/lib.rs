@@ -12,9 +12,10 @@
 //! | [`result`], [`stats`] | the frame of results; statistics |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
 //!
-//! This crate knows no device, and depends on no other crate of the project.
+//! This crate contains no device code, and depends on no other crate of the project.
 
 pub mod access;
+mod cache;
 pub mod clock;
 pub mod code_cache;
 pub mod completion;

@@ -43,14 +43,14 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns the time since the first polls, if it tells how long the operation took: `None` if the first polls found the
-    /// operation completed, or the thread slept past its end. Call it at once, because it reads the clock.
+    /// Returns the time from the first polls to now; call it at once. Returns `None` if the operation's duration is unknown:
+    /// the first polls found it completed, or the thread slept past its end.
     pub fn took(&self) -> Option<Duration> {
         self.start.map(|start| start.elapsed())
     }
 }
 
-/// One wait for an operation. An implementer says how to poll, check, block and learn; [`Wait::run`] is the loop.
+/// One wait for an operation. An implementer provides how to poll, check, block and learn. [`Wait::run`] is the loop.
 pub trait Wait {
     /// Why a wait can fail.
     type Error;
@@ -159,7 +159,7 @@ pub fn sleep_precisely(time: Duration) {
 mod tests {
     use super::*;
 
-    /// A wait whose operation completes at its `ends`th poll, and that records its calls.
+    /// A wait that records its calls, and whose operation completes at the poll number `ends`.
     struct Scripted {
         ends: u32,
         polls: u32,
@@ -237,7 +237,7 @@ mod tests {
         assert!(wait.run().unwrap().took().unwrap() >= plan.sleep);
         let calls = ["unwatched poll", "plan", "unwatched poll", "slept", "block", "unwatched poll"];
         assert_eq!(wait.calls, calls);
-        // Completed during the sleep: nobody knows when.
+        // The operation completes during the sleep, so its duration is unknown.
         let mut wait = scripted(4, plan);
         assert!(wait.run().unwrap().took().is_none());
         assert_eq!(wait.calls, ["unwatched poll", "plan", "unwatched poll", "slept late"]);

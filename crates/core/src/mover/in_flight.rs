@@ -45,7 +45,7 @@ impl Default for InFlight {
 }
 
 impl InFlight {
-    /// Creates one with nothing in flight and nothing learnt.
+    /// Creates an `InFlight` without copies and without expected durations.
     pub fn new() -> Self {
         Self::default()
     }

@@ -3,16 +3,13 @@
 //! Free buffers are in three lists: one that threads allocate from, one that threads free to, and the owner's.
 
 use super::{Packet, PacketMeta, Pool};
+use crate::cache::CacheAligned;
 use crate::error::{Error, Result};
 use crate::region::Region;
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-/// A value on its own pair of cache lines. A pair, because Intel CPUs prefetch the neighbour of a missed line.
-#[repr(align(128))]
-struct CacheAligned<T>(T);
 
 /// A pool over any region: for captures, generators, and memory of a device.
 ///
@@ -57,7 +54,7 @@ impl HeapPool {
     /// Creates a pool of `count` buffers in host memory, each with a data room of `room` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there are not 1 to 16M buffers of 1 B to 64 KiB, [`Error::Memory`] if the system has too little
+    /// [`Error::Invalid`] unless there are 1 to 16M buffers of 1 B to 64 KiB, [`Error::Memory`] if the system has too little
     /// memory.
     pub fn new(count: usize, room: usize) -> Result<Self> {
         let bytes = Self::bytes(count, room).ok_or_else(|| Error::Invalid {
@@ -243,7 +240,7 @@ impl Drop for PoolOwner<'_> {
     }
 }
 
-/// Returns a number that no other thread of the process has or had; never 0.
+/// Returns the number of the calling thread: above 0, and never used by another thread of the process.
 #[inline]
 fn thread_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);

@@ -1,15 +1,15 @@
 //! The burst ring: a list of items by which one thread hands bursts to worker threads or to a GPU, and takes them back.
 //!
-//! Forward uses it. The dispatcher and its consumers share one process, or one process and the GPU it drives; the ring
-//! connects neither processes nor machines.
+//! `forward` uses it, within one process or between a process and the GPU that it drives. It connects neither processes nor
+//! machines.
 //!
 //! ```text
 //!             submit half: bursts                     complete half: verdicts
 //! Dispatcher --------------------> Consumer or GPU --------------------------> Dispatcher
 //! ```
 //!
-//! * `protocol.rs` says how items are handed over, and why no word is mistaken for one of another lap;
-//! * [`layout`] says how they lie in memory, for the host's code and the device's.
+//! * `protocol.rs` defines how items are handed over, and why no word is mistaken for one of another lap;
+//! * [`layout`] defines their layout in memory, for the host's code and the device's.
 //!
 //! The two halves are separate regions: both in host memory between threads, both in pinned memory towards a GPU. Only
 //! descriptors cross. The packets' cookies stay with the dispatching thread, so nothing that a consumer writes can make the
@@ -23,6 +23,7 @@ pub(crate) mod protocol;
 mod tests;
 mod verdicts;
 
+use crate::cache::CacheAligned;
 use crate::error::{Error, Result};
 use crate::packet::Packet;
 use crate::region::Region;
@@ -36,14 +37,9 @@ pub use dispatcher::{CompletedItem, Dispatcher, Half};
 pub use protocol::{Word, lap_of};
 pub use verdicts::{VerdictCounts, apply_verdicts};
 
-/// A word on its own pair of cache lines. A pair, because Intel CPUs prefetch the neighbour of a missed line.
-#[repr(align(128))]
-#[derive(Default)]
-struct CacheAligned<T>(T);
-
 /// One ring's memory, as its ends share it. Other threads may observe it: a watchdog, or a thread that launches kernels.
 ///
-/// A ring has one dispatcher. It comes with the ring, and there is no second one:
+/// A ring has one dispatcher, which its constructor returns. Nothing creates a second one:
 ///
 /// ```compile_fail,E0599
 /// # use inlane_core::ring::Ring;
@@ -297,7 +293,7 @@ impl Ring {
         let descriptors = self.descriptors(slot);
         for i in (0..packets.len()).rev() {
             // SAFETY: inside the region, and the claimed slot is accessed by nobody else. A packet begins with the fields of
-            // a descriptor; its port lies where the lap is, which is not read in rings of such bursts. Copying both as one
+            // a descriptor; its port is at the offset of the lap, which nobody reads in rings of such bursts. Copying both as one
             // value takes half the stores.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }

@@ -9,9 +9,9 @@
 //!                                               takes b, b+n, ...                                  frees the slot
 //! ```
 //!
-//! A word's low half is the lap, and its high half is what the writer says about the item. So one aligned 8-byte load reads
-//! both. Readers compare laps for equality only: until a slot's word has this lap, it has the lap before. Thus the 32-bit lap
-//! may wrap. There is no read-modify-write operation, and a stale word cannot be mistaken for a fresh one.
+//! A word's low half is the lap, and its high half is information about the item. So one aligned 8-byte load reads both.
+//! Readers compare laps for equality only: until a slot's word has this lap, it has the lap before. Thus the 32-bit lap may
+//! wrap. There is no read-modify-write operation, and a stale word cannot be mistaken for a fresh one.
 //!
 //! `end` is 0 while the ring is open. Closing sets it to one more than the number of published items, and consumers end
 //! when they reach it. They check the lap before `end`, so they process everything that was published.

@@ -16,8 +16,8 @@ pub struct VerdictCounts {
 
 /// Applies a verdict to each packet: sets lengths and ports, and moves the packets to forward to the front.
 ///
-/// A verdict may shorten a packet, or lengthen it up to `room` bytes. Any other length, and an unknown verdict, drops the
-/// packet as invalid.
+/// A verdict may shorten a packet, or lengthen it up to `room` bytes. A length of 0, a longer length or an unknown verdict is
+/// invalid and drops the packet.
 #[inline]
 pub fn apply_verdicts(
     packets: &mut [Packet],
