@@ -98,8 +98,8 @@ impl Region {
         self.address
     }
 
-    /// Returns the address as a pointer. Dereference it only if [`Location::is_cpu_memory`], or by volatile accesses to a mapped BAR or
-    /// window.
+    /// Returns the address as a pointer. Dereference it only if [`Location::is_cpu_memory`], or by volatile accesses to a mapped
+    /// BAR or window.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address as *mut u8
     }

@@ -31,8 +31,8 @@ impl Dispatcher {
         self.cursor.claim(&RingWords(&self.ring)).is_some()
     }
 
-    /// Submits `packets` as one item. Returns false, and does nothing, if all slots are in use or the ring is closed. After true, the packets' bytes
-    /// belong to the consumer until the item comes back.
+    /// Submits `packets` as one item. Returns false, and does nothing, if all slots are in use or the ring is closed. After
+    /// true, the packets' bytes belong to the consumer until the item comes back.
     ///
     /// # Panics
     /// If there are more packets than [`Ring::burst`].

@@ -11,8 +11,8 @@
 //!   stride:  slot 1 ...
 //! ```
 //!
-//! The first [`TOGETHER`] descriptors share the word's line. If a burst has no more, device code reads them together with the word
-//! in one round trip over PCIe, and believes those with the word's lap; see `protocol.rs`.
+//! The first [`TOGETHER`] descriptors share the word's line. If a burst has no more, device code reads them together with the
+//! word in one round trip over PCIe, and uses those with the word's lap; see `protocol.rs`.
 //!
 //! Rings between threads keep their slots in another order.
 //!
