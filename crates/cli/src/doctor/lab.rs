@@ -1,11 +1,11 @@
-//! What the lab's virtual machines need.
+//! The check of what the lab's virtual machines need.
 
 use super::Machine;
 use super::check::{Check, Name};
 use std::path::Path;
 
 pub fn lab(machine: &Machine) -> Check {
-    let matters = "tests with real PCI devices run in virtual machines; KVM is not needed";
+    let purpose = "tests with PCI devices run in virtual machines, with or without KVM";
     let in_path = |program: &str| {
         let name = |directory: &Path| directory.join(program).to_string_lossy().into_owned();
         machine.trials.programs.iter().any(|directory| machine.files.exists(&name(directory)))
@@ -23,11 +23,15 @@ pub fn lab(machine: &Machine) -> Check {
         ("busybox-static", in_path("busybox")),
         ("cpio", in_path("cpio")),
     ];
-    let lacking: Vec<&str> = wanted.iter().filter(|(_, found)| !found).map(|(name, _)| *name).collect();
-    let kvm = if machine.trials.kvm.is_ok() { "KVM opens" } else { "no KVM: the processor is emulated" };
-    match (lacking.as_slice(), kernel) {
-        ([], Some(release)) => Check::ok(Name::Lab, matters, format!("QEMU, kernel {release}; {kvm}")),
-        _ => Check::ok(Name::Lab, matters, format!("not installed: {}", lacking.join(", ")))
-            .missing(format!("sudo apt-get install {}", lacking.join(" "))),
+    let absent: Vec<&str> = wanted.iter().filter(|(_, found)| !found).map(|(name, _)| *name).collect();
+    let kvm = if machine.trials.kvm.is_ok() {
+        "KVM is available"
+    } else {
+        "without KVM, QEMU emulates the processor"
+    };
+    match (absent.as_slice(), kernel) {
+        ([], Some(release)) => Check::ok(Name::Lab, purpose, format!("QEMU, kernel {release}; {kvm}")),
+        _ => Check::ok(Name::Lab, purpose, format!("not installed: {}", absent.join(", ")))
+            .missing(format!("sudo apt-get install {}", absent.join(" "))),
     }
 }

@@ -1,11 +1,12 @@
-//! Memory: hugepages, NUMA.
+//! Checks of memory: hugepages and NUMA.
 
 use super::Machine;
 use super::check::{Check, Name};
 use inlane_core::units;
 
 pub fn hugepages(machine: &Machine) -> Check {
-    let matters = "packet buffers on 4 KiB pages cost address translations, and devices under vfio cannot use them well";
+    let purpose =
+        "packet buffers on 4 KiB pages cost more address translations, in the processor and in the IOMMU";
     let base = "/sys/kernel/mm/hugepages";
     let mut sizes = Vec::new();
     for entry in machine.files.list(base) {
@@ -16,8 +17,8 @@ pub fn hugepages(machine: &Machine) -> Check {
     }
     sizes.sort_unstable();
     if sizes.is_empty() {
-        return Check::ok(Name::Hugepages, matters, "this kernel has none")
-            .missing("use a kernel with CONFIG_HUGETLBFS=y; inlane runs without, on 4 KiB pages");
+        return Check::ok(Name::Hugepages, purpose, "this kernel has no hugepages")
+            .missing("use a kernel with CONFIG_HUGETLBFS=y; until then, inlane uses 4 KiB pages");
     }
     let smallest = sizes[0].0 / 1024;
     let reserve = format!("echo 512 | sudo tee {base}/hugepages-{smallest}kB/nr_hugepages");
@@ -27,12 +28,12 @@ pub fn hugepages(machine: &Machine) -> Check {
     let reserved: Vec<String> = sizes.iter().filter(|(_, all, _)| *all > 0).map(describe).collect();
     if reserved.is_empty() {
         let kinds: Vec<String> = sizes.iter().map(|(size, ..)| units::bytes(*size)).collect();
-        let evidence = format!("none reserved (there are {})", kinds.join(" and "));
-        return Check::ok(Name::Hugepages, matters, evidence).degraded(reserve);
+        let evidence = format!("none reserved (sizes: {})", kinds.join(", "));
+        return Check::ok(Name::Hugepages, purpose, evidence).degraded(reserve);
     }
-    let check = |evidence: String| Check::ok(Name::Hugepages, matters, evidence);
+    let check = |evidence: String| Check::ok(Name::Hugepages, purpose, evidence);
     if sizes.iter().all(|(_, _, free)| *free == 0) {
-        return check(format!("{}: other programs hold them all", reserved.join("; "))).degraded(reserve);
+        return check(format!("{}; other programs use all of them", reserved.join("; "))).degraded(reserve);
     }
     let mounts = machine.files.text("/proc/mounts").unwrap_or_default();
     let mut mounted = mounts.lines().filter_map(|line| {
@@ -48,17 +49,16 @@ pub fn hugepages(machine: &Machine) -> Check {
 }
 
 pub fn numa(machine: &Machine) -> Check {
-    let matters =
-        "memory and devices of another node are reached through a slower link between the processors";
+    let purpose = "memory and devices of another node are reached through the slower link between processors";
     let base = "/sys/devices/system/node";
     let node = |name: &str| {
         let digits = name.strip_prefix("node")?;
         (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| name.to_string())
     };
     let nodes: Vec<String> = machine.files.list(base).iter().filter_map(|name| node(name)).collect();
-    let check = |evidence: String| Check::ok(Name::Numa, matters, evidence);
+    let check = |evidence: String| Check::ok(Name::Numa, purpose, evidence);
     if nodes.len() < 2 {
-        return check("one node: all memory is near".into());
+        return check("one node: all memory is local".into());
     }
     let cores = |node: &String| {
         let list = machine.files.text(&format!("{base}/{node}/cpulist")).unwrap_or_default();
@@ -66,7 +66,7 @@ pub fn numa(machine: &Machine) -> Check {
     };
     let evidence = nodes.iter().map(cores).collect::<Vec<_>>().join("; ");
     if machine.files.number("/proc/sys/kernel/numa_balancing").unwrap_or(0) > 0 {
-        return check(format!("{evidence}; the kernel moves pages between them while programs run"))
+        return check(format!("{evidence}; the kernel moves pages between nodes (numa_balancing)"))
             .degraded("sudo sysctl kernel.numa_balancing=0");
     }
     check(evidence)

@@ -1,9 +1,9 @@
-//! The checks against made-up machines.
+//! The checks on machines made of files.
 
 use super::*;
 use rustix::io::Errno;
 
-/// A machine made of files given as path and content.
+/// A machine made of files and of outcomes of system calls. By default, it has nothing.
 struct Fake {
     root: tempfile::TempDir,
     trials: Trials,
@@ -62,10 +62,10 @@ fn all(machine: &Machine) -> Vec<Check> {
 }
 
 #[test]
-fn a_machine_with_nothing_still_answers_everything() {
+fn every_check_works_on_a_machine_without_anything() {
     let (machine, _root) = Fake::new(&[]).machine();
     let checks = all(&machine);
-    assert_eq!(checks.len(), <Name as clap::ValueEnum>::value_variants().len(), "every name has its check");
+    assert_eq!(checks.len(), <Name as clap::ValueEnum>::value_variants().len(), "every name has a check");
     assert!(checks.is_sorted_by_key(|check| check.name));
     for check in &checks {
         assert!(!check.evidence.is_empty() && !check.purpose.is_empty(), "{:?}", check.name);
@@ -74,7 +74,7 @@ fn a_machine_with_nothing_still_answers_everything() {
 }
 
 #[test]
-fn strange_files_end_no_check() {
+fn malformed_files_do_not_break_a_check() {
     let strange: [&[u8]; 6] = [
         b"",
         b"\xff\xfe\0\x1b[2J",
@@ -119,12 +119,12 @@ fn strange_files_end_no_check() {
 }
 
 #[test]
-fn directories_and_pipes_in_place_of_files_are_absent() {
+fn directories_and_pipes_count_as_absent_files() {
     let fake = Fake::new(&[("proc/mounts/x", "")]);
     let (machine, root) = fake.machine();
     rustix::fs::mkfifoat(rustix::fs::CWD, root.path().join("pipe"), rustix::fs::Mode::RWXU).unwrap();
     assert_eq!(machine.files.text("/proc/mounts"), None);
-    assert_eq!(machine.files.text("/pipe"), None, "and nothing waits for it");
+    assert_eq!(machine.files.text("/pipe"), None, "opening a pipe would block");
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn memory_lock_reads_the_soft_limit() {
     assert_eq!(with("much").state, State::Degraded);
 }
 
-/// A device of a class, with its link as it is and as it could be, each width and speed.
+/// Checks a device of a class with its current and its best link, each as width and speed.
 fn link(class: &str, now: (&str, &str), best: (&str, &str)) -> Check {
     let base = "sys/bus/pci/devices/0000:b5:00.0";
     let fake = Fake::new(&[]);
@@ -220,10 +220,10 @@ fn link(class: &str, now: (&str, &str), best: (&str, &str)) -> Check {
 }
 
 #[test]
-fn links_are_held_against_the_devices_best() {
+fn a_link_is_compared_with_what_its_device_supports() {
     let (network, display, bridge) = ("0x020000", "0x030200", "0x060400");
     let best = ("16", "32.0 GT/s PCIe");
-    assert_eq!(link(network, best, best).evidence, "1 links, each at its device's best");
+    assert_eq!(link(network, best, best).evidence, "1 links, each at its device's full speed and width");
     let narrow = link(network, ("8", "32.0 GT/s PCIe"), best);
     assert_eq!(narrow.state, State::Degraded);
     assert!(narrow.evidence.contains("0000:b5:00.0: x8 of x16"), "{narrow:?}");
@@ -231,17 +231,21 @@ fn links_are_held_against_the_devices_best() {
     assert_eq!(
         link(display, ("16", "2.5 GT/s PCIe"), best).state,
         State::Ok,
-        "an idle GPU clocks its link down"
+        "an idle GPU lowers its link's speed"
     );
-    assert_eq!(link(display, ("8", "2.5 GT/s PCIe"), best).state, State::Degraded, "but keeps its width");
-    assert_eq!(link(bridge, ("4", "8.0 GT/s PCIe"), best).state, State::Ok, "a slot is as wide as its card");
+    assert_eq!(
+        link(display, ("8", "2.5 GT/s PCIe"), best).state,
+        State::Degraded,
+        "an idle GPU keeps its link's width"
+    );
+    assert_eq!(link(bridge, ("4", "8.0 GT/s PCIe"), best).state, State::Ok, "bridges are skipped");
     for senseless in [("0", "Unknown"), ("63", "32.0 GT/s"), ("16", "NaN GT/s"), ("16", "")] {
         assert_eq!(link(network, senseless, best).state, State::Ok, "{senseless:?} is no link");
     }
 }
 
 #[test]
-fn a_gpu_is_card_kernel_driver_node_and_library() {
+fn a_gpu_needs_card_kernel_driver_device_node_and_library() {
     let card = [
         ("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de"),
         ("sys/bus/pci/devices/0000:01:00.0/class", "0x030200"),
@@ -250,8 +254,8 @@ fn a_gpu_is_card_kernel_driver_node_and_library() {
     let driver = ("proc/driver/nvidia/version", text);
     let evidence = |files: &[(&str, &str)]| Fake::new(files).check(devices::gpu).evidence;
     assert_eq!(evidence(&[]), "no NVIDIA GPU on the PCI bus");
-    assert_eq!(evidence(&card), "0000:01:00.0 without a driver");
-    assert!(evidence(&[card[0], card[1], driver]).ends_with("there is no /dev/nvidia0"));
+    assert_eq!(evidence(&card), "0000:01:00.0 has no driver");
+    assert!(evidence(&[card[0], card[1], driver]).ends_with("/dev/nvidia0 does not exist"));
     assert!(evidence(&[card[0], card[1], driver, ("dev/nvidia0", "")]).ends_with("but: no CUDA driver"));
     let mut fake = Fake::new(&[driver]);
     fake.trials.gpus = || Ok(vec!["gpu:0 NVIDIA H100 (0000:01:00.0)".into()]);
@@ -261,7 +265,7 @@ fn a_gpu_is_card_kernel_driver_node_and_library() {
 }
 
 #[test]
-fn nvrtc_is_what_loads() {
+fn nvrtc_is_ok_if_it_loads() {
     let mut fake = Fake::new(&[]);
     fake.trials.nvrtc = || Ok(("13.0".into(), "/opt/libnvrtc.so.13".into()));
     assert_eq!(fake.check(devices::nvrtc).evidence, "13.0, /opt/libnvrtc.so.13");
@@ -283,7 +287,7 @@ fn cores_clocks_and_nodes() {
     };
     assert_eq!(isolated("8-15", "0-15").evidence, "8 of 16 cores are isolated");
     assert!(isolated("", "0-15").fixes[0].contains("isolcpus=8-15"));
-    assert!(isolated("", "0-1").fixes[0].contains("none to spare"));
+    assert!(isolated("", "0-1").fixes[0].contains("no core to spare"));
 
     let clock = |now, available| {
         let base = "sys/devices/system/clocksource/clocksource0";
@@ -305,7 +309,7 @@ fn cores_clocks_and_nodes() {
 }
 
 #[test]
-fn the_lab_names_what_is_not_installed() {
+fn the_lab_names_the_missing_packages() {
     let files = [
         ("usr/bin/qemu-system-x86_64", ""),
         ("usr/bin/busybox", ""),
@@ -319,7 +323,7 @@ fn the_lab_names_what_is_not_installed() {
 }
 
 #[test]
-fn the_report_is_readable_and_its_json_whole() {
+fn the_report_is_shown_as_text_and_as_json() {
     let (machine, _root) = Fake::new(&[]).machine();
     let mut report = DoctorReport::new("doctor", Path::default());
     report.results = all(&machine);
@@ -338,7 +342,10 @@ fn only_what_is_required_and_missing_is_an_error() {
     let (machine, _root) = Fake::new(&[]).machine();
     let checks = all(&machine);
     assert!(fail_if_missing(&checks, &[]).is_ok());
-    assert!(fail_if_missing(&checks, &[Name::Memif, Name::IsolatedCores]).is_ok(), "there, or degraded");
+    assert!(
+        fail_if_missing(&checks, &[Name::Memif, Name::IsolatedCores]).is_ok(),
+        "these are ok or degraded"
+    );
     let error = fail_if_missing(&checks, &[Name::Gpu, Name::Memif, Name::Vfio]).unwrap_err();
     assert_eq!(error.to_string(), "missing: gpu, vfio; run 'inlane doctor gpu vfio' to see how to fix it");
 }

@@ -1,35 +1,36 @@
-//! What only a system call tells: each thing is tried once, harmlessly, and closed again.
+//! Properties of the machine that only a system call shows. Each is tried once, and what it opened is closed again.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::path::PathBuf;
 
-/// What was tried, and how it ended.
+/// The outcomes of the system calls.
 pub struct Trials {
-    /// A socket of the family AF_XDP.
+    /// Opening a socket of the family AF_XDP.
     pub af_xdp: Result<(), Errno>,
-    /// A socket of the family AF_PACKET.
+    /// Opening a socket of the family AF_PACKET.
     pub af_packet: Result<(), Errno>,
-    /// `/dev/net/tun`, opened.
+    /// Opening `/dev/net/tun`.
     pub tun: Result<(), Errno>,
-    /// A memory file, as memif shares.
+    /// Creating a memory file, as memif shares it.
     pub memfd: Result<(), Errno>,
-    /// `/dev/kvm`, opened.
+    /// Opening `/dev/kvm`.
     pub kvm: Result<(), Errno>,
-    /// DPDK's release: its drivers are part of this program.
+    /// The release of DPDK that is linked into this program.
     pub dpdk: String,
-    /// This program's own file.
+    /// The file of this program.
     pub program: PathBuf,
-    /// Where programs lie (`PATH`).
+    /// The directories in `PATH`.
     pub programs: Vec<PathBuf>,
-    /// The GPUs that the CUDA driver shows. Asked only for the check that needs it: starting the driver takes a while.
+    /// Returns the GPUs that the CUDA driver reports. A function, because starting the driver takes long and only one check needs
+    /// it.
     pub gpus: fn() -> Result<Vec<String>, String>,
-    /// NVRTC's version and file, found and loaded as packet functions' compilation will.
+    /// Returns the version and the file of NVRTC, found and loaded as for compiling packet functions.
     pub nvrtc: fn() -> Result<(String, PathBuf), String>,
 }
 
 impl Trials {
-    /// Tries everything on this machine.
+    /// Runs the system calls on this machine.
     pub fn run() -> Self {
         Self {
             af_xdp: socket(AddressFamily::XDP),
@@ -48,7 +49,7 @@ impl Trials {
     }
 }
 
-/// What failed, without the advice behind it: the check gives its own.
+/// Returns the error without its advice, because the check has its own.
 fn cause(error: inlane_cuda::Error) -> String {
     error.to_string().split(';').next().unwrap_or_default().to_string()
 }
