@@ -1,19 +1,19 @@
-//! From errors to exit statuses.
+//! Maps errors to exit statuses.
 
 use inlane_core::error::{Class, Error};
 use std::process::ExitCode;
 
-/// The statuses, as `--help` tells them.
+/// The exit statuses, for `--help`.
 pub const STATUSES: &str = "\
-Exit status: 0 done; 1 ran but failed (verification, threshold); 2 usage or configuration;
-             3 the environment is not ready ('inlane doctor' says what to do).";
+Exit status: 0 done; 1 the run failed (a verification, a threshold, an output); 2 wrong usage or settings;
+             3 the machine is not ready ('inlane doctor' shows how to fix it).";
 
-/// The machine lacks what was required.
+/// The error of a machine that lacks something that the run requires.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotReady(pub String);
 
-/// The error, and what caused it. Some say that in their own words: it is not said twice.
+/// Returns the error and its causes in one line. A cause that the text already contains is not repeated.
 pub fn text(error: &anyhow::Error) -> String {
     let texts = error.chain().map(ToString::to_string);
     let whole = texts.reduce(|text, cause| match text.contains(&cause) {
@@ -23,7 +23,7 @@ pub fn text(error: &anyhow::Error) -> String {
     whole.unwrap_or_default()
 }
 
-/// Prints the error on stderr and gives its exit status.
+/// Prints the error to standard error. Returns its exit status.
 pub fn report(error: &anyhow::Error) -> u8 {
     crate::say(format_args!("inlane: {}", text(error)));
     let class = error.chain().find_map(|cause| {
@@ -45,11 +45,13 @@ pub fn report(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Ends `main`; or the process at once, when a GPU was given up: exit handlers of the CUDA library would wait for a kernel
-/// that never ends, and the system ends it with the process. What had to be written was flushed by who wrote it.
+/// Ends `main` with a status.
+///
+/// If a GPU was abandoned, ends the process at once instead, because the CUDA library's exit handlers would wait for a kernel
+/// that never ends. The system ends the kernel with the process. All outputs are flushed before.
 pub fn with(status: u8) -> ExitCode {
     if inlane_cuda::any_abandoned() {
-        // SAFETY: ends the process without running anything of it.
+        // SAFETY: _exit runs no code of this process.
         unsafe { libc::_exit(status.into()) };
     }
     ExitCode::from(status)

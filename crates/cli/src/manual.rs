@@ -1,4 +1,4 @@
-//! `inlane completion` and `inlane man`: both made from the definitions that parse the command line.
+//! `inlane completion` and `inlane man`. Both are generated from the definitions that parse the command line.
 
 use crate::Cli;
 use clap::CommandFactory;
@@ -6,31 +6,31 @@ use std::path::{Path, PathBuf};
 
 const COMPLETION_EXAMPLES: &str = "\
 Examples:
-  source <(inlane completion bash)                                     for this shell
-  inlane completion zsh > ~/.zfunc/_inlane                             for good (with ~/.zfunc in fpath)
-  inlane completion fish > ~/.config/fish/completions/inlane.fish";
+  source <(inlane completion bash)                                  in this shell only
+  inlane completion zsh > ~/.zfunc/_inlane                          in every zsh that has ~/.zfunc in its fpath
+  inlane completion fish > ~/.config/fish/completions/inlane.fish   in every fish";
 
-/// Prints the completion script of a shell
+/// Prints the script that completes inlane's commands and flags in a shell
 #[derive(clap::Args)]
 #[command(after_help = COMPLETION_EXAMPLES)]
 pub struct CompletionArgs {
-    /// The shell
+    /// Print the script for this shell
     shell: clap_complete::Shell,
 }
 
 const MAN_EXAMPLES: &str = "\
 Examples:
-  inlane man | man -l -                                 the manual of inlane
-  inlane man ntb run | man -l -                         that of one command
-  inlane man --directory ~/.local/share/man/man1        all of them, for man(1) to find";
+  inlane man | man -l -                               show the manual page of inlane
+  inlane man ntb run | man -l -                       show the manual page of one command
+  inlane man --directory ~/.local/share/man/man1      install all pages for man(1)";
 
-/// Prints the manual page of inlane, or of one of its commands
+/// Prints the manual page of inlane or of one command
 #[derive(clap::Args)]
 #[command(after_help = MAN_EXAMPLES)]
 pub struct ManArgs {
-    /// The command, and one of its own behind it
+    /// Print the page of this command, for example: forward, or ntb run
     command: Vec<String>,
-    /// Write all pages into this directory instead
+    /// Write all pages to this directory instead
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     directory: Option<PathBuf>,
 }
@@ -38,9 +38,9 @@ pub struct ManArgs {
 /// Prints the completion script.
 ///
 /// # Errors
-/// When stdout cannot be written.
+/// If standard output cannot be written.
 pub fn completion(args: &CompletionArgs) -> anyhow::Result<()> {
-    // Made in memory: clap_complete ends the process when its writer fails.
+    // Generated in memory, because clap_complete ends the process if its writer fails.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "inlane", &mut script);
     crate::print(|out| out.write_all(&script))
@@ -49,19 +49,22 @@ pub fn completion(args: &CompletionArgs) -> anyhow::Result<()> {
 /// Prints or writes manual pages.
 ///
 /// # Errors
-/// For an unknown command, and when the pages cannot be written.
+/// If the command is unknown, or the pages cannot be written.
 pub fn man(args: &ManArgs) -> anyhow::Result<()> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     if let Some(directory) = &args.directory {
         return write_all(command, directory).map_err(|error| {
-            anyhow::anyhow!("cannot write manual pages to {}: {error}", directory.display())
+            anyhow::anyhow!(
+                "cannot write manual pages to {}: {error}; name another directory",
+                directory.display()
+            )
         });
     }
     let mut page = &command;
     for name in &args.command {
         page = page.find_subcommand(name).ok_or_else(|| {
-            let why = "there is no such command; 'inlane --help' lists them";
+            let why = "there is no such command; run 'inlane --help' for a list";
             inlane_core::Error::invalid(format!("man {}", args.command.join(" ")), why)
         })?;
     }

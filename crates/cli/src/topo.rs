@@ -1,5 +1,5 @@
-//! `inlane topo`: the PCI devices and memory nodes of this machine, how they hang together, and which links run below
-//! what their devices can do.
+//! `inlane topo`: shows the PCI devices and memory nodes of this machine, the tree of bridges, and links that are slower than
+//! their devices support.
 
 use crate::output::Output;
 use inlane_core::result::{Document, Path};
@@ -13,30 +13,33 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-/// The payload of a packet that ceilings are given for: what most machines set.
+/// The payload of a PCIe packet for which ceilings are computed. Most machines set this size.
 const PAYLOAD_BYTES: u32 = 256;
 
 const EXAMPLES: &str = "\
 Examples:
   inlane topo                                   GPUs, NICs, NVMe drives and the bridges above them
-  inlane topo --all --bars                      every function, and its BARs
-  inlane topo --json - | jq '.devices[] | select(.shortfall)'
+  inlane topo --all --bars                      every PCI function with its BARs
+  inlane topo --json - | jq '.results[0].devices[] | select(.shortfall)'
 
-The ceiling is the payload that the slowest link up to the root carries in one direction, in packets of 256 bytes.
-A '!' marks a link below what its device can do; what that means is said below the table.";
+Columns:
+  link      the PCIe generation and the number of lanes; '!' marks a link slower than the device supports
+  ceiling   the payload rate of the slowest link between the device and the root, one way, for
+            packets with 256 bytes of payload
+  node      the NUMA node;  group   the IOMMU group";
 
-/// Shows the machine's PCI devices, links and memory nodes
+/// Shows the PCI devices, links and memory nodes of this machine
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Every function, not only GPUs, NICs, NVMe drives and what is above them
+    /// Show every PCI function, not only GPUs, NICs, NVMe drives and the bridges above them
     #[arg(long)]
     all: bool,
-    /// The BARs of each device shown
+    /// Show the BARs of each device
     #[arg(long)]
     bars: bool,
-    /// Write the result (every function) as JSON to FILE, or to stdout for `-`
-    #[arg(long, value_name = "FILE")]
+    /// Write the result as JSON to a file, or to standard output for -. The JSON has every PCI function and its BARs
+    #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
 }
 
@@ -52,32 +55,32 @@ pub struct Topology {
     devices: Vec<Entry>,
 }
 
-/// A function, and what follows from where it is.
+/// A PCI function and its place in the tree.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Entry {
     #[serde(flatten)]
     device: Device,
-    /// From the list of PCI names, where one is installed.
+    /// The name in the list of PCI names, if the list is installed and has it.
     name: Option<String>,
-    /// How many bridges are above it.
+    /// The number of bridges above it.
     depth: usize,
-    /// What the slowest link up to the root carries in one direction.
+    /// The payload rate of the slowest link between the device and the root, one way.
     ceiling_payload_bytes_per_second: Option<f64>,
-    /// Where its link runs below what the device can do.
+    /// How the link is slower than the device supports.
     shortfall: Option<Shortfall>,
 }
 
 impl Entry {
-    /// One of those that data moves to or from.
+    /// Returns true for devices that data is moved to or from.
     fn is_endpoint(&self) -> bool {
         matches!(self.device.kind, Kind::Gpu | Kind::Nic | Kind::Nvme)
     }
 }
 
-/// Reads the topology, prints it.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// When the result cannot be written.
+/// If the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let output = Output::open(args.json.as_deref(), None, None)?;
     let mut report = TopologyReport::new("topo", Path::default());
@@ -149,11 +152,11 @@ fn show(out: &mut dyn Write, topology: &Topology, args: &Args) -> io::Result<()>
     match topology.devices.len() - shown.len() {
         0 if shown.is_empty() => writeln!(out, "\nno PCI devices"),
         0 => Ok(()),
-        hidden => writeln!(out, "\n{hidden} other PCI functions (--all shows them)"),
+        hidden => writeln!(out, "\n{hidden} other PCI functions; --all shows them"),
     }
 }
 
-/// All, or the endpoints and the bridges above them.
+/// Returns all functions, or the endpoints and the bridges above them.
 fn shown(topology: &Topology, all: bool) -> Vec<&Entry> {
     let endpoints = topology.devices.iter().filter(|entry| all || entry.is_endpoint());
     let mut wanted: BTreeSet<_> = endpoints.map(|entry| entry.device.address).collect();
@@ -210,7 +213,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// A port with a GPU that got half its lanes, and an audio device.
+    /// Creates a machine with a bridge, a GPU below it that has half its lanes, and an audio device.
     fn machine() -> (tempfile::TempDir, Sysfs) {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_and_what_is_wrong_with_it() {
+    fn the_tree_is_shown_with_slow_links_marked() {
         let (_directory, sysfs) = machine();
         let report = read(&sysfs, &Names::default());
         let text = text(&report, false);
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_and_json() {
+    fn all_functions_are_shown_and_in_the_json() {
         let (_directory, sysfs) = machine();
         let report = read(&sysfs, &Names::default());
         assert!(text(&report, true).contains("0000:00:1b.0    class 0403"), "{}", text(&report, true));
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pci() {
+    fn a_machine_without_pci_devices_shows_so() {
         let report = read(&Sysfs::at("/nonexistent"), &Names::default());
         assert!(text(&report, false).contains("no PCI devices"));
     }

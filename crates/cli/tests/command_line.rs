@@ -1,5 +1,5 @@
-//! The command line as users meet it: each file of `cmd/` is a session, with its output and exit status. To take over
-//! what changed on purpose: `TRYCMD=overwrite cargo test -p inlane --test command_line`.
+//! The command line as users see it. Each file in `cmd/` is a session with its output and exit statuses. To accept an intended
+//! change: `TRYCMD=overwrite cargo test -p inlane --test command_line`.
 
 use std::process::{Command, Stdio};
 
@@ -8,9 +8,9 @@ fn sessions() {
     trycmd::TestCases::new().case("tests/cmd/*.trycmd");
 }
 
-/// A reader that went away is no error, a full disk is one; neither is a panic.
+/// A closed pipe ends a command normally. A full disk is an error. Neither panics.
 #[test]
-fn who_reads_the_output_may_leave() {
+fn a_closed_pipe_is_no_error_and_a_full_disk_is_one() {
     let run = |arguments: &str, stdout: Stdio, stderr: Stdio| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
         command.args(arguments.split(' ')).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
@@ -38,9 +38,9 @@ fn who_reads_the_output_may_leave() {
     }
 }
 
-/// What cannot be written is said before anything is measured.
+/// An output that cannot be opened ends the command before anything is measured.
 #[test]
-fn outputs_are_opened_first() {
+fn outputs_are_opened_before_the_run() {
     for arguments in ["topo --json", "doctor --json", "ntb bench --json", "ntb bench --svg"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
         let output = command.args(arguments.split(' ')).arg("/no/such/folder/x").output().unwrap();

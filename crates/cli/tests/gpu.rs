@@ -1,16 +1,18 @@
-//! What a machine without a usable GPU is told. The driver is a stub that says what each case needs.
+//! Messages on machines without a usable GPU. A stub of the CUDA driver simulates each case.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A folder with a `libcuda.so.1` from `programs/driver.c`, or none without a C compiler.
+/// Builds `libcuda.so.1` from `programs/driver.c` in a folder. Returns `None` without a C compiler.
 fn stub() -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
     let library = folder.path().join("libcuda.so.1");
     let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
     if !made.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED what_a_driver_lacks_is_said: no C compiler makes a stub of the driver");
+        eprintln!(
+            "SKIPPED an_unusable_driver_is_explained: no C compiler is available to build the stub of the driver"
+        );
         return None;
     }
     std::os::unix::fs::symlink(&library, folder.path().join("libcuda.so")).unwrap();
@@ -19,9 +21,9 @@ fn stub() -> Option<(tempfile::TempDir, PathBuf)> {
 }
 
 #[test]
-fn what_a_driver_lacks_is_said() {
+fn an_unusable_driver_is_explained() {
     let Some((_folder, path)) = stub() else { return };
-    let told = |environment: &[(&str, &str)]| {
+    let run = |environment: &[(&str, &str)]| {
         let output = Command::new(env!("CARGO_BIN_EXE_inlane"))
             .args(["forward", "--rx", "null", "--tx", "null", "--on", "gpu:0", "--method", "persistent"])
             .env("LD_LIBRARY_PATH", &path)
@@ -30,7 +32,7 @@ fn what_a_driver_lacks_is_said() {
             .unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    // What is told it, the exit status, what it says: what was found, and what to do.
+    // The stub's settings, and two parts of the message: what was found, and what to do.
     type Case = (&'static [(&'static str, &'static str)], [&'static str; 2]);
     let cases: [Case; 4] = [
         (&[("STUB_VERSION", "12040")], ["it supports CUDA 12.4", "install a newer NVIDIA driver"]),
@@ -39,7 +41,7 @@ fn what_a_driver_lacks_is_said() {
         (&[("STUB_DEVICES", "0")], ["the driver sees no GPU", "inlane topo"]),
     ];
     for (environment, wanted) in cases {
-        let (status, said) = told(environment);
+        let (status, said) = run(environment);
         assert_eq!(status, Some(3), "{environment:?}: {said}");
         for text in wanted {
             assert!(said.contains(text), "{environment:?}: {said}");
@@ -48,9 +50,9 @@ fn what_a_driver_lacks_is_said() {
 }
 
 #[test]
-fn a_matrix_is_of_models_only_where_there_is_no_gpu() {
+fn a_matrix_uses_models_only_without_a_gpu() {
     let Some((_folder, path)) = stub() else { return };
-    let told = |name: &str, value: &str| {
+    let run = |name: &str, value: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_inlane"))
             .args(["copy", "--matrix", "--sizes", "4K", "--path", "dma,staged", "--no-ceiling"])
             .args(["--repeats", "1", "--duration", "1ms", "--warm-up", "1ms"])
@@ -61,7 +63,7 @@ fn a_matrix_is_of_models_only_where_there_is_no_gpu() {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for (name, value) in [("STUB_DEVICES", "0"), ("STUB_INIT", "100")] {
-        let (status, said) = told(name, value);
+        let (status, said) = run(name, value);
         assert_eq!(status, Some(0), "{said}");
         assert!(said.contains("there is no GPU: the matrix is of the host and two models"), "{said}");
     }
@@ -69,23 +71,23 @@ fn a_matrix_is_of_models_only_where_there_is_no_gpu() {
         ("STUB_VERSION", "12040", "install a newer NVIDIA driver"),
         ("STUB_INIT", "803", "reload the module"),
     ] {
-        let (status, said) = told(name, value);
+        let (status, said) = run(name, value);
         assert_eq!(status, Some(3), "{said}");
         assert!(said.contains(wanted), "{said}");
     }
 }
 
-/// What runs on GPUs is checked by a script, so that it runs where there is one and no Rust.
+/// Runs the script that checks packet functions on a GPU. It is a script so that it also runs on machines without Rust.
 #[test]
-fn all_that_a_gpu_runs_is_right() {
+fn packet_functions_on_a_gpu_are_verified() {
     if let Err(why) = inlane_cuda::driver_version() {
-        eprintln!("SKIPPED all_that_a_gpu_runs_is_right: {why}");
+        eprintln!("SKIPPED packet_functions_on_a_gpu_are_verified: {why}");
         return;
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/gpu/check.py");
     let sections = ["functions", "own", "oran", "ports", "overload"];
     match Command::new("python3").arg(script).arg(env!("CARGO_BIN_EXE_inlane")).args(sections).output() {
-        Err(why) => eprintln!("SKIPPED all_that_a_gpu_runs_is_right: no python3: {why}"),
+        Err(why) => eprintln!("SKIPPED packet_functions_on_a_gpu_are_verified: no python3: {why}"),
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stdout);
             said.lines().filter(|line| line.starts_with("SKIPPED")).for_each(|line| eprintln!("{line}"));
@@ -95,9 +97,9 @@ fn all_that_a_gpu_runs_is_right() {
 }
 
 #[test]
-fn a_machine_without_a_driver_is_told_what_to_install() {
+fn without_a_driver_the_error_names_the_library_to_install() {
     if inlane_cuda::driver_version().is_ok() {
-        eprintln!("SKIPPED a_machine_without_a_driver_is_told_what_to_install: there is a driver");
+        eprintln!("SKIPPED without_a_driver_the_error_names_the_library_to_install: a driver is installed");
         return;
     }
     let output = Command::new(env!("CARGO_BIN_EXE_inlane"))

@@ -1,4 +1,4 @@
-//! Tables for a terminal: plain text, no colour, widths from content.
+//! Tables for a terminal: plain text without colour, with columns as wide as their content.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use inlane_core::result::Cell;

@@ -1,4 +1,4 @@
-//! A document as text for a terminal: the results first, then what to know about them.
+//! Documents as text for a terminal: the results first, then their context.
 
 use crate::table::{Lines, grid};
 use inlane_core::result::{Baseline, Ceiling, Cell, Document, Row};
@@ -36,7 +36,7 @@ pub fn text<T: Row>(document: &Document<T>) -> String {
     out
 }
 
-/// The rows as a table. Parameters that all rows share go to `context` instead.
+/// Renders the rows as a table. Parameters that all rows share go to `context` instead.
 fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     if rows.is_empty() {
         return String::new();
@@ -53,7 +53,7 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
         cell.map_or(String::new(), |cell| cell.text.clone())
     };
     names.retain(|name| {
-        // A run that failed early has few parameters.
+        // A run that failed early may lack the parameter. That does not make it different.
         let mut values: Vec<String> = (0..rows.len())
             .filter(|&index| {
                 rows[index].error().is_none() || parameters[index].iter().any(|cell| cell.name == *name)
@@ -88,7 +88,7 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     grid(&header, &lines)
 }
 
-/// What the document says about all rows.
+/// Returns the context that the document has for all rows.
 fn shared_context<T>(document: &Document<T>) -> Vec<Cell> {
     let mut cells = document.path.cells();
     cells.extend(document.ceiling.as_ref().map(Ceiling::cell));

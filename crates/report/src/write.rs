@@ -1,4 +1,4 @@
-//! Writing documents to files and standard output.
+//! Writes documents to files and to standard output.
 
 use inlane_core::error::Class;
 use serde::Serialize;
@@ -7,32 +7,33 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// A result that could not be written.
+/// An error of writing a result.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There can be no such file.
-    #[error("cannot write {path}: {source}; name a file in a directory that you may write")]
+    /// The file cannot be opened or created.
+    #[error("cannot write {path}: {source}; name a file in a directory that you may write to")]
     Open {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file or stream failed.
-    #[error("cannot write {path}: {source}; choose another file, or free space")]
+    /// Writing to the open file or stream failed.
+    #[error("cannot write {path}: {source}; choose another file or free some space")]
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The document cannot be expressed.
+    /// The document cannot be expressed as JSON.
     #[error("cannot express the result as JSON: {0}")]
     Json(#[from] serde_json::Error),
 }
 
 impl Error {
-    /// [`Class::Environment`] before the run; behind it, its result was lost: [`Class::Failed`].
+    /// Returns the class of the error. A file that cannot be opened stops the run before it starts ([`Class::Environment`]). A later
+    /// error loses the result of a run ([`Class::Failed`]).
     pub fn class(&self) -> Class {
         match self {
             Error::Open { .. } => Class::Environment,
@@ -41,31 +42,32 @@ impl Error {
     }
 }
 
-/// A file for a result, opened before the run that makes it: a run may give up the privileges that opening takes, and one
-/// that cannot write its result need not begin. A file that was made for it goes again where nothing is written.
+/// A file for a result. Open it before the run, for two reasons: the run may drop the privileges that opening needs, and a run
+/// that cannot write its result need not start. Until something is written, an existing file keeps its content. Dropping the
+/// target removes a file that it created and did not write.
 pub struct Target {
     path: PathBuf,
-    /// None is standard output.
+    /// `None` for standard output.
     file: Option<File>,
 }
 
-/// Files that targets made, to which nothing was written yet.
+/// The files that targets created and did not write yet.
 static FRESH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn fresh<T>(act: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
     act(&mut FRESH.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Removes the files that were made for results, and to which nothing was written: for a process that ends without dropping its targets.
+/// Removes all files that targets created and did not write. Call it before ending the process without dropping its targets.
 pub fn remove_fresh() {
     fresh(|paths| paths.drain(..).for_each(|path| drop(std::fs::remove_file(path))));
 }
 
 impl Target {
-    /// Opens a file, or standard output for `-`. What the file holds stays until something is written.
+    /// Opens a file, or standard output for `-`.
     ///
     /// # Errors
-    /// When the file cannot be opened for writing.
+    /// If the file cannot be opened for writing.
     pub fn open(path: &str) -> Result<Self, Error> {
         match path {
             "-" => Ok(Self { path: path.into(), file: None }),
@@ -73,7 +75,7 @@ impl Target {
         }
     }
 
-    /// Opens a file, whatever its name.
+    /// Opens a file. `-` is a file name like any other.
     ///
     /// # Errors
     /// As [`Target::open`].
@@ -92,28 +94,28 @@ impl Target {
         Ok(Self { path: path.into(), file: Some(file) })
     }
 
-    /// Writes a document as JSON in place of what the file held.
+    /// Replaces the file's content by the document as JSON.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn json<T: Serialize>(self, document: &T) -> Result<(), Error> {
         let mut bytes = serde_json::to_vec_pretty(document)?;
         bytes.push(b'\n');
         self.bytes(&bytes)
     }
 
-    /// Writes a text in place of what the file held.
+    /// Replaces the file's content by a text.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn text(self, text: &str) -> Result<(), Error> {
         self.bytes(text.as_bytes())
     }
 
     fn bytes(mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.is_fresh_no_more();
+        self.unregister();
         let Some(file) = &mut self.file else { return stdout(bytes) };
-        // Devices and pipes have no length to set.
+        // Devices and pipes cannot be truncated.
         let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
         let emptied = if is_file { file.set_len(0) } else { Ok(()) };
         emptied
@@ -121,8 +123,8 @@ impl Target {
             .map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
-    /// Whether it was.
-    fn is_fresh_no_more(&self) -> bool {
+    /// Unregisters the file from those to remove. Returns true if it was registered.
+    fn unregister(&self) -> bool {
         fresh(|paths| {
             let found = paths.iter().position(|path| *path == self.path);
             found.map(|index| paths.swap_remove(index)).is_some()
@@ -132,16 +134,16 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if self.is_fresh_no_more() {
+        if self.unregister() {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Writes to standard output. A reader that has seen enough (`| head`) is no error.
+/// Writes to standard output. A closed pipe (`| head`) is no error, because its reader has seen enough.
 ///
 /// # Errors
-/// When it cannot be written.
+/// If standard output cannot be written, for example because the disk is full.
 pub fn stdout(bytes: &[u8]) -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -169,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_nothing_was_written_to_leaves_no_file_of_its_own() {
+    fn an_unwritten_target_removes_only_the_file_that_it_created() {
         let folder = tempfile::tempdir().unwrap();
         let (new, old) = (folder.path().join("new"), folder.path().join("old"));
         std::fs::write(&old, "kept").unwrap();
         drop((Target::file(&new).unwrap(), Target::file(&old).unwrap()));
         assert!(!new.exists());
         assert_eq!(std::fs::read_to_string(&old).unwrap(), "kept");
-        // Empty beforehand: not ours to remove.
+        // An empty file that existed before stays.
         std::fs::write(&old, "").unwrap();
         drop(Target::file(&old).unwrap());
         assert!(old.exists());

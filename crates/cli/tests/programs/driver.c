@@ -1,23 +1,23 @@
-/* Stands for libcuda.so.1 where a driver is not what inlane needs: says the version, and answers cuInit, as it is told. */
+/* A stub of libcuda.so.1. Environment variables set its version, the answer of cuInit and the number of devices. */
 #include <stdlib.h>
 
-static int told(const char *name, int otherwise) {
+static int setting(const char *name, int fallback) {
     const char *text = getenv(name);
-    return text ? atoi(text) : otherwise;
+    return text ? atoi(text) : fallback;
 }
 
 int cuDriverGetVersion(int *version) {
-    *version = told("STUB_VERSION", 13000);
+    *version = setting("STUB_VERSION", 13000);
     return 0;
 }
 
 int cuInit(unsigned flags) {
     (void)flags;
-    return told("STUB_INIT", 0);
+    return setting("STUB_INIT", 0);
 }
 
 int cuDeviceGetCount(int *count) {
-    *count = told("STUB_DEVICES", 0);
+    *count = setting("STUB_DEVICES", 0);
     return 0;
 }
 
@@ -28,6 +28,6 @@ int cuGetErrorName(int error, const char **text) {
 
 int cuGetErrorString(int error, const char **text) {
     (void)error;
-    *text = "as the test wants it";
+    *text = "an error that the test asked for";
     return 0;
 }
