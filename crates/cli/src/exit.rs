@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 /// The exit statuses, for `--help`.
 pub const STATUSES: &str = "\
-Exit status: 0 done; 1 the run failed (a verification, a threshold, an output); 2 wrong usage or settings;
-             3 the machine is not ready ('inlane doctor' shows how to fix it).";
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
+(run 'inlane doctor' to see how to fix it).";
 
 /// The error of a machine that lacks something that the run requires.
 #[derive(Debug, thiserror::Error)]

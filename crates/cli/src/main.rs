@@ -32,14 +32,14 @@ struct Cli {
 /// The subcommands. The arguments of each are defined in its module.
 #[derive(Subcommand)]
 enum Command {
-    Doctor(doctor::Args),
-    Topo(topo::Args),
-    Completion(manual::CompletionArgs),
-    Man(manual::ManArgs),
     Forward(Box<forward::Forward>),
     Copy(Box<copy::Copy>),
     Ntb(ntb::Ntb),
+    Doctor(doctor::Args),
+    Topo(topo::Args),
     Report(schema::ReportArgs),
+    Completion(manual::CompletionArgs),
+    Man(manual::ManArgs),
 }
 
 fn main() -> ExitCode {

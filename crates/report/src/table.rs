@@ -46,7 +46,7 @@ impl Lines {
     }
 }
 
-/// A table with a header. The first column holds text and is aligned left, the others hold numbers and are aligned right.
+/// Renders a table with a header. Columns of numbers are aligned right, columns with text are aligned left.
 pub fn grid(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
@@ -55,7 +55,9 @@ pub fn grid(header: &[&str], rows: &[Vec<String>]) -> String {
         table.add_row(row.clone());
     }
     for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_cell_alignment(if index == 0 { CellAlignment::Left } else { CellAlignment::Right });
+        let is_number = |text: &String| text.is_empty() || text.starts_with(|c: char| c.is_ascii_digit());
+        let numbers = rows.iter().filter_map(|row| row.get(index)).all(is_number);
+        column.set_cell_alignment(if numbers { CellAlignment::Right } else { CellAlignment::Left });
     }
     format!("{table}\n")
 }
@@ -81,9 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn grids_are_markdown() {
+    fn tables_are_markdown_with_numbers_aligned_right() {
         let text = grid(&["size", "GB/s"], &[vec!["4 KiB".into(), "1.0".into()]]);
         assert!(text.lines().nth(1).unwrap().starts_with("|--"), "{text}");
         assert_eq!(text.lines().count(), 3);
+        let rows = [vec!["a".into(), "1".into()], vec!["long".into(), "12345678".into()]];
+        let text = grid(&["name", "number"], &rows);
+        assert!(text.contains("| a    |        1 |"), "{text}");
     }
 }
