@@ -1,5 +1,5 @@
-//! Compiles the packet functions of `functions/` for the CPU: once for any CPU of the target, and on x86-64 once more for
-//! those with AVX2; which of the two runs is decided when the program starts.
+//! Compiles the built-in packet functions in `functions/` for the CPU: once for every CPU of the target, and on x86-64 a second time for
+//! CPUs with AVX2. The program selects one of the two builds at run time.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -23,6 +23,7 @@ fn main() {
     fs::write(out.join("builtins.rs"), bindings(&sources, x86)).expect("OUT_DIR is writable");
 }
 
+/// Compiles all sources into a library. `variant` becomes a suffix of their symbols.
 fn compile(sources: &[PathBuf], variant: &str, flag: Option<&str>) {
     let mut build = cc::Build::new();
     build
@@ -31,7 +32,7 @@ fn compile(sources: &[PathBuf], variant: &str, flag: Option<&str>) {
         .cpp_link_stdlib(None)
         .include("include")
         .define("INLANE_VARIANT", format!("_{variant}").as_str())
-        // The functions are the hot path of debug builds too: an unoptimized one would make every test crawl.
+        // Optimized in debug builds, too, because tests would be slow otherwise.
         .opt_level(3)
         .flags(["-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra", "-xc++"])
         .files(sources);
@@ -41,21 +42,24 @@ fn compile(sources: &[PathBuf], variant: &str, flag: Option<&str>) {
     build.compile(&format!("inlane_functions_{variant}"));
 }
 
-/// The entries as Rust sees them: `(name, source, entry for any CPU, entry for CPUs with AVX2)`.
+/// Returns the Rust source of the table of functions: their names, sources, and entries for any CPU and for CPUs with AVX2.
 fn bindings(sources: &[PathBuf], x86: bool) -> String {
-    let name = |path: &Path| path.file_stem().and_then(|stem| stem.to_str()).expect("plain names").to_owned();
+    let name = |path: &Path| {
+        path.file_stem().and_then(|stem| stem.to_str()).expect("source names are plain UTF-8").to_owned()
+    };
     let mut text = String::from("unsafe extern \"C\" {\n");
     let variants: &[&str] = if x86 { &["v1", "v3"] } else { &["v1"] };
     for source in sources {
         for variant in variants {
             writeln!(text, "    static inlane_function_{}_{variant}: FunctionEntry;", name(source))
-                .expect("a string");
+                .expect("writing to a string cannot fail");
         }
     }
-    writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len()).expect("a string");
+    writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len())
+        .expect("writing to a string cannot fail");
     for source in sources {
-        // As the crate's folder is called when this is compiled: it may have been moved since, together with OUT_DIR.
-        let path = format!("/{}", source.to_str().expect("plain names"));
+        // Resolved when the crate is compiled, because the crate's folder and OUT_DIR may have been moved since this script ran.
+        let path = format!("/{}", source.to_str().expect("source names are plain UTF-8"));
         let name = name(source);
         writeln!(
             text,
@@ -63,7 +67,7 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
              any: &raw const inlane_function_{name}_v1, avx2: &raw const inlane_function_{name}_{} }},",
             variants.last().expect("at least one")
         )
-        .expect("a string");
+        .expect("writing to a string cannot fail");
     }
     text.push_str("];\n");
     text

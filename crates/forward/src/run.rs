@@ -269,7 +269,7 @@ impl ReadyPipeline {
     fn flow_started(&self) -> Option<impl Fn() -> Option<Instant> + use<>> {
         match self {
             ReadyPipeline::Gpu(_, lane) => {
-                let program = lane.program().clone();
+                let program = lane.loaded_function().clone();
                 Some(move || program.began())
             }
             ReadyPipeline::Cpu(..) => None,

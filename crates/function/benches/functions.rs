@@ -1,6 +1,6 @@
-//! Packets a second of each function on packets that lie in the cache, a burst of 32 at a time.
+//! Measures the packet rate of each built-in function on bursts of 32 packets that stay in the cache.
 
-#![allow(missing_docs, reason = "criterion makes public items")]
+#![allow(missing_docs, reason = "criterion's macros generate public items")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use inlane_core::packet::{HeapPool, Packet, Pool};
@@ -16,7 +16,7 @@ fn functions(criterion: &mut Criterion) {
     assert_eq!(pool.allocate(&mut packets), BURST);
     for (i, packet) in packets.iter_mut().enumerate() {
         packet.length = 64;
-        // SAFETY: just taken.
+        // SAFETY: the packet was just allocated, and nothing else uses it.
         unsafe { packet.bytes_mut() }.copy_from_slice(&udp(i as u8));
     }
     let mut outcomes = [PacketVerdict::default(); BURST];
@@ -28,18 +28,18 @@ fn functions(criterion: &mut Criterion) {
         group.bench_function(builtin.name, |bencher| {
             bencher.iter(|| {
                 if builtin.name == "l3-decrement" {
-                    // So that none expires; a store a packet, beside the function's own.
-                    // SAFETY: as below.
+                    // Resets the time to live, so that no packet expires. Costs one store per packet.
+                    // SAFETY: as in the next comment.
                     packets.iter().for_each(|packet| unsafe { packet.bytes_mut()[22] = 255 });
                 }
-                // SAFETY: the packets are held here, in host memory.
+                // SAFETY: this function owns the packets, which are in host memory.
                 black_box(unsafe { instance.run_packets(black_box(&packets), &mut outcomes, 0) })
             });
         });
     }
 }
 
-/// Ethernet, IPv4, UDP: a frame of 64 bytes without FCS, of flow `flow`.
+/// Returns a frame of 64 bytes, without FCS, with Ethernet, IPv4 and UDP headers. Each `flow` has another source address.
 fn udp(flow: u8) -> [u8; 64] {
     let mut frame = [0u8; 64];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0]);
@@ -52,7 +52,7 @@ fn udp(flow: u8) -> [u8; 64] {
     };
     let header = sum(&frame[14..34], 0);
     frame[24..26].copy_from_slice(&header);
-    // Pseudo header: addresses, protocol, length.
+    // The sum begins with the pseudo-header: addresses, protocol and length.
     let segment = sum(&frame[26..64], 17 + 30);
     frame[40..42].copy_from_slice(&segment);
     frame

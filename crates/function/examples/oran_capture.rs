@@ -1,7 +1,7 @@
-//! Writes a capture of O-RAN U-plane packets, out of order and with losses, for `oran-reorder`:
+//! Writes a capture of O-RAN U-plane packets, out of order and with losses, as input for `oran-reorder`:
 //!
 //! ```console
-//! $ cargo run -p inlane-function --example oran_capture -- uplane.pcap 40 2 60     # slots, percent lost, places out of order
+//! $ cargo run -p inlane-function --example oran_capture -- uplane.pcap 40 2 60     # 40 slots, 2 % lost, up to 60 places out of order
 //! $ inlane forward --rx pcap:uplane.pcap --tx null --function oran-reorder:eaxc=0+1,prbs=106,limit=1s
 //! ```
 
@@ -9,7 +9,7 @@ mod fronthaul;
 
 use fronthaul::{Carrier, UPlane, pcap, whole};
 
-/// 40 MHz at 30 kHz, two antenna-carriers, samples of 16 bits: frames of 1474 bytes.
+/// A carrier of 40 MHz with 30 kHz subcarriers, two antenna-carriers and 16-bit samples, in frames of 1474 bytes.
 const CARRIER: Carrier =
     Carrier { eaxc: &[0, 1], prbs: 106, slots_per_subframe: 2, prb_bytes: 48, header: None };
 const SLOT_NS: u64 = 500_000;

@@ -1,28 +1,28 @@
-//! What can go wrong with packet functions.
+//! The errors of packet functions.
 
 use inlane_core::error::Class;
 use std::path::PathBuf;
 
-/// `function`'s errors. Each names the function or file and says what to do.
+/// An error of a packet function. Each names the function or the file, and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No built-in function has that name.
-    #[error("there is no packet function '{name}'; built in are {known}; for your own write FILE.cu:NAME")]
+    #[error("there is no packet function '{name}'; choose from {known}, or name your own as FILE.cu:NAME")]
     Unknown {
-        /// What was asked for.
+        /// The name that was requested.
         name: String,
-        /// What there is.
+        /// The names of the built-in functions.
         known: String,
     },
-    /// A function was given settings that it does not have, or that it cannot read.
+    /// A function does not have the given settings, or cannot read them.
     #[error("packet function {name}: '{settings}': {why}")]
     Settings {
-        /// The function.
+        /// The function's name.
         name: String,
-        /// What was given.
+        /// The settings as given.
         settings: String,
-        /// What is wrong, and what to write.
+        /// What is wrong, and what to write instead.
         why: String,
     },
     /// A user's file cannot be used.
@@ -33,32 +33,32 @@ pub enum Error {
         /// What is wrong, and what to do.
         why: String,
     },
-    /// A user's file does not compile; the message holds what the compiler said.
+    /// A user's file does not compile.
     #[error("{} does not compile:\n{messages}", path.display())]
     Compile {
         /// The file.
         path: PathBuf,
-        /// The compiler's messages, with the lines of the user's file.
+        /// The compiler's messages, which name lines of the user's file.
         messages: String,
     },
-    /// What this machine lacks.
+    /// Something is missing on this machine.
     #[error("{what}: {why}")]
     Environment {
-        /// What was tried.
+        /// What failed.
         what: String,
         /// What is missing, and how to get it.
         why: String,
     },
-    /// Memory for state or output.
+    /// There is no memory for the state or the output region.
     #[error(transparent)]
     Core(#[from] inlane_core::Error),
 }
 
-/// `function`'s result.
+/// A result with this crate's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The class of this error.
+    /// The class of this error, which decides the exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Unknown { .. } | Error::Settings { .. } | Error::File { .. } | Error::Compile { .. } => {

@@ -1,6 +1,6 @@
-//! The headers that packet functions include, for compilers that take them as text or as files.
+//! The headers that packet functions include, as text for compilers.
 
-/// Name and text of each header, in the order of dependence. `inlane.h` includes those before it.
+/// The name and text of each header. Each comes after the headers that it includes. `inlane_oran.h` is for users of `oran-reorder`.
 pub const HEADERS: [(&str, &str); 7] = [
     ("inlane_ring.h", include_str!("../include/inlane_ring.h")),
     ("inlane_block.h", include_str!("../include/inlane_block.h")),
@@ -16,10 +16,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ring_header_is_cores() {
+    fn the_ring_header_is_the_one_that_core_generates() {
         let (name, text) = HEADERS[0];
         assert_eq!(name, "inlane_ring.h");
         let generated = inlane_core::ring::layout::c_header();
-        assert!(text == generated, "write this to crates/function/include/inlane_ring.h:\n{generated}");
+        assert!(
+            text == generated,
+            "inlane_ring.h is outdated; write this to crates/function/include/inlane_ring.h:\n{generated}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A packet function at work on the CPU: one a pipeline, with its state and output.
+//! A packet function's use by one CPU thread, with its state and output region.
 
 use crate::abi::{CallContext, FunctionEntry};
 use crate::packet_function::PacketFunction;
@@ -9,7 +9,7 @@ use inlane_core::region::Region;
 use inlane_core::ring::layout::{Descriptor, MAX_BURST, PacketVerdict};
 use std::mem::size_of;
 
-/// One pipeline's use of a function: the code, its state, its output region. Belongs to one thread at a time.
+/// A packet function with a state and an output region. One thread at a time uses it.
 pub struct Instance {
     entry: *const FunctionEntry,
     function: PacketFunction,
@@ -18,7 +18,7 @@ pub struct Instance {
     room: u32,
 }
 
-// SAFETY: the entry is constant for as long as `function` lives; state and output are reached through `&mut self` alone.
+// SAFETY: the entry is a constant that `function` keeps loaded. State and output are changed only through `&mut self`.
 unsafe impl Send for Instance {}
 
 impl Instance {
@@ -28,12 +28,12 @@ impl Instance {
         let size = |bytes: u64| {
             usize::try_from(bytes).map_err(|_| Error::Environment {
                 what: format!("packet function {}", function.name()),
-                why: format!("it wants {bytes} bytes of memory, more than this machine can address"),
+                why: format!("it needs {bytes} bytes of memory, more than this machine can address"),
             })
         };
         let state = Region::host(size(info.state_bytes)?.max(1))?;
         let initial = function.initial_state(&info)?;
-        // SAFETY: fresh memory of at least as many bytes: `initial_state` fits them into the state.
+        // SAFETY: `initial_state` returns at most `state_bytes` bytes, and nothing else uses the new region.
         unsafe { state.as_ptr().copy_from_nonoverlapping(initial.as_ptr(), initial.len()) };
         let output = match size(info.output_bytes)? {
             0 => None,
@@ -42,17 +42,18 @@ impl Instance {
         Ok(Self { entry, function, state, output, room: 0 })
     }
 
-    /// The function that it runs.
+    /// The function that the instance runs.
     pub fn function(&self) -> &PacketFunction {
         &self.function
     }
 
-    /// Lets packets grow to `room` bytes from their address on (their pool's [`inlane_core::Pool::room`]); without it they
-    /// only shrink.
+    /// Allows packets to grow to `room` bytes from their address on, which is their pool's [`inlane_core::Pool::room`]. Without this call,
+    /// packets can only shrink.
     pub fn set_room(&mut self, room: u32) {
         self.room = room;
     }
 
+    /// What a call receives besides packets.
     fn context(&self, now_ns: u64) -> CallContext {
         CallContext {
             state: self.state.address(),
@@ -64,17 +65,18 @@ impl Instance {
         }
     }
 
-    /// Runs it on `count` packets, a [`Descriptor`] every `stride` bytes from `packets` on. Returns
-    /// [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED), and `outcomes` is as it was, or
+    /// Runs the function on `count` packets. `packets` is the first [`Descriptor`], and `stride` the bytes from one to the next. Returns
+    /// [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) if no packet changed, and leaves `outcomes` alone; or returns
     /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS), and it holds one for each packet.
     ///
     /// # Panics
-    /// For a stride that is neither 16 (descriptors) nor 24 (packets), and more than [`MAX_BURST`] packets.
+    /// If the stride is neither 16 (descriptors) nor 24 (packets), or if there are more than [`MAX_BURST`] packets.
     ///
     /// # Safety
-    /// `packets` is good for reads of `count * stride` bytes, `outcomes` for writes of `count` outcomes. The caller holds
-    /// the packets; they lie in memory that the CPU maps, each as long as its descriptor says and with the room given
-    /// to [`Instance::set_room`]; nobody else touches them meanwhile. A user's function is trusted to keep to its packets.
+    /// * `packets` is valid for reads of `count * stride` bytes, and `outcomes` for writes of `count` verdicts.
+    /// * The caller owns the packets. They are in memory that the CPU can access, with the lengths in their descriptors and the room given
+    ///   to [`Instance::set_room`]. Nothing else accesses them during the call.
+    /// * A user's function is trusted to access only its packets, state and output region.
     #[inline]
     pub unsafe fn run(
         &mut self,
@@ -84,20 +86,23 @@ impl Instance {
         outcomes: *mut PacketVerdict,
         now_ns: u64,
     ) -> u32 {
-        assert!(stride == size_of::<Descriptor>() || stride == size_of::<Packet>(), "no such stride");
-        assert!(count <= MAX_BURST, "more packets than a burst has");
+        assert!(
+            stride == size_of::<Descriptor>() || stride == size_of::<Packet>(),
+            "the stride must be 16 or 24"
+        );
+        assert!(count <= MAX_BURST, "a burst has at most MAX_BURST packets");
         let context = self.context(now_ns);
-        // SAFETY: the entry's code is loaded, state and output are as its info wants them; the caller vouches for the rest.
+        // SAFETY: the code is loaded, and state and output have the sizes that it declares. The caller promises the rest.
         unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, outcomes, &context) }
     }
 
-    /// Runs it on packets as ports give them; see [`Instance::run`].
+    /// Runs the function on packets from a port. See [`Instance::run`].
     ///
     /// # Panics
     /// When there are fewer outcomes than packets, or more packets than [`MAX_BURST`].
     ///
     /// # Safety
-    /// As for [`Instance::run`], of what the packets point to.
+    /// As for [`Instance::run`], for the memory that the packets refer to.
     #[inline]
     pub unsafe fn run_packets(
         &mut self,
@@ -107,17 +112,17 @@ impl Instance {
     ) -> u32 {
         assert!(outcomes.len() >= packets.len(), "fewer outcomes than packets");
         let stride = size_of::<Packet>();
-        // SAFETY: both slices are long enough; the caller vouches for what packets point to.
+        // SAFETY: both slices are long enough. The caller promises that the memory behind them is valid.
         unsafe { self.run(packets.as_ptr().cast(), stride, packets.len(), outcomes.as_mut_ptr(), now_ns) }
     }
 
-    /// Runs it on an item of the burst ring; see [`Instance::run`].
+    /// Runs the function on the descriptors of an item of the burst ring. See [`Instance::run`].
     ///
     /// # Panics
     /// When there are fewer outcomes than packets, or more packets than [`MAX_BURST`].
     ///
     /// # Safety
-    /// As for [`Instance::run`], of what the descriptors point to.
+    /// As for [`Instance::run`], for the memory that the descriptors refer to.
     #[inline]
     pub unsafe fn run_descriptors(
         &mut self,
@@ -127,48 +132,48 @@ impl Instance {
     ) -> u32 {
         assert!(outcomes.len() >= packets.len(), "fewer outcomes than packets");
         let stride = size_of::<Descriptor>();
-        // SAFETY: both slices are long enough; the caller vouches for what descriptors point to.
+        // SAFETY: both slices are long enough. The caller promises that the memory behind them is valid.
         unsafe { self.run(packets.as_ptr().cast(), stride, packets.len(), outcomes.as_mut_ptr(), now_ns) }
     }
 
-    /// True when the function wants [`Instance::tick`] now and then.
+    /// Returns true if [`Instance::tick`] must be called while no packets arrive.
     pub fn ticks(&self) -> bool {
         // SAFETY: `function` keeps the code loaded.
         unsafe { (*self.entry).info.ticks() }
     }
 
-    /// True when the function looks at the time that [`Instance::run`] is given; for others 0 will do.
+    /// Returns true if the function reads the time that is passed to [`Instance::run`]. For other functions pass 0.
     pub fn needs_time(&self) -> bool {
         // SAFETY: as in `ticks`.
         unsafe { (*self.entry).info.needs_time() }
     }
 
-    /// Tells the function the time, without packets: for time limits. About once a millisecond is plenty.
+    /// Calls the function's `tick` with the time in nanoseconds. Call it while no packets arrive, at least every millisecond.
     pub fn tick(&mut self, now_ns: u64) {
         let context = self.context(now_ns);
         // SAFETY: as in `run`.
         unsafe { ((*self.entry).tick)(&context) }
     }
 
-    /// Says that no packets will come any more: time limits fall due, so what was half assembled is delivered.
+    /// Ends the run: calls `tick` with the greatest time, so that the function delivers what it has assembled so far.
     pub fn finish(&mut self) {
         if self.ticks() {
             self.tick(u64::MAX);
         }
     }
 
-    /// Its state, for reports.
+    /// The function's state.
     pub fn state(&self) -> &[u8] {
-        // SAFETY: initialized memory that only `&mut self` methods change.
+        // SAFETY: the region is initialized, and only `&mut self` methods change it.
         unsafe { std::slice::from_raw_parts(self.state.as_ptr(), self.state.len()) }
     }
 
-    /// What it has to say after a run.
+    /// Makes the function's report from its state.
     pub fn report(&self) -> FunctionReport {
         self.function.report(self.state())
     }
 
-    /// What it assembled.
+    /// The output region. Empty if the function has none.
     pub fn output(&self) -> &[u8] {
         match &self.output {
             // SAFETY: as in `state`.

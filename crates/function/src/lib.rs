@@ -1,12 +1,12 @@
-//! Packet functions: what is done to packets, written once, run by every executor.
+//! Packet functions: operations on packets that are written once and run by every executor.
 //!
-//! A function is a few lines of C++ against `include/inlane.h`: a struct whose members are the pipeline's state and whose
-//! `packet` (or `burst`) is called with the packets. The same source is compiled here for the CPU, by the C++ compiler when
-//! inlane is built, and by GPU executors with NVRTC for the GPU that is there.
+//! A packet function is a C++ struct that includes `include/inlane.h`. Its members are the state of a pipeline, and its `packet` or
+//! `burst` is called with the packets. The same source is compiled for the CPU, and by GPU executors with NVRTC for the installed GPU.
+//! The C++ compiler compiles built-in functions when inlane is built, and users' functions when they first run on the CPU.
 //!
-//! * [`builtins`]: the functions that inlane brings; [`PacketFunction::parse`] finds one by name and reads its settings.
-//! * [`Instance`]: a function at work on the CPU, one a pipeline, with its state and output.
-//! * [`HEADERS`] and [`PacketFunction::gpu_source`]: what a GPU executor compiles.
+//! * [`builtins`] lists the built-in functions. [`PacketFunction::parse`] finds one by name and reads its settings.
+//! * [`Instance`] is a function's use by one CPU thread, with its state and output region.
+//! * [`HEADERS`] and [`PacketFunction::gpu_source`] are what a GPU executor compiles.
 
 pub mod abi;
 mod builtins;

@@ -1,4 +1,4 @@
-//! A packet function: its name, its source, what it was set to, and how it becomes an [`Instance`] on the CPU.
+//! A packet function: its name, source and settings, and how it becomes an [`Instance`] on the CPU.
 
 use crate::abi::{FunctionEntry, FunctionInfo};
 use crate::builtins::{self, Builtin};
@@ -9,7 +9,7 @@ use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A packet function with its settings, ready to be instantiated by an executor. Clones share the code.
+/// A packet function with its settings. Executors create instances from it. Clones share the code.
 #[derive(Clone)]
 pub struct PacketFunction {
     name: String,
@@ -17,11 +17,11 @@ pub struct PacketFunction {
     code: Code,
 }
 
-/// What the command line set.
+/// The settings from the command line.
 #[derive(Clone)]
 struct Settings {
     text: String,
-    /// As the beginning of the function's state.
+    /// The settings as the beginning of the function's state.
     image: Vec<u8>,
 }
 
@@ -32,12 +32,12 @@ enum Code {
 }
 
 impl PacketFunction {
-    /// The function that a command line names: `NAME[:SETTINGS]` for a built-in one, `FILE.cu[:NAME[:N,N...]]` for the
-    /// user's own.
+    /// Returns the function that a command line names: `NAME[:SETTINGS]` for a built-in function, or `FILE.cu[:NAME[:N,N...]]` for a
+    /// user's function. Compiles and runs nothing.
     ///
     /// # Errors
-    /// [`Error::Unknown`] for another name, [`Error::Settings`] for settings that it cannot read, [`Error::File`] for a
-    /// file that cannot be read or has no such function.
+    /// [`Error::Unknown`] if there is no such built-in function, [`Error::Settings`] if the settings are wrong, and [`Error::File`] if the
+    /// file cannot be read or has no such function.
     pub fn parse(text: &str) -> Result<Self> {
         if let Some((path, name, parameters)) = user::split(text) {
             return Self::from_file(Path::new(path), name, parameters);
@@ -62,27 +62,27 @@ impl PacketFunction {
         })
     }
 
-    /// Returns true for a function of the user's own, false for a built-in one.
+    /// Returns true for a function of the user's user, false for a built-in one.
     pub fn is_user_code(&self) -> bool {
         matches!(self.code, Code::User(_))
     }
 
-    /// The user's own function `name` of a source file; its name may be empty when the file has one only. `parameters` are
-    /// whole numbers (`4789,0x10`) that its state begins with. Nothing is compiled yet.
+    /// Returns the function `name` of a user's source file. An empty name stands for the only function of the file. `parameters` are whole
+    /// numbers, for example `4789,0x10`, which become the first members of the state. Compiles and runs nothing.
     ///
     /// # Errors
-    /// [`Error::File`] for a file that cannot be read or has no such function, [`Error::Settings`] for wrong parameters.
+    /// [`Error::File`] if the file cannot be read or has no such function, and [`Error::Settings`] if the parameters are wrong.
     pub fn from_file(path: &Path, name: &str, parameters: &str) -> Result<Self> {
-        let own = UserFunction::read(path, name)?;
+        let user = UserFunction::read(path, name)?;
         let image = user::parameters(parameters).map_err(|why| Error::Settings {
-            name: own.symbol.clone(),
+            name: user.symbol.clone(),
             settings: parameters.into(),
             why,
         })?;
         Ok(Self {
-            name: own.symbol.clone(),
+            name: user.symbol.clone(),
             settings: Settings { text: parameters.into(), image },
-            code: Code::User(own.into()),
+            code: Code::User(user.into()),
         })
     }
 
@@ -95,75 +95,76 @@ impl PacketFunction {
         crate::abi::layout_assertions() + &state
     }
 
-    /// Its name, as on the command line.
+    /// The function's name, as on the command line.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it does, in a line.
+    /// What the function does, in one line.
     pub fn about(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.about,
-            Code::User(_) => "the user's own",
+            Code::User(_) => "a function of the user's",
         }
     }
 
-    /// Its name in the source: `inlane_info_SYMBOL` in a module, `inlane_registered_SYMBOL` as a type.
+    /// The struct's name in the source. Modules export `inlane_info_SYMBOL`; the source defines the type `inlane_registered_SYMBOL`.
     pub fn symbol(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().symbol,
-            Code::User(own) => &own.symbol,
+            Code::User(user) => &user.symbol,
         }
     }
 
-    /// Its source, to be compiled with [`crate::HEADERS`].
+    /// The C++ source. Compile it with [`crate::HEADERS`].
     pub fn source(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().source,
-            Code::User(own) => &own.source,
+            Code::User(user) => &user.source,
         }
     }
 
-    /// What compilers should call its source in their messages.
+    /// The file name for compilers' messages.
     pub fn file(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().file,
-            Code::User(own) => &own.file,
+            Code::User(user) => &user.file,
         }
     }
 
-    /// What the host must know of it. A user's own is compiled for the CPU to learn it; for a GPU alone, read it from the
-    /// module instead ([`PacketFunction::gpu_source`]).
+    /// Returns the function's properties. A user's function is compiled for the CPU and loaded to get them. For a GPU, read them from the
+    /// module instead, see [`PacketFunction::gpu_source`].
     ///
     /// # Errors
-    /// None for built-in functions; else [`Error::Compile`] with the compiler's messages, or [`Error::Environment`].
+    /// For users' functions only: [`Error::Compile`] with the compiler's messages, or [`Error::Environment`].
     pub fn info(&self) -> Result<FunctionInfo> {
-        // SAFETY: entries are constants.
+        // SAFETY: an entry is a constant of loaded code, which lives as long as this value.
         Ok(unsafe { (*self.entry()?).info })
     }
 
+    /// The function's CPU code. Compiles and loads a user's function if that has not happened yet.
     fn entry(&self) -> Result<*const FunctionEntry> {
         match &self.code {
             Code::Builtin(builtin) => Ok(builtin.entry()),
-            Code::User(own) => own.load(),
+            Code::User(user) => user.load(),
         }
     }
 
-    /// The bytes that a pipeline's state begins with; the rest of it is zero.
+    /// Returns the beginning of a pipeline's state, which holds the settings. The rest of the state is zero.
     ///
     /// # Errors
-    /// [`Error::Settings`] when the function has no place for what was set.
+    /// [`Error::Settings`] if the function's state has no place for them.
     pub fn initial_state(&self, info: &FunctionInfo) -> Result<Vec<u8>> {
         let image = &self.settings.image;
         let wrong =
             |why| Error::Settings { name: self.name.clone(), settings: self.settings.text.clone(), why };
         match &self.code {
             Code::Builtin(_) if image.len() as u64 > info.state_bytes => {
-                Err(wrong(format!("they do not fit its state of {} bytes", info.state_bytes)))?
+                Err(wrong(format!("they do not fit into its state of {} bytes", info.state_bytes)))?
             }
             Code::User(_) if image.len() > info.parameters as usize * 8 => Err(wrong(format!(
-                "it has {} parameters; say how many with 'static constexpr uint32_t parameters = N', and make the struct's \
-                 first members so many uint64_t",
+                "it declares {} parameters; write 'static constexpr uint32_t parameters = N', and begin the struct with N \
+                 members of type uint64_t",
                 info.parameters
             )))?,
             _ => {}
@@ -171,7 +172,7 @@ impl PacketFunction {
         Ok(image.clone())
     }
 
-    /// What the function has to say after a run, from a pipeline's state (on a GPU: copied back).
+    /// Makes the function's report from the state of a pipeline after a run. Copy the state from the GPU first if it is there.
     pub fn report(&self, state: &[u8]) -> FunctionReport {
         match &self.code {
             Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),
@@ -179,10 +180,11 @@ impl PacketFunction {
         }
     }
 
-    /// One pipeline's use of it on the CPU.
+    /// Creates an instance for one CPU thread. A user's function is compiled and loaded if that has not happened yet: its code is trusted
+    /// and gets all rights of the process, so drop privileges before.
     ///
     /// # Errors
-    /// [`Error::Core`] when there is no memory for its state; for a user's own as for [`PacketFunction::info`].
+    /// [`Error::Core`] if there is no memory for the state. For users' functions also as for [`PacketFunction::info`].
     pub fn instance(&self) -> Result<Instance> {
         Instance::new(self.clone(), self.entry()?)
     }

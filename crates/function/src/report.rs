@@ -1,44 +1,44 @@
-//! What a function has to say after a run, read from its state: counters and tables.
+//! Reports of packet functions: counters and tables that are read from the state after a run.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// A function's own results.
+/// The results that a packet function counted or collected.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct FunctionReport {
-    /// What it counted.
+    /// The counters.
     pub counters: Vec<Counter>,
-    /// What it collected.
+    /// The tables.
     pub tables: Vec<Table>,
 }
 
-/// One number.
+/// A counter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Counter {
-    /// What was counted, as a key: `expired_packets`.
+    /// What was counted, as a key, for example `expired_packets`.
     pub name: String,
-    /// How many.
+    /// The number.
     pub value: u64,
 }
 
-/// Rows of text under headings.
+/// A table of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Table {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// One heading a column.
+    /// The headings, one per column.
     pub columns: Vec<String>,
-    /// As many cells a row as columns.
+    /// The rows. Each has one cell per column.
     pub rows: Vec<Vec<String>>,
 }
 
 impl FunctionReport {
-    /// The value of a counter.
+    /// Returns the value of the counter `name`, or `None` if there is none.
     pub fn counter(&self, name: &str) -> Option<u64> {
         self.counters.iter().find(|counter| counter.name == name).map(|counter| counter.value)
     }
 
-    /// Counters from 64-bit numbers that lie one after the other in `state` from `offset` on.
+    /// Makes counters from the consecutive 64-bit numbers at `offset` of a state.
     pub(crate) fn from_numbers(state: &[u8], offset: usize, names: &[&str]) -> Self {
         let counters = names
             .iter()
@@ -47,7 +47,7 @@ impl FunctionReport {
         Self { counters: counters.collect(), tables: Vec::new() }
     }
 
-    /// Adds another pipeline's: counters of one name are summed, tables follow one another.
+    /// Adds another pipeline's report: sums counters of the same name and appends tables.
     pub fn merge(&mut self, other: Self) {
         for counter in other.counters {
             match self.counters.iter_mut().find(|mine| mine.name == counter.name) {
@@ -60,6 +60,7 @@ impl FunctionReport {
 }
 
 impl Table {
+    /// Creates a table without rows.
     pub(crate) fn new(title: impl Into<String>, columns: &[&str]) -> Self {
         Self {
             title: title.into(),
@@ -69,12 +70,12 @@ impl Table {
     }
 }
 
-/// The 64-bit number at `at` of a state; 0 behind its end.
+/// Reads the 64-bit number at offset `at` of a state. Returns 0 beyond the end.
 pub(crate) fn u64_at(state: &[u8], at: usize) -> u64 {
-    state.get(at..at + 8).map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("eight")))
+    state.get(at..at + 8).map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("8 bytes")))
 }
 
-/// The 32-bit number at `at` of a state; 0 behind its end.
+/// Reads the 32-bit number at offset `at` of a state. Returns 0 beyond the end.
 pub(crate) fn u32_at(state: &[u8], at: usize) -> u32 {
-    state.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes(bytes.try_into().expect("four")))
+    state.get(at..at + 4).map_or(0, |bytes| u32::from_ne_bytes(bytes.try_into().expect("4 bytes")))
 }

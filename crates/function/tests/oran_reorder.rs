@@ -211,7 +211,7 @@ proptest! {
     #[test]
     fn slots_out_of_order(
         first in 0..5120u32,
-        prbs_a_packet in 9..=PRBS,
+        prbs_per_packet in 9..=PRBS,
         shuffle in any::<u64>(),
         distance in 1..80u64,
         lost in 0..4u64,
@@ -226,7 +226,7 @@ proptest! {
         };
         let mut packets = Vec::new();
         for slot in first..first + 5 {
-            for packet in whole(&PLAIN, slot % 5120, prbs_a_packet) {
+            for packet in whole(&PLAIN, slot % 5120, prbs_per_packet) {
                 let copies = if next() % 100 < lost { next() % 3 } else { 1 };
                 for _ in 0..copies {
                     packets.push((packets.len() as u64 + next() % distance, packet.clone()));

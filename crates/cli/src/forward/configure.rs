@@ -136,7 +136,7 @@ impl GpuArgs {
             graph_branches: self.graph_branches,
             pause: self.pause,
             watchdog: self.watchdog,
-            urgent: self.priority == Priority::High,
+            high_priority: self.priority == Priority::High,
             measure_pcie: self.measure_pcie,
             ..gpu::Settings::default()
         })

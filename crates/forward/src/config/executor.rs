@@ -239,7 +239,7 @@ fn gpu_flag(set: &gpu::Settings) -> Option<String> {
         ("--graph-branches", set.graph_branches != default.graph_branches),
         ("--pause", set.pause != default.pause),
         ("--watchdog", set.watchdog != default.watchdog),
-        ("--priority", set.urgent != default.urgent),
+        ("--priority", set.high_priority != default.high_priority),
         ("--measure-pcie", set.measure_pcie != default.measure_pcie),
     ];
     flags.into_iter().find(|(_, is_set)| *is_set).map(|(flag, _)| flag.to_string())

@@ -72,7 +72,7 @@ impl Lane {
         Ok(())
     }
 
-    pub(crate) fn program(&self) -> &Arc<LoadedFunction> {
+    pub(crate) fn loaded_function(&self) -> &Arc<LoadedFunction> {
         match *self {}
     }
 }

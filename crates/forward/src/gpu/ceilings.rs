@@ -1,5 +1,5 @@
-//! Ceilings and baselines of GPU runs, measured in the same run: bare kernels that move the same bytes, the copy engine, a
-//! round trip with the same dependent reads.
+//! Measures the ceilings of GPU runs: bare kernels that move the same bytes, the copy engine, and a round trip with the same dependent
+//! reads. Call these functions while no other kernel runs.
 
 use super::Memory;
 use crate::error::{Error, Result};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 pub(super) const SOURCE: &str = include_str!("kernels/bare.cu");
 
+/// Compiles and loads the bare kernels.
 pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
     let program = Source {
         name: "bare.cu",
@@ -23,47 +24,47 @@ pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
     Ok(Module::load(gpu, &compile(&program, &gpu.info().arch())?)?)
 }
 
-/// What one GPU and its link allow.
+/// The most that one GPU and its link allow.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Ceilings {
-    /// A large copy from pinned memory by the copy engine, where packets lie there.
+    /// The rate of a large copy from pinned memory by the copy engine. `None` if packets are in GPU memory.
     pub copy_engine_bytes_per_second: Option<f64>,
-    /// A bare kernel that pulls packets from where they lie and writes 16 bytes of each back, by packets an item.
+    /// For each burst: the rate of a bare kernel that pulls packets and writes 16 bytes of each back.
     pub pull: Vec<Pull>,
 }
 
-/// A bare kernel's rate.
+/// The rate of a bare kernel.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Pull {
-    /// Packets an item.
+    /// The number of packets per item.
     pub burst: u32,
-    /// Bytes of each.
+    /// The bytes of each packet.
     pub size: u32,
-    /// Bytes of each that were pulled.
+    /// The bytes of each packet that were pulled.
     pub moved: u32,
-    /// Blocks and threads of the best shape tried.
+    /// The number of blocks of the fastest shape that was tried.
     pub blocks: u32,
-    /// Threads a block.
+    /// The number of threads per block of that shape.
     pub threads: u32,
-    /// Bytes of packets a second.
+    /// The rate in bytes of packets per second.
     pub bytes_per_second: f64,
-    /// Packets a second.
+    /// The rate in packets per second.
     pub packets_per_second: f64,
 }
 
-/// Measures the ceilings for packets of `size` bytes that lie as `memory` says, of which `moved` at the front are pulled, and these
-/// bursts.
+/// Measures the ceilings for packets of `size` bytes in `memory`, of which the first `moved` are pulled, for each number of packets per
+/// item in `bursts`.
 ///
 /// # Errors
-/// When the GPU refuses, or memory is short.
+/// If a driver call fails, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
-    // As many packets as a pipeline's pool holds: a smaller footprint would stay in caches that packets do not stay in.
+    // The memory of a pipeline's pool. Less would fit into caches, in which packets do not stay.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
     let kernel = module.kernel("bare_pull")?;
     let stream = gpu.stream()?;
-    // Buffers as a pool lays them out: packet, rounded up to 128, behind 128 bytes of headroom.
+    // The distance of buffers in a pool: 128 bytes of headroom and the packet, rounded up to 128.
     let stride = size.next_multiple_of(128) + 128;
     let largest = bursts.iter().max().map_or(0, |&burst| burst as usize * stride as usize);
     let buffer = BUFFER.max(largest);
@@ -75,7 +76,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
     if !pooled {
         let copy = timed(gpu, &stream, 5, || {
             for _ in 0..4 {
-                // SAFETY: both regions live until the timer has waited for the stream.
+                // SAFETY: both regions live until `timed` has waited for the stream.
                 unsafe { stream.copy(&packets, &device)? };
             }
             Ok(())
@@ -88,7 +89,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
         {
-            // Milliseconds a launch: long beside what launching takes, short for a result that somebody waits for.
+            // A launch of some milliseconds is long compared with launching, and short for the user who waits.
             let items = ((1u64 << 28) / (burst as u64 * moved.max(64) as u64))
                 .min((1 << 21) / burst as u64)
                 .max(4096);
@@ -106,7 +107,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
                     argument(&chunks),
                     argument(&stride),
                 ];
-                // SAFETY: the kernel's parameters; `period` items of `burst` strides fit the buffers, and a line of `done` each.
+                // SAFETY: the arguments are the kernel's parameters. `period` items fit the buffers, with a line of `done` each.
                 unsafe { kernel.launch(&stream, shape, arguments) }.map_err(Error::from)
             })?;
             let rate = items as f64 * burst as f64 / seconds;
@@ -127,7 +128,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
     Ok(found)
 }
 
-/// Median seconds of what `queue` queues.
+/// Returns the median time in seconds of the work that `queue` queues.
 fn timed(
     gpu: &Arc<Gpu>,
     stream: &Stream,
@@ -142,7 +143,7 @@ fn timed(
         queue()?;
         stream.record(&end)?;
         end.synchronize()?;
-        // The first warms up.
+        // The first round warms up.
         if round > 0 {
             times.push(end.since_ns(&start)? / 1e9);
         }
@@ -151,17 +152,17 @@ fn timed(
     Ok(times[times.len() / 2])
 }
 
-/// Latency of the least that one packet an item needs.
+/// The latency of a bare kernel that handles items of one packet.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RoundTrip {
-    /// Flag to the GPU, descriptor, packet, answer, fence, flag back.
+    /// From writing the flag to seeing the answer: the GPU reads the flag, the descriptor and the packet, writes the packet, and answers.
     pub nanoseconds: Option<Percentiles>,
 }
 
-/// Measures it over `rounds` rounds, one at a time.
+/// Measures the round trip `rounds` times, one after the other. The first tenth is not counted.
 ///
 /// # Errors
-/// When the GPU refuses.
+/// [`Error::Stuck`] if the kernel does not answer within 2 s, or if a driver call fails.
 pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     let module = load(gpu)?;
     let kernel = module.kernel("bare_round_trip")?;
@@ -169,14 +170,14 @@ pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     let memory = gpu.pinned(4096)?;
     let (line, answer, packet) = (memory.slice(0, 128)?, memory.slice(512, 128)?, memory.slice(1024, 2048)?);
     let word = |region: &Region, index: usize| {
-        // SAFETY: inside the region, aligned, accessed by the CPU as an atomic only.
+        // SAFETY: the word is inside the region, aligned, and the CPU accesses it only as an atomic.
         unsafe { AtomicU64::from_ptr(region.as_ptr().cast::<u64>().add(index)) }
     };
     word(&line, 2).store(packet.address(), Ordering::Relaxed);
     word(&line, 3).store(1024, Ordering::Relaxed);
     let shape = LaunchConfig { blocks: 1, threads: 1, shared_bytes: 0, cooperative: false };
     let (from, to) = (line.address(), answer.address());
-    // SAFETY: the kernel's parameters; the memory lives until the stream was waited for, below.
+    // SAFETY: the arguments are the kernel's parameters. The memory lives until the stream was waited for, below.
     unsafe { kernel.launch(&stream, shape, [argument(&from), argument(&to), argument(&rounds)])? };
     let clock = Clock::new();
     let mut histogram = LatencyHistogram::default();
@@ -184,11 +185,11 @@ pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
         let start = clock.raw();
         word(&line, 0).store(round, Ordering::Release);
         let begun = Instant::now();
-        let mut looks = 0u32;
+        let mut polls = 0u32;
         while word(&answer, 0).load(Ordering::Acquire) != round {
             std::hint::spin_loop();
-            looks += 1;
-            if looks.is_multiple_of(1 << 20) && begun.elapsed() > Duration::from_secs(2) {
+            polls += 1;
+            if polls.is_multiple_of(1 << 20) && begun.elapsed() > Duration::from_secs(2) {
                 gpu.abandon();
                 return Err(Error::Stuck { function: "bare_round_trip".into(), item: round, seconds: 2.0 });
             }

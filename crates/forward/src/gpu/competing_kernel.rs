@@ -1,8 +1,7 @@
-//! A job that wants the GPU beside the executor: arithmetic on every multiprocessor, without end.
+//! The competing job: a kernel that computes on every multiprocessor while an executor runs.
 //!
-//! It is many short blocks, as most kernels are: several times more than the GPU holds, each for a fifth of a millisecond, two
-//! launches in flight. Its work a second falls with the room that others hold, and a kernel that comes late waits for a block of it
-//! to end, unless no room is left to wait for.
+//! Like most kernels it consists of many short blocks: eight times as many as the GPU holds, of 0.2 ms each, with two launches in flight.
+//! Its rate of work shows how much of the GPU the executor occupies. The executor's new kernels wait until some of its blocks end.
 
 use super::ceilings::load;
 use crate::error::{Error, Result};
@@ -13,36 +12,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a block runs.
+/// The time for which a block computes.
 const SLICE: Duration = Duration::from_micros(200);
-/// Blocks a launch, in terms of those that the GPU holds.
+/// The number of blocks per launch, as a multiple of those that the GPU holds.
 const WAVES: u32 = 8;
-/// Between two looks whether a launch has ended: well below what one takes, and another is in flight.
-const LOOK_EVERY: Duration = Duration::from_micros(100);
-/// How long after the packets a launch may still take. Its blocks are as short as ever; only what leaves them no room makes it late.
+/// The time between two checks whether a launch has ended. It is short compared with a launch, and another launch is in flight.
+const CHECK_EVERY: Duration = Duration::from_micros(100);
+/// The time that a launch may still take after the packets have ended. It can only be late if another kernel leaves it no room.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The job, ready to run.
+/// The competing job on one GPU.
 pub(crate) struct CompetingKernel {
     kernel: Kernel,
-    /// Launches in flight, each with a word a block for what it got done.
+    /// The streams of the two launches in flight. Each has pinned memory for the rounds that each block completes.
     launches: [(Stream, Region); 2],
     shape: LaunchConfig,
     large: bool,
 }
 
 impl CompetingKernel {
-    /// Prepares it, before anything persistent runs. `large`: its blocks take a multiprocessor's shared memory each, as those of
-    /// matrix products do, so that one with another's block on it is of no use to it.
+    /// Compiles and loads the kernel. Call it before a persistent kernel runs. If `large` is set, each block needs a multiprocessor's whole
+    /// shared memory, as the blocks of matrix products do. Then a multiprocessor with a block of the executor has no room for it.
     ///
     /// # Errors
-    /// When the GPU refuses.
+    /// If the kernel does not compile, or a driver call fails.
     pub(crate) fn new(gpu: &Arc<Gpu>, large: bool) -> Result<Self> {
         let kernel = load(gpu)?.kernel("bare_compete")?;
         let (threads, shared_bytes) =
             if large { (1024, gpu.max_shared_bytes_per_block()?) } else { (256, 0) };
         if large {
-            // It declares none itself: all of a block's is the launch's.
+            // The kernel declares no shared memory, so the launch may use all of it.
             kernel.set_max_dynamic_shared_bytes(shared_bytes)?;
         }
         let blocks = kernel.max_resident_blocks(threads, shared_bytes)? * WAVES;
@@ -51,10 +50,10 @@ impl CompetingKernel {
         Ok(Self { launches: [launch()?, launch()?], kernel, shape, large })
     }
 
-    /// Runs until `stop`; rounds of arithmetic a second, over all blocks.
+    /// Runs until `stop` is set. Returns the rate of work in rounds of arithmetic per second, over all blocks.
     ///
     /// # Errors
-    /// When the GPU refuses or was given up, or what was launched does not end.
+    /// If a driver call fails, the GPU was abandoned, or a launch does not end.
     pub(crate) fn run(&self, stop: &AtomicBool) -> Result<f64> {
         let begun = Instant::now();
         let mut rounds = 0;
@@ -76,23 +75,23 @@ impl CompetingKernel {
 
     fn launch(&self, (stream, counts): &(Stream, Region)) -> Result<()> {
         let (words, slice) = (counts.address(), SLICE.as_nanos() as u64);
-        // SAFETY: the kernel's parameters; a word a block, alive as long as this value, which waits for what it launched, or gives the
-        // GPU up: then nothing of it is freed.
+        // SAFETY: the arguments are the kernel's parameters, with a word per block. `run` waits for every launch, or the GPU is abandoned
+        // and its memory is never freed.
         unsafe { self.kernel.launch(stream, self.shape, [argument(&words), argument(&slice)])? };
         Ok(())
     }
 
-    /// Waits for a launch; its rounds.
+    /// Waits until a launch has ended. Returns its rounds.
     fn wait(&self, (stream, counts): &(Stream, Region), stop: &AtomicBool) -> Result<u64> {
         let gpu = stream.gpu();
-        let why = match look_for_end(|| Ok(stream.is_idle()?), || gpu.is_abandoned(), stop, LIMIT)? {
+        let why = match wait_for_end(|| Ok(stream.is_idle()?), || gpu.is_abandoned(), stop, LIMIT)? {
             End::Done => None,
-            End::GivenUp => Some("the GPU was given up while it ran".to_string()),
+            End::Abandoned => Some("the GPU was abandoned while it ran".to_string()),
             End::Late => {
                 gpu.abandon();
                 Some(format!(
-                    "it did not end within {} s of the packets' end, and {gpu} was given up; does another process keep the GPU busy \
-                     (nvidia-smi lists them)?",
+                    "it did not end within {} s after the packets, so {gpu} was abandoned; check with nvidia-smi whether another process \
+                     keeps the GPU busy",
                     LIMIT.as_secs()
                 ))
             }
@@ -101,37 +100,37 @@ impl CompetingKernel {
             return Err(Error::Competitor(why));
         }
         let word = |index: usize| {
-            // SAFETY: inside the region, aligned, pinned memory that the CPU accesses only so.
+            // SAFETY: the word is inside the region, aligned, and the CPU accesses it only as an atomic.
             unsafe { AtomicU64::from_ptr(counts.as_ptr().cast::<u64>().add(index)) }
         };
         Ok((0..self.shape.blocks as usize).map(|block| word(block).load(Ordering::Relaxed)).sum())
     }
 }
 
-/// How waiting for a launch ended.
+/// The outcome of waiting for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It has run.
+    /// The launch has ended.
     Done,
-    /// The GPU was given up.
-    GivenUp,
-    /// It takes too long.
+    /// The GPU was abandoned.
+    Abandoned,
+    /// The launch takes too long.
     Late,
 }
 
-/// Looks until a launch is `done`, the GPU is `given_up`, or `stop` was seen for longer than `limit`. While packets flow it may take as
-/// long as these do: their kernel may leave it no room.
-pub(super) fn look_for_end(
+/// Waits until a launch is `done`, the GPU is `abandoned`, or `stop` has been set for longer than `limit`. There is no limit while packets
+/// flow, because the executor's kernel may leave the launch no room.
+pub(super) fn wait_for_end(
     mut done: impl FnMut() -> Result<bool>,
-    given_up: impl Fn() -> bool,
+    abandoned: impl Fn() -> bool,
     stop: &AtomicBool,
     limit: Duration,
 ) -> Result<End> {
     let mut stopped = None;
     loop {
-        // First: the driver need not answer any more.
-        if given_up() {
-            return Ok(End::GivenUp);
+        // Checked first, because the driver may no longer answer.
+        if abandoned() {
+            return Ok(End::Abandoned);
         }
         if done()? {
             return Ok(End::Done);
@@ -139,7 +138,7 @@ pub(super) fn look_for_end(
         if stop.load(Ordering::Relaxed) && stopped.get_or_insert_with(Instant::now).elapsed() > limit {
             return Ok(End::Late);
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(CHECK_EVERY);
     }
 }
 

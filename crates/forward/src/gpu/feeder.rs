@@ -1,4 +1,4 @@
-//! What keeps the GPU supplied beside the ring: a kernel that runs for good, kernels an item, or work posted ahead; and the time.
+//! The feeder: launches or posts kernels for a lane, and calls the function's `tick`.
 
 use super::lane::Lane;
 use super::launch::{Launcher, launch_nothing};
@@ -10,18 +10,19 @@ use crate::error::Result;
 use inlane_cuda::{Stream, argument};
 use std::time::{Duration, Instant};
 
-/// How often a function that wants the time gets it.
+/// The least time between two calls of a function's `tick`.
 const TICK_EVERY: Duration = Duration::from_millis(1);
 
-/// The part of a method that gives the GPU its work.
+/// Gives the GPU its work, as the method requires.
 pub(super) struct Feeder<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     posting: Posting<'a>,
 }
 
+/// What a feeder does for each item.
 enum Posting<'a> {
-    /// The thread that moves packets launches kernels itself, or one kernel does all.
+    /// Nothing: the dispatching thread launches kernels, or one persistent kernel handles all items.
     None,
     Launch(Launcher<'a>),
     Stream(StreamPoster<'a>),
@@ -29,45 +30,49 @@ enum Posting<'a> {
 }
 
 impl<'a> Feeder<'a> {
-    /// Allocates what the method needs, and leaves nothing running. `side` is a stream for ticks, where the function has them.
+    /// Allocates what the method needs. Nothing is running afterwards. `tick_stream` is the stream for ticks, if the function has a `tick`.
     ///
     /// # Errors
-    /// When the GPU refuses.
-    pub(super) fn prepare(lane: &'a Lane, streams: &'a [Stream], side: Option<&'a Stream>) -> Result<Self> {
+    /// If a driver call fails.
+    pub(super) fn prepare(
+        lane: &'a Lane,
+        streams: &'a [Stream],
+        tick_stream: Option<&'a Stream>,
+    ) -> Result<Self> {
         let posting = match lane.settings.method {
             Method::Single | Method::Persistent => Posting::None,
             Method::Split => Posting::Launch(Launcher::new(lane, streams)),
             Method::Stream => Posting::Stream(StreamPoster::new(lane, streams)),
             Method::Graph => Posting::Graph(GraphPoster::new(lane, streams)?),
         };
-        warm_up(lane, streams.iter().chain(side))?;
+        warm_up(lane, streams.iter().chain(tick_stream))?;
         Ok(Self { lane, streams, posting })
     }
 
-    /// Starts it: launches the persistent kernel, posts what waits for the first packets.
+    /// Launches the persistent kernel, or posts the waits for the first items.
     ///
     /// # Errors
-    /// When the GPU refuses.
+    /// If a driver call fails. The GPU is abandoned then, if waits were posted.
     pub(super) fn begin(&mut self) -> Result<()> {
         let lane = self.lane;
         if lane.settings.method == Method::Persistent {
             let arguments = [argument(&lane.parameters)];
-            // SAFETY: the parameter of `inlane_persistent`; the lane outlives its streams.
-            unsafe { lane.program.persistent.launch(&self.streams[0], lane.shape, arguments)? };
+            // SAFETY: the argument is the kernel's parameter, and the lane outlives its streams.
+            unsafe { lane.loaded.persistent.launch(&self.streams[0], lane.shape, arguments)? };
         }
-        // What was posted before the driver refused waits for words that nobody will write, and frees would wait for it.
-        while self.advance().inspect_err(|_| lane.program.gpu.abandon())? {}
+        // After an error, nothing satisfies the waits that were already posted, and freeing memory would wait for them.
+        while self.advance().inspect_err(|_| lane.loaded.gpu.abandon())? {}
         Ok(())
     }
 
-    /// Gives the GPU what is due until all that was submitted has been given and no more will come, or the run is aborted.
+    /// Feeds the GPU until the ring is closed and something was launched or posted for every item, or the run is aborted.
     ///
     /// # Errors
-    /// When the driver refuses, or an earlier kernel failed.
+    /// If a driver call fails, or an earlier kernel failed.
     pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, control: &Control) -> Result<()> {
         let mut idle = Idle::default();
         while !control.aborting() {
-            // Read before looking for more: then nothing was submitted in between.
+            // Read before looking for more items, so that none can be submitted in between.
             let closed_at = self.lane.closed_at();
             if self.advance()? {
                 idle.found_work();
@@ -85,24 +90,25 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Ends it, once the producer is gone. Waits until the GPU has let go of the lane, at most as long as the watchdog waits; then gives
-    /// the device up.
+    /// Ends the lane's work, after the dispatcher has ended. Waits until the GPU is idle, for at most the watchdog's limit, then abandons it.
+    /// `clean` is false if the run was aborted: kernels are then ordered to stop. `stuck` is true if the watchdog found a stuck item: the
+    /// GPU is then abandoned at once.
     ///
     /// # Errors
-    /// A kernel's fault, or that it did not end.
+    /// If a kernel failed, or did not end in time.
     pub(super) fn finish(&mut self, clean: bool, stuck: bool) -> Result<()> {
         if !clean {
             self.lane.order_exit();
         }
         self.release();
         if stuck {
-            self.lane.program.gpu.abandon();
+            self.lane.loaded.gpu.abandon();
             return Ok(());
         }
-        settle(self.lane, self.streams)
+        wait_until_idle(self.lane, self.streams)
     }
 
-    /// Launches or posts once, if something is due.
+    /// Launches or posts once, if something is due. Returns whether it did.
     #[inline]
     fn advance(&mut self) -> Result<bool> {
         match &mut self.posting {
@@ -113,12 +119,12 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Ends the waits for items that will not come. Once is enough; again changes nothing.
+    /// Releases the waits for items that will not come. Calling it again changes nothing.
     fn release(&mut self) {
         self.lane.ring.release_waits(self.posted());
     }
 
-    /// Items that something was posted for.
+    /// The number of items that something was launched or posted for.
     fn posted(&self) -> u64 {
         match &self.posting {
             Posting::None => 0,
@@ -129,22 +135,22 @@ impl<'a> Feeder<'a> {
     }
 }
 
-/// Gives each stream something that ends at once. The driver sets a stream up when it is first used: packets would wait for that, and
-/// what it allocates then would wait for what other lanes have running.
+/// Uses each stream once. The driver sets a stream up at its first use. Without this, the first packets would wait for the set-up, and its
+/// allocations would wait for what other lanes run.
 fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result<()> {
     let streams: Vec<_> = streams.collect();
     for stream in &streams {
         if lane.settings.method == Method::Stream {
-            // SAFETY: the word lies in the lane's ring, whose words say now what is waited for.
+            // SAFETY: the word lies in the lane's ring and has the value that is waited for.
             unsafe { stream.memory_operations(&[unused_word(lane)])? };
         }
-        // SAFETY: the lane outlives its streams. Nothing was submitted, so the kernel leaves the item alone.
+        // SAFETY: the lane outlives its streams. Nothing was submitted, so the kernel changes nothing.
         unsafe { launch_nothing(lane, stream)? };
     }
     streams.iter().try_for_each(|stream| stream.synchronize()).map_err(Into::into)
 }
 
-/// Tells a function the time, for its limits.
+/// Calls a packet function's `tick` with kernels on a stream of its own.
 pub(super) struct Ticks<'a> {
     lane: &'a Lane,
     stream: &'a Stream,
@@ -152,15 +158,15 @@ pub(super) struct Ticks<'a> {
 }
 
 impl<'a> Ticks<'a> {
-    /// By kernels in `stream`.
+    /// Creates it for a lane. `stream` is used for nothing else.
     pub(super) fn new(lane: &'a Lane, stream: &'a Stream) -> Self {
         Self { lane, stream, last: Instant::now() }
     }
 
-    /// Tells it, if it is time again and the last has been heard.
+    /// Launches a tick if 1 ms has passed since the last one, and that one has ended.
     ///
     /// # Errors
-    /// When the driver refuses, or a kernel failed.
+    /// If a driver call fails, or a kernel failed.
     #[inline]
     pub(super) fn due(&mut self) -> Result<()> {
         if self.last.elapsed() >= TICK_EVERY && self.stream.is_idle()? {
@@ -170,7 +176,7 @@ impl<'a> Ticks<'a> {
         Ok(())
     }
 
-    /// Tells it that all limits are due.
+    /// Launches the last tick of a run, after which no time limit is left.
     ///
     /// # Errors
     /// As for [`Ticks::due`].
@@ -186,31 +192,34 @@ impl<'a> Ticks<'a> {
             cooperative: false,
         };
         let arguments = [argument(&self.lane.parameters), argument(&end)];
-        // SAFETY: the parameters of `inlane_tick`; the lane outlives its streams.
-        unsafe { self.lane.program.tick.launch(self.stream, shape, arguments)? };
+        // SAFETY: the arguments are the kernel's parameters, and the lane outlives its streams.
+        unsafe { self.lane.loaded.tick.launch(self.stream, shape, arguments)? };
         Ok(())
     }
 }
 
-/// Waits until nothing runs on the lane's streams any more.
-pub(super) fn settle(lane: &Lane, streams: &[Stream]) -> Result<()> {
+/// Waits until the streams are idle. Abandons the GPU if that takes longer than the watchdog's limit, or if a kernel failed.
+///
+/// # Errors
+/// [`crate::Error::Stuck`], or the error of a failed kernel.
+pub(super) fn wait_until_idle(lane: &Lane, streams: &[Stream]) -> Result<()> {
     let begun = Instant::now();
     for stream in streams {
         loop {
             match stream.is_idle() {
                 Ok(true) => break,
                 Ok(false) if begun.elapsed() > lane.settings.watchdog => {
-                    lane.program.gpu.abandon();
+                    lane.loaded.gpu.abandon();
                     return Err(crate::Error::Stuck {
-                        function: lane.program.function.name().into(),
+                        function: lane.loaded.function.name().into(),
                         item: lane.closed_at().unwrap_or(0),
                         seconds: lane.settings.watchdog.as_secs_f64(),
                     });
                 }
                 Ok(false) => std::thread::yield_now(),
                 Err(error) => {
-                    // A fault has ended every kernel; frees would only repeat it.
-                    lane.program.gpu.abandon();
+                    // A failed kernel makes every later driver call fail, so nothing can be freed.
+                    lane.loaded.gpu.abandon();
                     return Err(error.into());
                 }
             }

@@ -1,4 +1,4 @@
-//! What one pipeline has on a GPU: its ring in pinned memory, the function's state and output, room for payload.
+//! One pipeline's resources on a GPU: the ring in pinned memory, the function's state and output region, and buffers for packets.
 
 use super::lane_report::LaneReport;
 use super::loaded_function::LoadedFunction;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// `inlane_lane` of `kernels/executor.cu`, passed to kernels by value.
+/// `inlane_lane` of `kernels/executor.cu`, which documents the fields. Kernels receive it by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parameters {
@@ -51,10 +51,11 @@ impl Parameters {
     }
 }
 
-/// A host that gives no sign for so long is dead: a persistent kernel ends by itself.
+/// The time without a heartbeat after which a persistent kernel ends by itself, because the host process is dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// Bytes of a packet in `stage`, and in `shadow`: the sixteen-byte chunks that hold the most of it, wherever it begins; 0 where there is none.
+/// Returns the bytes per packet in `stage` and in `shadow`. Both hold the 16-byte chunks of a packet that may begin at any address. 0 if
+/// there is no such buffer.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
     match (pull, writes) {
@@ -66,7 +67,7 @@ pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
 
 /// One pipeline's share of a GPU.
 pub struct Lane {
-    pub(super) program: Arc<LoadedFunction>,
+    pub(super) loaded: Arc<LoadedFunction>,
     pub(super) settings: Settings,
     pub(super) ring: Arc<Ring>,
     /// The ring's dispatcher, until the pipeline runs.
@@ -76,67 +77,72 @@ pub struct Lane {
     control: Region,
     state: Region,
     output: Option<Region>,
-    /// The packets' memory as registered, the blocks' words, what packets are pulled into.
+    /// Keeps alive: the registered packet memory, the relay words, and the buffers that packets are pulled into.
     _memory: Vec<Region>,
     location: Location,
-    /// It counts among those of its program that have not started, and its users.
+    /// The address of the pool's memory.
+    pub(super) packets: u64,
+    /// True while this lane is counted in `LoadedFunction::starting` and in `LoadedFunction::users`.
     starting: AtomicBool,
     uses: AtomicBool,
 }
 
 impl Lane {
-    /// Allocates it, before any kernel runs: `pool` is where the pipeline's packets come from, `lanes` how many share the GPU.
-    /// All of a program must be run at the same time, or dropped: none starts before the others are ready, and none is freed while
-    /// another runs.
+    /// Allocates a lane. Call it before any kernel runs. `pool` provides the pipeline's packets, and `lanes` is the number of lanes that
+    /// share the GPU.
+    ///
+    /// Run all lanes of a loaded function at the same time, each on a thread of its own, or drop them. None starts before all are ready,
+    /// and none frees memory while another runs.
     ///
     /// # Panics
-    /// When packets are to be pulled and the program was not made for it.
+    /// If packets are to be pulled, but the function was loaded for packets that are processed in place.
     ///
     /// # Errors
-    /// When the GPU cannot reach the pool's memory, the shape does not fit the GPU, or memory is short.
+    /// If the GPU cannot access the pool's memory, the shape does not fit the GPU, or memory is short.
     pub fn new(
-        program: &Arc<LoadedFunction>,
+        loaded: &Arc<LoadedFunction>,
         settings: &Settings,
         drive: &PipelineSettings,
         pool: &dyn Pool,
         lanes: u32,
     ) -> Result<Self> {
-        let gpu = &program.gpu;
-        let settings = &settings.among(lanes, program.info.ticks())?;
+        let gpu = &loaded.gpu;
+        let settings = &settings.among(lanes, loaded.info.ticks())?;
         let packets = match pool.region().location() {
             Location::Host => gpu.register(pool.region())?,
             Location::Pinned => pool.region().clone(),
             Location::Gpu(index) if *index == gpu.index() => pool.region().clone(),
             location => {
-                let why = format!("{gpu} cannot reach packets in {location}; use pinned memory");
+                let why = format!("{gpu} cannot access packets in {location}; use pinned memory");
                 return Err(Error::config("--memory", why));
             }
         };
         let location = packets.location().clone();
+        let packets_address = packets.address();
         let burst = drive.burst;
         let slots = settings.slots_for(drive.slots, burst);
-        // The two halves apart: each has one writer.
+        // The halves are separate allocations, because each has one writer.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
         let control = gpu.pinned(2 * layout::LINE)?;
-        let info = &program.info;
+        let info = &loaded.info;
         let relay = gpu.allocate(layout::LINE)?;
         let state = gpu.allocate(info.state_bytes.max(1) as usize)?;
-        gpu.write(&state, &program.function.initial_state(info)?)?;
+        gpu.write(&state, &loaded.function.initial_state(info)?)?;
         let output = match info.output_bytes {
             0 => None,
             bytes => Some(gpu.allocate(bytes as usize)?),
         };
         let room = pool.room() as u32;
         let pull = if location == Location::Pinned { settings.memory.pull() } else { 0 };
-        assert!(pull == 0 || program.pulls, "a program for packets that stay where they are");
+        assert!(pull == 0 || loaded.pulls, "the function was loaded for packets that are processed in place");
         if pull < info.reads.max(info.writes).min(room) && pull != 0 {
             let needs = info.reads.max(info.writes);
             return Err(Error::config(
                 format!("--header-split {pull}"),
                 format!(
-                    "function {} touches {needs} bytes of a packet; split there or later",
-                    program.function.name()
+                    "function {} accesses {needs} bytes of a packet; pull at least that many",
+                    loaded.function.name()
                 ),
             ));
         }
@@ -173,13 +179,13 @@ impl Lane {
             work_ns: drive.work.as_nanos().min(1_000_000_000) as u32,
             reserved: 0,
         };
-        let shared_bytes = program.shared_for(burst, pull != 0)?;
+        let shared_bytes = loaded.shared_for(burst, pull != 0)?;
         let persistent = settings.method == Method::Persistent;
         let threads = settings.threads_for(burst, info.kind());
         let blocks = match settings.blocks {
             _ if !persistent => 1,
             0 => {
-                let share = program.room_for_blocks(threads, shared_bytes)? / lanes.max(1);
+                let share = loaded.room_for_blocks(threads, shared_bytes)? / lanes.max(1);
                 settings.blocks_for(burst).min(share.max(1))
             }
             blocks => blocks,
@@ -187,10 +193,10 @@ impl Lane {
         let shape = LaunchConfig { blocks, threads, shared_bytes, cooperative: persistent };
         // SAFETY: the regions are this lane's, and kernels write only the complete half.
         let dispatcher = unsafe { Ring::to_device(slots, burst, submit, complete) }?;
-        program.starting.fetch_add(1, Ordering::Relaxed);
-        program.users.fetch_add(1, Ordering::Relaxed);
+        loaded.starting.fetch_add(1, Ordering::Relaxed);
+        loaded.users.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
-            program: program.clone(),
+            loaded: loaded.clone(),
             settings: settings.clone(),
             ring: dispatcher.ring().clone(),
             dispatcher: Some(dispatcher),
@@ -201,103 +207,105 @@ impl Lane {
             output,
             _memory: memory,
             location,
+            packets: packets_address,
             starting: AtomicBool::new(true),
             uses: AtomicBool::new(true),
         })
     }
 
-    /// All that this lane allocates is there; waits until the others' is, too. What allocates or frees waits for the whole device: for
-    /// what other lanes have posted for packets to come, while these need the driver, which is locked meanwhile, to go on.
+    /// Blocks until every lane has allocated its GPU memory. Allocation waits for all kernels and waits of the device, and holds the driver's
+    /// lock meanwhile, so it would deadlock with lanes that are already running.
     pub(super) fn start_together(&self) {
-        self.meet(&self.starting, &self.program.starting);
-        self.program.began.get_or_init(Instant::now);
+        self.barrier(&self.starting, &self.loaded.starting);
+        self.loaded.began.get_or_init(Instant::now);
     }
 
-    /// What it runs.
-    pub(crate) fn program(&self) -> &Arc<LoadedFunction> {
-        &self.program
+    /// The function that the lane runs.
+    pub(crate) fn loaded_function(&self) -> &Arc<LoadedFunction> {
+        &self.loaded
     }
 
-    /// This lane's work is over; waits until the others' is, too, before anything is freed.
+    /// Blocks until every lane has finished, because freeing memory waits for the lanes that still run.
     pub(super) fn leave_together(&self) {
-        sign_off(&self.starting, &self.program.starting);
-        self.meet(&self.uses, &self.program.users);
+        sign_off(&self.starting, &self.loaded.starting);
+        self.barrier(&self.uses, &self.loaded.users);
     }
 
-    /// Signs off, and waits until all have, or the GPU was given up: then nothing is freed any more.
-    fn meet(&self, counted: &AtomicBool, count: &AtomicU32) {
+    /// A barrier: takes this lane out of the count, then waits until the count is 0 or the GPU was abandoned.
+    fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
         sign_off(counted, count);
-        while count.load(Ordering::Acquire) > 0 && !self.program.gpu.is_abandoned() {
+        while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
 
-    /// Checks that the persistent kernels of `lanes` fit the GPU together: their blocks must all be resident.
+    /// Checks that the blocks of all lanes' persistent kernels fit the GPU at the same time.
     ///
     /// # Errors
-    /// With how many blocks there is room for.
+    /// If they do not. The message says how many blocks the GPU holds.
     pub fn check_residence<'a>(lanes: impl IntoIterator<Item = &'a Lane>) -> Result<()> {
         let lanes: Vec<_> = lanes.into_iter().collect();
         let Some(lane) = lanes.iter().find(|lane| lane.settings.method == Method::Persistent) else {
             return Ok(());
         };
-        let room = lane.program.room_for_blocks(lane.shape.threads, lane.shape.shared_bytes)?;
+        let room = lane.loaded.room_for_blocks(lane.shape.threads, lane.shape.shared_bytes)?;
         let wanted: u64 = lanes.iter().map(|lane| lane.shape.blocks as u64).sum();
         if wanted > room as u64 {
             return Err(Error::config(
                 format!("--blocks {}", lane.shape.blocks),
                 format!(
-                    "{} pipelines need {wanted} blocks of {} threads resident at once, {} holds {room}; ask for fewer",
+                    "{} pipelines need {wanted} blocks of {} threads at the same time, but {} holds {room}; ask for fewer",
                     lanes.len(),
                     lane.shape.threads,
-                    lane.program.gpu
+                    lane.loaded.gpu
                 ),
             ));
         }
         Ok(())
     }
 
-    /// Items of its ring.
+    /// The number of the ring's slots.
     pub fn slots(&self) -> usize {
         1 << self.parameters.slot_shift
     }
 
-    /// The function's output region in GPU memory, for consumers there.
+    /// The function's output region in GPU memory, for kernels that use it. `None` if the function has none.
     pub fn output(&self) -> Option<&Region> {
         self.output.as_ref()
     }
 
+    /// One of the words by which the host controls running kernels.
     fn control_word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: inside the region (two lines), aligned, pinned memory that the CPU only accesses so.
+        // SAFETY: the word is inside the region of two lines, aligned, and the CPU accesses it only as an atomic.
         unsafe { AtomicU64::from_ptr(self.control.as_ptr().cast::<u64>().add(index)) }
     }
 
-    /// Tells blocks to end at once, whatever the ring holds.
+    /// Orders persistent blocks to end at once, even if the ring holds items.
     pub(super) fn order_exit(&self) {
         self.control_word(0).store(1, Ordering::Release);
     }
 
-    /// Shows blocks that the host lives, by another number than the last.
-    pub(super) fn heartbeat(&self, beat: u64) {
-        self.control_word(16).store(beat, Ordering::Relaxed);
+    /// Sends the heartbeat: `count` must differ from the last one.
+    pub(super) fn heartbeat(&self, count: u64) {
+        self.control_word(16).store(count, Ordering::Relaxed);
     }
 
-    /// How many items there ever were, once the producer has said that no more will come.
+    /// Returns the number of items of the whole run. `None` until the dispatcher has closed the ring.
     #[inline]
     pub(super) fn closed_at(&self) -> Option<u64> {
         self.ring.closed_at()
     }
 
-    /// How many packets the item at `position` has, if it was submitted and its slot not reused.
+    /// Returns the number of packets of the item at `position`. `None` if it was not submitted yet, or its slot was reused.
     #[inline]
     pub(super) fn submitted(&self, position: u64) -> Option<u32> {
         self.ring.submitted(position)
     }
 
-    /// Bytes that cross PCIe for `items` items with `packets` packets of `bytes` in all, both ways, counted in the 32-byte
-    /// sectors that a GPU reads and the bytes it writes; without what polling costs.
+    /// Returns the modelled bytes that cross PCIe, both ways, for `items` items with `packets` packets of `bytes` bytes in total. Reads count
+    /// in sectors of 32 bytes, writes in bytes. Polling is left out.
     fn pcie_bytes(&self, items: u64, packets: u64, bytes: u64) -> u64 {
-        let info = &self.program.info;
+        let info = &self.loaded.info;
         let mean = bytes.checked_div(packets).unwrap_or(0);
         let sectors = |bytes: u64| bytes.next_multiple_of(32);
         let read = match (&self.location, self.parameters.pull) {
@@ -309,26 +317,24 @@ impl Lane {
         items * (32 + 8) + packets * (16 + read + written)
     }
 
-    /// What a result says of it, after `items` items with `packets` packets of `bytes` in all.
+    /// Returns the lane's report after `items` items with `packets` packets of `bytes` bytes in total.
     ///
     /// # Errors
-    /// When the GPU cannot be read any more.
+    /// If the state cannot be read from the GPU.
     pub(super) fn report(&self, items: u64, packets: u64, bytes: u64) -> Result<LaneReport> {
-        let info = &self.program.info;
+        let info = &self.loaded.info;
         let memory = match (&self.location, self.settings.memory) {
             (Location::Gpu(_), _) => "buffers in GPU memory; no payload crosses PCIe".to_string(),
             (_, Memory::Gpu) => {
-                "pinned buffers, whole packets pulled into GPU memory by the SMs, changed chunks of 16 B \
-                                 written back"
+                "pinned buffers; the SMs pull whole packets into GPU memory and write changed chunks of 16 B back"
                     .into()
             }
             (_, Memory::Split(n)) => {
-                format!("pinned buffers, first {n} B pulled into GPU memory, the rest stays in the host's")
+                format!("pinned buffers; the SMs pull the first {n} B into GPU memory, the rest stays in host memory")
             }
-            _ if info.reads == u32::MAX => "pinned buffers, read in place over PCIe".into(),
+            _ if info.reads == u32::MAX => "pinned buffers, processed in place over PCIe".into(),
             _ => format!(
-                "pinned buffers, read in place over PCIe: the function reads {} B of each packet; the rest of the payload \
-                 stays in the host's memory",
+                "pinned buffers, processed in place over PCIe; the function reads {} B of each packet, the rest stays in host memory",
                 info.reads
             ),
         };
@@ -336,31 +342,31 @@ impl Lane {
         let shape = match self.settings.method {
             Method::Persistent => format!("{} blocks of {threads} threads", self.shape.blocks),
             Method::Graph => format!(
-                "graphs of {} items in {} chains, {} streams, a block of {threads} threads an item",
+                "graphs of {} items in {} chains, {} streams, a block of {threads} threads per item",
                 self.settings.graph_items_for(),
                 self.settings.graph_branches_for(),
                 self.settings.streams_for()
             ),
-            _ => format!("{} streams, a block of {threads} threads an item", self.settings.streams_for()),
+            _ => format!("{} streams, a block of {threads} threads per item", self.settings.streams_for()),
         };
         Ok(LaneReport {
-            flags: "both words in pinned host memory (GDRCopy is not supported yet)".into(),
+            flags: "both words in pinned host memory".into(),
             memory,
             shape,
             pcie_bytes: self.pcie_bytes(items, packets, bytes),
-            state: self.program.gpu.read(&self.state)?,
+            state: self.loaded.gpu.read(&self.state)?,
         })
     }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        sign_off(&self.starting, &self.program.starting);
-        sign_off(&self.uses, &self.program.users);
+        sign_off(&self.starting, &self.loaded.starting);
+        sign_off(&self.uses, &self.loaded.users);
     }
 }
 
-/// Takes one that is counted out of a count, once.
+/// Decrements `count` if this lane is still counted in it.
 fn sign_off(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);

@@ -1,10 +1,11 @@
-//! Kernels for items that are there: methods `single` and `split`, and whatever posts ahead when it has fallen behind.
+//! Launching kernels for items that were submitted: for methods `single` and `split`, and for `stream` when items come faster than waits
+//! can be posted.
 
 use super::lane::Lane;
 use crate::error::{Error, Result};
 use inlane_cuda::{LaunchConfig, Stream, argument};
 
-/// Launches a kernel an item, round-robin over its streams.
+/// Launches one kernel per item, round-robin over the streams.
 pub(super) struct Launcher<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
@@ -12,11 +13,12 @@ pub(super) struct Launcher<'a> {
 }
 
 impl<'a> Launcher<'a> {
+    /// Creates a launcher that begins with item 0.
     pub(super) fn new(lane: &'a Lane, streams: &'a [Stream]) -> Self {
         Self { lane, streams, position: 0 }
     }
 
-    /// Launches the kernel of the next item, if it was submitted.
+    /// Launches the kernel of the next item if that item was submitted. Returns whether it launched.
     ///
     /// # Errors
     /// As for [`Launcher::launch`].
@@ -27,10 +29,10 @@ impl<'a> Launcher<'a> {
         Ok(true)
     }
 
-    /// Launches the kernel of the next item, which is there, with so many packets.
+    /// Launches the kernel of the next item, which was submitted and has `count` packets.
     ///
     /// # Errors
-    /// When the driver refuses, or an earlier kernel failed.
+    /// If the driver call fails, or an earlier kernel failed.
     #[inline]
     pub(super) fn launch(&mut self, count: u32) -> Result<()> {
         let stream = &self.streams[self.position as usize % self.streams.len()];
@@ -40,13 +42,13 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
-    /// Items launched so far.
+    /// The number of items launched so far.
     pub(super) fn position(&self) -> u64 {
         self.position
     }
 }
 
-/// Launches one kernel for `items` items from `position` on, a block an item, of at most `most` packets each.
+/// Launches one kernel for `items` items from `position` on, with a block per item. An item has at most `most` packets.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.
@@ -60,15 +62,15 @@ pub(super) unsafe fn launch_items(
 ) -> Result<()> {
     let shape = LaunchConfig { blocks: items, cooperative: false, ..lane.shape };
     let arguments = [argument(&lane.parameters), argument(&position), argument(&most)];
-    // SAFETY: these are the kernel's parameters; the caller vouches for the lane.
-    unsafe { lane.program.items.launch(stream, shape, arguments) }.map_err(Error::from)
+    // SAFETY: the arguments are the kernel's parameters. The caller keeps the lane alive.
+    unsafe { lane.loaded.items.launch(stream, shape, arguments) }.map_err(Error::from)
 }
 
-/// Launches the kernel of the first item before it was submitted: it looks, and ends.
+/// Launches the kernel of item 0 before that item was submitted. The kernel finds nothing and ends.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.
 pub(super) unsafe fn launch_nothing(lane: &Lane, stream: &Stream) -> Result<()> {
-    // SAFETY: as the caller vouches.
+    // SAFETY: as the caller promises.
     unsafe { launch_items(lane, stream, 0, 1, 0) }
 }

@@ -1,4 +1,4 @@
-//! A packet function compiled together with the executor's kernels, loaded on one GPU.
+//! A packet function, compiled together with the executor's kernels and loaded on a GPU.
 
 use super::lane::Parameters;
 use super::settings::{MOST_THREADS, Memory};
@@ -9,12 +9,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+/// The source of the executor's kernels.
 pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
-/// Threads of the kernel that sees to a function's time limits: functions count on whole warps.
+/// The threads of the kernel that calls a function's `tick`. A multiple of 32, because functions rely on whole warps.
 pub(super) const TICK_THREADS: u32 = 128;
 
-/// The kernels of one function on one GPU; pipelines share it.
+/// The kernels of one packet function on one GPU. The pipelines of a run share it.
 pub struct LoadedFunction {
     pub(super) gpu: Arc<Gpu>,
     pub(super) function: PacketFunction,
@@ -23,21 +24,21 @@ pub struct LoadedFunction {
     pub(super) items: cuda::Kernel,
     pub(super) slots: cuda::Kernel,
     pub(super) tick: cuda::Kernel,
-    /// Lanes that have not allocated everything yet, and lanes that use the GPU.
+    /// The number of lanes that are still allocating, and the number of lanes that are not finished.
     pub(super) starting: AtomicU32,
     pub(super) users: AtomicU32,
-    /// When all lanes were ready.
+    /// The time at which all lanes were ready.
     pub(super) began: OnceLock<Instant>,
-    /// Its kernels can pull packets into GPU memory.
+    /// True if the kernels can pull packets into GPU memory.
     pub(super) pulls: bool,
     cached: bool,
 }
 
 impl LoadedFunction {
-    /// Compiles `function` for `gpu` and for packets as `memory` has them, or finds what was compiled before, and loads it.
+    /// Compiles `function` for `gpu` and for packets in `memory`, or takes the code from the cache, and loads it.
     ///
     /// # Errors
-    /// When the function does not compile (with the compiler's messages), or the GPU refuses.
+    /// If the function does not compile, with the compiler's messages; or if it cannot be loaded.
     pub fn new(gpu: &Arc<Gpu>, function: &PacketFunction, memory: Memory) -> Result<Arc<Self>> {
         let pulls = memory.pull() != 0;
         let compiled = compile(function, pulls, &gpu.info().arch(), &[])?;
@@ -49,7 +50,7 @@ impl LoadedFunction {
         let info = FunctionInfo::from_bytes(&info).ok_or_else(|| {
             Error::config(
                 format!("--function {}", function.name()),
-                "it was made for another version of inlane.h; use the one of this version",
+                "it was compiled against another version of inlane.h; include the header of this version",
             )
         })?;
         Ok(Arc::new(Self {
@@ -68,26 +69,26 @@ impl LoadedFunction {
         }))
     }
 
-    /// The GPU it is loaded on.
+    /// The GPU that the kernels are loaded on.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// How many blocks of persistent kernels the GPU holds at once: where the function has time limits, all but the room in which the
-    /// kernel that sees to them runs.
+    /// Returns how many blocks of persistent kernels the GPU can run at the same time. If the function has a `tick`, room for that kernel is
+    /// left.
     ///
     /// # Errors
-    /// When the GPU cannot say.
+    /// If the driver call fails.
     pub(super) fn room_for_blocks(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
         let blocks = self.persistent.max_resident_blocks(threads, shared_bytes)?;
         let kept = TICK_THREADS.div_ceil(threads) * self.info.ticks() as u32;
         Ok(blocks.saturating_sub(kept))
     }
 
-    /// Allows launches with the shared memory that bursts of that size need; how many bytes that is.
+    /// Allows launches with the shared memory that items of `burst` packets need. Returns its bytes per block.
     ///
     /// # Errors
-    /// When a block of this GPU cannot have so much.
+    /// If a block of this GPU cannot have that much.
     pub(super) fn shared_for(&self, burst: usize, pulled: bool) -> Result<u32> {
         let most = self.gpu.max_shared_bytes_per_block()?;
         let bytes = shared_bytes(burst, pulled);
@@ -103,48 +104,48 @@ impl LoadedFunction {
         Ok(bytes)
     }
 
-    /// What the function says of itself.
+    /// The function's properties.
     pub fn info(&self) -> &FunctionInfo {
         &self.info
     }
 
-    /// When all its lanes were ready and packets began to flow; `None` before.
+    /// The time at which all lanes were ready and packets began to flow. `None` before.
     pub(crate) fn began(&self) -> Option<Instant> {
         self.began.get().copied()
     }
 
-    /// It was compiled by an earlier run.
+    /// Returns true if the code came from the cache.
     pub fn is_cached(&self) -> bool {
         self.cached
     }
 }
 
-/// What a launch with more shared memory takes.
+/// How a launch gets its shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SharedMemory {
-    /// Nothing: any launch may have so much.
+    /// Every launch may have this much.
     Usual,
-    /// The kernel must be allowed it first.
+    /// The kernel must be allowed to have this much before the launch.
     Allowed,
 }
 
-/// Bytes of shared memory that every launch may have.
+/// The bytes of shared memory per block that every launch may have.
 const USUAL_SHARED: u32 = 48 << 10;
 
-/// Descriptors as given; where payload is pulled, those of the pulled packets, and outcomes.
+/// Returns the bytes of shared memory per packet: its descriptor; if packets are pulled, also the copy's descriptor and a verdict.
 const fn shared_per_packet(pulled: bool) -> u32 {
     if pulled { 16 + 16 + 8 } else { 16 }
 }
 
-/// Bytes of shared memory a block that items of `burst` packets need.
+/// Returns the bytes of shared memory per block for items of `burst` packets.
 pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
     burst as u32 * shared_per_packet(pulled)
 }
 
-/// Whether they fit a block that has `most`, beside the `fixed` that the packet function declares; else why not.
+/// Checks that this memory and the `fixed` bytes that the packet function declares fit into the `most` bytes of a block.
 pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<SharedMemory, String> {
     let bytes = shared_bytes(burst, pulled);
-    // What a launch brings begins at a multiple of 16.
+    // The launch's memory begins at a multiple of 16.
     match fixed.next_multiple_of(16) + bytes {
         all if all <= USUAL_SHARED => Ok(SharedMemory::Usual),
         all if all <= most => Ok(SharedMemory::Allowed),
@@ -152,19 +153,19 @@ pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> R
             let each = shared_per_packet(pulled);
             let room = most.saturating_sub(fixed.next_multiple_of(16)) / each;
             let remedy = match room {
-                0 => "declare less in the function".into(),
+                0 => "declare less in the packet function".into(),
                 room => format!("use --burst {room} or less"),
             };
             Err(format!(
-                "a block would need {all} bytes of shared memory ({fixed} that the packet function declares, {each} a packet of the burst) \
-                 and can have {most}; {remedy}"
+                "a block would need {all} bytes of shared memory ({fixed} for the packet function, {each} per packet) and can have \
+                 {most}; {remedy}"
             ))
         }
     }
 }
 
-/// Compiles a function with the executor's kernels for one architecture; needs no GPU. Kernels that can pull packets into GPU memory
-/// are made apart: what these have in registers would slow the others. `more` are options for the compiler.
+/// Compiles a function with the executor's kernels for one architecture. Needs no GPU. `pulls` selects kernels that can pull packets into
+/// GPU memory; the others are faster without them, because they need fewer registers. `more` are compiler options.
 pub(super) fn compile(
     function: &PacketFunction,
     pulls: bool,
@@ -174,12 +175,12 @@ pub(super) fn compile(
     let source = function.gpu_source() + EXECUTOR + &Parameters::layout_assertions();
     let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
     let pulls = format!("-DINLANE_PULLS={}", pulls as u32);
-    // Line numbers, for compute-sanitizer and profilers. Functions need no annotation to be the device's.
+    // -lineinfo gives line numbers to compute-sanitizer and profilers. -default-device compiles unannotated functions for the GPU.
     let options = [&["-lineinfo", "-default-device", &threads, &pulls], more].concat();
     let headers = [&HEADERS[..], &[cuda::SYSTEM_HEADER]].concat();
     let program = cuda::Source { name: "executor.cu", source: &source, headers: &headers, options: &options };
     match cuda::compile(&program, arch) {
-        // The user knows the function, not the file that includes it.
+        // Names the function, because the user does not know the file that includes it.
         Err(cuda::Error::DoesNotCompile { arch, log, .. }) => Err(cuda::Error::DoesNotCompile {
             name: format!("packet function {}", function.name()),
             arch,

@@ -1,12 +1,12 @@
-//! GPU executors: the packet function of a pipeline runs on a GPU, by one of five methods, over the same burst ring.
+//! GPU executors: they run a pipeline's packet function on a GPU. Five methods work on the same burst ring.
 //!
-//! | method | who launches | who waits |
+//! | method | what launches kernels | what waits for an item |
 //! | --- | --- | --- |
-//! | `single` | one thread: receives, launches a kernel, waits, sends | the same |
-//! | `split` | a thread of its own, a kernel a burst | the thread that receives and sends, by the ring |
-//! | `persistent` | once, at the start: block b takes items b, b+n, ... | blocks poll the ring |
-//! | `stream` | a thread of its own: wait-value and kernel ahead of the items, or one kernel for all that came before it could | the GPU's front end |
-//! | `graph` | the same by graphs, a stretch of items each | the GPU's front end |
+//! | `single` | the dispatching thread, a kernel per item, one item at a time | nothing: the item is there before the launch |
+//! | `split` | the feeder, a kernel per item | nothing: the item is there before the launch |
+//! | `persistent` | one launch at the start; block b of n takes items b, b+n, ... | the blocks, which poll the ring |
+//! | `stream` | the feeder, a wait and a kernel per item ahead of time; one kernel for all items that are already there | the GPU's front end |
+//! | `graph` | the feeder, as `stream`, with a graph for several items | the GPU's front end |
 //!
 //! ```text
 //! receive -> ring, submit half (pinned) -> kernel: descriptors, packets -> ring, complete half (pinned) -> send
@@ -14,9 +14,9 @@
 //!                                                  or pulled into GPU memory
 //! ```
 //!
-//! The end: the producer closes the ring, blocks drain it; whatever was posted for items that never came is released by a
-//! word without packets. A function that never ends is noticed by the thread that waits for a pipeline's others; the device is then
-//! given up, and the process must end without exit handlers ([`inlane_cuda::any_abandoned`]).
+//! At the end of a run the dispatcher closes the ring and the kernels drain it. Waits that were posted for items which will not come are
+//! released by words without packets. If a function never returns, the watchdog reports it and the GPU is abandoned. The process must
+//! then end without exit handlers (`inlane_cuda::any_abandoned`).
 
 #[cfg(not(feature = "cuda"))]
 mod absent;
@@ -63,11 +63,11 @@ pub use loaded_function::LoadedFunction;
 pub use run::run;
 pub use settings::{Memory, Settings};
 
-/// Opens the GPU with this CUDA index, and locates the run-time compiler while its folder is readable: it is loaded later, after
-/// privileges were dropped.
+/// Opens the GPU with this CUDA index. Also locates the run-time compiler while its folder is readable, because it is loaded after
+/// privileges are dropped.
 ///
 /// # Errors
-/// When the driver or the GPU is missing.
+/// If the driver or the GPU is missing.
 #[cfg(feature = "cuda")]
 pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
     let gpu = Gpu::open(index)?;

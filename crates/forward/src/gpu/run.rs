@@ -6,9 +6,10 @@
 //! split, stream, graph   [ receive -> submit ... take back -> send ]   [ launch, or post ahead ]
 //! ```
 //!
-//! What the threads work with belongs to who started them: when one panics, the ring can still be drained and the GPU let go.
+//! The thread that starts the others owns the packets, the ring and the streams. So if one of them panics, the ring can still be drained
+//! and the GPU released.
 
-use super::feeder::{Feeder, Ticks, settle};
+use super::feeder::{Feeder, Ticks, wait_until_idle};
 use super::lane::Lane;
 use super::lane_report::LaneReport;
 use super::launch::Launcher;
@@ -21,22 +22,27 @@ use crate::pipeline::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings,
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Runs `pipeline`, whose packets lie where `lane` was made for, until it ends. Afterwards the GPU has let go of the lane, or
-/// was given up, and an error says so.
+/// Runs `pipeline` on `lane` until it ends. Afterwards the GPU is idle, or it was abandoned and the tally has an error.
+///
+/// Returns what the pipeline counted. Also returns the lane's report, if there was no error.
+///
+/// # Panics
+/// If the pipeline's pool is not the one that the lane was created for, because the GPU could not access its packets.
 pub fn run(
     pipeline: Pipeline,
     mut lane: Lane,
     drive: &PipelineSettings,
     shared: &PipelineContext<'_>,
 ) -> (Tally, Option<LaneReport>) {
+    assert_eq!(pipeline.pool.region().address(), lane.packets, "the lane was created for another pool");
     let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
-    // Given back only when the GPU can write them no more.
+    // Dropped, and so freed, only after the GPU can no longer write the packets.
     let mut items = Items::new(&pool, lane.slots(), drive.burst);
     let circulation = Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(drive.burst), drive);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, drive, shared) {
-        // What the GPU says at the end is mostly the echo of an error that a thread saw first.
+        // An error at the end mostly repeats an error that a thread has already reported.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
@@ -44,8 +50,8 @@ pub fn run(
     }
     lane.leave_together();
 
-    // ProgressSnapshot from a GPU that was given up, for another lane's sake, would wait for ever.
-    let report = match tally.errors.is_empty() && !lane.program.gpu().is_abandoned() {
+    // Another lane may have abandoned the GPU. Reading from it would then wait forever.
+    let report = match tally.errors.is_empty() && !lane.loaded.gpu().is_abandoned() {
         true => lane
             .report(lane.closed_at().unwrap_or(0), tally.rx.packets, tally.rx.bytes)
             .map_err(|error| tally.errors.push(error))
@@ -57,7 +63,7 @@ pub fn run(
     (tally, report)
 }
 
-/// Everything between the first thing given to the GPU and the last it has let go of.
+/// Creates the streams, runs the pipeline's threads, and waits until the streams are idle.
 fn on_streams(
     lane: &Lane,
     circulation: Circulation,
@@ -66,47 +72,48 @@ fn on_streams(
     drive: &PipelineSettings,
     shared: &PipelineContext<'_>,
 ) -> Result<()> {
-    let gpu = lane.program.gpu();
-    let open = || if lane.settings.urgent { gpu.high_priority_stream() } else { gpu.stream() };
+    let gpu = lane.loaded.gpu();
+    let open = || if lane.settings.high_priority { gpu.high_priority_stream() } else { gpu.stream() };
     let streams =
         (0..lane.settings.streams_for()).map(|_| open()).collect::<inlane_cuda::Result<Vec<_>>>()?;
-    let side = lane.program.info.ticks().then(open).transpose()?;
-    let ticks = side.as_ref().map(|side| Ticks::new(lane, side));
-    let mut feed = Feeder::prepare(lane, &streams, side.as_ref())?;
+    let tick_stream = lane.loaded.info.ticks().then(open).transpose()?;
+    let ticks = tick_stream.as_ref().map(|stream| Ticks::new(lane, stream));
+    let mut feeder = Feeder::prepare(lane, &streams, tick_stream.as_ref())?;
     lane.start_together();
-    feed.begin()?;
+    feeder.begin()?;
     let begun = Instant::now();
-    let apart = lane.settings.method.has_feeder();
-    let (mine, feeders) = if apart { (None, ticks) } else { (ticks, None) };
+    let has_feeder = lane.settings.method.has_feeder();
+    // The feeder's thread launches ticks if there is one, otherwise the dispatching thread does.
+    let (dispatcher_ticks, feeder_ticks) = if has_feeder { (None, ticks) } else { (ticks, None) };
     let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams));
-    let mut hooks = GpuHooks { launcher, ticks: mine };
+    let mut hooks = GpuHooks { launcher, ticks: dispatcher_ticks };
     let moving = || circulation.run(items, &mut hooks, drive, shared);
-    let feeding = apart.then_some(|| feed.run(feeders, shared.control));
+    let feeding = has_feeder.then_some(|| feeder.run(feeder_ticks, shared.control));
     let watching = |ended: &_| watch_until(ended, lane, &streams, shared.control);
     *tally = on_threads(moving, feeding, watching, shared);
     tally.flowed = Some((begun, Instant::now()));
     let clean = !shared.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
-    let ended = feed.finish(clean, stuck).and_then(|()| match &side {
-        // What is half assembled is delivered.
-        Some(side) if !stuck => {
-            Ticks::new(lane, side).last()?;
-            settle(lane, std::slice::from_ref(side))
+    let ended = feeder.finish(clean, stuck).and_then(|()| match &tick_stream {
+        // The last tick lets the function deliver what it has assembled so far.
+        Some(stream) if !stuck => {
+            Ticks::new(lane, stream).last()?;
+            wait_until_idle(lane, std::slice::from_ref(stream))
         }
         _ => Ok(()),
     });
     if ended.is_err() || !clean {
-        // One that broke ends the others, in order.
+        // A failed pipeline ends the others; they drain first.
         shared.control.stop();
     }
-    // Streams and graphs go only then, too.
+    // Streams and graphs are destroyed only after all lanes have finished.
     lane.leave_together();
     ended
 }
 
-/// Runs what moves packets and what feeds the GPU, each on a thread of its own, until they end. This one has nothing else to do meanwhile
-/// than `watching`, from which no port that takes nothing keeps it, and no packets that are dropped: until the other end of what it is
-/// given is gone, with the thread that moves packets.
+/// Runs `moving`, which moves packets, and `feeding`, which feeds the GPU, each on a thread of its own. The calling thread runs `watching`
+/// meanwhile, so a port that blocks cannot stop the watchdog. The sender of the channel that `watching` receives is dropped when the
+/// thread that moves packets ends. Returns when both threads have ended.
 pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,
@@ -128,7 +135,7 @@ pub(super) fn on_threads(
         let moving = named("io").spawn_scoped(scope, move || {
             let _moves = moves;
             pin(shared.cores, 0);
-            // Who feeds must not wait for packets that will not come.
+            // Without this, the feeder would wait for packets that will not come.
             let guard = AbortOnPanic(shared.control);
             let tally = moving();
             std::mem::forget(guard);
@@ -166,9 +173,9 @@ pub(super) fn on_threads(
     })
 }
 
-/// What the thread that moves packets does for the GPU.
+/// What the dispatching thread does for the GPU between its other work.
 struct GpuHooks<'a> {
-    /// Method `single`.
+    /// Set for method `single`.
     launcher: Option<Launcher<'a>>,
     ticks: Option<Ticks<'a>>,
 }

@@ -1,4 +1,4 @@
-//! What can be chosen of a GPU executor.
+//! The settings of a GPU executor, and the shapes that follow from them.
 
 use crate::config::Method;
 use crate::error::{Error, Result};
@@ -8,22 +8,22 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where the GPU finds packets.
+/// Where packets are when the GPU processes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
-    /// In pinned host memory: worked on in place, over PCIe.
+    /// In pinned host memory. The GPU processes them in place, over PCIe.
     #[default]
     Pinned,
-    /// In pinned host memory, pulled into GPU memory by the kernel; what the function changed is written back.
+    /// In pinned host memory. The kernel pulls them into GPU memory and writes back what the function changed.
     Gpu,
-    /// As [`Memory::Gpu`], only so many bytes at each packet's front.
+    /// As [`Memory::Gpu`], but only this many bytes at each packet's front are pulled.
     Split(u32),
-    /// In GPU memory from the start, for ports that never touch payload.
+    /// In GPU memory from the start. Only for ports that never touch payload.
     Pool,
 }
 
 impl Memory {
-    /// Most bytes of a packet that are pulled.
+    /// Returns the most bytes of a packet that are pulled.
     pub(super) fn pull(&self) -> u32 {
         match self {
             Memory::Pinned | Memory::Pool => 0,
@@ -54,36 +54,36 @@ impl FromStr for Memory {
             "gpu-pool" => Ok(Memory::Pool),
             _ => Err(Error::config(
                 format!("--memory {text}"),
-                "choose pinned (read in place), gpu (pulled into GPU memory), or gpu-pool (buffers in GPU memory, \
+                "choose pinned (processed in place), gpu (pulled into GPU memory), or gpu-pool (buffers in GPU memory, \
                  for ports that never touch payload)",
             )),
         }
     }
 }
 
-/// How a GPU executor is set up. Zeros stand for what suits burst and method.
+/// The settings of a GPU executor. 0 stands for a value that suits the burst and the method.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How control flows.
+    /// The method.
     pub method: Method,
-    /// Where packets are.
+    /// Where packets are when the GPU processes them.
     pub memory: Memory,
-    /// Blocks of a persistent kernel.
+    /// The number of blocks of a persistent kernel.
     pub blocks: u32,
-    /// Threads a block.
+    /// The number of threads per block.
     pub threads: u32,
-    /// Streams that kernels are launched or posted in.
+    /// The number of streams for launches.
     pub streams: u32,
-    /// Items of a graph.
+    /// The number of items of a graph.
     pub graph_items: u32,
-    /// Chains of a graph that run beside each other.
+    /// The number of chains of a graph, which run side by side.
     pub graph_branches: u32,
-    /// Pause of a block between two looks at the ring.
+    /// The pause of a block between two polls of the ring.
     pub pause: Duration,
-    /// An item that takes longer is stuck.
+    /// The time after which an item in flight counts as stuck.
     pub watchdog: Duration,
-    /// Packets' blocks are placed ahead of those of other jobs that wait for room.
-    pub urgent: bool,
+    /// If true, blocks are placed before waiting blocks of other jobs.
+    pub high_priority: bool,
     /// Whether the GPU's own counters of its PCIe link are sampled during the run.
     pub measure_pcie: bool,
 }
@@ -100,28 +100,29 @@ impl Default for Settings {
             graph_branches: 0,
             pause: Duration::ZERO,
             watchdog: Duration::from_secs(2),
-            urgent: true,
+            high_priority: true,
             measure_pcie: false,
         }
     }
 }
 
-/// Most threads a block; the kernels are compiled for it.
+/// The most threads per block. The kernels are compiled for it.
 pub(super) const MOST_THREADS: u32 = 512;
 
-/// Most items of a ring where each may be a launch. The driver is known to keep about a thousand (documented nowhere, and not measured here):
-/// who launches more waits in it, and for ever behind a function that never ends.
+/// The most items of a ring if each item may be a launch. The driver's queue is said to hold about a thousand launches; this is neither
+/// documented nor measured here. With a full queue a launch blocks, and forever if a function never returns.
 const MOST_LAUNCHES: usize = 512;
 
-/// Work queues of a GPU, as the driver is told ([`inlane_cuda`]). Streams beyond them share one, and what waits there holds up what
-/// is behind it, whosever it is.
+/// The number of a GPU's hardware queues that inlane requests from the driver. More streams share queues, and a wait in one stream then
+/// blocks the other streams of its queue.
 const QUEUES: usize = 32;
 
 impl Settings {
-    /// As they are for each of `lanes` pipelines: whatever waits for packets on the GPU has a queue of its own.
+    /// Returns the settings for each of `lanes` pipelines that share a GPU. Chooses streams and chains so that each wait for packets has a
+    /// hardware queue of its own. `ticks` is true if the function needs one more stream per lane.
     ///
     /// # Errors
-    /// When more queues are asked for than there are.
+    /// If the settings need more queues than the GPU has.
     pub(super) fn among(&self, lanes: u32, ticks: bool) -> Result<Self> {
         let mut own = self.clone();
         if !matches!(self.method, Method::Stream | Method::Graph) {
@@ -150,21 +151,21 @@ impl Settings {
                     own.streams_for()
                 ),
                 format!(
-                    "{queues} streams would wait for packets, and a GPU has {QUEUES} queues for them; ask for fewer"
+                    "{queues} streams would wait for packets, but a GPU has {QUEUES} queues; ask for fewer"
                 ),
             ));
         }
         Ok(own)
     }
 
-    /// Threads a block for items of `burst` packets: one a packet where a thread works on it in place, a warp a packet
-    /// where payload is pulled, or the function takes the block as a whole.
+    /// Returns the threads per block for items of `burst` packets. A packet gets one thread if it is processed in place, and a warp if it is
+    /// pulled or the function is called per burst.
     pub(super) fn threads_for(&self, burst: usize, kind: CallKind) -> u32 {
         let burst = burst as u32;
         let warps = self.memory.pull() != 0 || kind == CallKind::Burst;
         let wanted = match (self.threads, warps) {
             (0, false) => burst.clamp(32, 256),
-            // Small items: more blocks rather than larger ones.
+            // Small items are better served by more blocks than by larger ones.
             (0, true) if burst < 64 => (burst * 32).clamp(128, 256),
             (0, true) => MOST_THREADS,
             (threads, _) => threads,
@@ -172,8 +173,8 @@ impl Settings {
         wanted.min(MOST_THREADS).next_multiple_of(32)
     }
 
-    /// Blocks of a persistent kernel. Each that waits reads over PCIe all the time, and a lone packet waits behind those reads:
-    /// few blocks for the small bursts that are asked for when latency counts, many where items must overlap.
+    /// Returns the number of blocks of a persistent kernel. Waiting blocks poll over PCIe all the time, which delays a single packet. So
+    /// small bursts, which users choose for latency, get few blocks. Large bursts get many, because their items must overlap.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,
@@ -186,7 +187,7 @@ impl Settings {
         }
     }
 
-    /// Streams that kernels are launched or posted in: a persistent one has one.
+    /// Returns the number of streams for launches. A persistent kernel needs one.
     pub(super) fn streams_for(&self) -> usize {
         match (self.streams, self.method) {
             (0, Method::Single) | (_, Method::Persistent) => 1,
@@ -196,13 +197,13 @@ impl Settings {
         }
     }
 
-    /// How many items of up to `burst` packets may be out.
+    /// Returns how many items of up to `burst` packets may be in flight.
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
-            // More small items than this and one thread cannot keep up with them.
+            // The dispatching thread cannot keep up with more small items than this.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
-            // A launch takes a third of the time of an item.
+            // Launching takes about a third of an item's time.
             Method::Split => 4,
             Method::Stream => self.streams_for() as u64,
             Method::Graph => (self.streams_for() * self.graph_branches_for()) as u64,
@@ -210,8 +211,8 @@ impl Settings {
         Limits { partial, ..Limits::NONE }
     }
 
-    /// Items of the ring: at least `asked`, as far as the driver keeps so many launches, and so many that every block has some in hand
-    /// and some to come.
+    /// Returns the number of the ring's slots: at least `asked`, and enough to keep every block or stream busy. Limited if each item may be
+    /// a launch.
     pub(crate) fn slots_for(&self, asked: usize, burst: usize) -> usize {
         let needed = match self.method {
             Method::Single => 2,
@@ -224,7 +225,7 @@ impl Settings {
         asked.max(needed).next_power_of_two().min(inlane_core::ring::layout::MAX_SLOTS)
     }
 
-    /// Items of a graph: a power of two, so that graphs tile the ring.
+    /// Returns the number of items of a graph. It is a power of two, so that graphs tile the ring.
     pub(super) fn graph_items_for(&self) -> usize {
         match self.graph_items {
             0 => 16,
@@ -232,7 +233,7 @@ impl Settings {
         }
     }
 
-    /// Chains of a graph: a power of two that divides its items.
+    /// Returns the number of chains of a graph. It is a power of two that divides the number of items.
     pub(super) fn graph_branches_for(&self) -> usize {
         let branches = if self.graph_branches == 0 { 4 } else { self.graph_branches as usize };
         branches.next_power_of_two().min(self.graph_items_for())

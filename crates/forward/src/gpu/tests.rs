@@ -1,4 +1,4 @@
-//! What can be checked without a GPU: every kernel compiles for every architecture; shapes and settings make sense.
+//! Tests that need no GPU: kernels compile for every architecture, shapes and settings are consistent, the watchdog, and posting.
 
 use super::posters::{NextPost, PostingCursor, RingView};
 use super::settings::MOST_THREADS;
@@ -7,8 +7,8 @@ use crate::config::Method;
 use crate::error::Error;
 use inlane_function::{CallKind, PacketFunction};
 
-/// True when the run-time compiler is there; else says so.
-fn compiler_is_there(test: &str) -> bool {
+/// Returns true if the run-time compiler is installed. Otherwise prints that the test is skipped.
+fn compiler_is_installed(test: &str) -> bool {
     match inlane_cuda::compiler_version() {
         Ok(_) => true,
         Err(error) => {
@@ -22,7 +22,7 @@ const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
 #[test]
 fn every_function_compiles_with_the_executor_for_every_architecture() {
-    if !compiler_is_there("every_function_compiles_with_the_executor_for_every_architecture") {
+    if !compiler_is_installed("every_function_compiles_with_the_executor_for_every_architecture") {
         return;
     }
     for builtin in inlane_function::builtins() {
@@ -35,10 +35,10 @@ fn every_function_compiles_with_the_executor_for_every_architecture() {
     }
 }
 
-/// What the persistent kernel spills is read again behind each acquire, from afar.
+/// A spilled register of the persistent kernel would be reloaded from memory after each acquire.
 #[test]
 fn the_persistent_kernel_spills_no_registers() {
-    if !compiler_is_there("the_persistent_kernel_spills_no_registers") {
+    if !compiler_is_installed("the_persistent_kernel_spills_no_registers") {
         return;
     }
     for builtin in ["macswap", "l3-decrement"] {
@@ -59,7 +59,7 @@ fn the_persistent_kernel_spills_no_registers() {
 
 #[test]
 fn the_bare_kernels_compile_for_every_architecture() {
-    if !compiler_is_there("the_bare_kernels_compile_for_every_architecture") {
+    if !compiler_is_installed("the_bare_kernels_compile_for_every_architecture") {
         return;
     }
     let headers = [inlane_cuda::SYSTEM_HEADER];
@@ -93,7 +93,7 @@ fn shapes_fit_every_burst() {
 }
 
 #[test]
-fn shapes_fit_whatever_is_asked_for() {
+fn shapes_fit_any_settings() {
     for method in Method::ALL {
         let most = u32::MAX;
         let settings = Settings {
@@ -178,10 +178,10 @@ fn released_waits_are_not_reported_as_stuck_items() {
 }
 
 #[test]
-fn shared_memory_is_asked_for_where_a_burst_needs_more_than_the_usual() {
+fn large_bursts_need_permission_for_shared_memory() {
     use loaded_function::{SharedMemory, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
-    // The least that a block of a GPU from sm_80 on can have, and the most that a function can declare.
+    // The least of all GPUs from sm_80 on that a block can have, and the most that a function can declare.
     let (most, declared) = (99 * KIB, 48 * KIB);
     assert_eq!(shared_bytes(1024, false), 16 * KIB);
     assert_eq!(shared_bytes(1024, true), 40 * KIB);
@@ -189,7 +189,7 @@ fn shared_memory_is_asked_for_where_a_burst_needs_more_than_the_usual() {
     assert_eq!(
         fit_shared(1024, true, 8 * KIB + 1, most),
         Ok(SharedMemory::Allowed),
-        "what follows is aligned"
+        "the launch's memory is aligned to 16"
     );
     for burst in [1, 64, inlane_core::ring::layout::MAX_BURST] {
         assert_eq!(fit_shared(burst, true, declared, most), Ok(SharedMemory::Allowed), "{burst} packets");
@@ -197,14 +197,18 @@ fn shared_memory_is_asked_for_where_a_burst_needs_more_than_the_usual() {
     let refused = fit_shared(1024, true, declared, 64 * KIB).unwrap_err();
     assert!(refused.contains("need 90112 bytes") && refused.contains("can have 65536"), "{refused}");
     assert!(refused.ends_with("use --burst 409 or less"), "{refused}");
-    assert_eq!(fit_shared(409, true, declared, 64 * KIB), Ok(SharedMemory::Allowed), "the remedy works");
+    assert_eq!(
+        fit_shared(409, true, declared, 64 * KIB),
+        Ok(SharedMemory::Allowed),
+        "the suggested burst fits"
+    );
     assert!(fit_shared(410, true, declared, 64 * KIB).is_err());
     let hopeless = fit_shared(1, false, 64 * KIB, 64 * KIB).unwrap_err();
-    assert!(hopeless.ends_with("declare less in the function"), "{hopeless}");
+    assert!(hopeless.ends_with("declare less in the packet function"), "{hopeless}");
 }
 
 #[test]
-fn names_round_trip() {
+fn memory_names_parse_to_what_they_print() {
     for memory in [Memory::Pinned, Memory::Gpu, Memory::Pool] {
         assert_eq!(memory.to_string().parse::<Memory>().unwrap(), memory);
     }
@@ -212,7 +216,7 @@ fn names_round_trip() {
 }
 
 #[test]
-fn every_wait_has_a_queue_of_its_own() {
+fn every_wait_has_its_own_hardware_queue() {
     for method in [Method::Stream, Method::Graph] {
         for ticks in [false, true] {
             for lanes in 1..=16 {
@@ -230,11 +234,11 @@ fn every_wait_has_a_queue_of_its_own() {
         assert!(Settings { method, ..Settings::default() }.among(64, false).is_err());
     }
     let persistent = Settings { streams: 64, ..Settings::default() };
-    assert!(persistent.among(64, true).is_ok(), "its one stream waits for nothing");
+    assert!(persistent.among(64, true).is_ok(), "a persistent lane has no waits");
     assert_eq!(persistent.streams_for(), 1);
 }
 
-/// A ring without a GPU: items are there from `freed` to `submitted`.
+/// A ring without a GPU: items `freed` to `submitted` are in it.
 #[derive(Debug)]
 struct Seen {
     submitted: u64,
@@ -252,16 +256,16 @@ impl RingView for Seen {
         self.freed
     }
 
-    fn is_there(&self, position: u64) -> bool {
-        // Words keep what they said last until their slot is used again.
+    fn is_submitted(&self, position: u64) -> bool {
+        // A word keeps its lap until its slot is used again.
         position < self.submitted && position + SLOTS >= self.submitted
     }
 }
 
-/// However packets come and go: every item is worked on once, nothing waits for a slot whose last item is out, and at the end nothing but
-/// the waits that are released is left.
+/// In any order of events: something is posted once for every item, no wait is posted for a slot whose previous item is in flight, and in
+/// the end only waits are left that `release_waits` releases.
 #[test]
-fn work_is_posted_for_every_item_once_and_waits_only_ahead() {
+fn every_item_is_posted_for_once() {
     let mut dice = 0x2545_f491_4f6c_dd1du64;
     let mut roll = |sides: u64| {
         dice ^= dice << 13;
@@ -269,10 +273,10 @@ fn work_is_posted_for_every_item_once_and_waits_only_ahead() {
         dice ^= dice << 17;
         dice % sides
     };
-    // Stretch, how many may wait, most at once: as stream and graph have them.
+    // The stretch, how many may wait, and the most at once, as `stream` and `graph` use them.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
-            // Who posts is seldom or often slower than who moves packets.
+            // How often the other events happen for each time something is posted.
             let others = [1, 3, 100][published as usize % 3];
             let mut cursor = PostingCursor::default();
             let mut ring = Seen { submitted: 0, freed: 0 };
@@ -281,23 +285,29 @@ fn work_is_posted_for_every_item_once_and_waits_only_ahead() {
             while ring.freed < published || cursor.posted < published {
                 match roll(2 * others + 2) / others.max(1) {
                     0 => ring.submitted = (ring.submitted + roll(9)).min(ring.freed + SLOTS).min(published),
-                    // Nothing is done before it is there and something was posted for it.
+                    // An item completes only after it was submitted and something was posted for it.
                     1 => ring.freed = (ring.freed + roll(9)).min(ring.submitted.min(cursor.posted)),
-                    _ => match cursor.due(&ring, stretch, ahead, most) {
+                    _ => match cursor.next(&ring, stretch, ahead, most) {
                         NextPost::Nothing => {}
-                        NextPost::Work(items) => {
+                        NextPost::Kernels(items) => {
                             assert!(items % stretch == 0 && items <= most);
-                            assert!(cursor.posted + items <= ring.submitted, "work for what is not there");
+                            assert!(
+                                cursor.posted + items <= ring.submitted,
+                                "kernels for items that were not submitted"
+                            );
                             (cursor.posted, worked) = (cursor.posted + items, worked + items);
                         }
                         NextPost::Waits => {
-                            assert!(cursor.posted + stretch <= ring.freed + SLOTS, "a slot that is out");
+                            assert!(
+                                cursor.posted + stretch <= ring.freed + SLOTS,
+                                "a wait for a slot whose previous item is in flight"
+                            );
                             (cursor.posted, waits) = (cursor.posted + stretch, waits + stretch);
                         }
                     },
                 }
                 rounds += 1;
-                assert!(rounds < 1_000_000, "stands still: {published} items, {ring:?}, {cursor:?}");
+                assert!(rounds < 1_000_000, "no progress: {published} items, {ring:?}, {cursor:?}");
             }
             assert_eq!(worked + waits, cursor.posted);
             assert!(cursor.posted < published + (ahead + 1) * stretch, "{cursor:?}");
@@ -306,37 +316,37 @@ fn work_is_posted_for_every_item_once_and_waits_only_ahead() {
 }
 
 #[test]
-fn a_competing_job_is_not_awaited_for_ever() {
-    use competing_kernel::{End, look_for_end};
+fn waiting_for_the_competing_job_ends() {
+    use competing_kernel::{End, wait_for_end};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
     let (stop, running) = (AtomicBool::new(true), AtomicBool::new(false));
     let (long, short) = (Duration::from_secs(3600), Duration::from_millis(20));
-    // A launch that never ends: the GPU was given up before, meanwhile, or it is late.
+    // A launch that never ends: the GPU was abandoned before, is abandoned meanwhile, or the launch is late.
     let asked = AtomicBool::new(false);
     let never = || {
         asked.store(true, Ordering::Relaxed);
         Ok(false)
     };
-    assert_eq!(look_for_end(never, || true, &running, long).unwrap(), End::GivenUp);
-    assert!(!asked.load(Ordering::Relaxed), "the driver of a GPU that was given up is not asked");
+    assert_eq!(wait_for_end(never, || true, &running, long).unwrap(), End::Abandoned);
+    assert!(!asked.load(Ordering::Relaxed), "the driver of an abandoned GPU is not called");
     let begun = Instant::now();
     let meanwhile = || begun.elapsed() > short;
-    assert_eq!(look_for_end(never, meanwhile, &running, long).unwrap(), End::GivenUp);
+    assert_eq!(wait_for_end(never, meanwhile, &running, long).unwrap(), End::Abandoned);
     let begun = Instant::now();
-    assert_eq!(look_for_end(never, || false, &stop, short).unwrap(), End::Late);
+    assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), End::Late);
     assert!(begun.elapsed() >= short);
-    // While packets flow it may take longer than the limit.
+    // While packets flow, there is no limit.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
-    assert_eq!(look_for_end(slow, || false, &running, short).unwrap(), End::Done);
-    // What the driver says of it ends the wait, too.
+    assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), End::Done);
+    // An error of the driver ends the wait, too.
     let faulty = || Err(Error::Competitor("a fault".into()));
-    assert!(look_for_end(faulty, || false, &running, long).is_err());
+    assert!(wait_for_end(faulty, || false, &running, long).is_err());
 }
 
 #[test]
-fn the_gpu_is_watched_until_packets_are_moved_no_more() {
+fn the_watchdog_runs_until_the_thread_that_moves_packets_ends() {
     use crate::control::{Control, Progress};
     use crate::pipeline::{PipelineContext, Tally};
     use inlane_core::clock::Clock;
@@ -356,7 +366,7 @@ fn the_gpu_is_watched_until_packets_are_moved_no_more() {
         };
         run::on_threads(|| moving(control), feeding, watching, &shared).errors
     };
-    // As one that waits for a port does.
+    // Blocks until the run is aborted, as a thread in a blocking port would.
     let held_up = |control: &Control| {
         while !control.aborting() {
             std::thread::yield_now();

@@ -29,7 +29,7 @@ pub(super) fn watch_until(
         count += 1;
         lane.heartbeat(count);
         watchdog
-            .check(oldest_in_flight(&lane.ring), lane.program.function.name(), streams)
+            .check(oldest_in_flight(&lane.ring), lane.loaded.function.name(), streams)
             .inspect_err(|_| control.abort())?;
     }
     Ok(())

@@ -1,62 +1,62 @@
-//! O-RAN U-plane frames (O-RAN.WG4.CUS section 8 over eCPRI 2.0), made byte by byte: for the example beside, and for tests.
+//! Builds O-RAN U-plane frames (O-RAN.WG4.CUS section 8, over eCPRI 2.0), for the example `oran_capture` and for tests.
 
-/// How a carrier is set up.
+/// The settings of a carrier.
 #[derive(Clone, Copy, Debug)]
 pub struct Carrier {
-    /// The antenna-carriers; a stream is a position here.
+    /// The ids of the antenna-carriers. A stream is an index into this list.
     pub eaxc: &'static [u16],
-    /// PRBs a symbol.
+    /// The number of PRBs per symbol.
     pub prbs: u16,
-    /// 1, 2, 4, 8 for subcarriers of 15, 30, 60, 120 kHz.
+    /// 1, 2, 4 or 8, for subcarriers of 15, 30, 60 or 120 kHz.
     pub slots_per_subframe: u32,
-    /// 48 for 16 bits of I and Q, 28 for block floating point with 9.
+    /// The bytes of a PRB: 48 for 16-bit I and Q, 28 for block floating point with 9 bits.
     pub prb_bytes: usize,
-    /// udCompHdr, where sections carry it.
+    /// The value of udCompHdr, if sections carry it.
     pub header: Option<u8>,
 }
 
-/// Some PRBs of one symbol.
+/// A section: some PRBs of one symbol.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// The first.
+    /// The first PRB.
     pub start: u16,
-    /// How many; 0: all from the first on.
+    /// The number of PRBs. 0 means all from the first on.
     pub count: u16,
-    /// Every second only.
+    /// True if only every second PRB is included.
     pub every_second: bool,
-    /// They belong to the symbol after the section before's.
+    /// True if the section belongs to the symbol after that of the previous section.
     pub next_symbol: bool,
 }
 
 impl Section {
-    /// `count` PRBs from `start` on.
+    /// Returns a section of `count` PRBs from `start` on.
     pub fn of(start: u16, count: u16) -> Self {
         Self { start, count, every_second: false, next_symbol: false }
     }
 
-    /// The numbers of its PRBs.
+    /// Returns the numbers of the section's PRBs.
     pub fn prbs(&self, carrier: &Carrier) -> Vec<u16> {
         let all = (self.start..carrier.prbs).step_by(1 + self.every_second as usize);
         if self.count == 0 { all.collect() } else { all.take(self.count as usize).collect() }
     }
 }
 
-/// A packet.
+/// A U-plane packet.
 #[derive(Clone, Debug)]
 pub struct UPlane {
-    /// Slot number in the cycle of 256 frames.
+    /// The slot's number in the cycle of 256 frames.
     pub slot: u32,
-    /// Which of the carrier's eAxC.
+    /// The index of the antenna-carrier.
     pub stream: usize,
-    /// Symbol of the first section.
+    /// The symbol of the first section.
     pub symbol: u8,
-    /// With a VLAN tag.
+    /// True if the frame has a VLAN tag.
     pub tagged: bool,
-    /// What it holds.
+    /// The sections.
     pub sections: Vec<Section>,
 }
 
-/// The samples of a PRB: any function of where it belongs, never zero.
+/// Returns the samples of a PRB. They depend on its place only, and no byte is zero.
 pub fn samples(carrier: &Carrier, slot: u32, stream: usize, symbol: u8, prb: u16) -> Vec<u8> {
     let seed = slot.wrapping_mul(1_000_003) + stream as u32 * 10_007 + symbol as u32 * 331 + prb as u32;
     (0..carrier.prb_bytes as u32)
@@ -65,7 +65,7 @@ pub fn samples(carrier: &Carrier, slot: u32, stream: usize, symbol: u8, prb: u16
 }
 
 impl UPlane {
-    /// The frame on the wire: Ethernet, eCPRI (common header, eAxC, sequence), O-RAN timing, sections.
+    /// Returns the frame: Ethernet, eCPRI (common header, eAxC, sequence), O-RAN timing, and sections.
     pub fn frame(&self, carrier: &Carrier) -> Vec<u8> {
         let mut body = Vec::new();
         let (subframes, slot) =
@@ -100,13 +100,13 @@ impl UPlane {
     }
 }
 
-/// All packets of a slot, with `prbs_a_packet` PRBs each.
-pub fn whole(carrier: &Carrier, slot: u32, prbs_a_packet: u16) -> Vec<UPlane> {
+/// Returns all packets of a slot, with up to `prbs_per_packet` PRBs each.
+pub fn whole(carrier: &Carrier, slot: u32, prbs_per_packet: u16) -> Vec<UPlane> {
     let mut packets = Vec::new();
     for stream in 0..carrier.eaxc.len() {
         for symbol in 0..14 {
-            for start in (0..carrier.prbs).step_by(prbs_a_packet as usize) {
-                let sections = vec![Section::of(start, prbs_a_packet.min(carrier.prbs - start))];
+            for start in (0..carrier.prbs).step_by(prbs_per_packet as usize) {
+                let sections = vec![Section::of(start, prbs_per_packet.min(carrier.prbs - start))];
                 packets.push(UPlane { slot, stream, symbol, tagged: false, sections });
             }
         }
@@ -114,7 +114,7 @@ pub fn whole(carrier: &Carrier, slot: u32, prbs_a_packet: u16) -> Vec<UPlane> {
     packets
 }
 
-/// A capture file (classic pcap, nanoseconds) of frames, each with its time.
+/// Returns a capture file in classic pcap format with nanosecond times. `frames` are times and frames.
 pub fn pcap(frames: &[(u64, Vec<u8>)]) -> Vec<u8> {
     let mut file = Vec::new();
     for word in [0xa1b2_3c4du32, 4 << 16 | 2, 0, 0, 65535, 1] {

@@ -1,5 +1,5 @@
-//! The executor's kernels, run without a GPU: blocks of threads emulated on CPU threads (`crates/function/tests/emulated`) take items
-//! from a ring, and do what the CPU does, whatever the items and wherever their packets lie.
+//! Tests of the executor's kernels without a GPU. Blocks of GPU threads are emulated on CPU threads (`crates/function/tests/emulated`). They
+//! take items from a ring and must give the same results as the CPU, for items of any size and packets at any address.
 
 use super::lane::{Parameters, strides};
 use super::loaded_function::EXECUTOR;
@@ -13,10 +13,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Kernel, threads, seed, block, blocks, lane, place, more: `launch.h`.
+/// `emulated_launch` of `launch.h`: kernel, threads, seed, block, blocks, lane, place, more.
 type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
 
-/// A kernel, by its number in `launch.h`.
+/// A kernel. Its value is its number in `launch.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
     Persistent,
@@ -25,14 +25,14 @@ enum Kernel {
     Tick,
 }
 
-/// A block of threads.
+/// An emulated block of threads.
 struct Block {
     launch: LaunchBlock,
     _library: libloading::Library,
 }
 
 impl Block {
-    #[expect(clippy::too_many_arguments, reason = "as the launch has them")]
+    #[expect(clippy::too_many_arguments, reason = "the launch has as many")]
     fn run(
         &self,
         kernel: Kernel,
@@ -43,12 +43,12 @@ impl Block {
         place: u64,
         more: u32,
     ) {
-        // SAFETY: the lane's memory outlives the call, which takes these.
+        // SAFETY: the arguments have the types that the function declares, and the lane's memory outlives the call.
         unsafe { (self.launch)(kernel as u32, shape.threads, seed, block, shape.blocks, lane, place, more) }
     }
 }
 
-/// The kernels compiled with a function: so many blocks.
+/// Compiles the kernels with a function, and loads `count` blocks of them.
 fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
@@ -61,7 +61,7 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     let kernels = EXECUTOR
         .replace("extern __shared__ uint4 inlane_shared[]", "alignas(16) static uint4 inlane_shared[5 * 512]")
         .replace(r#"asm volatile("mov.u32 %0, %%tid.x;" : "=r"(me))"#, "me = threadIdx.x");
-    assert!(!kernels.contains("asm"), "what a CPU does not know");
+    assert!(!kernels.contains("asm"), "a CPU cannot run inline PTX");
     let parts = [
         format!("#include \"{}\"\n#include \"kernels.h\"", cuda.display()),
         function.gpu_source(),
@@ -80,16 +80,16 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
             .arg("-I")
             .arg(folder.path())
             .output()
-            .expect("the compiler that built this")
+            .expect("the compiler that built this crate")
     };
-    // Statics of a block are its own: GCC would share them between copies of the object.
+    // Each block needs its own static variables, but GCC would share them between copies of the object.
     let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
     let output = output.unwrap_or_else(|| compile(&[]));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let load = |index: u32| {
         let copy = folder.path().join(format!("block{index}.so"));
         std::fs::copy(&object, &copy).expect("copied");
-        // SAFETY: made above; its symbol has this type.
+        // SAFETY: compiled above from launch.h, which declares the symbol with this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
             let launch = *library.get::<LaunchBlock>(b"emulated_launch\0").expect("launch.h has it");
@@ -99,11 +99,11 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     (0..count).map(load).collect()
 }
 
-/// Room of a buffer: odd, so that packets begin anywhere, and share chunks with their neighbours.
+/// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks with their neighbours.
 const ROOM: usize = 331;
-/// Bytes in front of the first buffer and behind the last one.
+/// The bytes before the first buffer and after the last one.
 const EDGE: usize = 32;
-/// Bytes behind what packets are pulled into.
+/// The bytes after the memory that packets are pulled into.
 const GUARD: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -113,14 +113,14 @@ struct Shape {
     slots: usize,
     threads: u32,
     blocks: u32,
-    /// Bytes of each packet that are pulled; 0: packets stay where they are.
+    /// The bytes of each packet that are pulled. 0: packets are processed in place.
     pull: u32,
-    /// Bytes of packets at most.
+    /// The length of the longest packet in bytes.
     longest: usize,
 }
 
-/// What blocks work on.
-struct Stage {
+/// A lane without a GPU, with the CPU's instance to compare with.
+struct TestLane {
     shape: Shape,
     lane: Parameters,
     /// Keeps the ring's memory, which blocks use until they end.
@@ -128,15 +128,15 @@ struct Stage {
     dispatcher: Option<Dispatcher>,
     packets: Region,
     state: Region,
-    /// What packets are pulled into, with the bytes behind which there is nothing to be written.
+    /// The stage and the shadow. Nothing may be written after the given number of bytes.
     pulled: [(Region, usize); 2],
-    /// Orders and signs of life; what block 0 saw.
+    /// The control words and the relay words.
     words: [Region; 2],
     instance: Instance,
     dice: Dice,
 }
 
-/// xorshift.
+/// Random numbers (xorshift).
 struct Dice(u64);
 
 impl Dice {
@@ -148,22 +148,25 @@ impl Dice {
     }
 }
 
-/// SAFETY: nobody writes so many bytes from there while they are used.
+/// Returns `count` bytes at `address`.
+///
+/// # Safety
+/// The bytes are valid, and nothing writes them while the result is used.
 unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
-    // SAFETY: the caller's.
+    // SAFETY: as the caller promises.
     unsafe { std::slice::from_raw_parts(address as *const u8, count) }
 }
 
-/// A packet that is out, and its buffer as it was.
+/// A packet in flight, and a copy of its buffer from before.
 type Out = (Packet, Vec<u8>);
 
-impl Stage {
+impl TestLane {
     fn new(function: &PacketFunction, shape: Shape, seed: u64) -> Self {
         let Shape { burst, slots, pull, .. } = shape;
-        let info = function.info().expect("it has a CPU build");
+        let info = function.info().expect("the function compiles for the CPU");
         let region = |bytes: usize, fill: u8| {
             let region = Region::host(bytes).expect("memory");
-            // SAFETY: fresh, and as long.
+            // SAFETY: a new region of this length.
             unsafe { region.as_ptr().write_bytes(fill, bytes) };
             region
         };
@@ -201,7 +204,7 @@ impl Stage {
             work_ns: 0,
             reserved: 0,
         };
-        let mut instance = function.instance().expect("it has a CPU build");
+        let mut instance = function.instance().expect("the function compiles for the CPU");
         instance.set_room(room);
         // SAFETY: the regions are this test's, and blocks write only the complete half.
         let dispatcher = unsafe { Ring::to_device(slots, burst, submit, complete) }.expect("a ring");
@@ -219,19 +222,19 @@ impl Stage {
         }
     }
 
-    /// A packet of any length and content, in one of the `free` buffers.
+    /// Makes a packet of random length and content in one of the `free` buffers.
     fn packet(&mut self, free: &mut Vec<u64>) -> Out {
         let dice = &mut self.dice;
         let cookie = free.swap_remove(dice.roll(free.len()));
         let address = self.packets.address() + EDGE as u64 + cookie * ROOM as u64;
-        // SAFETY: a buffer that nobody uses.
+        // SAFETY: the buffer is free, so nothing else uses it.
         let buffer = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, ROOM) };
         buffer.fill_with(|| dice.roll(256) as u8);
         let length = 1 + dice.roll(self.shape.longest) as u32;
         (Packet { address, length, port: 0, cookie }, buffer.to_vec())
     }
 
-    /// Compares what became of an item with what the CPU makes of it.
+    /// Compares an item's results with those of the CPU.
     fn compare(&mut self, item: &[Out], found: &[PacketVerdict]) {
         let shape = self.shape;
         let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();
@@ -242,28 +245,28 @@ impl Stage {
         let packets: Vec<Packet> = item.iter().zip(&mut copies).map(at_copy).collect();
         let unchanged = |packet: &Packet| PacketVerdict { length: packet.length, verdict: FORWARD };
         let mut expected: Vec<PacketVerdict> = packets.iter().map(unchanged).collect();
-        // SAFETY: buffers of this test's, with the room that was said.
+        // SAFETY: the buffers belong to this test and have the room that was set.
         unsafe { self.instance.run_packets(&packets, &mut expected, 0) };
         assert_eq!(found, expected, "{shape:?}");
         for (((packet, before), copy), outcome) in item.iter().zip(&copies).zip(expected) {
-            // SAFETY: the item is back.
+            // SAFETY: the item was taken back, so the packet is not in use.
             let after = unsafe { bytes(packet.address, ROOM) };
             let (new, end) = (outcome.length as usize, outcome.length.max(packet.length) as usize);
             assert!(
                 outcome.verdict == DROP || after[..new] == copy[..new],
                 "{packet:?}, {outcome:?}, {shape:?}"
             );
-            assert!(after[end..] == before[end..], "written behind {packet:?}, {outcome:?}, {shape:?}");
+            assert!(after[end..] == before[end..], "written after {packet:?}, {outcome:?}, {shape:?}");
         }
     }
 
-    /// Has `items` items worked on.
+    /// Submits `items` items and checks the results.
     fn drive(&mut self, blocks: &[Block], items: u64) {
         let (shape, lane) = (self.shape, self.lane);
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
         let seed = self.dice.0;
         std::thread::scope(|scope| {
-            // Dropped where an assertion fails: then blocks end, too.
+            // Dropped if an assertion fails, so that the blocks end.
             let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;
@@ -298,12 +301,12 @@ impl Stage {
                     submitted += 1;
                 }
                 let Some(back) = dispatcher.poll() else {
-                    assert!(progress.elapsed() < Duration::from_secs(60), "stands still: {shape:?}");
+                    assert!(progress.elapsed() < Duration::from_secs(60), "no progress: {shape:?}");
                     std::thread::yield_now();
                     continue;
                 };
                 progress = Instant::now();
-                let item = out.pop_front().expect("it is out");
+                let item = out.pop_front().expect("an item is in flight");
                 let unchanged = |(i, (packet, _)): (usize, &Out)| match back.changed() {
                     true => back.verdict(i),
                     false => PacketVerdict { length: packet.length, verdict: FORWARD },
@@ -314,11 +317,11 @@ impl Stage {
                 free.extend(item.iter().map(|(packet, _)| packet.cookie));
             }
         });
-        // SAFETY: blocks have ended.
+        // SAFETY: the blocks have ended.
         unsafe {
             assert!(
                 bytes(self.state.address(), self.state.len()) == self.instance.state(),
-                "{shape:?}: another state"
+                "{shape:?}: the states differ"
             );
             let end = self.packets.address() + (self.packets.len() - EDGE) as u64;
             let edges = [(self.packets.address(), EDGE, 0x77), (end, EDGE, 0x77)];
@@ -331,14 +334,15 @@ impl Stage {
     }
 }
 
-/// A function beside this file.
-fn own(name: &str) -> String {
+/// Returns the path of a packet function in this folder.
+fn local_function(name: &str) -> String {
     format!("{}/src/gpu/emulated/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 #[test]
-fn kernels_do_what_the_cpu_does() {
-    for (name, pull) in [(own("mangle.cu").as_str(), u32::MAX), ("l3-decrement", 96), ("checksum", u32::MAX)]
+fn kernels_give_the_same_results_as_the_cpu() {
+    for (name, pull) in
+        [(local_function("mangle.cu").as_str(), u32::MAX), ("l3-decrement", 96), ("checksum", u32::MAX)]
     {
         let function = PacketFunction::parse(name).expect(name);
         for pull in [0, pull] {
@@ -353,7 +357,7 @@ fn kernels_do_what_the_cpu_does() {
                     let longest = [ROOM, 17][(burst == 1024) as usize];
                     let shape = Shape { kernel, burst, slots, threads, blocks: count as u32, pull, longest };
                     let items = (1200 / burst).clamp(6, 150) as u64;
-                    Stage::new(&function, shape, seed as u64 + 77).drive(&blocks[..count], items);
+                    TestLane::new(&function, shape, seed as u64 + 77).drive(&blocks[..count], items);
                 }
             }
         }
@@ -361,25 +365,29 @@ fn kernels_do_what_the_cpu_does() {
 }
 
 #[test]
-fn threads_of_a_block_have_one_time() {
-    let function = PacketFunction::parse(&own("clocks.cu")).expect("a function");
+fn all_threads_of_a_block_get_the_same_time() {
+    let function = PacketFunction::parse(&local_function("clocks.cu")).expect("a function");
     for pull in [0, u32::MAX] {
         let blocks = blocks(&function, pull != 0, 2);
         for kernel in [Kernel::Persistent, Kernel::Items] {
             let shape = Shape { kernel, burst: 8, slots: 4, threads: 64, blocks: 2, pull, longest: 60 };
-            let mut stage = Stage::new(&function, shape, 5);
+            let mut stage = TestLane::new(&function, shape, 5);
             stage.drive(&blocks, 30);
             for seed in 0..20 {
                 blocks[0].run(Kernel::Tick, &shape, seed, 0, &stage.lane, 0, 0);
             }
-            // SAFETY: blocks have ended.
-            assert_eq!(unsafe { bytes(stage.state.address(), 8) }, [0; 8], "ticks in which times differ");
+            // SAFETY: the blocks have ended.
+            assert_eq!(
+                unsafe { bytes(stage.state.address(), 8) },
+                [0; 8],
+                "ticks in which threads got different times"
+            );
         }
     }
 }
 
 #[test]
-fn blocks_end_when_told_whatever_the_ring_holds() {
+fn an_order_to_stop_ends_blocks_with_a_full_ring() {
     let function = PacketFunction::parse("macswap").expect("a function");
     let blocks = blocks(&function, false, 3);
     for burst in [2, 64] {
@@ -392,14 +400,14 @@ fn blocks_end_when_told_whatever_the_ring_holds() {
             pull: 0,
             longest: 60,
         };
-        let mut stage = Stage::new(&function, shape, 9);
+        let mut stage = TestLane::new(&function, shape, 9);
         let mut dispatcher = stage.dispatcher.take().expect("a stage is driven once");
         let mut free: Vec<u64> = (0..64).collect();
         while !free.is_empty() {
             let (packet, _) = stage.packet(&mut free);
             assert!(dispatcher.submit(&[packet]));
         }
-        // SAFETY: the order to stop, which blocks read only.
+        // SAFETY: no block runs yet.
         unsafe { stage.words[0].as_ptr().cast::<u64>().write(1) };
         let lane = stage.lane;
         std::thread::scope(|scope| {
