@@ -1,5 +1,5 @@
 #!/bin/bash
-# All that needs a GPU, with one command: what is checked, what must go wrong well, what is measured. Says at its end what failed.
+# Runs all checks, fault tests and measurements that need a GPU. Prints which steps failed at the end.
 # Usage: all.sh INLANE OUT [EXAMPLES]      EXAMPLES: a folder with the built examples own-kernel and oran-power
 inlane=$(realpath "$1") out=$2 examples=${3:-$(dirname "$1")/examples} here=$(realpath "$(dirname "$0")") failed=
 mkdir -p "$out"
@@ -12,7 +12,7 @@ step() { # name, command...
     echo "== $name: $((SECONDS - begun)) s"
 }
 measured() { "$here/$1" | "$here/run.sh" "$inlane" "$out"; }
-nvidia-smi -L || { echo "SKIPPED all of it: no GPU"; exit 0; }
+nvidia-smi -L || { echo "SKIPPED all steps: no GPU"; exit 0; }
 step own-kernel "$examples/own-kernel"
 step oran-power "$examples/oran-power"
 step check python3 "$here/check.py" "$inlane"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# 10^9 packets a method at burst 128, each made, processed and checked. Several pipelines, for one core makes or checks about ten
-# million packets a second; how many is tried for a moment, the fastest is taken. Usage: billion.sh INLANE OUT [METHOD...]
+# Generates, processes and checks 10^9 packets per method, at burst 128. Uses several pipelines, because one core generates or checks about
+# ten million packets per second. Short trials find the fastest number of pipelines. Usage: billion.sh INLANE OUT [METHOD...]
 inlane=$1 out=$2 here=$(dirname "$0") failed=0
 shift 2
 [ $# != 0 ] || set -- single split persistent stream graph
@@ -8,7 +8,7 @@ trials=$(mktemp -d)
 trap 'rm -rf "$trials"' EXIT
 flags="--on gpu:0 --rx gen:64,flows=96 --tx check --function macswap --burst 128"
 for method in "$@"; do
-    # One thread a pipeline, or two.
+    # The number of pipelines depends on whether a pipeline has one thread or two.
     case $method in single | persistent) counts="8 15" ;; *) counts="4 7" ;; esac
     for pipelines in $counts; do
         echo "$pipelines | $flags --method $method --pipelines $pipelines --duration 700ms"

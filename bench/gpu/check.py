@@ -1,8 +1,8 @@
-"""Every method, function, memory and port that a GPU executor has, each run checked; what cannot run here is skipped by name.
+"""Checks the GPU executors: runs every method with every function, memory and port, and verifies each result.
 
-Usage: check.py INLANE [SECTION...]      sections: functions own oran ports overload auto; all of them when none is named
-FULL=1 crosses every function and port with every memory, where otherwise they take turns.
-ON=cpu tries the script itself without a GPU, with the methods and the memory that a CPU has.
+Usage: check.py INLANE [SECTION...]      sections: functions own oran ports overload auto (default: all)
+FULL=1 combines every function and port with every memory. Otherwise each gets another memory.
+ON=cpu tests this script without a GPU, with the methods of the CPU. Cases that cannot run on this machine are skipped by name.
 """
 import concurrent.futures
 import json
@@ -21,7 +21,7 @@ CPU = ON == "cpu"
 METHODS = ["single", "split"] if CPU else ["single", "split", "persistent", "stream", "graph"]
 IN_PLACE = [] if CPU else ["--memory", "pinned"]
 MEMORIES = [[]] if CPU else [IN_PLACE, ["--memory", "gpu"], ["--header-split", "128"]]
-# Side by side, and so bound to no cores: what is checked is not how fast it is.
+# Threads are not pinned, because cases run side by side and speed is not checked.
 UNBOUND = ["--cores", "none"]
 WORKERS = 2
 full = bool(os.environ.get("FULL"))
@@ -45,12 +45,12 @@ def wants(condition, what):
 
 
 def forward(*flags, limit=40, on=None, status=(0,), cores=UNBOUND):
-    """Runs inlane forward; its result, with the document's other parts beside, once nothing is unaccounted for."""
+    """Runs inlane forward and returns its result. Fails if a packet or buffer is unaccounted for."""
     command = [INLANE, "forward", "--no-baseline", "--json", "-", *flags, *cores, "--on", on or ON]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        raise Wrong(f"not over after {limit} s: {' '.join(command)}")
+        raise Wrong(f"still running after {limit} s: {' '.join(command)}")
     if ran.returncode not in status:
         raise Wrong(f"exit status {ran.returncode}: {' '.join(command)}\n{ran.stderr[:1500]}")
     document = json.loads(ran.stdout)
@@ -79,7 +79,7 @@ def functions():
 
     rules = "drop-rule:udp:0-40000,src:10.0.0.0/8,tcp"
     for row, function in enumerate(("macswap", "io", "l3-decrement", "flow-count", rules, "checksum")):
-        # A front of 128 bytes is too little for what reads all of a packet.
+        # Function checksum reads whole packets, so a front of 128 bytes is not enough.
         memories = MEMORIES[:2] if function == "checksum" else MEMORIES
         for column, method in enumerate(METHODS):
             for turn, memory in enumerate(memories):
@@ -88,7 +88,7 @@ def functions():
 
 
 def own():
-    """Users' functions; what they do is checked by what they count and drop."""
+    """Users' functions, checked by what they count and drop."""
     def case(file, method, memory, burst="64"):
         flags = ["--rx", "gen:imix,flows=8", "--tx", "null", "--packets", "200000", "--duration", "30s", "--watchdog", "10s"]
         result = forward(*flags, "--function", os.path.join(EXAMPLES, file), "--method", method, "--burst", burst, *memory)
@@ -98,15 +98,15 @@ def own():
     for file in ("truncate.cu:truncate:100", "vxlan.cu", "sizes.cu"):
         for method in METHODS:
             yield f"{file}, {method}", case, (file, method, IN_PLACE)
-    # More shared memory than a block usually has.
+    # Needs more shared memory than a block has by default.
     for method in METHODS:
         yield f"sizes.cu, {method}, largest burst", case, ("sizes.cu", method, [] if CPU else ["--memory", "gpu"], "1024")
 
 
 def oran():
-    """A radio in real time, shuffled, with losses: what is received and what is missing is what the CPU found."""
+    """A radio in real time, with reordering and losses. The counts must equal those of the CPU."""
     radio = "gen:oran,slots=1000,shuffle=256,loss=1%,seed=5,realtime"
-    # Settings with room for every order: then all counts but the reasons follow from the radio alone.
+    # With enough windows for any order, all counts except the reasons depend on the radio only.
     roomy = "oran-reorder:windows=16,limit=5ms"
     exact = ("uplane_packets", "malformed_packets", "late_packets", "received_prbs", "duplicate_prbs", "missing_prbs")
     slots = ("complete_slots", "timed_out_slots", "overtaken_slots")
@@ -134,7 +134,7 @@ def oran():
         return f"1000 slots, {found['missing_prbs']} PRBs missing as on the CPU, {found['timed_out_slots']} at their time limit"
 
     def late(method):
-        # Shuffled further than the limit allows: packets come late, and every PRB is either received, missing, or late.
+        # Reordered further than the time limit allows, so packets are late. Every PRB is received or missing.
         found = counts(run("oran-reorder:windows=16,limit=50us", method, IN_PLACE,
                            radio="gen:oran,slots=400,shuffle=2048,seed=5,realtime"))
         wants(found["late_packets"] > 0 and found["timed_out_slots"] > 0 and found["duplicate_prbs"] == 0, str(found))
@@ -149,16 +149,16 @@ def oran():
 
 
 def ports():
-    """Packets in mbufs: DPDK's ports, and those of another process."""
+    """Packets in mbufs: DPDK's ports, and packets from another process."""
     def silent(rx, tx, method, memory):
-        # Ports that never touch payload: any memory will do.
+        # These ports never touch payload, so any memory works.
         result = forward("--rx", rx, "--tx", tx, "--function", "macswap", "--method", method, "--burst", "32", *memory,
                          "--duration", "300ms", "--watchdog", "10s")
         wants(result["tx"]["packets"] > 1000, f"{result['tx']['packets']} packets in 300 ms")
         return f"{result['tx']['packets']} packets"
 
     def memif(size, method, memory):
-        # Frames of 4000 bytes fill two of the receiver's mbufs, which hold 2048 each.
+        # A frame of 4000 bytes needs two of the receiver's mbufs, which hold 2048 bytes each.
         with tempfile.TemporaryDirectory() as folder:
             packets = 300000 if size < 2000 else 100000
             port = f"memif:{folder}/socket,wait=30" + (f",mtu={size - 18}" if size > 2000 else "")
@@ -176,7 +176,7 @@ def ports():
                 sender.wait()
 
     def veth(method, memory):
-        # The sender in a namespace of its own: packet sockets of two processes may else meet in one fanout group.
+        # The sender has its own network namespace. Otherwise the sockets of both processes might join the same fanout group.
         name = f"inl{os.getpid() % 10000}{METHODS.index(method)}"
         setting = (f"netns add {name}", f"link add {name}a type veth peer name {name}b", f"link set {name}a netns {name}",
                    f"link set {name}b up", f"-n {name} link set {name}a up")
@@ -217,12 +217,12 @@ def ports():
 
 
 def overload():
-    """What happens when the executor is too slow."""
+    """Overload policies, with an executor that is too slow."""
     def case(method, policy):
         result = forward("--rx", "null:64", "--tx", "null", "--function", "macswap", "--method", method, "--burst", "32", *IN_PLACE,
                          "--work", "5us", "--overload", policy, "--duration", "300ms")
         dropped = result["dropped_overload"]
-        # One thread that does all never finds its ring full.
+        # Method single has no ring that could be full.
         wants((dropped > 0) == (policy == "drop" and method != "single"), f"{dropped} dropped")
         return f"{result['tx']['packets']} sent, {dropped} dropped and counted"
 
@@ -232,7 +232,7 @@ def overload():
 
 
 def auto():
-    """A goal in place of a method."""
+    """A goal instead of a method."""
     def case(*goal):
         result = forward("--rx", "null:1024", "--tx", "null", "--function", "macswap", "--method", "auto", *goal, "--stages",
                          "--duration", "1s", limit=120, cores=())
@@ -250,7 +250,7 @@ def attempt(label, case, arguments):
         verdict, said = "ok", case(*arguments)
     except Skipped as why:
         verdict, said = "SKIPPED", str(why)
-    except Exception as why:  # also what a broken document raises
+    except Exception as why:  # includes errors from a malformed document
         verdict, said = "FAILED", f"{type(why).__name__}: {why}"
         failed.append(label)
     with say_alone:
@@ -261,8 +261,8 @@ if __name__ == "__main__":
     sections = {"functions": functions, "own": own, "oran": oran, "ports": ports, "overload": overload, "auto": auto}
     for name in sys.argv[2:] or sections:
         if name not in sections:
-            sys.exit(f"no section {name}: there are {', '.join(sections)}")
-        # What keeps time or measures it runs alone.
+            sys.exit(f"unknown section {name}; choose from {', '.join(sections)}")
+        # Sections that depend on time run alone.
         with concurrent.futures.ThreadPoolExecutor(1 if name in ("oran", "auto") else WORKERS) as pool:
             for each in [pool.submit(attempt, *case) for case in sections[name]()]:
                 each.result()

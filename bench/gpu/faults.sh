@@ -1,7 +1,7 @@
 #!/bin/bash
-# What must go wrong well on a GPU: functions that do not compile, write wildly, never end; memory that is not there; a compiler or a
-# device that is not there; signals; kill -9 at several moments. After each, a run must work. The methods go side by side, each in a
-# process of its own. Usage: faults.sh INLANE
+# Provokes faults on a GPU and checks how runs end: functions that do not compile, write to wild addresses or never return; exhausted memory;
+# a missing compiler or GPU; signals; kill -9 at several moments. After each fault, a normal run must work. The methods are tested side
+# by side in separate processes. Usage: faults.sh INLANE
 inlane=$1 here=$(dirname "$0")
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache}
 ports="--rx null:1024 --tx null --on gpu:0 --no-baseline --cores none"
@@ -19,7 +19,7 @@ of_method() {
         "$inlane" forward $ports --function "$here/faults/never.cu:never" --method "$method" --duration 5s --watchdog 1s
     works "$method"
     for signal in INT TERM; do
-        # Nothing is lost or leaked by it: what was received was sent. Where several share a GPU, a run needs seconds to begin.
+        # A signal loses and leaks no packet: all received packets are sent. Runs that share a GPU need seconds to begin.
         expect "SIG$signal, $method" 0 "Mpps" timeout -s $signal --preserve-status 15 \
             "$inlane" forward $ports --method "$method" --watchdog 10s --duration 30s
         timeout -s $signal --preserve-status 15 "$inlane" forward $ports --method "$method" --watchdog 10s --duration 30s --json - \
@@ -54,7 +54,7 @@ once() {
     expect "no GPU" 3 "CUDA_ERROR_NO_DEVICE" env CUDA_VISIBLE_DEVICES= "$inlane" forward $ports --method persistent --duration 1s
     expect "no NVRTC" 3 "pip install nvidia-cuda-nvrtc" \
         env INLANE_NVRTC=/absent/libnvrtc.so "$inlane" forward $ports --method persistent --duration 1s
-    # No driver, and one that is too old: crates/cli/tests/gpu.rs, on any machine.
+    # crates/cli/tests/gpu.rs tests a missing driver and a driver that is too old, on any machine.
 }
 works persistent
 once >"$said/once" 2>&1 &

@@ -1,4 +1,7 @@
-"""Prints one line of a forward document and appends it to a JSON-lines file: line.py DOCUMENT LABEL FILE."""
+"""Prints a summary line of a result document of inlane forward, and appends the document to a JSON-lines file.
+
+Usage: line.py DOCUMENT LABEL FILE
+"""
 import json
 import sys
 

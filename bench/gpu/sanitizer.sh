@@ -1,11 +1,11 @@
 #!/bin/bash
-# compute-sanitizer on every method and function: memcheck; and on the functions that use a block's own memory, and payload pulled
-# into GPU memory, racecheck and synccheck. Usage: sanitizer.sh INLANE [WIDTH]     WIDTH: how many at a time (3)
-# FULL=1 crosses methods and functions, which otherwise take turns.
+# Runs compute-sanitizer: memcheck on every method and function; racecheck and synccheck on functions that use shared memory, with packets
+# pulled into GPU memory. Usage: sanitizer.sh INLANE [WIDTH]     WIDTH: the number of parallel runs (3)
+# FULL=1 combines every method with every function. Otherwise each method gets another function.
 inlane=$1 width=${2:-3} here=$(dirname "$0")
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache} inlane here
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin
-command -v compute-sanitizer >/dev/null || { echo "SKIPPED compute-sanitizer: not there; it comes with the CUDA toolkit"; exit 0; }
+command -v compute-sanitizer >/dev/null || { echo "SKIPPED compute-sanitizer: not found; install the CUDA toolkit"; exit 0; }
 one() { # tool, method, memory, function
     local tool=$1 method=$2 memory=$3 function=$4 ports="--rx gen:256 --tx check --packets 20000" output rc
     case $function in
@@ -13,7 +13,7 @@ one() { # tool, method, memory, function
     *.cu*) ports="--rx gen:256 --tx null --packets 20000" ;;
     drop*) ports="--rx gen:256,flows=48 --tx check --tx null --packets 20000" ;;
     esac
-    # Only the executor's kernels: the ceiling's bare ones move a lot.
+    # Checks only the executor's kernels, because the bare kernels of the ceiling would take too long.
     output=$(timeout -k 1 120 compute-sanitizer --tool "$tool" --kernel-name kernel_substring=inlane_ --error-exitcode 9 "$inlane" \
         forward $ports --function "$function" --on gpu:0 --method "$method" $memory --burst 32 --watchdog 60s --duration 60s \
         --no-baseline --cores none 2>&1)
@@ -35,7 +35,7 @@ list() {
         else
             echo "memcheck $method --memory=pinned ${others[turn++]}"
         fi
-        # What uses a block's own memory, and barriers.
+        # Functions with shared memory and barriers.
         for tool in racecheck synccheck; do
             case $method in single | persistent) echo "$tool $method --memory=gpu oran-reorder:limit=1s" ;; esac
             case $method in persistent | graph) echo "$tool $method --memory=gpu $here/../../examples/functions/sizes.cu" ;; esac

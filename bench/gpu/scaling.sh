@@ -1,9 +1,9 @@
 #!/bin/bash
-# What pipelines add, by method, and what forced work and a pause between looks tell of the limit. Usage: scaling.sh | run.sh INLANE OUT
+# Lists runs of each method with 1 to 8 pipelines, to show how the rate scales. Usage: scaling.sh | run.sh INLANE OUT
 gpu="--on gpu:0 --rx null:1024 --tx null --duration 700ms --function macswap --burst 64"
 for method in single split persistent stream graph; do
     for pipelines in 1 2 4 8; do
-        # A pipeline of single and persistent has one thread, of the others two: on 16 cores all are bound to a core of their own.
+        # A pipeline of single or persistent has one thread, of the other methods two. With 16 cores each thread has its own core.
         echo "$method, $pipelines pipelines | $gpu --method $method --pipelines $pipelines"
     done
 done

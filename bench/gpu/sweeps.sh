@@ -1,7 +1,7 @@
 #!/bin/bash
-# The experiments on one GPU: methods by burst, unmodified packets from host and GPU memory, jobs beside, latency against load,
-# sizes, what crosses PCIe. About ten minutes; name some to run only those.
-# Usage: sweeps.sh INLANE OUT [NAME...]      writes OUT/NAME.json, .svg, .txt and .log of each
+# Runs the experiments on one GPU: methods against burst size, unmodified packets in host and GPU memory, competing jobs, latency against
+# load, packet sizes, and PCIe traffic. Takes about ten minutes. Name experiments to run only those.
+# Usage: sweeps.sh INLANE OUT [NAME...]      writes OUT/NAME.json, .svg, .txt and .log for each
 inlane=$1 out=$2
 wanted=" ${*:3} "
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache}

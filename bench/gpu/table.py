@@ -1,4 +1,7 @@
-"""Medians and spread of a results file as a Markdown table: table.py RESULTS.jsonl."""
+"""Prints medians and ranges of a results file as a Markdown table.
+
+Usage: table.py RESULTS.jsonl
+"""
 import json
 import statistics
 import sys

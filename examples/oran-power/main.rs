@@ -1,7 +1,7 @@
-//! Signal processing behind `oran-reorder`: packets of a radio, out of order and with losses, are assembled in GPU memory, and a
-//! kernel of one's own takes the power of each symbol there while more packets come in. Every figure is checked on the CPU.
+//! Signal processing with `oran-reorder`. A simulated radio sends packets out of order and with losses. The packet function assembles them in
+//! GPU memory. A kernel of this example computes the power of each symbol there while more packets arrive. The CPU checks every result.
 //!
-//! `cargo run --release -p inlane-forward --example oran-power` (needs a GPU; without one it says what is missing)
+//! `cargo run --release -p inlane-forward --example oran-power` (needs a GPU; without one it prints what is missing)
 
 use inlane_core::clock::Clock;
 use inlane_core::{HeapPool, Pool, Port};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const STREAMS: usize = 2;
 const SYMBOLS: usize = 14;
 const SLOTS: u64 = 400;
-/// The radio sends each symbol at its time; slots of 0.5 ms are kept for eight of these.
+/// The radio sends each symbol at its time. A slot takes 0.5 ms, and its data is valid for at least eight slots.
 const RADIO: &str = "gen:oran,eaxc=0+1,prbs=106,slots=400,shuffle=64,loss=0.5%,realtime";
 const REORDER: &str = "oran-reorder:eaxc=0+1,prbs=106,windows=16,limit=2ms";
 
@@ -38,12 +38,12 @@ fn run() -> Result<(), Box<dyn Error>> {
     let program = Source { name: "oran_power.cu", source, headers: &HEADERS, options: &["-default-device"] };
     let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("oran_power")?;
 
-    // Everything is allocated before the persistent kernel runs.
+    // Everything is allocated before the persistent kernel runs, because allocation waits for running kernels.
     let clock = Clock::new();
     let mut radio = Radio::open(RADIO, &clock)?;
     let plan = radio.plan().clone();
     let room = plan.longest();
-    let bytes = HeapPool::bytes(16384, room).ok_or("no such pool")?;
+    let bytes = HeapPool::bytes(16384, room).ok_or("the pool size overflows")?;
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::over(gpu.pinned(bytes)?, room)?);
     let mut null = Null::open("null", &clock)?;
     radio.configure(std::slice::from_ref(&pool), 0)?;
@@ -54,7 +54,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         PipelineSettings { burst: 32, flush: Duration::from_micros(50), ..PipelineSettings::default() };
     let lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
     let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
-    // Sums are added up in GPU memory, and copied out: the GPU has no atomic operations on the host's.
+    // The sums are computed in GPU memory and then copied, because atomic operations on host memory may be unsupported.
     let (sums, records) = (gpu.allocate(4096)?, output.slice(0, 4096)?);
     let answer = [gpu.pinned(4096)?, gpu.pinned(4096)?];
     let stream = gpu.stream()?;
@@ -64,18 +64,18 @@ fn run() -> Result<(), Box<dyn Error>> {
         let shape = LaunchConfig { blocks: 1, threads: 256, shared_bytes: 0, cooperative: false };
         let arguments =
             [argument(&from), argument(&slot), argument(&streams), argument(&power), argument(&found)];
-        // SAFETY: the kernel's parameters, in order; all regions outlive the wait below.
+        // SAFETY: the arguments are the kernel's parameters, and all regions outlive the wait below.
         unsafe {
             kernel.launch(&stream, shape, arguments)?;
             stream.copy(&sums, &answer[0])?;
-            // Behind the sums: what had been delivered when they were ready.
+            // Copied after the sums, so it shows which slots had been delivered by then.
             stream.copy(&records, &answer[1])?;
         }
         stream.synchronize()?;
-        // SAFETY: pinned memory of 4096 bytes each; the copies into it have ended.
+        // SAFETY: both are pinned memory of 4096 bytes, and the copies into them have ended.
         Ok(answer.each_ref().map(|page| unsafe { std::slice::from_raw_parts(page.as_ptr(), 4096) }))
     };
-    // A stream's first use takes milliseconds, in which slots would be overwritten.
+    // The first use of a stream takes milliseconds, in which slots would be overwritten. So it is used once before the start.
     take(0)?;
     radio.start()?;
 
@@ -92,7 +92,7 @@ fn run() -> Result<(), Box<dyn Error>> {
             if word(2048) != slots + 1 {
                 continue;
             }
-            // A record: PRBs that came; frame, subframe, slot, and why it was delivered (0: complete).
+            // The record: offset 32 received PRBs; 56 frame, subframe and slot; 59 the reason, 0 for complete.
             let record = &answer[2048..2048 + 64];
             let number = |record: &[u8]| {
                 let [frame, subframe, slot] = [56, 57, 58].map(|at| record[at] as u64);
@@ -100,7 +100,7 @@ fn run() -> Result<(), Box<dyn Error>> {
             };
             let mine = number(record);
             let (prbs, powers) = expected(&plan, mine);
-            // Its memory is used again by the sixteenth slot after it: by then the eighth has been delivered for long.
+            // The sixteenth slot after this one reuses its memory. To be safe, the result counts as late from the eighth slot on.
             if records.chunks(64).any(|record| number(record) >= mine + 8) {
                 late += 1;
             } else if word(2048 + 32) as u32 != prbs {
@@ -118,23 +118,23 @@ fn run() -> Result<(), Box<dyn Error>> {
     if let Some(error) = tally.errors.into_iter().next() {
         return Err(error.into());
     }
-    // Packets that were held up on their way count as missing.
+    // Packets that were delayed for too long count as missing.
     let counted = reorder.report(&report.ok_or("a run that ended well has a report")?.state);
     let behind = counted.counter("late_packets").unwrap_or(0);
     println!(
-        "{} packets, {slots} slots, {complete} of them complete, {late} taken too late, {short} short of packets ({behind} came late); power of \
-         {} symbols taken on {gpu}, {wrong} other than the CPU's",
+        "{} packets, {slots} slots: {complete} complete, {late} read too late, {short} with packets missing ({behind} packets were late); \
+         power of {} symbols computed on {gpu}, {wrong} differ from the CPU's",
         tally.rx.packets,
         (slots - late - short) * (STREAMS * SYMBOLS) as u64
     );
     if slots == SLOTS && late + short < SLOTS / 4 && (short == 0 || behind > 0) && wrong == 0 {
         Ok(())
     } else {
-        Err("slots are missing, or sums differ".into())
+        Err("slots are missing, or results differ from the CPU's; see the line above".into())
     }
 }
 
-/// How many PRBs of a slot come, and the power of each symbol, from what the radio planned to send: what was lost counts as zeros.
+/// Returns how many PRBs of a slot arrive, and the power of each symbol, from the radio's plan. Lost PRBs count as zeros.
 fn expected(plan: &Plan, slot: u64) -> (u32, Vec<u64>) {
     let (mut prbs, mut power) = (0, vec![0; STREAMS * SYMBOLS]);
     let packets = plan.packets_per_symbol() * SYMBOLS as u64;

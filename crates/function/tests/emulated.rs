@@ -1,5 +1,5 @@
-//! The device half of the functions, run without a device: blocks of threads emulated on CPU threads (`emulated/cuda.h`) do
-//! what the CPU's build does, in any order of their threads, alone and several at once on one state.
+//! Tests of the functions' GPU code without a GPU. Blocks of GPU threads are emulated on CPU threads (`emulated/cuda.h`). They must give the
+//! same results as the CPU code, in any order of their threads, alone and with several blocks on one state.
 
 #[path = "harness/dissect.rs"]
 mod dissect;
@@ -19,20 +19,20 @@ use std::process::Command;
 type Run =
     unsafe extern "C" fn(u32, u64, *const Descriptor, u32, *mut PacketVerdict, *const CallContext) -> u32;
 
-/// A function compiled for emulated blocks.
+/// A packet function that is compiled for emulated blocks.
 struct Emulated {
     function: PacketFunction,
     folder: tempfile::TempDir,
     object: PathBuf,
 }
 
-/// State and output of a pipeline, shared by blocks.
+/// The state and output region of a pipeline, which blocks share.
 struct Memory {
     state: Region,
     output: Region,
 }
 
-/// One block of threads.
+/// An emulated block of threads.
 struct Block {
     run: Run,
     _library: libloading::Library,
@@ -72,9 +72,9 @@ impl Emulated {
                 .arg("-o")
                 .args([&object, &source])
                 .output()
-                .expect("the compiler that built this")
+                .expect("the compiler that built this crate")
         };
-        // Statics of a block are its own: GCC would share them between copies of the object.
+        // Each block needs its own static variables, but GCC would share them between copies of the object.
         let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
         let output = output.unwrap_or_else(|| compile(&[]));
         assert!(output.status.success(), "{text}:\n{}", String::from_utf8_lossy(&output.stderr));
@@ -82,11 +82,11 @@ impl Emulated {
     }
 
     fn memory(&self) -> Memory {
-        let info = self.function.info().expect("it has a CPU build");
+        let info = self.function.info().expect("the function compiles for the CPU");
         let state = Region::host(info.state_bytes as usize).expect("memory");
         let output = Region::host((info.output_bytes as usize).max(1)).expect("memory");
         let initial = self.function.initial_state(&info).expect("settings that fit");
-        // SAFETY: fresh memory, longer than what it begins with.
+        // SAFETY: the new region is at least as long as the settings.
         unsafe { state.as_ptr().copy_from_nonoverlapping(initial.as_ptr(), initial.len()) };
         Memory { state, output }
     }
@@ -94,7 +94,7 @@ impl Emulated {
     fn block(&self, index: usize) -> Block {
         let copy = self.folder.path().join(format!("block{index}.so"));
         std::fs::copy(&self.object, &copy).expect("copied");
-        // SAFETY: made above; its symbol has this type.
+        // SAFETY: compiled above from block.h, which declares the symbol with this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
             let run = *library.get::<Run>(b"emulated_run\0").expect("block.h has it");
@@ -115,13 +115,13 @@ impl Memory {
         }
     }
 
-    /// Once no block runs.
+    /// The state. Call it only while no block runs.
     fn state(&self) -> &[u8] {
-        // SAFETY: initialized memory that nobody writes now.
+        // SAFETY: the region is initialized, and no block writes it now.
         unsafe { std::slice::from_raw_parts(self.state.as_ptr(), self.state.len()) }
     }
 
-    /// Once no block runs.
+    /// The output region. Call it only while no block runs.
     fn output(&self) -> &[u8] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(self.output.as_ptr(), self.output.len()) }
@@ -137,26 +137,26 @@ impl Block {
         outcomes: &mut [PacketVerdict],
         context: &CallContext,
     ) -> u32 {
-        // SAFETY: packets and outcomes are as long as said; their buffers and the context's memory outlive the call.
+        // SAFETY: the slices have the length that is passed. The buffers and the context's memory outlive the call.
         unsafe {
             (self.run)(threads, seed, packets.as_ptr(), packets.len() as u32, outcomes.as_mut_ptr(), context)
         }
     }
 
     fn tick(&self, threads: u32, context: &CallContext) {
-        // SAFETY: no packets: the tick.
+        // SAFETY: without packets, the function runs the tick and reads no packet memory.
         unsafe { (self.run)(threads, 1, std::ptr::null(), 0, std::ptr::null_mut(), context) };
     }
 }
 
-/// So many values of a strategy, the same each time.
+/// Returns `count` values of a strategy, the same in each run.
 fn sample<T: std::fmt::Debug>(strategy: impl Strategy<Value = T>, count: usize) -> Vec<T> {
     let mut runner = TestRunner::deterministic();
     (0..count).map(|_| strategy.new_tree(&mut runner).expect("nothing is rejected").current()).collect()
 }
 
 #[test]
-fn a_block_does_what_the_cpu_does() {
+fn a_block_gives_the_same_results_as_the_cpu() {
     let frames = sample(dissect::hostile(), 700);
     let example = |name: &str| format!("{}/../../examples/functions/{name}", env!("CARGO_MANIFEST_DIR"));
     let mut texts: Vec<String> =
@@ -173,13 +173,13 @@ fn a_block_does_what_the_cpu_does() {
                 seed += 1;
                 block.item(threads, seed, packets, outcomes, &memory.context(5))
             });
-            let mut instance = emulated.function.instance().expect("it has a CPU build");
+            let mut instance = emulated.function.instance().expect("the function compiles for the CPU");
             let expected = harness::run_shaped(&mut instance, &frames, burst, false, shift, 5);
             assert!(found == expected, "{text} with {threads} threads, {burst} packets an item");
             if text == "flow-count" {
                 assert_eq!(flows(memory.state()), flows(instance.state()));
             } else {
-                assert!(memory.state() == instance.state(), "{text}: another state");
+                assert!(memory.state() == instance.state(), "{text}: the states differ");
             }
         }
     }
@@ -202,7 +202,7 @@ fn blocks_count_flows_together() {
             });
         }
     });
-    let mut instance = emulated.function.instance().expect("it has a CPU build");
+    let mut instance = emulated.function.instance().expect("the function compiles for the CPU");
     harness::run(&mut instance, &frames);
     let counts = |state: &[u8], times: u64| -> HashMap<_, _> {
         let flows = flows(state).into_iter();
@@ -216,10 +216,10 @@ fn blocks_count_flows_together() {
     };
     let found = flows(memory.state());
     assert_eq!(counts(memory.state(), 1), counts(instance.state(), 20));
-    assert_eq!(found.len(), counts(memory.state(), 1).len(), "no flow has two places");
+    assert_eq!(found.len(), counts(memory.state(), 1).len(), "a flow has two places");
 }
 
-/// A frame with `count` PRBs of a symbol, samples of which are told by where they belong.
+/// Returns a frame with `count` PRBs of a symbol. The samples depend on their place only.
 fn uplane(slot: u32, eaxc: u16, symbol: u8, start: u16, count: u16) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0xae, 0xfe, 0x10, 0];
     frame.extend((12 + 48 * count).to_be_bytes());
@@ -247,7 +247,7 @@ fn samples(slot: u32, eaxc: u16, symbol: u8, prb: u16) -> [u8; 48] {
 
 const PRBS: u16 = 24;
 
-/// Packets of some slots, out of order, with a few missing.
+/// Returns the packets of some slots, out of order. About `lost` per cent are missing.
 fn fronthaul(slots: u32, lost: u32) -> Vec<Vec<u8>> {
     let mut random = 12345u32;
     let mut next = || {
@@ -275,7 +275,7 @@ fn fronthaul(slots: u32, lost: u32) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_block_assembles_what_the_cpu_does() {
+fn a_block_assembles_the_same_slots_as_the_cpu() {
     let emulated = Emulated::new("oran-reorder:eaxc=0+1,prbs=24,windows=4,limit=100us");
     let block = emulated.block(0);
     let mut frames = fronthaul(12, 2);
@@ -288,7 +288,7 @@ fn a_block_assembles_what_the_cpu_does() {
             block.item(threads, seed, packets, outcomes, &memory.context(now))
         });
         block.tick(threads, &memory.context(u64::MAX));
-        let mut instance = emulated.function.instance().expect("it has a CPU build");
+        let mut instance = emulated.function.instance().expect("the function compiles for the CPU");
         let mut now = 1;
         let expected: Vec<_> = frames
             .chunks(burst)
@@ -300,7 +300,7 @@ fn a_block_assembles_what_the_cpu_does() {
         instance.finish();
         assert!(found == expected);
         assert_eq!(emulated.function.report(memory.state()), instance.report());
-        assert!(memory.output() == instance.output(), "{threads} threads: another output");
+        assert!(memory.output() == instance.output(), "{threads} threads: the outputs differ");
     }
 }
 
@@ -308,7 +308,7 @@ fn a_block_assembles_what_the_cpu_does() {
 fn blocks_assemble_together() {
     const BLOCKS: usize = 4;
     const SLOTS: u32 = 40;
-    // Few windows: blocks take them from each other all the time.
+    // With few windows, blocks often need a window that another block uses.
     for (windows, lost) in [(8, 0), (8, 3), (1, 0), (2, 0), (2, 3)] {
         let emulated = Emulated::new(&format!("oran-reorder:eaxc=0+1,prbs=24,windows={windows},limit=1s"));
         let blocks: Vec<Block> = (0..BLOCKS).map(|index| emulated.block(index)).collect();
@@ -335,17 +335,13 @@ fn blocks_assemble_together() {
         let delivered: Vec<_> = (0..).map_while(|n| oran_slot(memory.output(), n)).collect();
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
-        assert_eq!(
-            received,
-            count("received_prbs"),
-            "nothing was written into a window that was not counted"
-        );
-        // Blocks may run ahead of each other by more than the windows hold, so packets may be late; nothing else is lost.
+        assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
+        // A block may run ahead of another by more than the windows hold, so packets may be late. No other packet is lost.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);
         }
-        // What a later slot has not begun to overwrite.
+        // Compares the data of slots that no later slot has begun to overwrite.
         let mut checked = 0;
         for (n, slot) in delivered.iter().enumerate() {
             let number = |slot: &inlane_function::OranSlot<'_>| {
@@ -357,19 +353,19 @@ fn blocks_assemble_together() {
                 continue;
             }
             checked += 1;
-            let mut came = 0;
+            let mut arrived = 0;
             for stream in 0..2u16 {
                 for symbol in 0..14u8 {
                     let data = slot.symbol(stream.into(), symbol.into(), PRBS.into());
                     for (prb, found) in data.chunks(48).enumerate() {
                         let expected = samples(mine, stream, symbol, prb as u16);
                         assert!(found == expected || found == [0; 48], "slot {mine} {stream}/{symbol}/{prb}");
-                        came += (found == expected) as u32;
+                        arrived += (found == expected) as u32;
                     }
                 }
             }
-            assert_eq!(slot.received_and_missing(), (came, whole - came));
+            assert_eq!(slot.received_and_missing(), (arrived, whole - arrived));
         }
-        assert!(checked >= windows.min(4), "the last slots are there");
+        assert!(checked >= windows.min(4), "the last slots must still be there");
     }
 }

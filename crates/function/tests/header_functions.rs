@@ -1,4 +1,4 @@
-//! `l3-decrement`, `flow-count`, `drop-rule` and `checksum` against references in Rust, on good and on hostile frames.
+//! Compares `l3-decrement`, `flow-count`, `drop-rule` and `checksum` with references in Rust, on valid and on hostile frames.
 
 #[path = "harness/dissect.rs"]
 mod dissect;
@@ -10,10 +10,12 @@ use inlane_function::flows;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
+/// Generates lists of frames.
 fn many(frame: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<Vec<u8>>> {
     proptest::collection::vec(frame, 0..70)
 }
 
+/// The reference for `l3-decrement`.
 fn decremented(frame: &[u8]) -> Fate {
     let Some(ip) = dissect::ip(frame) else { return Fate::Forward(frame.to_vec()) };
     let mut frame = frame.to_vec();
@@ -23,7 +25,7 @@ fn decremented(frame: &[u8]) -> Fate {
     }
     frame[life] -= 1;
     if ip.version == 4 {
-        // A wrong checksum stays as wrong as it was; RFC 1624 by way of the definition: the sum of the rest changes by 0x100.
+        // By RFC 1624, the checksum changes with the word that changed, which is 0x100 less. A wrong checksum stays wrong.
         let sum = ip.start + 10;
         let old = u16::from_be_bytes([frame[sum], frame[sum + 1]]);
         let (new, carry) = (!old).overflowing_add(0xfeff);
@@ -32,6 +34,7 @@ fn decremented(frame: &[u8]) -> Fate {
     Fate::Forward(frame)
 }
 
+/// The reference for `checksum`: whether the checksums are right. `None` if there is none to check.
 fn is_right(frame: &[u8]) -> Option<bool> {
     let ip = dissect::ip(frame)?;
     if ip.version == 4 && ones_sum(&[&frame[ip.start..ip.upper]]) != 0xffff {
@@ -75,7 +78,7 @@ fn is_right(frame: &[u8]) -> Option<bool> {
 
 proptest! {
     #[test]
-    fn l3_decrement_is_a_hop(frames in many(hostile()), burst in 1..64usize, as_packets: bool, shift in 0..8usize) {
+    fn l3_decrement_acts_as_a_router_hop(frames in many(hostile()), burst in 1..64usize, as_packets: bool, shift in 0..8usize) {
         let mut instance = instance("l3-decrement");
         let fates = run_shaped(&mut instance, &frames, burst, as_packets, shift, 0);
         prop_assert_eq!(&fates, &frames.iter().map(|frame| decremented(frame)).collect::<Vec<_>>());
@@ -136,12 +139,12 @@ proptest! {
     }
 
     #[test]
-    fn checksum_finds_every_single_bit(frame in well_formed(), bit in any::<prop::sample::Index>()) {
+    fn checksum_detects_every_single_bit_error(frame in well_formed(), bit in any::<prop::sample::Index>()) {
         let ip = dissect::ip(&frame).expect("well formed");
         let mut instance = instance("checksum");
         prop_assert_eq!(run_shaped(&mut instance, std::slice::from_ref(&frame), 1, true, 0, 0), vec![Fate::Forward(frame.clone())]);
         prop_assume!(instance.report().counter("right_packets") == Some(1));
-        // In what the segment's sum covers. (Its own UDP checksum may become the 'none' of IPv4, and the length another.)
+        // Changes a bit that the segment's sum covers. UDP's header is left out: a zero checksum means none, and the length may change.
         let from = ip.upper + if ip.protocol == 17 { 8 } else { 0 };
         prop_assume!(ip.end > from);
         let bit = bit.index((ip.end - from) * 8);
@@ -151,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn drop_rule_follows_the_first_that_matches(frames in many(hostile()), burst in 1..64usize, as_packets: bool) {
+    fn drop_rule_applies_the_first_matching_rule(frames in many(hostile()), burst in 1..64usize, as_packets: bool) {
         type Rule = (&'static str, fn(&[u8]) -> bool, Option<u32>);
         let rules: [Rule; 8] = [
             ("udp:53", |frame| port(frame, 17).is_some_and(|(_, to)| to == 53), None),
@@ -199,7 +202,7 @@ fn net(frame: &[u8], what: impl Fn(&dissect::Ip) -> bool) -> bool {
 }
 
 #[test]
-fn flows_beyond_the_table_are_counted_as_unplaced() {
+fn flows_without_a_place_are_counted_as_unplaced() {
     let mut instance = instance("flow-count");
     let mut sent = 0u64;
     for block in 0..40u32 {

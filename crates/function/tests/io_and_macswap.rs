@@ -1,4 +1,4 @@
-//! `io` and `macswap` against references in Rust.
+//! Compares `io` and `macswap` with references in Rust.
 
 mod harness;
 
@@ -33,7 +33,7 @@ proptest! {
 }
 
 #[test]
-fn settings_are_refused_by_functions_without() {
+fn functions_without_settings_refuse_them() {
     let error = inlane_function::PacketFunction::parse("io:3").unwrap_err().to_string();
     assert!(error.contains("no settings"), "{error}");
     let error = inlane_function::PacketFunction::parse("nonsense").unwrap_err().to_string();

@@ -1,9 +1,9 @@
-//! Every function compiles for GPUs, from the source that the CPU runs.
+//! Compiles every packet function for GPUs, from the same source as for the CPU. Needs NVRTC, but no GPU.
 
 use inlane_cuda::{Error, Source, compile, compiler_version};
 use inlane_function::{HEADERS, PacketFunction, builtins};
 
-/// Kernels as an executor would add them.
+/// Kernels like those that an executor appends.
 const KERNELS: &str = r#"
 extern "C" __global__ void item(const inlane_descriptor *packets, uint32_t count, inlane_packet_verdict *outcomes,
                                 inlane_context context, uint32_t *info) {

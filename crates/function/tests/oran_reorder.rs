@@ -1,4 +1,4 @@
-//! `oran-reorder` against a reference in Rust: any order, losses, duplicates, late packets, time limits, hostile packets.
+//! Compares `oran-reorder` with a reference in Rust: packets in any order, lost, duplicated and late; time limits; hostile packets.
 
 #[path = "../examples/fronthaul/mod.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 const EAXC: [u16; 2] = [0x0102, 7];
 const PRBS: u16 = 40;
-/// Half of the 256 frames of 10 ms after which slot numbers begin again.
+/// Half the time after which slot numbers repeat: 256 frames of 10 ms.
 const HALF_CYCLE_NS: u64 = 1_280_000_000;
 const LIMIT_NS: u64 = 1_000_000;
 const WINDOWS: u32 = 2;
@@ -37,7 +37,7 @@ struct Delivered {
     prbs: Prbs,
 }
 
-/// The reference: what a reader of the documentation would write.
+/// The reference, written from the documentation.
 struct Reference {
     carrier: Carrier,
     windows: [Option<(u32, bool, u64, Prbs)>; WINDOWS as usize],
@@ -113,7 +113,7 @@ impl Reference {
         }
     }
 
-    /// Compares the slots delivered since `from`; their data where no later slot has begun to use the window.
+    /// Compares the slots that were delivered from number `from` on. Compares their data only if no later slot uses the window.
     fn compare(&self, instance: &Instance, from: usize) {
         for (n, expected) in
             self.delivered.iter().enumerate().skip(from.max(self.delivered.len().saturating_sub(64)))
@@ -123,8 +123,11 @@ impl Reference {
             let number =
                 (frame as u32 * 10 + subframe as u32) * self.carrier.slots_per_subframe + slot as u32;
             assert_eq!((number, found.reason()), (expected.slot, expected.reason), "delivery {n}");
-            let came = expected.prbs.len() as u32;
-            assert_eq!(found.received_and_missing(), (came, EAXC.len() as u32 * 14 * PRBS as u32 - came));
+            let arrived = expected.prbs.len() as u32;
+            assert_eq!(
+                found.received_and_missing(),
+                (arrived, EAXC.len() as u32 * 14 * PRBS as u32 - arrived)
+            );
             let window = self.windows[(expected.slot % WINDOWS) as usize].as_ref().expect("it was");
             if window.0 != expected.slot
                 || window.1
@@ -148,7 +151,10 @@ impl Reference {
                 }
             }
         }
-        assert!(oran_slot(instance.output(), self.delivered.len() as u64).is_none(), "one too many");
+        assert!(
+            oran_slot(instance.output(), self.delivered.len() as u64).is_none(),
+            "more slots were delivered than expected"
+        );
     }
 }
 
@@ -163,7 +169,7 @@ fn drive(carrier: Carrier, bursts: &[(Vec<UPlane>, u64)]) -> (Reference, Instanc
         if frames.is_empty() {
             instance.tick(*now);
         }
-        assert!(fates.iter().all(|fate| *fate == Fate::Drop), "assembled packets end here");
+        assert!(fates.iter().all(|fate| *fate == Fate::Drop), "assembled packets are dropped");
         reference.compare(&instance, seen);
     }
     let report = instance.report();
@@ -193,7 +199,7 @@ fn packet() -> impl Strategy<Value = UPlane> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Sections of any kind, slots in any order, time in any steps.
+    /// Any sections, slots in any order, and any time steps.
     #[test]
     fn any_packets(
         bursts in proptest::collection::vec((proptest::collection::vec(packet(), 0..12), 0..LIMIT_NS), 1..24),
@@ -207,7 +213,7 @@ proptest! {
         drive(if compressed { COMPRESSED } else { PLAIN }, &bursts);
     }
 
-    /// Whole slots, their packets in any order within some distance, some lost, some twice.
+    /// Complete slots, with packets out of order by a limited distance, and some lost or duplicated.
     #[test]
     fn slots_out_of_order(
         first in 0..5120u32,
@@ -268,7 +274,7 @@ proptest! {
 }
 
 #[test]
-fn a_slot_is_delivered_by_tick() {
+fn tick_delivers_a_slot_after_its_time_limit() {
     let mut packets = whole(&PLAIN, 8, 10);
     packets.truncate(5);
     let carrier = PLAIN;
@@ -279,12 +285,12 @@ fn a_slot_is_delivered_by_tick() {
     instance.tick(1000 + LIMIT_NS - 1);
     assert!(oran_slot(instance.output(), 0).is_none());
     instance.tick(1000 + LIMIT_NS);
-    let slot = oran_slot(instance.output(), 0).expect("its time is up");
+    let slot = oran_slot(instance.output(), 0).expect("the time limit has passed");
     assert_eq!((slot.reason(), slot.times_ns()), (Reason::TimeUp, (1000, 1000 + LIMIT_NS)));
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
-    // However late: the slot is delivered once, until its number is that of a slot in the next cycle.
+    // A late packet does not deliver the slot again, until half a cycle later its number means another slot.
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
     assert_eq!(instance.report().counter("late_packets"), Some(10));
     run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);
@@ -294,7 +300,7 @@ fn a_slot_is_delivered_by_tick() {
 }
 
 #[test]
-fn one_wrong_slot_number_holds_a_window_for_three_limits_at_most() {
+fn a_wrong_slot_number_blocks_a_window_for_at_most_three_limits() {
     let carrier = PLAIN;
     let mut instance = instance(&text(&carrier));
     let send = |instance: &mut Instance, slot: u32, now: u64| {
@@ -306,14 +312,14 @@ fn one_wrong_slot_number_holds_a_window_for_three_limits_at_most() {
     assert_eq!(send(&mut instance, 0, 1), 1);
     let frame = whole(&PLAIN, 2000, PRBS)[0].frame(&carrier);
     run_shaped(&mut instance, &[frame], 1, true, 0, 2);
-    assert_eq!(send(&mut instance, 2, 3), 1, "late, as it seems");
+    assert_eq!(send(&mut instance, 2, 3), 1, "the packets of slot 2 seem late");
     instance.tick(2 + LIMIT_NS);
     assert_eq!(send(&mut instance, 4, 3 + 3 * LIMIT_NS), 2);
-    assert_eq!(send(&mut instance, 5119, 4 + 3 * LIMIT_NS), 3, "the other window was not concerned");
+    assert_eq!(send(&mut instance, 5119, 4 + 3 * LIMIT_NS), 3, "the other window is not affected");
 }
 
 #[test]
-fn what_is_not_u_plane_goes_on() {
+fn packets_that_are_not_u_plane_are_forwarded() {
     let carrier = PLAIN;
     let mut frames = vec![whole(&PLAIN, 0, PRBS)[0].frame(&carrier); 4];
     frames[0][15] = 2; // real-time control
@@ -326,9 +332,9 @@ fn what_is_not_u_plane_goes_on() {
     assert_eq!(instance.report().counter("other_packets"), Some(4));
 }
 
-/// The example that uses what was assembled, on the CPU.
+/// Checks the example that computes the power of assembled symbols, on the CPU.
 #[test]
-fn the_power_of_symbols_is_that_of_their_samples() {
+fn the_example_computes_the_power_of_symbols() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let (here, object) = (std::path::Path::new(env!("CARGO_MANIFEST_DIR")), folder.path().join("power.so"));
     let compiled = std::process::Command::new("c++")
@@ -339,8 +345,8 @@ fn the_power_of_symbols_is_that_of_their_samples() {
         .arg("-xc++")
         .arg(here.join("../../examples/functions/oran_power.cu"))
         .status();
-    assert!(compiled.expect("the compiler that built this").success());
-    // SAFETY: made above; its symbol has this type, and the output region is whole.
+    assert!(compiled.expect("the compiler that built this crate").success());
+    // SAFETY: compiled above from a source that declares the symbol with this type, and the output region is complete.
     let power = |output: &[u8], n: u64| unsafe {
         let library = libloading::Library::new(&object).expect("loads");
         let power =

@@ -1,5 +1,5 @@
-//! Functions keep to their packets: built with AddressSanitizer and UndefinedBehaviorSanitizer, run on hostile frames, each in an
-//! allocation of its own length.
+//! Runs the built-in functions on hostile frames, built with AddressSanitizer and UndefinedBehaviorSanitizer. Each frame is an allocation of
+//! exactly its length.
 
 #[path = "harness/dissect.rs"]
 mod dissect;
@@ -19,7 +19,7 @@ use std::process::Command;
 const CARRIER: Carrier =
     Carrier { eaxc: &[0, 1], prbs: 106, slots_per_subframe: 2, prb_bytes: 28, header: None };
 
-/// U-plane packets, whole, cut off, and with bytes changed.
+/// Generates U-plane packets: valid, truncated, and with changed bytes.
 fn uplane() -> impl Strategy<Value = Vec<u8>> {
     let packets = whole(&CARRIER, 3, 20);
     let change = (0..40usize, any::<u8>());
@@ -39,7 +39,7 @@ fn uplane() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn functions_keep_to_their_packets() {
+fn functions_access_only_their_packets() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().expect("a temporary directory");
     let mut unit = String::new();
@@ -49,11 +49,12 @@ fn functions_keep_to_their_packets() {
     for builtin in builtins() {
         let function = PacketFunction::parse(builtin.example).expect(builtin.example);
         let (path, symbol) = (here.join("functions").join(function.file()), function.symbol());
-        writeln!(unit, "#include \"{}\"", path.display()).expect("a string");
-        writeln!(table, "    {{\"{symbol}\", &inlane_function_{symbol}}},").expect("a string");
+        writeln!(unit, "#include \"{}\"", path.display()).expect("writing to a string cannot fail");
+        writeln!(table, "    {{\"{symbol}\", &inlane_function_{symbol}}},")
+            .expect("writing to a string cannot fail");
     }
     write!(unit, "{table}}};\n#include \"{}\"\n", here.join("tests/sanitized/main.cpp").display())
-        .expect("a string");
+        .expect("writing to a string cannot fail");
     let (source, program) = (folder.path().join("all.cpp"), folder.path().join("all"));
     std::fs::write(&source, unit).expect("written");
     let compiled = Command::new("c++")
@@ -62,11 +63,13 @@ fn functions_keep_to_their_packets() {
         .arg("-o")
         .args([&program, &source])
         .output()
-        .expect("the compiler that built this");
+        .expect("the compiler that built this crate");
     if !compiled.status.success() {
         let why = String::from_utf8_lossy(&compiled.stderr);
         assert!(why.contains("asan") || why.contains("ubsan"), "{why}");
-        eprintln!("SKIPPED functions_keep_to_their_packets: the compiler's sanitizer libraries are missing");
+        eprintln!(
+            "SKIPPED functions_access_only_their_packets: the compiler's sanitizer libraries are missing"
+        );
         return;
     }
 
@@ -83,7 +86,8 @@ fn functions_keep_to_their_packets() {
     for builtin in builtins() {
         let function = PacketFunction::parse(builtin.example).expect(builtin.example);
         let info = function.info().expect("built in");
-        std::fs::write(&state, function.initial_state(&info).expect("its own example")).expect("written");
+        std::fs::write(&state, function.initial_state(&info).expect("the example's settings are valid"))
+            .expect("written");
         let run =
             Command::new(&program).arg(function.symbol()).args([&state, &input]).output().expect("it runs");
         let said = String::from_utf8_lossy(&run.stderr);

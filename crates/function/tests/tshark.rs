@@ -1,4 +1,4 @@
-//! The U-plane packets that `oran-reorder` is tested with are what Wireshark takes for such.
+//! Checks the U-plane packets of the other tests against Wireshark's dissector.
 
 #[path = "../examples/fronthaul/mod.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
@@ -8,9 +8,11 @@ use fronthaul::{Carrier, Section, UPlane, pcap};
 use std::process::Command;
 
 #[test]
-fn wireshark_reads_what_was_meant() {
+fn wireshark_dissects_the_test_packets_as_intended() {
     if Command::new("tshark").arg("--version").output().is_err() {
-        eprintln!("SKIPPED wireshark_reads_what_was_meant: no tshark; apt-get install tshark");
+        eprintln!(
+            "SKIPPED wireshark_dissects_the_test_packets_as_intended: no tshark; apt-get install tshark"
+        );
         return;
     }
     let plain = Carrier { eaxc: &[0x0102, 7], prbs: 40, slots_per_subframe: 2, prb_bytes: 48, header: None };
@@ -28,7 +30,7 @@ fn wireshark_reads_what_was_meant() {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let path = folder.path().join("uplane.pcap");
         std::fs::write(&path, pcap(&frames)).expect("written");
-        // The eAxC comes in its four parts, of 2, 6, 4 and 4 bits.
+        // tshark prints the eAxC as four fields of 2, 6, 4 and 4 bits.
         let fields = [
             "oran_fh_cus.du_port_id",
             "oran_fh_cus.bandsector_id",
@@ -44,7 +46,7 @@ fn wireshark_reads_what_was_meant() {
             "oran_fh_cus.numPrbu",
             "_ws.malformed",
         ];
-        // How samples are compressed is configured, where packets do not state it.
+        // If packets do not carry the compression method, tshark needs it as a setting.
         let (bits, method) = if carrier.header.is_some() {
             (9, "Block Floating Point Compression")
         } else {
@@ -72,7 +74,7 @@ fn wireshark_reads_what_was_meant() {
     }
 }
 
-/// What tshark should print of a packet.
+/// Returns the line that tshark should print for a packet.
 fn line(packet: &UPlane, carrier: &Carrier) -> String {
     let eaxc = carrier.eaxc[packet.stream];
     let subframes = packet.slot / carrier.slots_per_subframe;

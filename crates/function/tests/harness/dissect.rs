@@ -1,13 +1,14 @@
-//! What the references know of frames: a plain dissector over slices, written from the RFCs, and frames to feed it.
+//! A dissector of frames for reference implementations, written from the RFCs, and strategies that generate frames.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use proptest::prelude::*;
 use std::net::IpAddr;
 
-/// How far into a frame the functions look for headers.
+/// The number of bytes at a frame's front in which functions look for headers.
 const HEAD: usize = 96;
 
+/// An IP header, with offsets in bytes from the frame's beginning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ip {
     pub version: u8,
@@ -25,13 +26,14 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-/// EtherType behind up to two tags, and where what it names begins.
+/// Returns the EtherType after up to two tags, and the offset of the header that follows.
 pub fn ether_type(frame: &[u8]) -> (u16, usize) {
     let head = &frame[..frame.len().min(HEAD)];
     let at = [12, 16].into_iter().find(|&at| !matches!(word(head, at), Some(0x8100 | 0x88a8))).unwrap_or(20);
     (word(head, at).unwrap_or(0), at + 2)
 }
 
+/// Returns the IP header of a frame. Returns `None` if there is no valid one in the first [`HEAD`] bytes.
 pub fn ip(frame: &[u8]) -> Option<Ip> {
     let head = &frame[..frame.len().min(HEAD)];
     match ether_type(frame) {
@@ -92,14 +94,14 @@ pub fn ip(frame: &[u8]) -> Option<Ip> {
     }
 }
 
-/// Source and destination port, where the datagram has them.
+/// Returns the source and destination port, if the packet has them.
 pub fn ports(frame: &[u8], ip: &Ip) -> Option<(u16, u16)> {
     let head = &frame[..frame.len().min(HEAD)];
     let has = !ip.fragment && matches!(ip.protocol, 6 | 17 | 132);
     Some((word(head, ip.upper)?, word(head, ip.upper + 2)?)).filter(|_| has)
 }
 
-/// The one's complement sum of RFC 1071, word by word.
+/// Returns the one's complement sum of RFC 1071, added word by word.
 pub fn ones_sum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u16;
     for part in parts {
@@ -112,8 +114,8 @@ pub fn ones_sum(parts: &[&[u8]]) -> u16 {
     sum
 }
 
-/// Well-formed frames: Ethernet, up to two tags, IPv4 (with options) or IPv6 (with extension headers), TCP, UDP or ICMP,
-/// checksums right; padded behind, sometimes.
+/// Generates valid frames: Ethernet, up to two tags, IPv4 with options or IPv6 with extension headers, and TCP, UDP or ICMP, with correct
+/// checksums. Some have padding at the end.
 pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
     let tags = proptest::collection::vec((prop_oneof![Just(0x8100u16), Just(0x88a8)], any::<u16>()), 0..=2);
     let payload = proptest::collection::vec(any::<u8>(), 0..200);
@@ -124,7 +126,7 @@ pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
                 frame.extend(kind.to_be_bytes());
                 frame.extend(tag.to_be_bytes());
             }
-            // Few addresses and ports, so that flows repeat.
+            // Uses few addresses and ports, so that flows repeat.
             let low = |byte: u8| byte % 3;
             let mut segment: Vec<u8> = match upper {
                 0 => [
@@ -136,7 +138,7 @@ pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
                 1 => [&[0, 53 + low(flows), 2, low(random[13])][..], &[0, 0, 0, 0]].concat(),
                 _ => [&[8, 0, 0, 0][..], &random[14..18]].concat(),
             };
-            // The last of a TCP header's sixteen plus four were appended above: 4 + 12 + 8 = 24 with 4 of options.
+            // The TCP header above has 4 + 12 + 8 = 24 bytes, so its data offset is 6 words.
             if upper == 0 {
                 segment[12] = 0x60;
             }
@@ -208,7 +210,7 @@ pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// Anything: well-formed frames, the same cut off or with bytes changed, and noise.
+/// Generates any frames: valid ones, truncated ones, ones with changed bytes, and random bytes.
 pub fn hostile() -> impl Strategy<Value = Vec<u8>> {
     let cut = (well_formed(), any::<prop::sample::Index>()).prop_map(|(frame, at)| {
         let length = at.index(frame.len() + 1);
@@ -218,7 +220,7 @@ pub fn hostile() -> impl Strategy<Value = Vec<u8>> {
         (well_formed(), proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6));
     let changed = changed.prop_map(|(mut frame, changes)| {
         for (at, byte) in changes {
-            // Mostly in the headers, where it matters.
+            // Changes only the first 70 bytes, because the headers matter most.
             let at = at.index(frame.len().min(70));
             frame[at] = byte;
         }

@@ -1,32 +1,33 @@
 //! The harness that functions are tested on: frames with guarded surroundings, run as packets and as descriptors, in bursts.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use inlane_core::packet::Packet;
 use inlane_core::ring::layout::{DROP, Descriptor, FORWARD, PacketVerdict, UNCHANGED, VERDICTS};
 use inlane_function::{Instance, PacketFunction};
 
-/// Bytes around each frame that no function may touch.
+/// The bytes before and after each frame, which no function may change.
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xa5;
 
-/// What became of a frame.
+/// The fate of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Sent on, with these bytes.
+    /// Forwarded with these bytes.
     Forward(Vec<u8>),
-    /// Sent to port n, with these bytes.
+    /// Sent to port n with these bytes.
     Port(u32, Vec<u8>),
     /// Dropped.
     Drop,
 }
 
+/// Creates an instance of the function that `text` names.
 pub fn instance(text: &str) -> Instance {
     PacketFunction::parse(text).expect(text).instance().expect(text)
 }
 
-/// Runs frames through in bursts of `burst`, as packets (24 bytes each) or descriptors (16), each frame at an address that is
-/// `shift` more than a multiple of 64; checks that nothing outside frames was written.
+/// Runs frames in bursts of `burst`, as packets (24 bytes each) or as descriptors (16 bytes). Each frame's address is a multiple of 64 plus
+/// `shift`. Checks that nothing outside the frames was written.
 pub fn run_shaped(
     instance: &mut Instance,
     frames: &[Vec<u8>],
@@ -36,7 +37,7 @@ pub fn run_shaped(
     now_ns: u64,
 ) -> Vec<Fate> {
     run_by(frames, burst, shift, |descriptors, outcomes| {
-        // SAFETY: `run_by` holds the buffers, and nobody else has them.
+        // SAFETY: `run_by` owns the buffers, and nothing else uses them.
         unsafe {
             if as_packets {
                 let packet =
@@ -50,7 +51,7 @@ pub fn run_shaped(
     })
 }
 
-/// As [`run_shaped`], by anything that runs bursts.
+/// As [`run_shaped`], with any function that runs bursts.
 pub fn run_by(
     frames: &[Vec<u8>],
     burst: usize,
@@ -59,7 +60,7 @@ pub fn run_by(
 ) -> Vec<Fate> {
     let mut fates = Vec::new();
     for frames in frames.chunks(burst) {
-        // One allocation a frame, so that a sanitizer sees what leaves it; guards find the rest.
+        // Each frame has its own allocation, so that a sanitizer finds accesses outside. The guard bytes find writes.
         let mut buffers: Vec<Vec<u8>> = frames
             .iter()
             .map(|frame| {
@@ -84,7 +85,7 @@ pub fn run_by(
             UNCHANGED => {
                 assert!(
                     outcomes.iter().all(|outcome| *outcome == untouched),
-                    "unchanged, yet outcomes were written"
+                    "verdicts were written for an unchanged burst"
                 );
                 for (outcome, frame) in outcomes.iter_mut().zip(frames) {
                     *outcome = PacketVerdict { length: frame.len() as u32, verdict: FORWARD };
@@ -102,7 +103,7 @@ pub fn run_by(
                 frame.len()
             );
             let bytes = || {
-                assert!(outcome.length as usize <= frame.len(), "longer without room");
+                assert!(outcome.length as usize <= frame.len(), "the packet grew without room");
                 buffer[start..start + outcome.length as usize].to_vec()
             };
             fates.push(match outcome.verdict {
@@ -119,7 +120,7 @@ fn start_of(buffer: &[u8], shift: usize) -> usize {
     (buffer.as_ptr() as usize + GUARD).next_multiple_of(64) + shift - buffer.as_ptr() as usize
 }
 
-/// Runs frames as an executor would: bursts of 32, aligned.
+/// Runs frames in bursts of 32 at aligned addresses, as an executor would.
 pub fn run(instance: &mut Instance, frames: &[Vec<u8>]) -> Vec<Fate> {
     run_shaped(instance, frames, 32, true, 0, 0)
 }
