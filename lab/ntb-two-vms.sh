@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Two virtual machines joined by nothing but a PCI device: ivshmem with doorbells, under vfio-pci behind an emulated IOMMU.
+# Starts two virtual machines that share only a PCI device: ivshmem with doorbells, under vfio-pci behind an emulated IOMMU.
 #
 #   lab/ntb-two-vms.sh [--memory 16M] [--vectors 4] [--timeout 120] [--file PATH]... PROGRAM [ARG...] [::: PROGRAM [ARG...]]
 #
-# Runs the program in both machines, or the one after ':::' in the second; --file carries more to /bin of both. The device is 0000:00:01.0 in each; the first
-# machine is number 0 and the second number 1. The first's stdout is ours; everything else goes to stderr. The exit status is
-# that of the machine that failed first, else 0; 3 when something is not installed.
+# Runs the program in both machines, or the program after ':::' in the second. --file copies more files to /bin of both. The
+# device is 0000:00:01.0 in both; the first machine has number 0, the second number 1. The first machine's stdout goes to stdout,
+# everything else to stderr. The exit status is that of the machine that failed first, or 0; 3 if a package is missing.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -23,7 +23,7 @@ done
 first=() second=()
 while [[ $# -gt 0 && $1 != ::: ]]; do first+=("$1"); shift; done
 if [[ $# -gt 0 ]]; then shift; second=("$@"); else second=("${first[@]}"); fi
-[[ ${#first[@]} -gt 0 && ${#second[@]} -gt 0 ]] || { echo "$0: name a program for the machines to run" >&2; exit 2; }
+[[ ${#first[@]} -gt 0 && ${#second[@]} -gt 0 ]] || { echo "$0: name a program to run in the machines" >&2; exit 2; }
 
 server=${IVSHMEM_SERVER:-$here/../target/debug/ivshmem-server}
 [[ -n ${IVSHMEM_SERVER-} ]] || cargo build --quiet --manifest-path "$here/Cargo.toml" --bin ivshmem-server
@@ -39,12 +39,12 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-await() { # await FILE TEXT: until the text is in the file, for ten seconds
+await() { # await FILE TEXT: waits up to ten seconds until the file contains the text
     for _ in $(seq 200); do
         grep -q "$2" "$1" 2>/dev/null && return
         sleep 0.05
     done
-    echo "$0: no '$2' within ten seconds:" >&2
+    echo "$0: '$2' did not appear in $1 within ten seconds:" >&2
     cat "$1" >&2
     exit 1
 }
@@ -61,9 +61,9 @@ machine() { # machine NAME PROGRAM [ARG...]
 }
 machine first "${first[@]}" &
 children+=($!)
-# A machine that cannot start says why, and nobody comes.
+# If the first machine cannot start, it prints why, and no peer joins.
 for _ in $(seq 200); do
-    grep -q 'peer 0 came' "$home/server" && break
+    grep -q 'peer 0 joined' "$home/server" && break
     kill -0 "${children[1]}" 2>/dev/null || { wait "${children[1]}"; exit; }
     sleep 0.05
 done

@@ -1,10 +1,11 @@
 #!/bin/bash
-# What must go wrong well between GPUs: kernels that trap, a GPU that does not answer, transfers given up at any point, both
-# directions again and again, signals and kill -9 in mid-copy, memory and devices that are not there. After each, a run must work.
+# Provokes faults between GPUs: kernels that trap, a GPU that does not answer, movers dropped during transfers, both
+# directions many times, signals and kill -9 during a copy, missing devices, and too little memory. A normal run must succeed
+# after each fault.
 #
-#   bench/copy/faults.sh INLANE [TESTS]     TESTS: the program of crates/copy/tests/gpu.rs; cargo builds it where none is given
+#   bench/copy/faults.sh INLANE [TESTS]     TESTS: the compiled crates/copy/tests/gpu.rs; cargo builds it if not given
 #
-# With one GPU, it is both ends.
+# On a machine with one GPU, it is both endpoints.
 set -u
 inlane=$1 tests=${2:-} failed=0
 to=gpu:1
@@ -12,12 +13,12 @@ to=gpu:1
 pair="--from gpu:0 --to $to --no-ceiling --rotate 32M"
 result=$(mktemp -u)
 . "$(dirname "$0")/../expect.sh"
-try() { expect "$@" || failed=1; } # as expect, for the script's exit status
+try() { expect "$@" || failed=1; } # runs expect and notes a failure for the exit status
 works() {
     try "  then a run" 0 "staged-sm" "$inlane" copy $pair --require staged-sm --sizes 1M --measure latency --repeats 1 --duration 10ms
 }
 if [ -n "$tests" ]; then
-    for test in every_size_and_alignment_arrives_and_nothing_else_changes given_up_at_any_point_leaves_nothing_behind \
+    for test in every_size_and_alignment_arrives_and_nothing_else_changes a_mover_dropped_at_any_point_leaves_nothing_behind \
         both_directions_end_every_time a_kernel_that_traps_is_a_clear_error_and_the_next_process_works \
         a_gpu_that_does_not_answer_is_given_up; do
         EXPECT_SECONDS=150 try "$test" 0 "1 passed" "$tests" --exact $test --nocapture --test-threads 1
@@ -32,7 +33,7 @@ for path in staged-sm "staged-sm --sm-launch" staged dma sm; do
         rm -f "$result"
         status=1 text="is not reported"
         [ $signal = KILL ] && status=137 text=""
-        try "SIG$signal in mid-copy, $path" $status "$text" timeout --foreground -s $signal --preserve-status 2.5 \
+        try "SIG$signal during a copy, $path" $status "$text" timeout --foreground -s $signal --preserve-status 2.5 \
             "$inlane" copy $ends --require $path --sizes 1M --measure stream --repeats 1 --duration 60s --json "$result"
         [ -s "$result" ] && { echo "FAILED  a result was written: $result"; failed=1; }
         works
@@ -40,5 +41,5 @@ for path in staged-sm "staged-sm --sm-launch" staged dma sm; do
 done
 try "no such GPU" 2 "does not exist" "$inlane" copy --from gpu:0 --to gpu:99 --sizes 4K
 try "beyond the memory" 3 "bytes free" "$inlane" copy $pair --sizes 1T
-try "more lanes than fit" 2 "it holds 1 to" "$inlane" copy $pair --require staged-sm --sm-channels 100000 --sizes 4K
+try "more channels than fit" 2 "give 1 to" "$inlane" copy $pair --require staged-sm --sm-channels 100000 --sizes 4K
 exit $failed

@@ -1,7 +1,8 @@
-"""NCCL send and receive between two GPUs, as `inlane copy` measures: one way, streaming, both directions; bytes verified.
+"""Measures NCCL send and receive between two GPUs as `inlane copy` does: latency, streaming, both directions.
 
-Run with NCCL_P2P_DISABLE=1 to have NCCL stage through the host. Prints one JSON document.
-Latency is half a round trip (each side answers with as many bytes); streaming has WINDOW transfers queued.
+Run it with NCCL_P2P_DISABLE=1 to make NCCL stage through the host. Prints one JSON document. Latency is half a round trip with
+the same number of bytes each way. While streaming, window(size) transfers are queued. The first transfer and the last content
+of the destination are compared with what was sent.
 """
 
 import argparse
@@ -22,9 +23,9 @@ def window(size):
 
 
 def timed(step, seconds, repeats):
-    """Seconds of `step`, each repeat the mean over as many as fit in `seconds`."""
+    """Returns the seconds per `step` of each repeat. A repeat is the mean of as many steps as fit in `seconds`."""
     times = []
-    # Both ranks must do as many steps: the count comes from rank 0's first timing.
+    # Both ranks must do the same number of steps, so rank 0's first timing sets it.
     torch.cuda.synchronize()
     start = time.perf_counter()
     step()

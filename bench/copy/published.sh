@@ -1,11 +1,11 @@
 #!/bin/bash
-# What of the published experiment there is without an accelerator: reads and writes of a PCI BAR by width, from BAR to BAR by the CPU,
-# and the models of the published accelerator.
+# Runs those parts of the published experiment that need no accelerator: reads and writes of a PCI BAR by access width, copies
+# from BAR to BAR by the CPU, and transfers between models of the published accelerator.
 #
 #   bench/copy/published.sh INLANE OUT       INLANE: the program; OUT: a folder for the results
 #
-# The BARs are those of two ivshmem devices under vfio-pci in a virtual machine whose processor is emulated (lab/README.md says what
-# such a machine needs): the bytes go the way they would go, at a speed that is the emulator's. Takes two minutes.
+# The BARs belong to two ivshmem devices under vfio-pci in a virtual machine (lab/README.md lists what it needs). Its processor
+# is emulated, so the accesses are real and their times are those of the emulator. Takes two minutes.
 set -eu
 inlane=$(realpath "$1") root=$(realpath "$(dirname "$0")/../..")
 mkdir -p "$2"
@@ -32,10 +32,10 @@ with open("bar.jsonl", "w") as lines:
         lines.write(json.dumps(document) + "\n")
         for row in document["results"]:
             access = document["command"]["arguments"][document["command"]["arguments"].index("--access") + 1]
-            print(f"{row['from']} -> {row['to']}, {access}, {row['parameters'].get('end', 'done')}, {row['size_bytes']} B: "
-                  f"{row['latency_ns']['median'] / 1e3:.1f} us, {row['verified_bytes']} bytes verified")
+            print(f"{row['from']} -> {row['to']}, {access}, {row['store_end'] or 'done'}, {row['size_bytes']} B: "
+                  f"{row['latency_ns']['median'] / 1e3:.1f} us, {row['verification']['verified_bytes']} bytes verified")
 PYTHON
 rm bar.txt
-# Long, for the best repeat is what is told of a model: this machine may be busy.
+# Many long repeats, because the best repeat counts for a model and this machine may be busy.
 "$inlane" copy --published --repeats 10 --duration 300ms --json twins.json >twins.txt
 cat twins.txt

@@ -1,8 +1,8 @@
-# In a guest: a Linux NVMe/TCP target of a 64 MiB drive at 127.0.0.1:4420 (and the guest's other addresses), then a command.
+# Runs in a guest: starts a Linux NVMe/TCP target with a 64 MiB drive at port 4420 of all addresses, then a command.
 #
 #   lab/vm/run.py --module nvmet_tcp --module nvme_tcp --module loop --file lab/guest/nvmet.sh -- sh /bin/nvmet.sh COMMAND...
 #
-# The subsystem is nqn.2024-01.inlane:lab. Linux's own host connects with
+# The subsystem is nqn.2024-01.inlane:lab. Linux's NVMe/TCP host connects with
 #   echo traddr=127.0.0.1,transport=tcp,trsvcid=4420,nqn=nqn.2024-01.inlane:lab >/dev/nvme-fabrics     (then /dev/nvme0n1)
 set -e
 nqn=nqn.2024-01.inlane:lab

@@ -1,21 +1,22 @@
-//! Boots virtual machines and runs `pci-check` in them; about ten seconds each. Skipped where QEMU or a kernel is missing.
+//! Boots virtual machines and runs `pci-check`, `ntb-check` and `inlane` in them. Each test takes about ten seconds and is
+//! skipped with a message if QEMU or a kernel is missing.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// `lab/vm/run.py` with these options; the command follows.
+/// Returns `lab/vm/run.py` with options, to which the arguments of `pci-check` are added.
 fn machine(options: &[&str]) -> Command {
     let mut command = run_py();
     command.args(options).args(["--timeout", "150", "--", env!("CARGO_BIN_EXE_pci-check")]);
     command
 }
 
-/// What the guest printed; `None` when virtual machines cannot be had here, which is said.
+/// Returns what the guest printed; `None`, with a message, if this machine cannot run virtual machines.
 fn outcome(test: &str, output: Output) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    // Status 3 alone may be the guest's.
+    // The guest's command may also end with status 3.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {test}: {}", errors.trim().replace('\n', "; "));
         return None;
@@ -24,7 +25,7 @@ fn outcome(test: &str, output: Output) -> Option<String> {
     Some(text)
 }
 
-/// `lab/vm/run.py` alone.
+/// Returns `lab/vm/run.py` without options.
 fn run_py() -> Command {
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("vm/run.py"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -32,26 +33,26 @@ fn run_py() -> Command {
 }
 
 #[test]
-fn a_guest_ends_as_its_command_did() {
-    // Its own place for temporary files, which must be empty afterwards.
+fn the_exit_status_and_output_are_those_of_the_guests_command() {
+    // A directory for temporary files, which must be empty afterwards.
     let temporary = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| run_py().env("TMPDIR", temporary.path()).args(arguments).output().unwrap();
     let output = run(&["--", "sh", "-c", "echo out 'of it'; echo err >&2; exit 7"]);
     if output.status.code() == Some(3) {
-        outcome("a_guest_ends_as_its_command_did", output);
+        outcome("the_exit_status_and_output_are_those_of_the_guests_command", output);
         return;
     }
     assert_eq!(output.status.code(), Some(7));
     assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"out of it\n"[..], &b"err\n"[..]));
     let limited = run(&["--timeout", "3", "--", "sleep", "100"]);
     assert_eq!(limited.status.code(), Some(124));
-    assert!(String::from_utf8_lossy(&limited.stderr).contains("not done after 3 seconds"));
+    assert!(String::from_utf8_lossy(&limited.stderr).contains("stopped after the limit of 3 seconds"));
     assert_eq!(run(&["--file", "/nonexistent", "--", "true"]).status.code(), Some(2));
-    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0, "something was left behind");
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0, "temporary files were left behind");
 }
 
 #[test]
-fn bars_are_written_under_the_rule_only() {
+fn bars_are_accessed_only_as_the_rule_permits() {
     let directory = tempfile::tempdir().unwrap();
     let memory = directory.path().join("memory");
     let shared = format!("1M:{}", memory.display());
@@ -70,10 +71,10 @@ fn bars_are_written_under_the_rule_only() {
     ];
     let devices = ["memory", "0000:00:01.0", "0000:00:02.0", "0000:00:03.0"];
     let output = machine(&options).args(devices).output().unwrap();
-    let Some(text) = outcome("bars_are_written_under_the_rule_only", output) else { return };
+    let Some(text) = outcome("bars_are_accessed_only_as_the_rule_permits", output) else { return };
     assert!(text.contains("memory: ok"), "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");
-    // The guest wrote 0x4000..0xc000 of it through the BAR, no byte of it zero, and nothing else.
+    // The guest wrote non-zero bytes to 0x4000..0xc000 through the BAR, and nothing else.
     let bytes = fs::read(memory).unwrap();
     assert_eq!(bytes.len(), 1 << 20);
     let written: Vec<usize> = (0..bytes.len()).filter(|&n| bytes[n] != 0).collect();
@@ -81,16 +82,16 @@ fn bars_are_written_under_the_rule_only() {
 }
 
 #[test]
-fn a_drive_in_use_is_left_alone() {
+fn a_drive_in_use_is_not_accessed() {
     let options = ["--nvme", "16M", "--module", "nvme"];
     let output = machine(&options).args(["held", "0000:00:01.0"]).output().unwrap();
-    let Some(text) = outcome("a_drive_in_use_is_left_alone", output) else { return };
+    let Some(text) = outcome("a_drive_in_use_is_not_accessed", output) else { return };
     assert!(text.contains("in use by the kernel driver nvme"), "{text}");
 }
 
 #[test]
-fn vfio_says_what_is_in_its_way() {
-    // The chipset's functions are one group: the AHCI controller goes to VFIO while the SMBus keeps its driver.
+fn errors_name_what_prevents_vfio() {
+    // The functions of the chipset share an IOMMU group. The AHCI controller is bound to VFIO while the SMBus keeps its driver.
     let options = [
         "--iommu",
         "--device",
@@ -103,7 +104,7 @@ fn vfio_says_what_is_in_its_way() {
         "i2c_i801",
     ];
     let output = machine(&options).args(["vfio", "0000:00:05.0", "0000:00:1f.2"]).output().unwrap();
-    let Some(text) = outcome("vfio_says_what_is_in_its_way", output) else { return };
+    let Some(text) = outcome("errors_name_what_prevents_vfio", output) else { return };
     assert!(text.contains("vfio: ok"), "{text}");
 }
 
@@ -118,7 +119,7 @@ fn dma_and_interrupts_go_through_the_iommu() {
 }
 
 #[test]
-fn two_machines_ring_each_other() {
+fn two_machines_interrupt_each_other() {
     let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ntb-two-vms.sh"))
         .env("IVSHMEM_SERVER", env!("CARGO_BIN_EXE_ivshmem-server"))
         .args([
@@ -134,7 +135,7 @@ fn two_machines_ring_each_other() {
         .output()
         .unwrap();
     let second = String::from_utf8_lossy(&output.stderr).into_owned();
-    let Some(first) = outcome("two_machines_ring_each_other", output) else { return };
+    let Some(first) = outcome("two_machines_interrupt_each_other", output) else { return };
     assert!(first.contains("machine 0, 200 rounds"), "{first}");
     assert!(second.contains("machine 1, 200 rounds"), "{second}");
 }
@@ -169,7 +170,7 @@ fn ntb_check_between_two_machines() {
     assert!(second.contains("ivshmem, pe 1 of 2, 3 rounds"), "{second}");
 }
 
-/// `inlane` as the workspace builds it beside this package's programs.
+/// Returns the path of `inlane`, which the workspace builds beside this package's programs.
 fn inlane(test: &str) -> Option<String> {
     let program = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
     if !program.exists() {
@@ -211,7 +212,7 @@ fn copies_to_and_from_bars() {
         .output()
         .unwrap();
     let Some(text) = outcome(TEST, output) else { return };
-    // Without the flag, without a range, under a driver, beyond the BAR, overlapping, too small for both ways.
+    // No flag, no range, a bound driver, beyond the BAR, overlapping ranges, and too small for both directions.
     let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert_eq!(statuses, ["2", "2", "3", "2", "2", "3"], "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");
@@ -223,9 +224,9 @@ fn copies_to_and_from_bars() {
         "the ranges of the BAR overlap",
         "endpoints in one BAR, need separate memory",
     ] {
-        assert!(text.contains(wanted), "no {wanted} in {text}");
+        assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
-    // What the host finds: bytes in the two ranges that were named, and nowhere else.
+    // The host finds bytes in the two given ranges and nowhere else.
     let bytes = fs::read(memory).unwrap();
     let written = |range: std::ops::Range<usize>| bytes[range].iter().any(|&byte| byte != 0);
     let found = [0..1 << 20, 1 << 20..2 << 20, 2 << 20..3 << 20, 3 << 20..4 << 20].map(written);

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Boots a Debian kernel in QEMU, runs one command in the guest, and ends as that command ended.
+"""Boots a Debian kernel in QEMU, runs one command in the guest, and exits with that command's status.
 
     lab/vm/run.py -- uname -r
     lab/vm/run.py --iommu --ivshmem 1M --vfio 1af4:1110 -- target/debug/inlane topo
 
-The guest has no disk: its root is an initramfs made on the fly of busybox, the kernel modules asked for, the command's
-binary, its shared libraries, and the files named with --file. The command's stdout and stderr come out as ours.
-The processor is emulated: KVM is neither needed nor used, and a boot takes about five seconds.
+The guest has no disk. Its root is an initramfs that contains busybox, the requested kernel modules, the command's program with
+its shared libraries, and the files of --file. The command's stdout and stderr are passed through. The processor is emulated, so
+KVM is not needed. A boot takes about five seconds.
 
-Exit status: the command's own; 2 wrong usage; 3 something is not installed (it says what); 124 the time limit passed;
-125 the guest ended without saying how the command ended (its console is shown).
+Exit status: that of the command; 2 for wrong usage; 3 if a package is missing; 124 after a timeout; 125 if the guest ended
+without reporting a status (the end of its console is then shown).
 
-Whatever happens to this script, QEMU ends with it, and the one temporary directory goes.
+QEMU always ends with this script, and the temporary directory is removed.
 """
 
 import argparse
@@ -36,47 +36,47 @@ TIMED_OUT, NO_STATUS = 124, 125
 
 
 class NotReady(Exception):
-    """The machine lacks something: exit status 3."""
+    """A package or a right is missing: exit status 3."""
 
 
 class Usage(Exception):
-    """The caller asked for nonsense: exit status 2."""
+    """The arguments are wrong: exit status 2."""
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--memory", default="512M", metavar="SIZE", help="of the guest (512M)")
-    parser.add_argument("--cpus", type=int, default=2, metavar="N", help="of the guest (2)")
-    parser.add_argument("--timeout", type=float, default=90, metavar="SECONDS", help="for all of it, boot included (90)")
-    parser.add_argument("--name", default="vm", help="in messages")
-    parser.add_argument("--iommu", action="store_true", help="an emulated Intel IOMMU with interrupt remapping")
+    parser.add_argument("--memory", default="512M", metavar="SIZE", help="memory of the guest (default 512M)")
+    parser.add_argument("--cpus", type=int, default=2, metavar="N", help="CPUs of the guest (default 2)")
+    parser.add_argument("--timeout", type=float, default=90, metavar="SECONDS", help="time limit, including the boot (default 90)")
+    parser.add_argument("--name", default="vm", help="name in messages")
+    parser.add_argument("--iommu", action="store_true", help="add an emulated Intel IOMMU with interrupt remapping")
     parser.add_argument("--ivshmem", action="append", default=[], metavar="SIZE[:FILE]",
-                        help="an ivshmem-plain device; with FILE its memory is that file's, to share it")
+                        help="add an ivshmem-plain device; FILE backs its memory, to share it")
     parser.add_argument("--doorbell", action="append", default=[], metavar="SOCKET[:VECTORS]",
-                        help="an ivshmem-doorbell device, its memory and peers from the server at SOCKET")
+                        help="add an ivshmem-doorbell device of the server at SOCKET")
     parser.add_argument("--nvme", action="append", default=[], metavar="SIZE[:FILE]",
-                        help="an NVMe drive of zeroes, or of FILE's contents (opened read-write)")
+                        help="add an NVMe drive with zeros, or with the contents of FILE, which is written")
     parser.add_argument("--link", action="append", default=[], metavar="SOCKET",
-                        help="a virtio network card, cabled to that of a machine started later with the same SOCKET")
+                        help="add a virtio network card, connected to that of a machine started later with the same SOCKET")
     parser.add_argument("--card", action="append", default=[], metavar="MODEL:SOCKET",
-                        help="a network card of QEMU's (e1000e, virtio-net-pci); each frame is a datagram: it receives what "
-                             "is sent to SOCKET, and sends to SOCKET.out")
-    parser.add_argument("--device", action="append", default=[], metavar="QEMU", help="any other QEMU -device (edu)")
+                        help="add a network card (e1000e, virtio-net-pci); it receives datagrams sent to SOCKET as frames, "
+                             "and sends its frames as datagrams to SOCKET.out")
+    parser.add_argument("--device", action="append", default=[], metavar="QEMU", help="add any other QEMU -device, such as edu")
     parser.add_argument("--vfio", action="append", default=[], metavar="DEVICE",
-                        help="bind to vfio-pci, by address (0000:00:04.0) or by vendor:device (1af4:1110)")
+                        help="bind a device to vfio-pci, by address (0000:00:04.0) or vendor:device (1af4:1110)")
     parser.add_argument("--bind", action="append", default=[], metavar="DRIVER=DEVICE",
-                        help="bind to another driver of the kernel, likewise")
-    parser.add_argument("--module", action="append", default=[], metavar="NAME", help="a kernel module to load first")
+                        help="bind a device to another kernel driver")
+    parser.add_argument("--module", action="append", default=[], metavar="NAME", help="load a kernel module first")
     parser.add_argument("--file", action="append", default=[], metavar="PATH[:GUEST]",
-                        help="a file to carry, with its shared libraries if a program (to /bin/NAME)")
-    parser.add_argument("--kernel-arg", action="append", default=[], metavar="ARG", help="for the kernel's command line")
-    parser.add_argument("--verbose", action="store_true", help="the guest's console on stderr, and QEMU's command line")
-    parser.add_argument("command", nargs="+", help="a program of this machine, or a busybox applet, and its arguments")
+                        help="copy a file into the guest, to /bin/NAME by default; a program with its libraries")
+    parser.add_argument("--kernel-arg", action="append", default=[], metavar="ARG", help="add an argument to the kernel's command line")
+    parser.add_argument("--verbose", action="store_true", help="show the guest's console and QEMU's command line on stderr")
+    parser.add_argument("command", nargs="+", help="a program of this machine or a busybox applet, and its arguments")
     return parser.parse_args()
 
 
 class Kernel:
-    """The newest kernel that is installed with its modules."""
+    """The newest installed kernel that has its modules."""
 
     def __init__(self):
         def order(path):
@@ -84,10 +84,10 @@ class Kernel:
 
         images = [p for p in Path("/boot").glob("vmlinuz-*") if self.modules_of(p).joinpath("modules.dep").exists()]
         if not images:
-            raise NotReady("no kernel with modules in /boot")
+            raise NotReady("there is no kernel with modules in /boot")
         self.image = max(images, key=order)
         if not os.access(self.image, os.R_OK):
-            raise NotReady(f"may not read {self.image}: run as root, or 'sudo chmod a+r {self.image}'")
+            raise NotReady(f"cannot read {self.image}: permission denied; run as root, or 'sudo chmod a+r {self.image}'")
         self.directory = self.modules_of(self.image)
         self.built_in = self.names("modules.builtin")
         self.paths, self.needs = {}, {}
@@ -108,14 +108,14 @@ class Kernel:
         return {self.name(line) for line in self.directory.joinpath(listing).read_text().splitlines()}
 
     def in_order(self, wanted):
-        """The modules wanted and those they need, each after what it needs."""
+        """Returns the wanted modules and their dependencies, each after those that it needs."""
         order = []
         for name in map(self.name, wanted):
             if name in self.built_in:
                 continue
             if name not in self.paths:
-                raise NotReady(f"this kernel ({self.image.name}) has no module {name}")
-            # modules.dep lists what is needed nearest first.
+                raise NotReady(f"the kernel {self.image.name} has no module {name}")
+            # modules.dep lists the direct dependency first.
             order += [n for n in [*reversed(self.needs[name]), name] if n not in order]
         return order
 
@@ -133,10 +133,10 @@ class Kernel:
 
 
 def libraries(program):
-    """The shared libraries of a program, by the paths its loader uses."""
+    """Returns the paths of a program's shared libraries."""
     listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
     if missing := re.findall(r"(\S+) => not found", listing):
-        raise NotReady(f"{program} needs libraries that are not installed: {' '.join(missing)}")
+        raise NotReady(f"libraries of {program} are not installed: {' '.join(missing)}")
     return re.findall(r"(/\S+) \(0x", listing)
 
 
@@ -152,7 +152,7 @@ end() { echo "$1" >/dev/ttyS3; reboot -f; }
 for module in $(cat /modules.order); do
     insmod /modules/$module.ko || { echo "cannot load module $module" >/dev/ttyS2; end 3; }
 done
-# bind DRIVER DEVICE, the latter by address or by vendor:device
+# bind DRIVER DEVICE: the device is an address or vendor:device
 bind() {
     found=
     for device in /sys/bus/pci/devices/*; do
@@ -174,7 +174,7 @@ end $?
 
 
 def initramfs(options, kernel, directory):
-    """Lays out the guest's root below `directory` and packs it; gives the archive's path."""
+    """Builds the guest's root below `directory` and packs it. Returns the path of the archive."""
     root = directory / "root"
     for name in "bin dev proc sys tmp modules lib lib64 etc".split():
         root.joinpath(name).mkdir(parents=True)
@@ -193,7 +193,7 @@ def initramfs(options, kernel, directory):
         command[0] = Path(command[0]).name
     for path, guest in files:
         if not Path(path).is_file():
-            raise Usage(f"no file {path} to carry into the guest")
+            raise Usage(f"--file {path}: there is no such file")
         carry(path, guest or f"/bin/{Path(path).name}")
         for library in libraries(path):
             carry(library, library)
@@ -218,7 +218,7 @@ def initramfs(options, kernel, directory):
     archive = directory / "initramfs"
     names = "\0".join(str(path.relative_to(root)) for path in sorted(root.rglob("*")))
     with archive.open("wb") as out:
-        # -L: the links that stand for the host's files become those files.
+        # -L packs the files of this machine that the links point to.
         subprocess.run(["cpio", "-0oL", "-H", "newc", "--quiet"], cwd=root, input=names.encode(), stdout=out, check=True)
     return archive
 
@@ -226,12 +226,12 @@ def initramfs(options, kernel, directory):
 def size_and_file(entry):
     size, _, file = entry.partition(":")
     if not re.fullmatch(r"[0-9]+[KMG]?", size):
-        raise Usage(f"'{entry}' does not start with a size such as 1M")
+        raise Usage(f"'{entry}' must start with a size such as 1M")
     return size, file
 
 
 def devices(options, directory):
-    """QEMU's arguments for the devices asked for, in the order in which they get their addresses."""
+    """Returns QEMU's arguments for the requested devices, in the order of their addresses."""
     for n, entry in enumerate(options.ivshmem):
         size, file = size_and_file(entry)
         backend = f"memory-backend-file,mem-path={file}" if file else "memory-backend-memfd"
@@ -251,15 +251,15 @@ def devices(options, directory):
         yield from ("-drive", f"file={file},if=none,format=raw,id=nvme{n}")
         yield from ("-device", f"nvme,drive=nvme{n},serial=lab{n}")
     for n, path in enumerate(options.link):
-        # Two ends of one cable: whoever comes first listens. Addresses differ by process.
+        # The first of the two machines listens. The MAC address contains the process ID.
         end = f"stream,id=link{n},addr.type=unix,addr.path={path},server={'off' if Path(path).exists() else 'on'}"
         mac = "52:54:00:%02x:%02x:%02x" % (os.getpid() >> 8 & 255, os.getpid() & 255, n)
         yield from ("-netdev", end, "-device", f"virtio-net-pci,netdev=link{n},mac={mac}")
     for n, entry in enumerate(options.card):
         model, _, path = entry.partition(":")
         if not path:
-            raise Usage(f"'{entry}' names no socket: write MODEL:SOCKET")
-        # A virtio device goes through the IOMMU only when told to; others know no way around it.
+            raise Usage(f"'{entry}' names no socket; write MODEL:SOCKET")
+        # A virtio device uses the IOMMU only on request. Other devices always do.
         behind = ",disable-legacy=on,iommu_platform=on" if model.startswith("virtio") else ""
         yield from ("-netdev", f"dgram,id=card{n},local.type=unix,local.path={path},"
                                f"remote.type=unix,remote.path={path}.out")
@@ -272,7 +272,7 @@ def qemu(options, kernel, archive, directory, sockets):
     line = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", options.name]
     line += ["-machine", "q35,accel=tcg"]
     line += ["-cpu", "max", "-smp", str(options.cpus), "-m", options.memory]
-    # no_timer_check: whether the timer ticks is measured against the processor's speed, which fails on a busy host.
+    # no_timer_check: the kernel's check of the timer fails on a busy host.
     arguments = ["console=ttyS0", "panic=-1", "loglevel=4", "random.trust_cpu=on", "no_timer_check"]
     arguments += options.kernel_arg
     if options.iommu:
@@ -282,12 +282,12 @@ def qemu(options, kernel, archive, directory, sockets):
         line += ["-chardev", f"socket,id=serial{n},fd={end.fileno()}", "-serial", f"chardev:serial{n}"]
     line += devices(options, directory)
     line += ["-kernel", str(kernel.image), "-initrd", str(archive), "-append", " ".join(arguments)]
-    # The kernel ends QEMU when we die in whatever way.
+    # The kernel kills QEMU when this script ends, however it ends.
     return ["setpriv", "--pdeathsig", "KILL", "--", "qemu-system-x86_64", *line]
 
 
 def relay(options, ends, deadline):
-    """Passes the guest's output on until QEMU is gone; gives the command's status and the console's last lines."""
+    """Passes the guest's output through until QEMU ends. Returns the command's status and the last lines of the console."""
     console, status = collections.deque(maxlen=200), b""
     with selectors.DefaultSelector() as selector:
         for name, end in ends.items():
@@ -333,7 +333,7 @@ def run(options):
                 end.close()
             status, console = relay(options, {name: pair[0] for name, pair in pairs.items()}, deadline)
         finally:
-            # Asked to end, QEMU removes the sockets it made.
+            # On SIGTERM, QEMU removes the sockets that it created.
             process.terminate()
             try:
                 process.wait(5)
@@ -341,9 +341,9 @@ def run(options):
                 process.kill()
                 process.wait()
     if status == TIMED_OUT:
-        print(f"{options.name}: not done after {options.timeout:g} seconds; stopped", file=sys.stderr)
+        print(f"{options.name}: stopped after the limit of {options.timeout:g} seconds", file=sys.stderr)
     if status in (TIMED_OUT, NO_STATUS) and not options.verbose:
-        print(f"{options.name}: the guest's console ended with:", file=sys.stderr)
+        print(f"{options.name}: the end of the guest's console:", file=sys.stderr)
         sys.stderr.write(b"".join(console).decode(errors="replace")[-3000:])
     return status
 

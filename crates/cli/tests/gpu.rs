@@ -65,7 +65,7 @@ fn a_matrix_uses_models_only_without_a_gpu() {
     for (name, value) in [("STUB_DEVICES", "0"), ("STUB_INIT", "100")] {
         let (status, said) = run(name, value);
         assert_eq!(status, Some(0), "{said}");
-        assert!(said.contains("there is no GPU: the matrix is of the host and two models"), "{said}");
+        assert!(said.contains("there is no GPU; the matrix is of the host and two models"), "{said}");
     }
     for (name, value, wanted) in [
         ("STUB_VERSION", "12040", "install a newer NVIDIA driver"),

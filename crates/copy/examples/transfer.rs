@@ -1,5 +1,5 @@
-//! One transfer, and a stream of them, by whichever path costs least:
-//! `cargo run --example transfer -- gpu:0 gpu:1` (without a GPU: `twin:0 twin:1`).
+//! Makes one transfer and a stream of transfers over the cheapest path:
+//! `cargo run --example transfer -- gpu:0 gpu:1`, or `twin:0 twin:1` on a machine without a GPU.
 
 use inlane_copy::{Endpoint, PathChoice, PathOptions, PathSelector, open};
 use inlane_core::Result;
@@ -13,23 +13,23 @@ fn main() -> Result<()> {
     let devices = open(&ends, &Default::default())?;
     let (from, to) = (&devices[0], &devices[1]);
 
-    // Memory first, then the route: a route may keep kernels running, which allocation would wait for.
+    // Memory comes first, because allocation would wait for resident kernels of a path.
     let (source, destination) = (from.allocate(8 * SIZE)?, to.allocate(8 * SIZE)?);
     let options = PathOptions { largest: SIZE, ..PathOptions::default() };
-    let mut route = PathSelector::open(from, to, PathChoice::Auto, &options, None)?;
-    println!("{}", route.explain(SIZE as u64).reason);
+    let mut selector = PathSelector::open(from, to, PathChoice::Auto, &options, None)?;
+    println!("{}", selector.explain(SIZE as u64).reason);
 
-    // One transfer, waited for.
+    // One transfer.
     from.fill(&source, 42)?;
-    route.copy(&source.slice(0, SIZE)?, &destination.slice(0, SIZE)?)?;
+    selector.copy(&source.slice(0, SIZE)?, &destination.slice(0, SIZE)?)?;
 
-    // A stream: eight in flight, one wait.
+    // A stream of eight transfers in flight and one wait.
     for index in 0..8 {
         let offset = index * SIZE;
-        route.submit(&source.slice(offset, SIZE)?, &destination.slice(offset, SIZE)?)?;
+        selector.submit(&source.slice(offset, SIZE)?, &destination.slice(offset, SIZE)?)?;
     }
-    route.drain()?;
-    route.quiesce()?;
+    selector.drain()?;
+    selector.quiesce()?;
     println!("{} wrong bytes", to.count_wrong(&destination, 42)?);
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! Transfers between GPUs as a machine with one shows them: every size and alignment, transfers given up at any point, both
-//! directions at once again and again, kernels that trap, a GPU that does not answer. With one GPU, it is both ends.
+//! Transfers between GPUs: sizes and alignments, movers dropped with transfers in flight, pauses, both directions at once,
+//! kernels that trap, and a GPU that does not answer. On a machine with one GPU, it is both endpoints. Without a GPU, each
+//! test prints that it is skipped.
 
 use inlane_copy::open_path;
 use inlane_copy::{Device, Path, PathOptions, open};
@@ -31,7 +32,7 @@ fn staged_sm(from: &Arc<Device>, to: &Arc<Device>, resident: bool) -> Box<dyn Mo
     open_path(Path::StagedSm, from, to, &options).unwrap()
 }
 
-/// Repeatable numbers without a pattern that matters.
+/// A generator of repeatable pseudo-random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -41,7 +42,8 @@ impl Numbers {
     }
 }
 
-/// Transfers of odd sizes at odd addresses, several in flight, by every completion; the bytes around them stay as they were.
+/// Transfers of odd sizes at odd addresses, several in flight, in every completion mode. The bytes around them stay as
+/// they were.
 #[test]
 fn every_size_and_alignment_arrives_and_nothing_else_changes() {
     let Some([from, to]) = devices("every_size_and_alignment_arrives_and_nothing_else_changes") else {
@@ -59,7 +61,7 @@ fn every_size_and_alignment_arrives_and_nothing_else_changes() {
             to.poison(&destination).unwrap();
             let mut expected = vec![inlane_copy::device::POISON; SPAN];
             let mut ticket = Ticket(0);
-            // Each of the transfers in flight has a part of the span for itself.
+            // Each transfer in flight writes its own quarter of the span.
             for part in 0..4 {
                 let bound = [40, 5_000, 300_000, SPAN / 4 - 64][numbers.below(4)];
                 let (length, at) = (1 + numbers.below(bound), part * SPAN / 4 + numbers.below(17));
@@ -80,10 +82,10 @@ fn every_size_and_alignment_arrives_and_nothing_else_changes() {
     }
 }
 
-/// Dropped with transfers in flight: it waits for them, and memory and GPU are free for the next at once.
+/// A mover that is dropped with transfers in flight waits for them and frees its memory.
 #[test]
-fn given_up_at_any_point_leaves_nothing_behind() {
-    let Some([from, to]) = devices("given_up_at_any_point_leaves_nothing_behind") else { return };
+fn a_mover_dropped_at_any_point_leaves_nothing_behind() {
+    let Some([from, to]) = devices("a_mover_dropped_at_any_point_leaves_nothing_behind") else { return };
     let gpu = from.gpu().unwrap().clone();
     let size = 1 << 20;
     let (source, destination) = (from.allocate(size).unwrap(), to.allocate(size).unwrap());
@@ -105,8 +107,8 @@ fn given_up_at_any_point_leaves_nothing_behind() {
     assert_eq!(gpu.memory().unwrap().0, free);
 }
 
-/// A pause longer than the 30 s after which idle kernels would leave by themselves: the timer parks them before, and the
-/// next transfer launches them again.
+/// Pauses longer than 10 s, after which the timer parks the kernels, and longer than 30 s, after which they would leave by
+/// themselves. The next transfer launches them again.
 #[test]
 fn a_resident_path_works_after_a_long_pause() {
     let Some([from, to]) = devices("a_resident_path_works_after_a_long_pause") else { return };
@@ -131,7 +133,7 @@ fn a_resident_path_works_after_a_long_pause() {
     mover.quiesce().unwrap();
 }
 
-/// Both directions at once, opened, run and closed again and again: none waits for the other for ever.
+/// Opens, runs and closes both directions at once, 100 times. Neither direction blocks the other forever.
 #[test]
 fn both_directions_end_every_time() {
     let Some([from, to]) = devices("both_directions_end_every_time") else { return };
@@ -152,7 +154,7 @@ fn both_directions_end_every_time() {
                 scope.spawn(move || {
                     let mut last = Ticket(0);
                     for turn in 0..200 {
-                        // Sizes of both ways of handing over, laps included.
+                        // These sizes go as lines and as chunks, and wrap around the rings.
                         let length = [4096, 65_536, 300_000, size][turn % 4];
                         let pair = [source, destination].map(|region| region.slice(0, length).unwrap());
                         last = mover.submit(&pair[0], &pair[1]).unwrap();
@@ -170,7 +172,7 @@ fn both_directions_end_every_time() {
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
 
-/// Runs one of the ignored tests below in a process of its own; gives what it wrote, and how long it took.
+/// Runs one of the ignored tests below in a process of its own. Returns its output and its duration.
 fn child(name: &str) -> (std::process::Output, Duration) {
     let began = Instant::now();
     let output = Command::new(std::env::current_exe().unwrap())
@@ -181,8 +183,8 @@ fn child(name: &str) -> (std::process::Output, Duration) {
     (output, began.elapsed())
 }
 
-/// Runs a test that kills or loses a GPU in a process of its own, which must end well and within a time; the next process is none
-/// the worse.
+/// Runs a test that makes a GPU fail in a process of its own. It must succeed within `most`, and the next process must be able
+/// to use the GPU.
 fn child_that_breaks_something(name: &str, most: Duration) {
     let (output, took) = child(name);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -193,7 +195,7 @@ fn child_that_breaks_something(name: &str, most: Duration) {
     assert!(output.status.success(), "after {name}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A kernel that traps in one process: an error that names the GPU's, soon; and the next process is none the worse.
+/// A trapping kernel gives an error with the GPU's reason, and the next process can use the GPU.
 #[test]
 fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
     if let Err(error) = inlane_cuda::device_count() {
@@ -204,41 +206,44 @@ fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
         "trap_in_push",
         "trap_in_pull",
         "trap_in_push_launched",
-        "trap_while_asleep",
+        "trap_while_waiting_for_an_interrupt",
         "trap_in_sm",
         "trap_beside_dma",
         "trap_beside_staged_at_its_source",
         "trap_beside_staged_at_its_destination",
-        "trap_beside_staged_while_asleep",
+        "trap_beside_staged_while_waiting_for_an_interrupt",
     ] {
         child_that_breaks_something(name, Duration::from_secs(20));
     }
 }
 
-/// Copies behind something that never ends: however they are awaited, and where nobody waits, they are given up in time, and nothing
-/// that is dropped afterwards waits.
+/// Copies that never complete count as lost after the timeout, in every completion mode and in `drop`. No later drop waits
+/// for them.
 #[test]
 fn a_gpu_that_does_not_answer_is_given_up() {
     if let Err(error) = inlane_cuda::device_count() {
         skip::<()>("a_gpu_that_does_not_answer_is_given_up", &error.to_string());
         return;
     }
-    for name in ["stuck_and_polled", "stuck_and_asleep", "stuck_and_adaptive", "stuck_and_dropped"] {
+    for name in
+        ["stuck_and_polled", "stuck_and_waiting_for_an_interrupt", "stuck_and_adaptive", "stuck_and_dropped"]
+    {
         child_that_breaks_something(name, Duration::from_secs(25));
     }
 }
 
-/// Memory that is none: not valid, and never touched by the CPU. A kernel that touches it traps.
+/// Returns a region without memory. A kernel that accesses it traps.
 fn nowhere(device: &Device, size: usize) -> Region {
     let index = device.gpu().unwrap().index();
-    // SAFETY: nothing follows the address but a GPU's kernel, whose trap is what is tested.
+    // SAFETY: only GPU kernels access the address, and the test expects their trap.
     unsafe { Region::from_raw(0x1000, size, Location::Gpu(index), Arc::new(())) }
 }
 
-/// As `inlane` ends: exit handlers of the CUDA library would wait for a GPU that was given up.
+/// Ends the process as `inlane` does, without the exit handlers of the CUDA library. They would wait for a GPU that was
+/// given up.
 fn leave() {
     if inlane_cuda::any_abandoned() {
-        // SAFETY: ends the process without running anything of it.
+        // SAFETY: the call ends the process and runs none of its code.
         unsafe { libc::_exit(0) }
     }
 }
@@ -258,14 +263,14 @@ fn trap(push: bool, resident: bool, completion: CompletionMode) {
     eprintln!("error: {error}");
     let text = error.to_string();
     assert!(text.contains("ILLEGAL_ADDRESS") && text.contains("gpu:"), "{text}");
-    assert!(mover.submit(&source, &destination).is_err(), "it says so again");
+    assert!(mover.submit(&source, &destination).is_err(), "the mover accepts no transfer after the error");
     let began = Instant::now();
     drop(mover);
     assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
 }
 
 #[test]
-#[ignore = "a kernel traps: run in a process of its own by the test above"]
+#[ignore = "a kernel traps, so a test above runs it in a process of its own"]
 fn trap_in_push() {
     trap(true, true, CompletionMode::Poll);
 }
@@ -284,7 +289,7 @@ fn trap_in_push_launched() {
 
 #[test]
 #[ignore = "as above"]
-fn trap_while_asleep() {
+fn trap_while_waiting_for_an_interrupt() {
     trap(true, true, CompletionMode::Interrupt);
 }
 
@@ -292,7 +297,7 @@ fn pinned(gpu: &Arc<Gpu>, size: usize) -> Region {
     gpu.pinned(size).unwrap()
 }
 
-/// What can make a kernel on `device` trap at once: a mover by its SMs, which has copied before.
+/// A mover whose next kernel on a device traps.
 struct Trap(Box<dyn Mover>, Region, Region);
 
 impl Trap {
@@ -301,7 +306,7 @@ impl Trap {
         let host = open(&ends, &Default::default()).unwrap().remove(0);
         let mut mover = open_path(Path::Sm, &host, device, &PathOptions::default()).unwrap();
         let source = pinned(device.gpu().unwrap(), 4096);
-        // The first launch loads what it needs, which waits for what is in flight.
+        // The first launch loads code, which would wait for the transfers of the test.
         let ticket = mover.submit(&source, &device.allocate(4096).unwrap()).unwrap();
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         Self(mover, source, nowhere(device, 4096))
@@ -312,9 +317,9 @@ impl Trap {
     }
 }
 
-/// What becomes of copies when a kernel traps beside them: those on their way may still arrive, then one fails with the GPU's error, soon,
-/// and dropping what had them in flight ends.
-fn dies(
+/// Checks that copies beside a trapping kernel fail soon with the GPU's error, and that dropping their mover ends. Copies in
+/// flight may still complete.
+fn expect_failure(
     mut mover: Box<dyn Mover>,
     mut ticket: inlane_core::Result<Ticket>,
     completion: CompletionMode,
@@ -326,7 +331,7 @@ fn dies(
             Err(error) => break error,
             Ok(()) => ticket = mover.submit(source, destination),
         }
-        assert!(began.elapsed() < Duration::from_secs(10), "copies go on beside a trap");
+        assert!(began.elapsed() < Duration::from_secs(10), "copies still succeed after the trap");
     };
     eprintln!("error: {error} (after {:?})", began.elapsed());
     let text = error.to_string();
@@ -342,7 +347,7 @@ fn trap_in_sm() {
     let mut trap = Trap::on(&device);
     let ticket = trap.spring();
     let Trap(mover, source, nowhere) = trap;
-    dies(mover, ticket, CompletionMode::Poll, [&source, &nowhere]);
+    expect_failure(mover, ticket, CompletionMode::Poll, [&source, &nowhere]);
     leave();
 }
 
@@ -354,10 +359,10 @@ fn trap_beside_dma() {
     let (source, destination) = (pinned(device.gpu().unwrap(), size), device.allocate(size).unwrap());
     let mut trap = Trap::on(&device);
     let mut engine = CopyEngine::new(device.gpu().unwrap()).unwrap();
-    // Tens of milliseconds.
+    // Together these take tens of milliseconds.
     let tickets: Vec<_> = (0..64).map(|_| engine.submit(&source, &destination)).collect();
     let _ = trap.spring();
-    dies(
+    expect_failure(
         Box::new(engine),
         tickets.into_iter().next_back().unwrap(),
         CompletionMode::Interrupt,
@@ -375,7 +380,7 @@ fn trap_beside_staged(at_source: bool, completion: CompletionMode) {
     let mut staged = open_path(Path::Staged, &from, &to, &PathOptions::default()).unwrap();
     let tickets: Vec<_> = (0..32).map(|_| staged.submit(&source, &destination)).collect();
     let _ = trap.spring();
-    dies(staged, tickets.into_iter().next_back().unwrap(), completion, [&source, &destination]);
+    expect_failure(staged, tickets.into_iter().next_back().unwrap(), completion, [&source, &destination]);
     drop((trap, source, destination));
     leave();
 }
@@ -394,11 +399,11 @@ fn trap_beside_staged_at_its_destination() {
 
 #[test]
 #[ignore = "as above"]
-fn trap_beside_staged_while_asleep() {
+fn trap_beside_staged_while_waiting_for_an_interrupt() {
     trap_beside_staged(true, CompletionMode::Interrupt);
 }
 
-/// A copy behind a wait for a word that nobody writes.
+/// Queues a copy after a wait for a word that is never written.
 fn stuck(completion: Option<CompletionMode>) {
     let Some([device, _]) = devices("stuck") else { return };
     let gpu = device.gpu().unwrap();
@@ -406,7 +411,7 @@ fn stuck(completion: Option<CompletionMode>) {
     let (source, destination, word) = (pinned(gpu, size), device.allocate(size).unwrap(), pinned(gpu, 8));
     let mut engine = CopyEngine::new(gpu).unwrap();
     let never = MemoryOperation::Wait { address: word.address(), value: 1, until: WaitUntil::Equal };
-    // SAFETY: the word is there until this process ends: nothing of a GPU that was given up is freed.
+    // SAFETY: the word stays allocated, because the memory of a GPU that was given up is never freed.
     unsafe { engine.stream().memory_operations(&[never]).unwrap() };
     let ticket = engine.submit(&source, &destination).unwrap();
     if let Some(completion) = completion {
@@ -421,7 +426,7 @@ fn stuck(completion: Option<CompletionMode>) {
     }
     let began = Instant::now();
     drop(engine);
-    // Nobody waited: the drop is who finds out, after ten seconds.
+    // Without a wait before, the drop finds out after its timeout of 10 s.
     let most = Duration::from_secs(if completion.is_some() { 1 } else { 12 });
     assert!(began.elapsed() < most, "{:?}", began.elapsed());
     let began = Instant::now();
@@ -441,7 +446,7 @@ fn stuck_and_polled() {
 
 #[test]
 #[ignore = "as above"]
-fn stuck_and_asleep() {
+fn stuck_and_waiting_for_an_interrupt() {
     stuck(Some(CompletionMode::Interrupt));
 }
 
@@ -458,7 +463,7 @@ fn stuck_and_dropped() {
 }
 
 #[test]
-#[ignore = "run in a process of its own after a fault"]
+#[ignore = "a test above runs it in a process of its own after a fault"]
 fn one_transfer_works() {
     let Some([from, to]) = devices("one_transfer_works") else { return };
     let size = 3 << 20;

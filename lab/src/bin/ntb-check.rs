@@ -1,10 +1,10 @@
-//! Runs in two virtual machines joined by ivshmem (`lab/ntb-two-vms.sh`), and checks the NTB library between them: the
-//! bridge's objects, puts, gets, atomics, collectives, waits of every kind, and the peer's death and return.
+//! Runs in two virtual machines that share an ivshmem device (`lab/ntb-two-vms.sh`) and checks the NTB library between them:
+//! link, scratchpads, doorbells, puts, gets, atomics, collectives, all completion modes, and the death and return of a peer.
 //!
 //! ```sh
 //! ntb-check stay ADDR      # in one machine
-//! ntb-check die ADDR       # in the other: ends without a word when all is checked; then
-//! ntb-check return ADDR    # there too, some seconds later
+//! ntb-check die ADDR       # in the other: aborts after its checks
+//! ntb-check return ADDR    # in the same machine, some seconds later
 //! ```
 
 use anyhow::{Context, bail, ensure};
@@ -56,8 +56,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The bridge's own objects: link, scratchpads, doorbell with mask, vectors and events. Each side waits for the other's
-/// word in a scratchpad before it goes on.
+/// Checks link, scratchpads, doorbells with masks and vectors, and events. The sides synchronise through a scratchpad.
 fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
     const STEP: u32 = 100;
     let peer = peer(ntb);
@@ -103,13 +102,13 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
 }
 
 fn connect(ntb: &Arc<dyn Ntb>, completion: CompletionMode) -> anyhow::Result<World<Windows>> {
-    // One processor may have to do for both threads of a machine.
+    // A machine may have one CPU for both threads.
     let settings = Settings { completion, yields: true, connect_timeout: LIMIT, ..Settings::default() };
     let bytes = ntb.inbound().len();
     Ok(World::new(Windows::connect(ntb.clone(), bytes, settings)?, 0, 0)?)
 }
 
-/// What OpenSHMEM programs do, both ways at once.
+/// Does what OpenSHMEM programs do, in both directions at once.
 fn library(world: &World<Windows>) -> anyhow::Result<()> {
     const WORDS: usize = 50_000;
     let (me, peer) = (world.me(), 1 - world.me());
@@ -148,7 +147,7 @@ fn library(world: &World<Windows>) -> anyhow::Result<()> {
 const AT: usize = 1 << 20;
 const NEWS: &[u8] = b"news for the one that came back";
 
-/// The peer dies; its return is noticed, and what is put then arrives.
+/// Waits for the death of the peer, reconnects after its return, and puts bytes that it checks.
 fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     let peer = 1 - world.me();
     let start = Instant::now();
@@ -160,7 +159,7 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     let transport = world.transport();
     let lost = transport.reconnect(peer, LIMIT).context("reconnecting")?;
     println!("again: {lost}");
-    // SAFETY: a constant, and an offset inside both heaps that nothing else uses.
+    // SAFETY: the source is a constant, and nothing else uses this offset in both heaps.
     unsafe { transport.put(peer, AT, NEWS.as_ptr(), NEWS.len())? };
     transport.quiet()?;
     transport.notify(peer)?;
@@ -176,7 +175,7 @@ fn come_back(ntb: &Arc<dyn Ntb>) -> anyhow::Result<()> {
     let (base, length) = transport.symmetric();
     ensure!(AT + NEWS.len() <= length);
     let mut seen = vec![0u8; NEWS.len()];
-    // SAFETY: inside symmetric memory, and the peer has told that it is written.
+    // SAFETY: the range is inside symmetric memory, and the peer notified that it wrote it.
     unsafe { std::ptr::copy(base.add(AT), seen.as_mut_ptr(), seen.len()) };
     ensure!(seen == NEWS, "other bytes arrived");
     transport.notify(peer)?;

@@ -1,12 +1,12 @@
-//! Runs in a virtual machine with devices that QEMU emulates, and checks what `inlane-pci` does with them: what it
-//! refuses, what it stores and loads through BARs, DMA through the IOMMU, interrupts.
+//! Runs in a virtual machine and checks `inlane-pci` on QEMU's devices: refusals, stores and loads through BARs, DMA through
+//! the IOMMU, and interrupts.
 //!
 //! ```sh
-//! pci-check memory ADDR HELD FREE     # three ivshmem-plain: under vfio-pci, held by a kernel driver, without a driver
-//! pci-check held ADDR                 # any device that a kernel driver holds
-//! pci-check vfio ADDR UNVIABLE        # under vfio-pci, the second in a group with a device that is not
-//! pci-check dma ADDR                  # QEMU's educational device under vfio-pci
-//! pci-check doorbell ADDR ROUNDS      # ivshmem-doorbell under vfio-pci, once in each of two virtual machines
+//! pci-check memory ADDR HELD FREE     # three ivshmem-plain: bound to vfio-pci, to a kernel driver, and to no driver
+//! pci-check held ADDR                 # a device that is bound to a kernel driver
+//! pci-check vfio ADDR UNVIABLE        # bound to vfio-pci; the second shares its group with a device that is not
+//! pci-check dma ADDR                  # QEMU's educational device, bound to vfio-pci
+//! pci-check doorbell ADDR ROUNDS      # ivshmem-doorbell, bound to vfio-pci, in each of two virtual machines
 //! ```
 
 use anyhow::{Context, bail, ensure};
@@ -27,7 +27,9 @@ fn main() -> anyhow::Result<()> {
         Some("vfio") => refusals_of_vfio(address(1)?, address(2)?),
         Some("busy") => busy(address(1)?),
         Some("dma") => dma(address(1)?),
-        Some("doorbell") => doorbell(address(1)?, arguments.get(2).context("how many rounds?")?.parse()?),
+        Some("doorbell") => {
+            doorbell(address(1)?, arguments.get(2).context("the number of rounds is missing")?.parse()?)
+        }
         _ => bail!("give memory, held, vfio, dma or doorbell"),
     }
 }
@@ -36,7 +38,7 @@ fn all() -> Permission {
     Permission::default().read().write()
 }
 
-/// Opening must fail, with an error that the pattern takes.
+/// Fails unless opening returns an error that matches the pattern.
 macro_rules! refused {
     ($why:literal, $open:expr, $pattern:pat) => {
         match $open {
@@ -76,7 +78,7 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
         check_bytes(&bar, access)?;
     }
-    // What the host finds afterwards: a pattern in the range, zeroes around it.
+    // The host checks afterwards that the pattern is in the range and zeros are around it.
     let mut mover = CpuMover::new(Access::Bytes8)?.reading_bars(true);
     mover.submit(&filled(&pattern(bar.len(), 0))?, &bar.region())?;
     mover.flush(&bar.region())?;
@@ -86,7 +88,7 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     mover.submit(&reader.region().slice(RANGE.start as usize, bar.len())?, &back)?;
     ensure!(bytes(&back) == pattern(bar.len(), 0), "another mapping sees other bytes");
 
-    // The driverless one: it may have to be switched on first, which the error says.
+    // A device without a driver may have to be enabled first, as the error says.
     if let Err(error @ Error::NotReady { .. }) = open(&spec, all().device(free)) {
         println!("not ready: {error}");
         std::fs::write(sysfs.device(free).join("enable"), "1")?;
@@ -116,12 +118,12 @@ fn refusals_of_vfio(ours: Address, unviable: Address) -> anyhow::Result<()> {
     refused!("in a group with others", vfio::Device::open(&sysfs, unviable), Error::NotViable { .. });
     let device = vfio::Device::open(&sysfs, ours)?;
     let again = vfio::Device::open(&sysfs, ours)?;
-    println!("{device:?} and {again:?}: a process may open it twice");
+    println!("{device:?} and {again:?}: a process can open a device twice");
     let child =
         std::process::Command::new(std::env::current_exe()?).args(["busy", &ours.to_string()]).status()?;
     ensure!(child.success(), "the other process: {child}");
     drop((device, again));
-    // SAFETY: gives up root, for the rest of this process.
+    // SAFETY: the call only changes the user of this process.
     ensure!(unsafe { libc::setuid(65534) } == 0, "cannot become nobody");
     refused!("without privileges", vfio::Device::open(&sysfs, ours), Error::Denied { .. });
     println!("vfio: ok");
@@ -137,17 +139,17 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|n| ((n + seed).wrapping_mul(0x9e37_79b1) >> 13) as u8 | 1).collect()
 }
 
-/// Host memory that holds `contents`.
+/// Allocates host memory with `contents`.
 fn filled(contents: &[u8]) -> anyhow::Result<Region> {
     let memory = Region::host(contents.len())?;
-    // SAFETY: fresh memory of that length.
+    // SAFETY: the memory has this length, and nothing else uses it.
     unsafe { std::ptr::copy_nonoverlapping(contents.as_ptr(), memory.as_ptr(), contents.len()) };
     Ok(memory)
 }
 
-/// What host memory holds.
+/// Returns the bytes of host memory.
 fn bytes(memory: &Region) -> Vec<u8> {
-    // SAFETY: our memory, which nothing writes meanwhile.
+    // SAFETY: no transfer to this memory is in flight.
     unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()).to_vec() }
 }
 
@@ -166,7 +168,7 @@ fn check_bytes(bar: &Bar, access: Access) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Registers of QEMU's educational device (docs/specs/edu): DMA between memory and its own 4 KiB at 0x40000.
+/// Registers of QEMU's educational device (QEMU, docs/specs/edu). It copies between memory and its own 4 KiB at 0x40000.
 mod edu {
     pub const IDENTIFICATION: usize = 0x00;
     pub const LIVENESS: usize = 0x04;
@@ -192,17 +194,13 @@ fn dma(address: Address) -> anyhow::Result<()> {
     ensure!(bar.read_u32(edu::LIVENESS)? == !0x1234_5678);
 
     let interrupts = device.interrupts(InterruptKind::Msi, 1)?;
-    refused!(
-        "more vectors than there are",
-        device.interrupts(InterruptKind::Msi, 99),
-        Error::Unsupported { .. }
-    );
+    refused!("too many vectors", device.interrupts(InterruptKind::Msi, 99), Error::Unsupported { .. });
     let memory = Region::host(8192)?;
     let mapping = device.map_dma(&memory, IOVA)?;
     refused!("the same address twice", device.map_dma(&memory, IOVA), Error::Os { .. });
     refused!("half a page", device.map_dma(&memory.slice(0, 100)?, 0), Error::Unsupported { .. });
     let write = |bytes: &[u8]| {
-        // SAFETY: our memory, two pages; the device is idle.
+        // SAFETY: the memory has two pages, and the device is idle.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), bytes.len()) }
     };
     let second_page = || {
@@ -224,24 +222,24 @@ fn dma(address: Address) -> anyhow::Result<()> {
     transfer(IOVA, edu::BUFFER, 0)?;
     ensure!(second_page() == [0; BYTES]);
     let took = transfer(edu::BUFFER, IOVA + 4096, edu::TO_MEMORY)?;
-    ensure!(second_page() == data, "DMA brought other bytes");
-    println!("dma: {BYTES} bytes there and back, interrupt after {took:?}");
+    ensure!(second_page() == data, "DMA returned other bytes");
+    println!("dma: {BYTES} bytes to the device and back, interrupt after {took:?}");
 
-    // Unmapped, the device must not reach the memory any more.
+    // After unmapping, the device must not reach the memory.
     drop(mapping);
     write(&pattern(8192, 9));
     let before = second_page();
     transfer(edu::BUFFER, IOVA + 4096, edu::TO_MEMORY)?;
-    ensure!(second_page() == before, "the device wrote to memory that was taken from it");
+    ensure!(second_page() == before, "the device wrote to unmapped memory");
     println!("dma: ok");
     Ok(())
 }
 
-/// Registers of BAR 0 of ivshmem (docs/specs/ivshmem-spec).
+/// Registers in BAR 0 of ivshmem (QEMU, docs/specs/ivshmem-spec).
 const IV_POSITION: usize = 8;
 const DOORBELL: usize = 12;
 
-/// Two machines ring each other in turn; each has a word of the shared memory where it says how far it is.
+/// Two machines interrupt each other in turn. Each stores its round in a word of the shared memory before.
 fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(60);
     const VECTOR: u32 = 1;
@@ -254,12 +252,12 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     let word = |of: u32| of as usize * 64;
     let interrupts = device.interrupts(InterruptKind::MsiX, 2)?;
 
-    // Ring only once both can hear.
+    // The first interrupt is raised only after both machines enabled theirs.
     const READY: u32 = 0x5eed;
     shared.write_u32(word(me), READY)?;
     let start = Instant::now();
     while shared.read_u32(word(peer))? < READY {
-        ensure!(start.elapsed() < LIMIT, "peer {peer} never came");
+        ensure!(start.elapsed() < LIMIT, "peer {peer} did not start");
         std::thread::sleep(Duration::from_millis(5));
     }
     let start = Instant::now();
@@ -278,7 +276,7 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
         }
     }
     println!("doorbell: machine {me}, {rounds} rounds of {:?}, ok", start.elapsed() / rounds.max(1));
-    // Stay until the other has heard the last one.
+    // Gives the peer time to handle the last interrupt.
     std::thread::sleep(Duration::from_millis(500));
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The server that QEMU's `ivshmem-doorbell` devices connect to: it hands each virtual machine the shared memory, a
-//! number, and the eventfds that are the others' interrupts.
+//! The server for QEMU's `ivshmem-doorbell` devices. It gives each virtual machine the shared memory, a number, and the
+//! eventfds of the other machines' interrupts.
 //!
 //! ```sh
 //! ivshmem-server --memory 4M --vectors 4 /tmp/ivshmem.sock &
@@ -19,19 +19,19 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Serves shared memory, peer numbers and interrupts to QEMU's ivshmem-doorbell devices, until SIGINT or SIGTERM.
+/// Serves shared memory, peer numbers and interrupts to QEMU's ivshmem-doorbell devices until SIGINT or SIGTERM
 #[derive(Parser)]
 #[command(version)]
 struct Options {
-    /// Where to listen; made, and removed at the end.
+    /// The socket to listen on. It is created, and removed at the end
     socket: PathBuf,
-    /// How much memory the machines share: a power of two from 4K.
+    /// The size of the shared memory: a power of two, at least 4K
     #[arg(long, default_value = "4M", value_parser = inlane_core::units::parse_size)]
     memory: u64,
-    /// Interrupts of each machine; as many as its device says (`vectors=`).
+    /// The interrupts of each machine, as its device's `vectors=`
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     vectors: u16,
-    /// The most machines at a time.
+    /// The most machines at the same time
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     peers: u16,
 }
@@ -40,7 +40,7 @@ fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     ensure!(
         options.memory >= 4096 && options.memory.is_power_of_two(),
-        "--memory {}: a PCI BAR is a power of two, here at least 4K",
+        "--memory {}: give a power of two of at least 4K, because it becomes a PCI BAR",
         options.memory
     );
     let signals = signals()?;
@@ -56,8 +56,10 @@ fn serve(server: &mut Server, signals: &OwnedFd) -> anyhow::Result<()> {
     loop {
         for event in server.step(None, Some(signals.as_fd())).context("waiting for peers")? {
             match event {
-                Event::Joined(n) => eprintln!("ivshmem-server: peer {n} came, {} there", server.peers()),
-                Event::Left(n, why) => eprintln!("ivshmem-server: peer {n} went: {why}"),
+                Event::Joined(n) => {
+                    eprintln!("ivshmem-server: peer {n} joined; {} connected", server.peers())
+                }
+                Event::Left(n, why) => eprintln!("ivshmem-server: peer {n} left: {why}"),
                 Event::Refused(why) => eprintln!("ivshmem-server: refused a connection: {why}"),
             }
         }
@@ -67,26 +69,26 @@ fn serve(server: &mut Server, signals: &OwnedFd) -> anyhow::Result<()> {
     }
 }
 
-/// Listens at `path`; takes over a socket whose server is dead, and leaves a live one alone.
+/// Listens at `path`. Replaces the socket of a dead server, and refuses that of a running one.
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let bind = || UnixListener::bind(path).with_context(|| format!("listening at {}", path.display()));
     if !path.try_exists()? {
         return bind();
     }
     match UnixStream::connect(path) {
-        Ok(_) => bail!("{} is another server's: end that one, or name another path", path.display()),
+        Ok(_) => bail!("another server listens at {}; end it or name another path", path.display()),
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path)
-                .with_context(|| format!("removing the dead socket {}", path.display()))?;
+                .with_context(|| format!("removing the socket {} of a dead server", path.display()))?;
             bind()
         }
-        Err(error) => Err(error).with_context(|| format!("{} is there, and no socket", path.display())),
+        Err(error) => Err(error).with_context(|| format!("{} exists and is not a socket", path.display())),
     }
 }
 
-/// SIGINT and SIGTERM as a descriptor that becomes readable.
+/// Blocks SIGINT and SIGTERM and returns a descriptor that becomes readable when one arrives.
 fn signals() -> anyhow::Result<OwnedFd> {
-    // SAFETY: the set is initialised before it is used, and the descriptor returned is ours alone.
+    // SAFETY: `sigemptyset` initialises the set before its use, and the calls access no other memory.
     let descriptor = unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -95,7 +97,7 @@ fn signals() -> anyhow::Result<OwnedFd> {
         libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
         libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
     };
-    ensure!(descriptor >= 0, "no descriptor for signals: {}", std::io::Error::last_os_error());
-    // SAFETY: just made, and owned by nobody else.
+    ensure!(descriptor >= 0, "cannot create a descriptor for signals: {}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor was just created, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

@@ -1,21 +1,21 @@
-//! The protocol: who is told what, and when.
+//! The ivshmem server protocol.
 //!
-//! Every message is one little-endian `i64`, with or without a file descriptor (QEMU, "Device Specification for
-//! Inter-VM shared memory device", *Protocol*). A peer that connects gets
+//! Every message is one little-endian `i64`, with or without a file descriptor. Source: QEMU, "Device Specification for
+//! Inter-VM shared memory device", section *Protocol*. A new peer receives
 //!
 //! ```text
 //! 0                   the version
 //! its number          no descriptor
 //! -1                  + the shared memory
-//! n        V times    + eventfds that interrupt peer n, one a vector; for each peer that is there
-//! its number V times  + eventfds that are its own interrupts
+//! n        V times    + eventfds that interrupt peer n, one per vector; for each connected peer n
+//! its number V times  + eventfds of its own interrupts
 //! ```
 //!
-//! and the others get the new peer's number V times with its eventfds. When a peer goes, the others get its number
+//! and the others receive the new peer's number V times with its eventfds. When a peer leaves, the others receive its number
 //! without a descriptor. Peers send nothing.
 //!
-//! One thread serves all; no peer can hold it up: a peer whose socket is full, or that sends anything, is dropped as if
-//! it had gone. Numbers are the lowest that is free, so that of two machines one is 0 and the other 1 whatever restarts.
+//! One thread serves all peers and never blocks on one: a peer whose socket is full, or that sends anything, is disconnected.
+//! A new peer gets the lowest free number, so two machines have the numbers 0 and 1 whichever of them restarts.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -31,14 +31,14 @@ use std::time::Duration;
 const VERSION: i64 = 0;
 const SHARED_MEMORY: i64 = -1;
 
-/// What happened, for the log.
+/// An event for the log.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A peer came.
+    /// A peer joined.
     Joined(u16),
-    /// A peer went, or was dropped for the reason given.
+    /// A peer left, or was disconnected for the given reason.
     Left(u16, String),
-    /// A connection was refused for the reason given.
+    /// A connection was refused for the given reason.
     Refused(String),
 }
 
@@ -47,7 +47,7 @@ struct Peer {
     interrupts: Vec<OwnedFd>,
 }
 
-/// The server: a listening socket, the shared memory, the peers that are there.
+/// The server: a listening socket, the shared memory and the connected peers.
 pub struct Server {
     listener: UnixListener,
     memory: OwnedFd,
@@ -57,10 +57,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `bytes` of shared memory and `vectors` interrupts each to at most `most` peers.
+    /// Creates a server of `bytes` of shared memory for at most `most` peers with `vectors` interrupts each.
     ///
     /// # Errors
-    /// When the system gives no memory, or the socket cannot be made non-blocking.
+    /// If the system refuses the memory, or the socket cannot be made non-blocking.
     pub fn new(listener: UnixListener, bytes: u64, vectors: u16, most: u16) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let memory = memfd_create("ivshmem", MemfdFlags::CLOEXEC)?;
@@ -68,16 +68,16 @@ impl Server {
         Ok(Self { listener, memory, vectors, most, peers: BTreeMap::new() })
     }
 
-    /// How many peers are there.
+    /// Returns the number of connected peers.
     pub fn peers(&self) -> usize {
         self.peers.len()
     }
 
-    /// Waits at most `limit` (`None`: for ever) for a peer to come or go, or for `wake` to become readable; says what
-    /// happened.
+    /// Waits for a peer to join or leave, or for `wake` to become readable, for at most `limit`; `None` waits without limit.
+    /// Returns the events.
     ///
     /// # Errors
-    /// Only when waiting itself fails; what a peer does wrong ends that peer.
+    /// If waiting fails. A peer's error only disconnects that peer.
     pub fn step(&mut self, limit: Option<Duration>, wake: Option<BorrowedFd<'_>>) -> io::Result<Vec<Event>> {
         let numbers: Vec<u16> = self.peers.keys().copied().collect();
         let mut watched: Vec<PollFd<'_>> =
@@ -90,26 +90,26 @@ impl Server {
             Err(Errno::INTR) => return Ok(Vec::new()),
             Err(error) => return Err(error.into()),
         }
-        let stirred: Vec<u16> = numbers
+        let active: Vec<u16> = numbers
             .into_iter()
             .zip(&watched)
             .filter(|(_, watched)| !watched.revents().is_empty())
             .map(|(n, _)| n)
             .collect();
-        let knocked = !watched[self.peers.len()].revents().is_empty();
+        let connection_waits = !watched[self.peers.len()].revents().is_empty();
 
         let mut events = Vec::new();
-        // Those who went come first: their numbers are free for those who come.
-        for number in stirred {
-            if let Some(why) = self.peers.get(&number).and_then(Peer::gone) {
+        // Peers that left come first, because their numbers become free.
+        for number in active {
+            if let Some(why) = self.peers.get(&number).and_then(Peer::reason_gone) {
                 self.remove(number, why, &mut events);
             }
         }
-        if knocked {
+        if connection_waits {
             match self.listener.accept() {
                 Ok((stream, _)) => self.join(stream, &mut events),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Out of descriptors or memory: the knock stays; do not spin on it.
+                // Out of descriptors or memory. The connection still waits, so the pause avoids a busy loop.
                 Err(error) => {
                     events.push(Event::Refused(error.to_string()));
                     std::thread::sleep(Duration::from_millis(100));
@@ -121,7 +121,7 @@ impl Server {
 
     fn join(&mut self, stream: UnixStream, events: &mut Vec<Event>) {
         let Some(number) = (0..self.most).find(|n| !self.peers.contains_key(n)) else {
-            events.push(Event::Refused(format!("{} peers are there already", self.most)));
+            events.push(Event::Refused(format!("{} peers are connected already", self.most)));
             return;
         };
         let peer = match Peer::new(stream, self.vectors) {
@@ -129,7 +129,7 @@ impl Server {
             Err(error) => return events.push(Event::Refused(error.to_string())),
         };
         if let Err(error) = self.greet(number, &peer) {
-            return events.push(Event::Refused(format!("cannot greet it: {error}")));
+            return events.push(Event::Refused(format!("cannot send the greeting: {error}")));
         }
         let mut lost = Vec::new();
         for (&other, their) in &self.peers {
@@ -140,7 +140,7 @@ impl Server {
         self.peers.insert(number, peer);
         events.push(Event::Joined(number));
         for (other, error) in lost {
-            self.remove(other, format!("does not read: {error}"), events);
+            self.remove(other, format!("does not read its messages: {error}"), events);
         }
     }
 
@@ -154,7 +154,7 @@ impl Server {
         peer.introduce(number, &peer.interrupts)
     }
 
-    /// Forgets a peer and tells the others; those that cannot be told go likewise.
+    /// Removes a peer and notifies the others. A peer that cannot be notified is removed too.
     fn remove(&mut self, number: u16, why: String, events: &mut Vec<Event>) {
         let mut leaving = vec![(number, why)];
         while let Some((number, why)) = leaving.pop() {
@@ -164,7 +164,7 @@ impl Server {
             events.push(Event::Left(number, why));
             for (&other, peer) in &self.peers {
                 if let Err(error) = peer.send(number.into(), None) {
-                    leaving.push((other, format!("does not read: {error}")));
+                    leaving.push((other, format!("does not read its messages: {error}")));
                 }
             }
         }
@@ -179,11 +179,11 @@ impl Peer {
         Ok(Self { stream, interrupts })
     }
 
-    /// Why the peer is no longer one, if so.
-    fn gone(&self) -> Option<String> {
+    /// Returns why the peer is disconnected, if it is.
+    fn reason_gone(&self) -> Option<String> {
         match read(&self.stream, &mut [0u8; 8]) {
-            Ok(0) => Some("closed".into()),
-            Ok(_) => Some("sent something, which no peer does".into()),
+            Ok(0) => Some("it closed the connection".into()),
+            Ok(_) => Some("sent a message, which peers must not".into()),
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(error) => Some(error.to_string()),
         }
@@ -198,13 +198,13 @@ impl Peer {
         let mut control = SendAncillaryBuffer::new(&mut space);
         let descriptors = descriptor.as_slice();
         if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-            return Err(io::Error::other("no space for a descriptor"));
+            return Err(io::Error::other("the control buffer has no room for a descriptor"));
         }
         let bytes = value.to_le_bytes();
         match sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)? {
-            // A part of eight bytes goes only into a socket that is as good as full.
+            // A partial message means that the socket is almost full.
             8 => Ok(()),
-            sent => Err(io::Error::other(format!("{sent} bytes of 8 went"))),
+            sent => Err(io::Error::other(format!("only {sent} of 8 bytes were sent"))),
         }
     }
 }

@@ -49,7 +49,7 @@ fn receive(stream: &UnixStream) -> io::Result<(i64, Option<OwnedFd>)> {
     Ok((i64::from_le_bytes(bytes), descriptor))
 }
 
-/// Reads the greeting; gives the memory, what the others' interrupts are, and its own.
+/// Reads a greeting. Returns the memory, the interrupts of the other peers, and the peer's own.
 fn greeting(stream: &UnixStream, number: i64, others: &[i64]) -> (OwnedFd, Vec<OwnedFd>, Vec<OwnedFd>) {
     assert!(matches!(receive(stream).unwrap(), (0, None)), "version");
     let (own, none) = receive(stream).unwrap();
@@ -70,7 +70,7 @@ fn greeting(stream: &UnixStream, number: i64, others: &[i64]) -> (OwnedFd, Vec<O
 }
 
 #[test]
-fn peers_learn_of_each_other_and_ring() {
+fn peers_are_announced_and_interrupt_each_other() {
     let mut lab = Lab::new(4);
     let (a, events) = lab.connect();
     assert_eq!(events, [Event::Joined(0)]);
@@ -80,22 +80,22 @@ fn peers_learn_of_each_other_and_ring() {
     let (b, _) = lab.connect();
     let (_, to_a, _) = greeting(&b, 1, &[0]);
     for _ in 0..VECTORS {
-        assert!(matches!(receive(&a).unwrap(), (1, Some(_))), "told of the new peer");
+        assert!(matches!(receive(&a).unwrap(), (1, Some(_))), "the new peer is announced");
     }
-    // b rings a's vector 2, and only that one.
+    // b raises vector 2 of a, and only that one.
     write(&to_a[2], &1u64.to_ne_bytes()).unwrap();
     assert!(read(&a_own[1], &mut [0u8; 8]).is_err());
     assert_eq!(read(&a_own[2], &mut [0u8; 8]).unwrap(), 8);
 
     drop(b);
     assert!(matches!(&lab.step()[..], [Event::Left(1, _)]));
-    assert!(matches!(receive(&a).unwrap(), (1, None)), "told that it went");
+    assert!(matches!(receive(&a).unwrap(), (1, None)), "its leaving is announced");
     let (c, _) = lab.connect();
     greeting(&c, 1, &[0]);
 }
 
 #[test]
-fn a_peer_that_talks_is_dropped() {
+fn a_peer_that_sends_is_disconnected() {
     let mut lab = Lab::new(4);
     let (mut a, _) = lab.connect();
     greeting(&a, 0, &[]);
@@ -105,7 +105,7 @@ fn a_peer_that_talks_is_dropped() {
 }
 
 #[test]
-fn too_many_are_refused_and_the_rest_stay() {
+fn surplus_peers_are_refused_and_the_others_stay() {
     let mut lab = Lab::new(2);
     let (a, _) = lab.connect();
     let (_b, _) = lab.connect();
@@ -117,11 +117,11 @@ fn too_many_are_refused_and_the_rest_stay() {
 }
 
 #[test]
-fn coming_and_going_leaks_nothing_and_a_deaf_peer_is_dropped() {
+fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnected() {
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mut lab = Lab::new(8);
-    let (deaf, _) = lab.connect();
-    // What waits in the deaf peer's socket counts as open until it is dropped.
+    let (unread, _) = lab.connect();
+    // Descriptors queued for the peer that does not read stay open until it is disconnected.
     let mut dropped = false;
     let mut after = 0;
     for n in 0..2000 {
@@ -137,8 +137,8 @@ fn coming_and_going_leaks_nothing_and_a_deaf_peer_is_dropped() {
             break;
         }
     }
-    assert!(dropped, "the deaf peer was never dropped");
-    drop(deaf);
+    assert!(dropped, "the peer that does not read was never disconnected");
+    drop(unread);
     let before = open();
     for _ in 0..50 {
         let (peer, events) = lab.connect();
@@ -146,6 +146,6 @@ fn coming_and_going_leaks_nothing_and_a_deaf_peer_is_dropped() {
         drop(peer);
         lab.step();
     }
-    // Other tests run beside this one and have a few descriptors of their own.
+    // Tests that run at the same time have a few descriptors of their own.
     assert!(open() < before + 40, "{} descriptors, {before} before", open());
 }
