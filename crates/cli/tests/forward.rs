@@ -261,7 +261,7 @@ fn a_function_that_does_something_else_is_found_out() {
 fn wrong_use_is_status_2_and_says_what_to_write() {
     let files = files(10);
     let cases: [(&[&str], &str); 14] = [
-        (&["--rx", "nul:64", "--tx", "null"], "no port of kind 'nul'"),
+        (&["--rx", "nul:64", "--tx", "null"], "'nul' is not a kind of port"),
         (&["--rx", &files.rx], "--tx"),
         (&["--rx", "null", "--tx", "null", "--function", "macswp"], "macswap"),
         (&["--rx", "null", "--tx", "null", "--burst", "0"], "1 to 1024"),
@@ -269,12 +269,12 @@ fn wrong_use_is_status_2_and_says_what_to_write() {
         (&["--rx", "null", "--tx", "null", "--room", "99999999999G"], "size"),
         (&["--rx", "null", "--tx", "null", "--workers", "2"], "--method split"),
         (&["--rx", "null", "--tx", "null", "--packets", "few"], "number of packets"),
-        (&["--rx", "null", "--tx", "null", "--load=0"], "0.01 to 1000"),
-        (&["--rx", "null", "--tx", "null", "--load=nan"], "0.01 to 1000"),
+        (&["--rx", "null", "--tx", "null", "--load=0"], "0.01 to 100"),
+        (&["--rx", "null", "--tx", "null", "--load=nan"], "0.01 to 100"),
         (&["--between", "null", "null"], "named twice"),
-        (&["--rx", "gen:64", "--tx", "null", "--loop"], "of a capture"),
-        (&["--rx", "null", "--tx", &files.tx, "--tx", &files.tx], "two outputs go there"),
-        (&["--rx", "null", "--tx", "pcap:-", "--json", "-"], "two outputs go there"),
+        (&["--rx", "gen:64", "--tx", "null", "--loop"], "need a capture"),
+        (&["--rx", "null", "--tx", &files.tx, "--tx", &files.tx], "name two files"),
+        (&["--rx", "null", "--tx", "pcap:-", "--json", "-"], "name two files"),
     ];
     for (arguments, said) in cases {
         let output = run(arguments);
@@ -292,7 +292,10 @@ fn what_was_lost_altogether_is_a_failure_and_what_was_dropped_as_told_is_none() 
     let output = run(&[&arguments[..], &["--function", "drop-rule:all"]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("verified  nothing"), "{text}");
+    assert!(text.contains("verified  ok: 0 packets"), "{text}");
+    let output = run(&["--rx", "ring:empty", "--tx", "check:64", "--duration", "100ms", "--no-baseline"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("no packet was received"), "{}", stderr(&output));
 }
 
 #[test]
@@ -414,8 +417,9 @@ fn a_third_signal_ends_what_nothing_else_ends() {
     let pipe = files.input.replace("in.pcap", "pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // Nobody ever writes to it.
-    let mut child = inlane(&["--rx", &format!("pcap:{pipe}"), "--tx", "null"]).spawn().unwrap();
+    // Writing the results blocks, because no process reads the pipe.
+    let arguments = ["--rx", "null", "--tx", "null", "--no-baseline", "--duration", "10ms", "--json", &pipe];
+    let mut child = inlane(&arguments).spawn().unwrap();
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(700));
         assert!(child.try_wait().unwrap().is_none());
@@ -424,6 +428,22 @@ fn a_third_signal_ends_what_nothing_else_ends() {
     }
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
+}
+
+#[test]
+fn a_run_whose_pipe_has_no_other_end_obeys_its_duration_and_a_signal() {
+    let files = files(1);
+    let pipe = files.input.replace("in.pcap", "pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let port = format!("pcap:{pipe}");
+    let output = run(&["--rx", &port, "--tx", "null", "--duration", "100ms", "--no-baseline"]);
+    assert!(output.status.success(), "no writer: {}", stderr(&output));
+    let arguments = ["--rx", &port, "--tx", "null", "--duration", "60s", "--no-baseline"];
+    let (output, _) = signalled_after(Duration::from_millis(500), libc::SIGINT, &arguments);
+    assert!(output.status.success(), "a signal without a writer: {}", stderr(&output));
+    let output = run(&["--rx", "gen:64", "--tx", &port, "--duration", "100ms", "--no-baseline"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("its reader stopped reading"), "no reader: {}", stderr(&output));
 }
 
 #[test]

@@ -24,6 +24,19 @@ pub(super) fn check(forward: &Forward, route: &Route, arguments: &[OsString]) ->
     inputs.extend(source.filter(|file| file.ends_with(".cu")).map(|file| ("--function", file.into())));
     inputs.extend(settings_file(arguments).map(|file| ("--config", file)));
     let output = &forward.output;
+    let is_stdout = |path: &PathBuf| path.as_os_str() == "-";
+    let to_stdout: Vec<&str> = tx
+        .iter()
+        .filter(|port| **port == "pcap:-")
+        .map(|_| "--tx")
+        .chain(forward.ports.capture.as_ref().filter(|file| is_stdout(file)).map(|_| "--capture"))
+        .chain(output.json.as_ref().filter(|file| *file == "-").map(|_| "--json"))
+        .chain(output.csv.as_ref().filter(|file| is_stdout(file)).map(|_| "--csv"))
+        .collect();
+    if let [one, other, ..] = to_stdout[..] {
+        let why = format!("is the output of {one} and of {other}; name two files");
+        return Err(Error::invalid("standard output", why));
+    }
     let mut outputs: Vec<(&str, PathBuf)> =
         tx.into_iter().filter_map(capture).map(|file| ("--tx", file)).collect();
     outputs.extend(forward.ports.capture.clone().map(|file| ("--capture", file)));
