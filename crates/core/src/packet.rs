@@ -1,10 +1,12 @@
 //! Packets as ports and executors pass them, and the pools that own their buffers.
 //!
-//! A [`Packet`] is a plain value that works like a raw pointer: anybody can make or copy one, and everything that follows
-//! it or releases its buffer is unsafe. Exactly one part of the program **holds** a packet at a time: it received the
-//! packet from an [`Rx`](crate::port::Rx) or allocated it from a [`Pool`], and holds it until it sends the packet with a
-//! [`Tx`](crate::port::Tx) or frees it. Dropping the value does not free the buffer, because on hot paths packets travel
-//! in arrays. Pools count their allocated buffers, so a leak shows at the end of a run ([`Pool::outstanding`]).
+//! A [`Packet`] is a plain value that works like a raw pointer. Anybody can make or copy one, but following its address or
+//! freeing its buffer is unsafe. At any time exactly one part of the program **holds** a packet. That part received it from an
+//! [`Rx`](crate::port::Rx) or allocated it from a [`Pool`]. It holds the packet until it sends it with a
+//! [`Tx`](crate::port::Tx) or frees it.
+//!
+//! Dropping the value does not free the buffer, because on hot paths packets travel in arrays. Pools count their allocated
+//! buffers, so a leak shows at the end of a run ([`Pool::outstanding`]).
 
 mod heap;
 
@@ -36,8 +38,8 @@ impl Packet {
     /// Returns the packet's first contiguous bytes.
     ///
     /// # Safety
-    /// The caller holds the packet, its address and length lie in its buffer, the CPU maps that memory, and nothing writes
-    /// it while the slice lives.
+    /// The caller holds the packet, and its address and length lie in its buffer. The CPU maps that memory, and nothing
+    /// writes it while the slice lives.
     pub unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: the caller promises that these bytes are mapped and not written.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length as usize) }

@@ -142,9 +142,8 @@ pub unsafe trait Tx: Send {
     /// If the port is gone or the disk is full. The caller then still holds every packet of this call.
     ///
     /// # Safety
-    /// The caller holds each packet, it stands in `packets` once, is from the pool of this queue (see
-    /// [`Port::take_tx`]), and its address and length lie in its buffer. The caller uses none of the sent packets
-    /// afterwards.
+    /// The caller holds each packet, and it is in `packets` once. It is from the pool of this queue (see [`Port::take_tx`]), and
+    /// its address and length lie in its buffer. The caller uses none of the sent packets afterwards.
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize>;
 
     /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them. Some ports send these faster, because

@@ -26,9 +26,8 @@ fn width(address: usize, left: usize) -> usize {
     aligned.min(fits)
 }
 
-/// Stores to device memory in ascending order, each byte once, by aligned stores of 8 bytes (1, 2 and 4 at the ends) or
-/// non-temporal stores of whole 64-byte lines. Follow it with [`store_fence`](super::store_fence) before a store that must
-/// come later.
+/// Stores to device memory in ascending order, each byte once. Uses aligned stores of 8 bytes, of 1, 2 and 4 at the ends, and
+/// non-temporal stores for whole 64-byte lines. Call [`store_fence`](super::store_fence) before a store that must come later.
 ///
 /// # Safety
 /// As for [`copy_coherent`].

@@ -9,8 +9,8 @@ use std::time::Duration;
 /// at once and rises by an eighth of the difference. Feedback controls the lead: a late wake-up, after the operation's end,
 /// makes it half as long again, and one in time shortens it by a 64th. It settles where about one wake-up in 27 is late,
 /// whatever the system's timers cost. An operation of more than 200 us loses little by a late wake-up: there, about one in 7
-/// is late. If the lead is too long for any sleep, each operation that is polled shortens it, down to what sleeps
-/// overshoot by, until a sleep is tried again.
+/// is late. If the lead is too long for any sleep, each polled operation shortens it, until a sleep is tried
+/// again. It never becomes shorter than the overshoot of sleeps that way.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     by_size: Vec<Entry>,

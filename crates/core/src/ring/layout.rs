@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The first [`TOGETHER`] descriptors share the word's line. If a burst has no more, device code reads them together with the
-//! word in one round trip over PCIe, and uses those with the word's lap; see `protocol.rs`.
+//! word, in one round trip over PCIe. It uses those with the word's lap; see `protocol.rs`.
 //!
 //! Rings between threads keep their slots in another order.
 //!

@@ -18,6 +18,8 @@
 mod consumer;
 mod dispatcher;
 pub mod layout;
+#[cfg(all(test, not(miri)))]
+mod model_tests;
 pub(crate) mod protocol;
 #[cfg(test)]
 mod tests;
@@ -133,7 +135,7 @@ impl Ring {
     /// [`layout::LINE`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024, or if the regions are
+    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024. Also if the regions are
     /// too small, misaligned, overlapping, or in memory that the CPU does not map.
     ///
     /// # Safety

@@ -29,13 +29,13 @@
 //!   span lies in one line. So a descriptor with the right lap has the address that was written before it.
 //! * A descriptor with the right lap is not written again before the item is completed, and the consumer completes it after
 //!   its read.
-//! * A right lap does not stem from 2^32 laps ago. A descriptor beyond an item's packets keeps an old lap, so in lap 0, where
-//!   the count wraps, the dispatcher clears the laps of all descriptors of the slot. Lap 0 is also that of fresh memory, so
-//!   consumers never believe it. A consumer cannot miss that lap: it waits for position p after it saw the word of
-//!   p - consumers, which was published after p - slots, if there are at most as many consumers as slots.
+//! * A right lap does not stem from 2^32 laps ago, although a descriptor beyond an item's packets keeps its old lap. In lap 0,
+//!   where the count wraps, the dispatcher clears the laps of all descriptors of the slot. Consumers never accept lap 0,
+//!   which is also that of fresh memory. A consumer cannot miss that lap: before it waits for position p, it saw the word of
+//!   p - consumers. That was published after p - slots, as long as there are at most as many consumers as slots.
 //! * An item without packets has no descriptors. Such items release waits for items that were never submitted.
 //! * Everything that the dispatcher wrote before it published, such as the packets' bytes, is visible once the consumer has
-//!   loaded the word with acquire ordering, however it learnt the address.
+//!   loaded the word with acquire ordering. That does not depend on how the consumer got the address.
 
 /// A 64-bit word that one side writes and others read, with acquire loads and release stores at system scope.
 pub trait Word {
