@@ -20,7 +20,7 @@ use crate::exit::NotReady;
 use crate::output::Output;
 use check::{Name, State};
 use files::Files;
-use inlane_core::result::{Document, Path};
+use inlane_core::result::Document;
 use inlane_core::units;
 use std::io::{self, IsTerminal, Write};
 use trials::Trials;
@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let machine = Machine { files: Files::under("/"), trials: Trials::run() };
     let wanted =
         |name: Name| args.only.is_empty() || args.only.contains(&name) || args.require.contains(&name);
-    let mut report = DoctorReport::new("doctor", Path::default());
+    let mut report = DoctorReport::new("doctor");
     report.results =
         CHECKS.iter().filter(|(name, _)| wanted(*name)).map(|(_, check)| check(&machine)).collect();
     let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();

@@ -123,7 +123,7 @@ impl Forward {
         }
         outcome.result.ceiling = ceilings.of(config, outcome.link_bits_per_second, &outcome.result);
         outcome.result.limit = experiment::limit(config, &outcome);
-        let mut document = Document::new("forward", inlane_core::result::Path::default());
+        let mut document = Document::new("forward");
         document.devices = outcome.devices;
         document.twin = outcome.twin;
         document.notes.extend(outcome.notes);

@@ -1,6 +1,6 @@
 //! Where a command's result goes: text to standard output, JSON and a figure to files.
 
-use inlane_core::result::Document;
+use inlane_core::result::{Document, Start};
 use inlane_report::{Error, Target};
 use serde::Serialize;
 use std::io::{self, Write};
@@ -12,10 +12,12 @@ pub struct Output {
     csv: Option<Target>,
     svg: Option<Target>,
     text: bool,
+    start: Start,
 }
 
 impl Output {
-    /// Opens the files. Call it before the run, so that a run whose result cannot be written does not start.
+    /// Opens the files. Call it before the run, so that a run whose result cannot be written does not start. The command's
+    /// duration counts from here.
     ///
     /// `json` may be `-`: the JSON then goes to standard output, in place of the text.
     ///
@@ -27,10 +29,11 @@ impl Output {
             csv: csv.map(Target::file).transpose()?,
             svg: svg.map(Target::file).transpose()?,
             text: json != Some("-"),
+            start: Start::now(),
         })
     }
 
-    /// Sets the document's duration and writes the outputs. The text comes first, because it is shown even if a file fails.
+    /// Sets the start and the duration of the command, and writes the outputs. The text comes first, because it is shown even if a file fails.
     ///
     /// # Errors
     /// If an output cannot be written.
@@ -40,7 +43,7 @@ impl Output {
         text: impl FnOnce(&mut dyn Write, &Document<T>) -> io::Result<()>,
         figure: impl FnOnce(&Document<T>) -> Option<String>,
     ) -> anyhow::Result<()> {
-        document.finish();
+        document.finish(self.start);
         if self.text {
             crate::print(|out| text(out, document))?;
         }

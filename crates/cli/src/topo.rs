@@ -2,7 +2,7 @@
 //! their devices support.
 
 use crate::output::Output;
-use inlane_core::result::{Document, Path};
+use inlane_core::result::Document;
 use inlane_core::units;
 use inlane_pci::link::Shortfall;
 use inlane_pci::numa::{self, Node};
@@ -83,7 +83,7 @@ impl Entry {
 /// If the result cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let output = Output::open(args.json.as_deref(), None, None)?;
-    let mut report = TopologyReport::new("topo", Path::default());
+    let mut report = TopologyReport::new("topo");
     report.results.push(read(&Sysfs::system(), &Names::system()));
     output.write(&mut report, |out, report| show(out, &report.results[0], args), |_| None)
 }

@@ -9,11 +9,8 @@ mod explanation;
 mod row;
 mod verification;
 
-use crate::stats::Summary;
-use crate::units;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
 pub use explanation::{Baseline, Ceiling, NotTaken, Path};
@@ -40,48 +37,25 @@ pub struct Document<T> {
     pub devices: Vec<String>,
     /// True if a software stand-in took part. The figures are then those of a model.
     pub twin: bool,
-    /// The path of all rows, unless each row has its own.
-    #[serde(skip_serializing_if = "Path::is_empty")]
-    #[schemars(default)]
-    pub path: Path,
-    /// The ceiling of all rows, unless each row has its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(default)]
-    pub ceiling: Option<Ceiling>,
-    /// The baseline of all rows, unless each row has its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(default)]
-    pub baseline: Option<Baseline>,
-    /// The verification of all rows, unless each row has its own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(default)]
-    pub verification: Option<Verification>,
     /// The rows.
     pub results: Vec<T>,
     /// What a reader must know before comparing these figures with others.
     pub notes: Vec<String>,
-    #[serde(skip)]
-    start: Instant,
 }
 
 impl<T> Document<T> {
-    /// Creates a document for this process on this host, without rows. The command's duration is counted from here.
-    pub fn new(name: &str, path: Path) -> Self {
+    /// Creates a document for this process on this host, without rows. Call [`Document::finish`] before writing it.
+    pub fn new(name: &str) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
             command: Command::of_this_process(name),
-            started_at: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            started_at: String::new(),
             duration_ns: 0,
             host: Host::this(),
             devices: Vec::new(),
             twin: false,
-            path,
-            ceiling: None,
-            baseline: None,
-            verification: None,
             results: Vec::new(),
             notes: Vec::new(),
-            start: Instant::now(),
         }
     }
 
@@ -100,9 +74,24 @@ impl<T> Document<T> {
         parts.join("; ")
     }
 
-    /// Sets the duration. Call it when the last row is there.
-    pub fn finish(&mut self) {
-        self.duration_ns = self.start.elapsed().as_nanos() as u64;
+    /// Sets the start time and the duration. Call it when the last row is there.
+    pub fn finish(&mut self, start: Start) {
+        self.started_at = humantime::format_rfc3339_millis(start.wall).to_string();
+        self.duration_ns = start.instant.elapsed().as_nanos() as u64;
+    }
+}
+
+/// The time at which a command started.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    wall: SystemTime,
+    instant: Instant,
+}
+
+impl Start {
+    /// Returns the current time.
+    pub fn now() -> Self {
+        Self { wall: SystemTime::now(), instant: Instant::now() }
     }
 }
 
@@ -165,100 +154,32 @@ impl Host {
     }
 }
 
-/// A result of moving bytes between two memories.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct TransferResult {
-    /// Where from.
-    pub from: String,
-    /// Where to.
-    pub to: String,
-    /// What distinguishes this run from its neighbours (direction, operation, chunk, ...).
-    pub parameters: BTreeMap<String, String>,
-    /// Bytes of one transfer.
-    pub size_bytes: u64,
-    /// The path.
-    pub path: String,
-    /// How the end was learnt.
-    pub completion: crate::completion::CompletionMode,
-    /// One transfer at a time, start to known end, medians over repeats.
-    pub latency_ns: Option<Summary>,
-    /// Bytes a second, transfers one behind the other.
-    pub bytes_per_second: Option<Summary>,
-    /// Operations a second, where operations are what is measured.
-    pub operations_per_second: Option<Summary>,
-    /// Of the ceiling.
-    pub share_of_ceiling: Option<f64>,
-    /// Processor seconds of the waiting thread for each 10^9 bytes.
-    pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// Processor seconds of the mover itself, where it is a thread, for each 10^9 bytes.
-    pub mover_cpu_seconds_per_gigabyte: Option<f64>,
-    /// Bytes compared with what they had to be.
-    pub verified_bytes: u64,
-    /// What went wrong; there are no figures then.
-    pub error: Option<String>,
-}
-
-impl Row for TransferResult {
-    fn parameters(&self) -> Vec<Cell> {
-        let mut cells = vec![
-            Cell::new("from -> to", format!("{} -> {}", self.from, self.to)),
-            Cell::new("path", &self.path),
-            Cell::new("completion", self.completion.to_string()),
-        ];
-        cells.extend(self.parameters.iter().map(|(name, value)| Cell::new(name, value)));
-        cells.push(Cell::new("size", units::bytes(self.size_bytes)));
-        cells
-    }
-
-    fn figures(&self) -> Vec<Cell> {
-        let median = |summary: Option<Summary>, scale: f64, digits: usize| {
-            summary.map(|summary| format!("{:.digits$}", summary.median / scale))
-        };
-        let spread = self.bytes_per_second.map(|rate| format!("{:.0}%", rate.spread() * 100.0));
-        let share = self.share_of_ceiling.map(|share| format!("{:.1}%", share * 100.0));
-        let cpu = self.cpu_seconds_per_gigabyte.map(|seconds| format!("{seconds:.3}"));
-        vec![
-            Cell::optional("latency us", median(self.latency_ns, 1e3, 2)),
-            Cell::optional("GB/s", median(self.bytes_per_second, 1e9, 3)),
-            Cell::optional("spread", spread),
-            Cell::optional("of ceiling", share),
-            Cell::optional("ops/s", median(self.operations_per_second, 1.0, 0)),
-            Cell::optional("CPU s/GB", cpu),
-            Cell::new("verified", units::bytes(self.verified_bytes)),
-        ]
-    }
-
-    fn error(&self) -> Option<&str> {
-        self.error.as_deref()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn documents_have_base_units_and_no_nan() {
-        let mut document = Document::<TransferResult>::new("copy", Path::default());
-        document.ceiling =
-            Some(Ceiling { what: "x".into(), bytes_per_second: Some(f64::NAN), packets_per_second: None });
+        let mut document = Document::new("copy");
+        document.results =
+            vec![Ceiling { what: "x".into(), bytes_per_second: Some(f64::NAN), packets_per_second: None }];
         let json = serde_json::to_value(&document).unwrap();
         assert_eq!(json["schema_version"], SCHEMA_VERSION);
-        assert!(json["ceiling"]["bytes_per_second"].is_null(), "NaN becomes null");
+        assert!(json["results"][0]["bytes_per_second"].is_null(), "NaN becomes null");
         assert!(json["host"]["cores"].as_u64().unwrap() > 0);
     }
 
     #[test]
     fn a_document_has_its_start_and_its_duration() {
-        let mut document = Document::<TransferResult>::new("copy", Path::default());
-        document.finish();
+        let mut document = Document::<Ceiling>::new("copy");
+        document.finish(Start::now());
         assert!(document.duration_ns > 0);
         humantime::parse_rfc3339(&document.started_at).unwrap();
     }
 
     #[test]
     fn the_schema_is_made() {
-        let schema = schema::<TransferResult>();
+        let schema = schema::<Ceiling>();
         assert!(schema["properties"]["results"].is_object());
         assert!(schema["properties"]["twin"].is_object());
     }

@@ -1,7 +1,7 @@
 //! Documents as text for a terminal: the results first, then their context.
 
 use crate::table::{Lines, grid};
-use inlane_core::result::{Baseline, Ceiling, Cell, Document, Row};
+use inlane_core::result::{Cell, Document, Row};
 
 /// Renders a document. A single row that has lines of its own is shown as lines, everything else as a table.
 pub fn text<T: Row>(document: &Document<T>) -> String {
@@ -23,7 +23,6 @@ pub fn text<T: Row>(document: &Document<T>) -> String {
         shown.line("twin", "a software stand-in took part: these are figures of a model");
     }
     let facts = rows.iter().filter(|row| row.error().is_none()).flat_map(Row::context);
-    context.extend(shared_context(document));
     context.extend_unique(facts);
     if let [one] = rows.as_slice() {
         context.extend(one.details());
@@ -88,18 +87,9 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     grid(&header, &lines)
 }
 
-/// Returns the context that the document has for all rows.
-fn shared_context<T>(document: &Document<T>) -> Vec<Cell> {
-    let mut cells = document.path.cells();
-    cells.extend(document.ceiling.as_ref().map(Ceiling::cell));
-    cells.extend(document.baseline.as_ref().map(Baseline::cell));
-    cells
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inlane_core::result::Path;
     use serde::Serialize;
 
     #[derive(Serialize)]
@@ -129,7 +119,7 @@ mod tests {
     #[test]
     fn shared_parameters_leave_the_table_and_empty_columns_are_left_out() {
         let row = |burst, error| Fake { burst, error };
-        let mut document = Document::new("forward", Path::default());
+        let mut document = Document::new("forward");
         document.results = vec![row("16", None), row("32", None), row("64", Some("no memory"))];
         let shown = text(&document);
         assert!(shown.starts_with("| burst"), "the result comes first: {shown}");

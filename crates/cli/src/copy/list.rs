@@ -5,7 +5,7 @@ use crate::output::Output;
 use inlane_copy::cost::Cache;
 use inlane_copy::result::ListedPath;
 use inlane_copy::{Endpoint, PathOptions, list_paths};
-use inlane_core::result::{Document, Path};
+use inlane_core::result::Document;
 
 impl Copy {
     /// Lists the paths between two endpoints.
@@ -21,7 +21,7 @@ impl Copy {
         let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
         let devices = self.open(&[from.clone(), to.clone()])?;
         let (from, to) = (&devices[0], &devices[1]);
-        let mut document = Document::<ListedPath>::new("copy", Path::default());
+        let mut document = Document::<ListedPath>::new("copy");
         document.devices = devices.iter().map(|device| device.describe()).collect();
         document.devices.dedup();
         document.twin = devices.iter().any(|device| device.endpoint().is_twin());

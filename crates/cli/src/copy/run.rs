@@ -48,7 +48,7 @@ impl Copy {
             stop,
         };
         let options = PathOptions { stop: plan.stop.clone(), ..options };
-        let mut report = Report::new("copy", Explanation::default());
+        let mut report = Report::new("copy");
         let mut failures = Failures::default();
         if self.published {
             published_experiment(&plan, &mut report, &mut failures);

@@ -325,7 +325,7 @@ fn the_lab_names_the_missing_packages() {
 #[test]
 fn the_report_is_shown_as_text_and_as_json() {
     let (machine, _root) = Fake::new(&[]).machine();
-    let mut report = DoctorReport::new("doctor", Path::default());
+    let mut report = DoctorReport::new("doctor");
     report.results = all(&machine);
     let mut text = Vec::new();
     show(&mut text, &report, false).unwrap();

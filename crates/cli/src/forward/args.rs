@@ -234,7 +234,7 @@ pub(super) struct RunArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Experiments")]
 pub(super) struct ExperimentArgs {
-    /// Find the highest rate without loss (RFC 2544). Each trial takes --duration
+    /// Find the highest rate without loss. Each trial takes --duration; RFC 2544 asks for 60s
     #[arg(long, conflicts_with_all = ["rate", "load"])]
     pub(super) zero_loss: bool,
     /// Measure latency at these percentages of the highest rate without loss

@@ -9,7 +9,7 @@ use super::Forward;
 use super::options::{Choice, Compete};
 use anyhow::Context;
 use axis::{combinations, name, parse};
-use inlane_core::result::{Document, Path};
+use inlane_core::result::Document;
 use inlane_core::stats::{Percentiles, Summary};
 use inlane_core::{Error, units};
 use inlane_forward::config::Device;
@@ -76,10 +76,7 @@ impl Series {
             }
             let config = forward.config().with_context(|| point.name())?;
             config.check().with_context(|| point.name())?;
-            if config.drops_needed_privileges() {
-                let why = "needs privileges for its ports again after the first run gave them up; add --keep-privileges";
-                return Err(Error::invalid("--sweep or --repeats", why).into());
-            }
+            config.check_repeatable()?;
             series.points.push(point);
         }
         Ok(series)
@@ -181,7 +178,7 @@ impl Series {
         runs: Vec<Vec<Document<PacketResult>>>,
         failed: Vec<Option<String>>,
     ) -> Document<PacketResult> {
-        let mut document = Document::new("forward", Path::default());
+        let mut document = Document::new("forward");
         for one in runs.iter().flatten() {
             document.twin |= one.twin;
             for device in &one.devices {

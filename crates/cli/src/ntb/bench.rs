@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use inlane_core::completion::CompletionMode;
 use inlane_core::region::{Location, Region};
-use inlane_core::result::{Document, Path};
+use inlane_core::result::Document;
 use inlane_core::{Error, units};
 use inlane_cuda::{Gpu, GpuStagedCopy};
 use inlane_ntb::device::{Capabilities, Ntb};
@@ -197,7 +197,7 @@ impl Bench {
 
     /// Makes the document. `bridge` is the device that was measured, or `None` for the twin.
     fn document(&self, points: &[Point], bridge: Option<&Capabilities>) -> Document<WindowResult> {
-        let mut document = Document::new("ntb bench", Path::default());
+        let mut document = Document::new("ntb bench");
         document.twin = bridge.is_none_or(|bridge| bridge.is_twin);
         document.notes = findings(points);
         if bridge.is_none_or(|bridge| bridge.is_memory_modelled) {

@@ -80,7 +80,7 @@ impl Info {
             }
         };
         let row = BridgeInfo { path: path(self.ivshmem, &bridges), bridges, capabilities, thresholds };
-        let mut document = Document::new("ntb info", Path::default());
+        let mut document = Document::new("ntb info");
         document.twin = row.capabilities.is_twin;
         document.results = vec![row];
         let text = |out: &mut dyn std::io::Write, document: &Document<BridgeInfo>| {

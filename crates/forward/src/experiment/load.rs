@@ -7,7 +7,7 @@ use crate::control::{Control, ProgressSnapshot};
 use crate::error::{Error, Result};
 use crate::result::{PacketResult, Quantity};
 use crate::run::{RunOutcome, run};
-use inlane_core::result::{Document, Path};
+use inlane_core::result::Document;
 use inlane_core::units::{self, Rate};
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,7 +125,7 @@ pub fn against_load(
         outcome.result.limit = limit(&paced, &outcome);
         outcome.result
     };
-    let mut document = Document::new("forward", Path::default());
+    let mut document = Document::new("forward");
     document.twin = unpaced.twin;
     document.devices = unpaced.devices.clone();
     let processed = unpaced.result.tx.packets + unpaced.result.dropped_verdict;
