@@ -262,7 +262,7 @@ fn an_empty_ring_closes() {
 
 #[test]
 fn laps_wrap() {
-    // Of four items the first two have the last 32-bit lap, the others the lap that wrapped to 0.
+    // The first two of four items have the last 32-bit lap, and the others lap 0.
     let start = (u32::MAX as u64 - 1) * 2;
     assert_eq!((lap_of(start, 2), lap_of(start + 2, 2)), (u32::MAX, 0));
     run(2, start, 4, 1, 6, 2);

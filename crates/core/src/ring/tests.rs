@@ -227,7 +227,7 @@ fn a_hostile_consumer_completes_nothing_that_was_not_submitted() {
     let stride = layout::complete_stride(4);
     write_as_device(&complete, 0, 1);
     assert!(dispatcher.poll().is_none());
-    // Nor an item of another lap, nor the second before the first.
+    // A wrong lap completes nothing, and neither does the second item before the first.
     assert!(dispatcher.submit(&[packet(0)]) && dispatcher.submit(&[packet(1)]));
     write_as_device(&complete, 0, 2);
     write_as_device(&complete, stride, 1);
