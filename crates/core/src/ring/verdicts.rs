@@ -16,8 +16,8 @@ pub struct VerdictCounts {
 
 /// Applies a verdict to each packet: sets lengths and ports, and moves the packets to forward to the front.
 ///
-/// A verdict may shorten a packet, or lengthen it up to `room` bytes. A length of 0, a longer length or an unknown verdict is
-/// invalid and drops the packet.
+/// A verdict may shorten a packet to 1 byte, or lengthen it up to `room` bytes. Other lengths and unknown verdicts are invalid and
+/// drop the packet. A packet that was empty before may stay empty.
 #[inline]
 pub fn apply_verdicts(
     packets: &mut [Packet],
@@ -28,8 +28,9 @@ pub fn apply_verdicts(
     for i in 0..packets.len() {
         let PacketVerdict { length, verdict } = verdict_of(i);
         let packet = &mut packets[i];
-        let valid =
-            length > 0 && length <= room.max(packet.length) && verdict < layout::PORT_BASE + u16::MAX as u32;
+        let valid = (length > 0 || packet.length == 0)
+            && length <= room.max(packet.length)
+            && verdict < layout::PORT_BASE + u16::MAX as u32;
         if verdict == layout::DROP || !valid {
             counts.invalid += (verdict != layout::DROP) as usize;
             continue;
@@ -41,4 +42,35 @@ pub fn apply_verdicts(
     }
     counts.dropped = packets.len() - counts.forwarded;
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn apply(packets: &[(u32, u32, u32)]) -> (VerdictCounts, Vec<u32>) {
+        let mut array: Vec<_> =
+            packets.iter().map(|&(before, ..)| Packet { length: before, ..Packet::EMPTY }).collect();
+        let verdict = |i: usize| PacketVerdict { length: packets[i].1, verdict: packets[i].2 };
+        let counts = apply_verdicts(&mut array, verdict, 100);
+        (counts, array[..counts.forwarded].iter().map(|packet| packet.length).collect())
+    }
+
+    #[test]
+    fn an_empty_packet_stays_valid_whatever_becomes_of_its_neighbours() {
+        let (counts, lengths) =
+            apply(&[(0, 0, layout::FORWARD), (60, 60, layout::DROP), (0, 0, layout::FORWARD)]);
+        assert_eq!((counts.dropped, counts.invalid, lengths), (1, 0, vec![0, 0]));
+    }
+
+    #[test]
+    fn a_function_cannot_empty_a_packet_or_exceed_the_room() {
+        let (counts, lengths) = apply(&[
+            (60, 0, layout::FORWARD),
+            (60, 101, layout::FORWARD),
+            (60, 100, layout::FORWARD),
+            (60, 1, layout::FORWARD),
+        ]);
+        assert_eq!((counts.dropped, counts.invalid, lengths), (2, 2, vec![100, 1]));
+    }
 }
