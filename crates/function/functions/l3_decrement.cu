@@ -1,7 +1,8 @@
 // Acts as one hop of a router: decrements IPv4's time to live (RFC 791) and updates the header checksum (RFC 1624, equation 3), or
 // decrements IPv6's hop limit (RFC 8200). Drops packets that expire. Forwards other packets unchanged.
 //
-// It does not exempt link-local traffic: IPv6 neighbour discovery needs a hop limit of 255 (RFC 4861), so hosts ignore it after this hop.
+// Forwards IPv6 neighbour discovery unchanged, because hosts ignore it unless its hop limit is 255 (RFC 4861). So a run between two
+// interfaces that stand for one link stays usable.
 #include <inlane.h>
 
 struct l3_decrement {
@@ -9,6 +10,13 @@ struct l3_decrement {
     uint64_t decremented;
     uint64_t expired;
     uint64_t others;
+
+    // Router and neighbour solicitations and advertisements, and redirects: ICMPv6 types 133 to 137 right behind the IPv6 header.
+    template <class Head> INLANE static bool is_discovery(const Head &head, const inlane::layers &at) {
+        if (at.version != 6 || head.u8(at.ip + 6) != 58 || !head.has(at.ip + 40, 1)) return false;
+        uint8_t type = head.u8(at.ip + 40);
+        return type >= 133 && type <= 137;
+    }
 
     INLANE inlane::verdict packet(inlane::packet &packet) {
         auto head = packet.front<96>();
@@ -19,6 +27,10 @@ struct l3_decrement {
         }
         uint32_t life = at.ip + (at.version == 4 ? 8 : 7);
         uint8_t left = head.u8(life);
+        if (left == 255 && is_discovery(head, at)) {
+            inlane::add(others, 1);
+            return inlane::forward;
+        }
         if (left <= 1) {
             inlane::add(expired, 1);
             return inlane::drop;

@@ -18,6 +18,9 @@ fn many(frame: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<Vec<
 /// The reference for `l3-decrement`.
 fn decremented(frame: &[u8]) -> Fate {
     let Some(ip) = dissect::ip(frame) else { return Fate::Forward(frame.to_vec()) };
+    if is_discovery(frame, &ip) {
+        return Fate::Forward(frame.to_vec());
+    }
     let mut frame = frame.to_vec();
     let life = ip.start + if ip.version == 4 { 8 } else { 7 };
     if frame[life] < 2 {
@@ -32,6 +35,44 @@ fn decremented(frame: &[u8]) -> Fate {
         frame[sum..sum + 2].copy_from_slice(&(!(new + carry as u16)).to_be_bytes());
     }
     Fate::Forward(frame)
+}
+
+/// Returns true for IPv6 neighbour discovery with its hop limit of 255.
+fn is_discovery(frame: &[u8], ip: &dissect::Ip) -> bool {
+    ip.version == 6
+        && frame[ip.start + 6..ip.start + 8] == [58, 255]
+        && frame.get(ip.start + 40).is_some_and(|kind| (133..=137).contains(kind))
+}
+
+/// An Ethernet frame with an IPv6 header and one byte of payload.
+fn ipv6_frame(next_header: u8, hop_limit: u8, first_byte: u8) -> Vec<u8> {
+    let mut frame = vec![0; 14 + 40 + 8];
+    frame[12..14].copy_from_slice(&[0x86, 0xdd]);
+    (frame[14], frame[19]) = (0x60, 8);
+    (frame[20], frame[21], frame[54]) = (next_header, hop_limit, first_byte);
+    frame
+}
+
+#[test]
+fn l3_decrement_leaves_neighbour_discovery_alone() {
+    let cases = [
+        (58, 255, 133, 255),
+        (58, 255, 135, 255),
+        (58, 255, 137, 255),
+        // Echo, a solicitation that came over a router, and UDP.
+        (58, 255, 128, 254),
+        (58, 254, 135, 253),
+        (17, 255, 135, 254),
+    ];
+    for (next_header, hop_limit, first_byte, expected) in cases {
+        let frame = ipv6_frame(next_header, hop_limit, first_byte);
+        let fates = run_shaped(&mut instance("l3-decrement"), &[frame], 1, true, 0, 0);
+        let Fate::Forward(after) = &fates[0] else { panic!("{fates:?}") };
+        assert_eq!(
+            after[21], expected,
+            "next header {next_header}, hop limit {hop_limit}, type {first_byte}"
+        );
+    }
 }
 
 /// The reference for `checksum`: whether the checksums are right. `None` if there is none to check.
@@ -85,7 +126,8 @@ proptest! {
         let report = instance.report();
         let dropped = fates.iter().filter(|fate| **fate == Fate::Drop).count() as u64;
         prop_assert_eq!(report.counter("expired_packets"), Some(dropped));
-        let others = frames.iter().filter(|frame| dissect::ip(frame).is_none()).count() as u64;
+        let unrouted = |frame: &&Vec<u8>| dissect::ip(frame).is_none_or(|ip| is_discovery(frame, &ip));
+        let others = frames.iter().filter(unrouted).count() as u64;
         prop_assert_eq!(report.counter("other_packets"), Some(others));
         prop_assert_eq!(report.counter("decremented_packets"), Some(frames.len() as u64 - dropped - others));
     }

@@ -50,16 +50,19 @@ const UNPOISONED: &str = "nothing panics while it holds a free list";
 /// Bytes in front of a packet's data room, as in DPDK: space to prepend headers.
 pub const HEADROOM: usize = 128;
 
+/// The largest data room. The largest frame fits: a datagram of 64 KiB with its Ethernet header and tags, as Linux segments it late.
+const MAX_ROOM: usize = 128 << 10;
+
 impl HeapPool {
     /// Creates a pool of `count` buffers in host memory, each with a data room of `room` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 16M buffers of 1 B to 64 KiB, [`Error::Memory`] if the system has too little
+    /// [`Error::Invalid`] unless there are 1 to 16M buffers of 1 B to 128 KiB, [`Error::Memory`] if the system has too little
     /// memory.
     pub fn new(count: usize, room: usize) -> Result<Self> {
         let bytes = Self::bytes(count, room).ok_or_else(|| Error::Invalid {
             what: format!("a pool of {count} buffers of {room} bytes"),
-            why: "give 1 to 16M buffers of 1 B to 64 KiB".into(),
+            why: "give 1 to 16M buffers of 1 B to 128 KiB".into(),
         })?;
         Self::over(Region::host(bytes)?, room)
     }
@@ -67,7 +70,7 @@ impl HeapPool {
     /// Returns the size of the region that [`HeapPool::over`] needs for `count` buffers, or `None` if [`HeapPool::new`]
     /// would refuse the numbers.
     pub fn bytes(count: usize, room: usize) -> Option<usize> {
-        let possible = (1..=1 << 24).contains(&count) && (1..=65536).contains(&room);
+        let possible = (1..=1 << 24).contains(&count) && (1..=MAX_ROOM).contains(&room);
         possible.then(|| Self::stride(room) * count)
     }
 
@@ -368,5 +371,6 @@ mod tests {
         assert!(HeapPool::new(0, 100).is_err());
         assert!(HeapPool::new(1, 0).is_err());
         assert!(HeapPool::new(usize::MAX, 65536).is_err());
+        assert!(HeapPool::new(1, 65549).is_ok() && HeapPool::new(1, (128 << 10) + 1).is_err());
     }
 }

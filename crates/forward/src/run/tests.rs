@@ -45,3 +45,18 @@ fn dpdk_ports_need_the_feature_dpdk() {
     let refused = run_it(&config("net_null:64", "null")).err().unwrap().to_string();
     assert!(refused.contains("net_null") && refused.contains("cargo feature dpdk"), "{refused}");
 }
+
+/// Frames of 65,549 bytes: Linux hands datagrams of 64 KiB over with their Ethernet header and segments them late.
+#[test]
+fn the_largest_frames_pass() {
+    let directory = tempfile::tempdir().unwrap();
+    let capture = format!("pcap:{}", directory.path().join("x.pcap").display());
+    for (rx, tx) in [("gen:65549", "check"), ("gen:65549", &*capture), (&*capture, "null")] {
+        let mut config = config(rx, tx);
+        config.per_pipeline.packets = 50;
+        config.buffers = 256;
+        let outcome = run_it(&config).unwrap();
+        assert!(outcome.errors.is_empty(), "{rx} -> {tx}: {:?}", outcome.errors);
+        assert_eq!(outcome.result.tx.bytes, 50 * 65_549, "{rx} -> {tx}");
+    }
+}

@@ -72,7 +72,7 @@ static BUILTINS: [Builtin; 7] = [
     },
     Builtin {
         name: "l3-decrement",
-        about: "acts as a router's hop: decrements TTL (with checksum) or hop limit, drops expired packets",
+        about: "acts as a router's hop: decrements TTL (with checksum) or hop limit, drops expired packets, leaves neighbour discovery alone",
         syntax: "",
         example: "l3-decrement",
         settings: none,

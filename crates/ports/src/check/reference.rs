@@ -101,6 +101,7 @@ fn l3_decrement(frame: &mut [u8]) -> ExpectedVerdict {
             Err(_) => ExpectedVerdict::Forward,
         },
         ethernet::IPV6 => match ipv6::Packet::new(frame.payload_mut()) {
+            Ok(packet) if is_neighbour_discovery(&packet) => ExpectedVerdict::Forward,
             Ok(packet) if packet.hop_limit() <= 1 => ExpectedVerdict::Drop,
             Ok(mut packet) => {
                 packet.set_hop_limit(packet.hop_limit() - 1);
@@ -110,6 +111,13 @@ fn l3_decrement(frame: &mut [u8]) -> ExpectedVerdict {
         },
         _ => ExpectedVerdict::Forward,
     }
+}
+
+/// Returns true for neighbour discovery (RFC 4861), which routers neither change nor forward: ICMPv6 types 133 to 137 with hop limit 255.
+fn is_neighbour_discovery<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> bool {
+    packet.hop_limit() == 255
+        && packet.next_header() == 58
+        && packet.payload().first().is_some_and(|kind| (133..=137).contains(kind))
 }
 
 /// Drops frames with a wrong checksum of IPv4, TCP, UDP or ICMP.
