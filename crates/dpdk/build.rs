@@ -126,8 +126,9 @@ fn inline_functions(flags: &[String]) {
     build
         .files(["src/sys/burst.c", "src/sys/environment.c", "src/sys/pool.c"])
         .flag("-std=gnu11")
-        // One store writes a packet's length and port. A vector store could not be forwarded to the loads of single words.
+        // One 64-bit store writes a packet's length and port.
         .flag("-fno-strict-aliasing")
+        // A vector store could not be forwarded to later loads of single words.
         .flag_if_supported("-fno-tree-slp-vectorize")
         .opt_level(3)
         .warnings(false);

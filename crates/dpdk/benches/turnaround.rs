@@ -29,12 +29,12 @@ fn main() {
             for _ in 0..1000 {
                 let count = rx.receive(&mut packets).unwrap();
                 if function == "macswap" {
-                    // SAFETY: held; host memory; frames of at least 14 bytes.
+                    // SAFETY: just received, in host memory. The port's frames have at least 16 bytes.
                     unsafe { swap(&packets[..count]) };
                 }
-                // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+                // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
                 let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
-                // SAFETY: these packets are held here, are of this pool, and are not used again.
+                // SAFETY: the test holds these packets of this pool, and does not use them again.
                 unsafe { pool.free(&packets[sent..count]) };
                 moved += sent as u64;
             }

@@ -10,7 +10,7 @@ pub(crate) enum Capability {
 }
 
 impl Capability {
-    /// Returns true if the calling thread has it in effect.
+    /// Returns true if it is in the calling thread's effective set.
     pub(crate) fn is_held(self) -> bool {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
         set(&status, "CapEff").is_some_and(|set| set & (1 << self as u32) != 0)

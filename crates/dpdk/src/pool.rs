@@ -13,6 +13,7 @@ use crate::{device, eal, log, sys};
 use inlane_core::packet::{HEADROOM, Packet, PacketMeta, Pool};
 use inlane_core::region::{Location, Region};
 use std::ffi::CString;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
@@ -192,10 +193,16 @@ impl MbufPool {
         self.hugepages
     }
 
-    /// Returns the bytes of a chunk of memory that an AF_XDP socket gets for each buffer, and how many of them lie in front of a frame.
-    pub(crate) fn xdp_chunk(&self) -> (u32, u32) {
+    /// Returns the length of the longest frame that an AF_XDP socket receives into buffers of `room` bytes of a pool like this one. Returns
+    /// `None` if the kernel does not take such buffers.
+    pub(crate) fn longest_xdp_frame(&self, room: u32) -> Option<u32> {
+        /// Bytes of the chunks of memory that the kernel takes for a socket: `XDP_UMEM_MIN_CHUNK_SIZE` to a page.
+        const CHUNKS: RangeInclusive<u32> = 2048..=4096;
         // SAFETY: the mempool is alive.
-        unsafe { (sys::inlane_pool_xdp_chunk(self.raw()), sys::inlane_pool_xdp_headroom(self.raw())) }
+        let (chunk, headroom) = unsafe {
+            (sys::inlane_pool_xdp_chunk(self.raw(), room), sys::inlane_pool_xdp_headroom(self.raw()))
+        };
+        CHUNKS.contains(&chunk).then(|| chunk - headroom)
     }
 
     /// Appends a segment with a copy of `bytes` to a packet.

@@ -6,7 +6,7 @@ mod network;
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Port, Rx, Tx};
 use inlane_dpdk::{Error, MbufPool, open, privileges};
-use network::{RawSocket, frame, ip, output_of_ip, private_network};
+use network::{RawSocket, eventually, frame, ip, output_of_ip, private_network};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
@@ -123,7 +123,10 @@ fn as_root(spec: &str) {
     assert!(open("net_null").is_ok(), "software ports need no privilege");
     opened.stop();
     if spec.starts_with("af_xdp") {
-        assert!(!output_of_ip("link show v0").contains("xdp"), "the program is still on the interface");
+        assert!(
+            eventually(|| !output_of_ip("link show v0").contains("xdp")),
+            "the program is still on the interface"
+        );
     }
 }
 
@@ -162,7 +165,7 @@ fn capabilities_of_the_programs_file_are_dropped_in_every_thread() {
             .unwrap();
         succeeded(spec, &output);
         assert!(
-            !output_of_ip("link show v0").contains("xdp"),
+            eventually(|| !output_of_ip("link show v0").contains("xdp")),
             "{spec}: the program is still on the interface"
         );
     }

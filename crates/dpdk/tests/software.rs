@@ -25,7 +25,7 @@ fn net_null_generates_and_discards() {
     for _ in 0..1000 {
         assert_eq!(rx.receive(&mut packets).unwrap(), 32);
         assert!(packets.iter().all(|packet| packet.length == 1024));
-        // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+        // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
         assert_eq!(unsafe { tx.send(&packets) }.unwrap(), 32);
     }
     assert_eq!((rx.counters().packets, rx.counters().bytes), (32_000, 32_000 * 1024));
@@ -34,7 +34,7 @@ fn net_null_generates_and_discards() {
     assert_eq!(pool.outstanding(), 0);
     assert!(rx.exhausted());
     assert_eq!(rx.receive(&mut packets).unwrap(), 0, "a stopped port receives nothing");
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert!(unsafe { tx.send(&packets[..1]) }.is_err(), "a stopped port sends nothing");
 }
 
@@ -52,7 +52,7 @@ fn net_null_fills_bursts_from_every_kind_of_pool() {
             assert!(packet.address >= pool.region().address());
             assert!(packet.address + 64 <= pool.region().address() + pool.region().len() as u64);
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: the test holds these packets of this pool, and does not use them again.
         unsafe { pool.free(&packets[..count]) };
         port.stop();
         assert_eq!(pool.outstanding(), 0);
@@ -69,19 +69,19 @@ fn a_ring_returns_sent_packets() {
         // As a packet function may: other bytes, without the first header, with another length.
         packet.address += 14;
         packet.length = 20 + i as u32;
-        // SAFETY: held, in host memory.
+        // SAFETY: the test holds this packet, in host memory.
         unsafe { packet.bytes_mut() }.fill(i as u8);
     }
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     assert_eq!(rx.receive(&mut packets).unwrap(), 32);
     for (i, packet) in packets[..32].iter().enumerate() {
         assert_eq!(packet.length, 20 + i as u32);
-        // SAFETY: held, in host memory.
+        // SAFETY: the test holds this packet, in host memory.
         assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
     }
     // The port must free packets that are left in the ring.
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     port.stop();
     assert_eq!(pool.outstanding(), 0);
@@ -94,12 +94,12 @@ fn a_full_ring_sends_a_part() {
     let mut packets = vec![Packet::EMPTY; 2000];
     assert_eq!(pool.allocate(&mut packets), 2000);
     packets.iter_mut().for_each(|packet| packet.length = 60);
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     let sent = unsafe { tx.send(&packets) }.unwrap();
     assert!((1000..2000).contains(&sent), "{sent}");
     assert_eq!(tx.counters().packets, sent as u64);
     assert_eq!(tx.counters().bytes, 60 * sent as u64);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
     unsafe { pool.free(&packets[sent..]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
@@ -112,19 +112,19 @@ fn packets_of_several_segments_are_sent_whole() {
     let mut packet = [Packet::EMPTY; 1];
     assert_eq!(pool.allocate(&mut packet), 1);
     packet[0].length = 100;
-    // SAFETY: held, and from this pool.
+    // SAFETY: the test holds this packet of this pool.
     unsafe { pool.append_segment(&packet[0], &[7; 200]) }.unwrap();
     packet[0].length = 90;
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send(&packet) }.unwrap(), 1);
     assert_eq!(tx.counters().bytes, 290);
     let mut received = [Packet::EMPTY; 4];
     assert_eq!(rx.receive(&mut received).unwrap(), 1);
     let mut lengths = Vec::new();
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds this packet of this pool.
     unsafe { pool.for_each_segment(&received[0], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [90, 200]);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
     unsafe { pool.free(&received[..1]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
@@ -138,32 +138,32 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..70]) }.unwrap(), 70);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
     // Also a packet of two segments, and an allocated one, whose mbuf does not contain its length.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
-    // SAFETY: held, and from this pool.
+    // SAFETY: the test holds this packet of this pool.
     unsafe { pool.append_segment(&packets[70], &[7; 200]) }.unwrap();
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send(&packets[70..71]) }.unwrap(), 1);
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..71]).unwrap();
     assert_eq!((got, packets[70].length), (71, 100));
     let bytes = tx.counters().bytes;
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send_as_received(&packets[..72]) }.unwrap(), 72);
     assert_eq!(tx.counters().bytes - bytes, 70 * 64 + 300 + 100);
     let got = rx.receive(&mut packets[..64]).unwrap();
     let got = got + rx.receive(&mut packets[got..]).unwrap();
     assert_eq!((got, packets[69].length, packets[71].length), (72, 64, 100));
     let mut lengths = Vec::new();
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds this packet of this pool.
     unsafe { pool.for_each_segment(&packets[70], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [100, 200]);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
     unsafe { pool.free(&packets[..72]) };
     port.stop();
     assert_eq!((tx.counters().errors, pool.outstanding()), (0, 0));
@@ -179,11 +179,11 @@ fn lengths_beyond_the_buffer_are_dropped_and_counted() {
     packets[2].length = 70_000;
     packets[5].address -= 4096;
     packets[7].length = 257;
-    // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send(&packets) }.unwrap(), 8);
     assert_eq!((tx.counters().packets, tx.counters().errors), (5, 3));
     assert_eq!(rx.receive(&mut packets).unwrap(), 5);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
     unsafe { pool.free(&packets[..5]) };
     port.stop();
     assert_eq!(pool.outstanding(), 0);
@@ -202,9 +202,9 @@ fn a_port_stops_while_another_thread_uses_its_queues() {
                 if count == 0 && rx.exhausted() {
                     return;
                 }
-                // SAFETY: these packets are held here and of this queue's pool; those sent are not used again.
+                // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
                 let sent = unsafe { tx.send(&packets[..count]) }.unwrap_or(0);
-                // SAFETY: these packets are held here, are of this pool, and are not used again.
+                // SAFETY: the test holds these packets of this pool, and does not use them again.
                 unsafe { give.free(&packets[sent..count]) };
             }
         });

@@ -7,10 +7,10 @@ fn allocated_buffers_are_counted() {
     assert_eq!(pool.allocate(&mut packets), 1024);
     assert_eq!(pool.outstanding(), 1024);
     assert_eq!(pool.allocate(&mut packets[1024..]), 0);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
     unsafe { pool.free(&packets[..1000]) };
     assert_eq!(pool.outstanding(), 24);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
     unsafe { pool.free(&packets[1000..1024]) };
     assert_eq!(pool.outstanding(), 0);
 }
@@ -36,7 +36,7 @@ fn buffers_lie_in_the_region_and_do_not_overlap() {
             // SAFETY: allocated above, in host memory, and not freed.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
-        // SAFETY: these packets are held here, are of this pool, and are not used again.
+        // SAFETY: the test holds these packets of this pool, and does not use them again.
         unsafe { pool.free(&packets) };
         assert_eq!(pool.outstanding(), 0);
     }
@@ -47,14 +47,14 @@ fn metadata_and_segments() {
     let pool = MbufPool::new(64, 512).unwrap();
     let mut packets = [Packet::EMPTY; 2];
     assert_eq!(pool.allocate(&mut packets), 2);
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds this packet of this pool.
     assert_eq!(unsafe { pool.meta(&packets[0]) }, PacketMeta::default());
     let meta = PacketMeta { time_ns: 1 << 60, wire_length: 9000, interface: 3 };
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds this packet of this pool.
     unsafe { pool.set_meta(&packets[0], meta) };
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds this packet of this pool.
     assert_eq!(unsafe { pool.meta(&packets[0]) }, meta);
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds this packet of this pool.
     assert_eq!(unsafe { pool.meta(&packets[1]) }, PacketMeta::default());
 
     packets[0].length = 14;
@@ -67,11 +67,11 @@ fn metadata_and_segments() {
     // SAFETY: allocated above, from this pool.
     assert!(unsafe { pool.append_segment(&packets[0], &[4; 513]) }.is_err(), "the bytes do not fit a buffer");
     let mut lengths = Vec::new();
-    // SAFETY: the packet is held here and of this pool.
+    // SAFETY: the test holds this packet of this pool.
     unsafe { pool.for_each_segment(&packets[0], &mut |_, length| lengths.push(length)) };
     assert_eq!(lengths, [14, 300, 512]);
     assert_eq!(pool.outstanding(), 4);
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
     unsafe { pool.free(&packets) };
     assert_eq!(pool.outstanding(), 0);
 }
@@ -109,7 +109,7 @@ fn a_thread_returns_its_cache_when_it_ends() {
             let mut packets = [Packet::EMPTY; 64];
             for _ in 0..10 {
                 let count = pool.allocate(&mut packets);
-                // SAFETY: these packets are held here, are of this pool, and are not used again.
+                // SAFETY: the test holds these packets of this pool, and does not use them again.
                 unsafe { pool.free(&packets[..count]) };
             }
         })
@@ -118,6 +118,6 @@ fn a_thread_returns_its_cache_when_it_ends() {
     }
     let mut packets = vec![Packet::EMPTY; 600];
     assert_eq!(pool.allocate(&mut packets), 600, "one thread can allocate every buffer");
-    // SAFETY: these packets are held here, are of this pool, and are not used again.
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
     unsafe { pool.free(&packets) };
 }

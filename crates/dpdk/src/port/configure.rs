@@ -5,14 +5,10 @@ use crate::error::Result;
 use crate::spec::Kind;
 use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Receive and send descriptors of a queue if the user gives none, fewer if the device has fewer. testpmd uses as many.
 const DESCRIPTORS: u16 = 1024;
-
-/// Bytes of the chunks of memory that the kernel takes for an AF_XDP socket (`XDP_UMEM_MIN_CHUNK_SIZE`, and a page).
-const XDP_CHUNKS: RangeInclusive<u32> = 2048..=4096;
 
 impl EthPort {
     /// Configures the device with `queues` pairs of queues, because some drivers have only pairs, and records the sockets of an AF_XDP
@@ -36,7 +32,7 @@ impl EthPort {
             configuration.rx_adv_conf.rss_conf.rss_hf =
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
         }
-        // memif's driver refuses an MTU above a limit that it does not apply to frames.
+        // memif's driver refuses a large MTU, although it receives frames up to the size of its buffers.
         if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, Kind::Memif { .. })) {
             configuration.rxmode.mtu = mtu.into();
         }
@@ -110,35 +106,44 @@ impl EthPort {
         }
     }
 
-    /// Refuses buffers that the kernel does not take as chunks of an AF_XDP socket's memory, and interfaces whose frames do not fit them:
-    /// the kernel drops such frames and counts them as missed.
+    /// Refuses buffers that the kernel does not take for an AF_XDP socket, and interfaces whose frames do not fit them: the kernel drops such
+    /// frames and counts them as missed.
     fn check_xdp_frames_fit(&self, name: &str, filled: &[Arc<MbufPool>], receives: bool) -> Result<()> {
         let mtu = self.context.interface.as_ref().filter(|_| receives).map(|interface| interface.mtu());
         for pool in filled {
-            let (room, (chunk, headroom)) = (pool.room() as u32, pool.xdp_chunk());
-            // Everything but the data room.
-            let overhead = chunk - room;
-            let (least, most) = (XDP_CHUNKS.start() - overhead, XDP_CHUNKS.end() - overhead);
-            if !XDP_CHUNKS.contains(&chunk) {
+            if pool.is_external() {
+                return Err(self.usage("AF_XDP needs packets in the pool's own memory (MbufPool::new)"));
+            }
+            let room = pool.room() as u32;
+            // The data rooms that the kernel takes, in steps of a cache line, each with the longest frame.
+            let fitting: Vec<(u32, u32)> = (64..=4096)
+                .step_by(64)
+                .filter_map(|room| Some((room, pool.longest_xdp_frame(room)?)))
+                .collect();
+            let (Some((least, _)), Some((most, most_frame))) = (fitting.first(), fitting.last()) else {
+                return Err(self.usage("this DPDK's packet buffers do not fit AF_XDP"));
+            };
+            let Some(longest) = pool.longest_xdp_frame(room) else {
                 return Err(self.usage(format!(
                     "AF_XDP's buffers have {least} to {most} bytes, and the pool's have {room}; give --room {}",
-                    room.clamp(least.next_multiple_of(64), most - most % 64)
+                    room.clamp(*least, *most)
                 )));
-            }
-            let longest = chunk - headroom;
+            };
             let Some((mtu, frame)) = mtu.map(|mtu| (mtu, mtu + device::LINK_HEADERS)) else { continue };
             if frame <= longest {
                 continue;
             }
-            let needed = (room + frame - longest).next_multiple_of(64);
-            let accepted = longest - device::LINK_HEADERS;
-            let remedy = if needed <= most {
-                format!("give --room {needed}, or lower the MTU: ip link set {name} mtu {accepted}")
-            } else {
-                let largest = XDP_CHUNKS.end() - headroom - device::LINK_HEADERS;
-                format!(
-                    "lower the MTU to {largest} at most: ip link set {name} mtu 1500; or use af_packet:{name}"
-                )
+            let remedy = match fitting.iter().find(|(_, longest)| frame <= *longest) {
+                Some((room, _)) => {
+                    let accepted = longest - device::LINK_HEADERS;
+                    format!("give --room {room}, or lower the MTU: ip link set {name} mtu {accepted}")
+                }
+                None => {
+                    let accepted = most_frame - device::LINK_HEADERS;
+                    format!(
+                        "lower the MTU to {accepted} at most: ip link set {name} mtu 1500; or use af_packet:{name}"
+                    )
+                }
             };
             return Err(self.usage(format!(
                 "frames of MTU {mtu} have up to {frame} bytes, and AF_XDP receives up to {longest} into buffers of {room}; {remedy}"

@@ -68,7 +68,7 @@ uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length);
 int inlane_append_segment(struct rte_mempool *pool, uint64_t cookie, uint32_t head_length, const uint8_t *bytes,
 			  uint32_t length);
 unsigned int inlane_free_received(uint16_t port, uint16_t queue);
-unsigned int inlane_pool_xdp_chunk(struct rte_mempool *pool);
+unsigned int inlane_pool_xdp_chunk(struct rte_mempool *pool, unsigned int room);
 unsigned int inlane_pool_xdp_headroom(struct rte_mempool *pool);
 void inlane_flush_cache(struct rte_mempool *pool, unsigned int lcore);
 unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receives_into);

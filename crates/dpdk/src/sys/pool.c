@@ -160,11 +160,11 @@ void inlane_flush_cache(struct rte_mempool *pool, unsigned int lcore)
 		rte_mempool_cache_flush(cache, pool);
 }
 
-/* Returns the size of this pool's objects, padding included. The AF_XDP driver gives the kernel whole objects as chunks
- * (xdp_umem_configure in rte_eth_af_xdp.c), and this function computes their size as the driver does. */
-unsigned int inlane_pool_xdp_chunk(struct rte_mempool *pool)
+/* Returns the size of objects of a pool like this one with `room` bytes of data room, padding included. The AF_XDP driver gives the kernel
+ * whole objects as chunks (xdp_umem_configure in rte_eth_af_xdp.c), and this function computes their size as the driver does. */
+unsigned int inlane_pool_xdp_chunk(struct rte_mempool *pool, unsigned int room)
 {
-	return rte_mempool_calc_obj_size(pool->elt_size, pool->flags, NULL);
+	return rte_mempool_calc_obj_size(element_bytes(room), pool->flags, NULL);
 }
 
 /* Returns the bytes of a chunk before a received frame: DPDK's header, mbuf, private area and headroom, and the kernel's headroom for XDP

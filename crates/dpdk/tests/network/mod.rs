@@ -6,7 +6,7 @@ pub mod xdp;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Moves this thread into a new, empty network namespace. Returns false, and says that the test is skipped, without the privilege.
 pub fn private_network(test: &str) -> bool {
@@ -36,6 +36,19 @@ pub fn output_of_ip(arguments: &str) -> String {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Waits until a condition holds, for five seconds at most. Returns whether it holds. The kernel releases what a closed descriptor held only
+/// when a program that another test is starting has closed its copy of the descriptor.
+pub fn eventually(condition: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > Duration::from_secs(5) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
 }
 
 /// Returns a frame of `size` bytes with an experimental EtherType. Its payload depends on `seed`.
