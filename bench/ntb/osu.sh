@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# The OpenSHMEM tests of OSU Micro-Benchmarks, compiled unmodified against this library and run.
+# Compiles the OpenSHMEM tests of the OSU Micro-Benchmarks unmodified against this library, and runs them.
 #
 #   bench/ntb/osu.sh SOURCES [PES]
 #
-# SOURCES: an unpacked release (https://mvapich.cse.ohio-state.edu/benchmarks/; 7.x, where the tests are in c/openshmem, or an older
-# one, where they are in openshmem). PES: 2 unless given; the tests between pairs always take 2. Prints each test's output;
-# the exit status is 1 when one does not compile or fails.
+# SOURCES     folder of an unpacked release (https://mvapich.cse.ohio-state.edu/benchmarks/), 7.x or older
+# PES         number of PEs [default: 2]; tests between pairs use 2
+# INLANE      the program [default: target/release/inlane]
+# INLANE_LIB  folder of libinlane_shmem.so [default: target/release]
 #
-# INLANE, INLANE_LIB: the program, and the folder with libinlane_shmem.so (target/release, as built by
-#   cargo build --release -p inlane -p inlane-shmem)
+# Build both by: cargo build --release -p inlane -p inlane-shmem
+# Prints each test's output. Exits with 1 if a test does not compile or fails.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
-sources=${1:?give the folder of the sources}
+sources=${1:?give the folder of the OSU sources}
 pes=${2:-2}
 inlane=${INLANE:-$here/target/release/inlane}
 library=${INLANE_LIB:-$here/target/release}
@@ -29,7 +30,7 @@ fi
 failed=0
 for source in "$tests"/osu_oshm_*.c; do
     name=$(basename "$source" .c)
-    # Warnings are theirs.
+    # -w: the sources are not ours to correct.
     if ! "${CC:-cc}" -std=gnu99 -O2 -w -D_OSHM_ -DFIELD_WIDTH=18 -DFLOAT_PRECISION=2 -o "$out/$name" "$source" "${shared[@]}" \
         -I "$here/crates/shmem/include" -L "$library" -linlane_shmem "-Wl,-rpath,$library" -lm; then
         echo "$name: does not compile" >&2

@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# The figures of the windows in one command, on the machine it runs on: every size, all completions, beside UCX's shared-memory
-# put where ucx_perftest is at hand.
+# Measures the windows on this machine: all sizes and completion modes, beside UCX's shared-memory put if ucx_perftest is installed.
 #
 #   bench/ntb/run.sh [OUT]
 #
-# INLANE      the program to measure             (target/release/inlane)
-# UCX         ucx_perftest                       (found in PATH; skipped, loudly, without)
-# UCX_LIB     where its libraries lie, when they were carried along
+# OUT         folder for the results [default: the current directory]
+# INLANE      program to measure [default: target/release/inlane]
+# UCX         path of ucx_perftest [default: the one in PATH; without one, the comparison is skipped]
+# UCX_LIB     folder of UCX's libraries, if they are not installed
+# GPU         number of a GPU whose copy engines are measured as the mover too
 #
-# GPU         a GPU's number: its copy engines as mover too
-#
-# Writes into OUT (the current directory unless named): puts.json (put, plain copy, peer), ntb.json and ntb.svg (everything, sizes in
-# steps of four), twin.json and, with GPU, gpu.json and gpu.svg (put by mover), log.txt, host.txt.
+# Writes puts.json (put, plain copy, peer), ntb.json and ntb.svg (all cases, sizes in steps of four), twin.json (put by mover),
+# with GPU also gpu.json and gpu.svg, log.txt and host.txt. The figures are a model's: host memory lies behind the windows.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
@@ -37,16 +36,16 @@ ucx_arguments=()
 if [[ -n $ucx ]]; then
     ucx_arguments=(--ucx "$ucx" --ucx-repeats 11)
 else
-    echo "SKIPPED the comparison with UCX: no ucx_perftest (apt: ucx-utils)" >&2
+    echo "SKIPPED the comparison with UCX: ucx_perftest is not installed (apt install ucx-utils)" >&2
 fi
-# Two processes need two processors that nobody else uses: say so where it is not so.
-[[ $(nproc) -ge 4 ]] || echo "bench/ntb: $(nproc) processors: service threads share those that measure" >&2
-# Many short turns rather than few long ones: what else the machine does then meets both sides of a comparison.
+# Two PEs and their service threads need four processors. Warn if there are fewer.
+[[ $(nproc) -ge 4 ]] || echo "bench/ntb: $(nproc) processors; service threads share the processors of the PEs that measure" >&2
+# Many short repeats, so that other load on the machine affects both sides of a comparison.
 {
-    "$inlane" ntb bench --fine --from 8 --only puts --repeats 21 --batch 4ms "${ucx_arguments[@]}" --json "$out/puts.json"
-    "$inlane" ntb bench --only mover --repeats 31 --batch 5ms --json "$out/twin.json"
+    "$inlane" ntb bench --sizes 8..64M,x2 --only puts --repeats 21 --duration 4ms "${ucx_arguments[@]}" --json "$out/puts.json"
+    "$inlane" ntb bench --only mover --repeats 31 --duration 5ms --json "$out/twin.json"
     if [[ -n ${GPU-} ]]; then
-        "$inlane" ntb bench --only mover --mover "gpu:$GPU" --repeats 21 --batch 5ms --json "$out/gpu.json" --svg "$out/gpu.svg"
+        "$inlane" ntb bench --only mover --mover "gpu:$GPU" --repeats 21 --duration 5ms --json "$out/gpu.json" --svg "$out/gpu.svg"
     fi
-    "$inlane" ntb bench --repeats 11 --batch 5ms --json "$out/ntb.json" --svg "$out/ntb.svg"
+    "$inlane" ntb bench --repeats 11 --duration 5ms --json "$out/ntb.json" --svg "$out/ntb.svg"
 } | tee "$out/log.txt"

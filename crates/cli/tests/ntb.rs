@@ -1,4 +1,4 @@
-//! `inlane ntb` from outside: jobs and their statuses, peers that die at every step, restarts.
+//! `inlane ntb` from outside: jobs and their statuses, peers that die at every step, and restarts.
 
 use inlane_ntb::device::Ntb;
 use inlane_ntb::error::Error as Bridge;
@@ -31,7 +31,7 @@ fn a_job_ends_as_its_first_failure() {
     let seven = run("exit 7");
     assert_eq!(seven.status.code(), Some(7));
     assert!(stderr(&seven).contains("ended with status 7"), "{}", stderr(&seven));
-    // One is killed; the others, which would take a minute, are ended.
+    // One PE is killed; the others, which would take a minute, are ended.
     let start = Instant::now();
     let killed = inlane(&[
         "ntb",
@@ -63,7 +63,7 @@ fn a_job_ends_as_its_first_failure() {
 }
 
 #[test]
-fn jobs_check_clean_and_over_a_bad_wire() {
+fn jobs_pass_the_check_with_and_without_faults() {
     for (pes, faults) in
         [("1", ""), ("2", ""), ("4", ""), ("3", "delay=10us,reorder,torn,lose=0.3,early=0.3,stale=0.1")]
     {
@@ -128,7 +128,7 @@ fn bench_rows_count_what_was_moved_and_what_was_compared() {
     let word = row("one_way", 8);
     assert_eq!(bytes(word, "verified_bytes"), bytes(word, "transferred_bytes"));
     assert!(bytes(word, "verified_bytes") >= 2 * 2 * 8);
-    // Of bulk, one transfer a case is compared, a plain copy's own included.
+    // One bulk transfer of each case is compared, the plain copy's own included.
     for operation in ["put", "plain_copy", "put_delivered"] {
         let row = row(operation, 4096);
         assert_eq!(bytes(row, "verified_bytes"), 4096, "{operation}");
@@ -162,7 +162,7 @@ fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
     assert!(!result.exists());
 }
 
-/// A child that is port `port` of `hub`, running `inlane ntb check`.
+/// Starts `inlane ntb check` as port `port` of `hub`.
 fn child(hub: &Hub, port: u32, faults: &str) -> Child {
     let socket = hub.admit(port).unwrap();
     let fd = socket.as_raw_fd();
@@ -193,7 +193,7 @@ fn survivor(hub: &Hub) -> Arc<dyn Ntb> {
 }
 
 #[test]
-fn a_peer_killed_at_any_step_is_an_error_and_no_hang() {
+fn a_peer_killed_at_any_step_ends_in_an_error() {
     for step in ["attach", "hello", "ready", "connected", "request", "reply", "notify", "quiet", "sleep"] {
         let hub = Hub::new(2, 1 << 30).unwrap();
         let ntb = survivor(&hub);
@@ -214,7 +214,7 @@ fn a_peer_killed_at_any_step_is_an_error_and_no_hang() {
 }
 
 #[test]
-fn a_peer_that_restarts_is_met_again() {
+fn a_peer_that_restarts_can_be_connected_again() {
     let hub = Hub::new(2, 1 << 30).unwrap();
     let ntb = survivor(&hub);
     let mut first = child(&hub, 1, "die=quiet");
@@ -223,7 +223,7 @@ fn a_peer_that_restarts_is_met_again() {
     let lost = inlane_pgas::check::run(&world, 1000);
     assert!(matches!(lost, Err(Error::LinkLost { .. })), "{lost:?}");
     first.wait().unwrap();
-    // Stale scratchpads alone connect nobody.
+    // Stale scratchpads connect nobody.
     let early = world.transport().reconnect(1, Duration::from_millis(300));
     assert!(matches!(early, Err(Error::Ntb(Bridge::Handshake { .. }))), "{early:?}");
     let mut second = child(&hub, 1, "");

@@ -1,11 +1,15 @@
-/* shmem.h: OpenSHMEM's names over inlane's windows.
+/* shmem.h: OpenSHMEM for C over inlane's windows.
  *
- * A subset of OpenSHMEM 1.5, with the older names that 1.4 deprecates: set-up, symmetric heap, static symmetric objects,
- * put and get (typed, sized, memory, strided, single, non-blocking), atomics, signals, order, waits, locks, and the
- * collectives over active sets and over SHMEM_TEAM_WORLD. Contexts, other teams and vector waits are not supported yet.
- * Typed functions are inline over a few that work on bytes.
+ * A subset of OpenSHMEM 1.5, with the names that 1.4 deprecates:
+ *   set-up, symmetric heap, static symmetric objects, put and get (typed, sized, memory, strided, single, non-blocking),
+ *   atomics, signals, ordering, waits, locks, and collectives over active sets and over SHMEM_TEAM_WORLD.
+ * Not supported yet: contexts, other teams, vector waits.
  *
- * Build with  cc program.c -I<include> -L<lib> -linlane_shmem , start with  inlane ntb run -n 4 -- ./program
+ * A PE (processing element) is one process of a job. Symmetric memory (the heap and static objects) exists on every PE; an
+ * address of this PE's copy names the copies of all PEs. Most functions return no error: the library prints it and ends the job.
+ *
+ * Build:  cc program.c -I<include> -L<lib> -linlane_shmem
+ * Start:  inlane ntb run -n 4 -- ./program
  */
 #ifndef INLANE_SHMEM_H
 #define INLANE_SHMEM_H
@@ -40,7 +44,8 @@ extern "C" {
 #define SHMEM_SIGNAL_SET 0
 #define SHMEM_SIGNAL_ADD 1
 
-/* Work arrays of the older collectives: taken, and left alone. */
+/* Sizes of the work arrays (pSync, pWrk) of collectives over active sets. The library accepts the arrays and does not use
+ * them. */
 #define SHMEM_SYNC_VALUE 0L
 #define SHMEM_SYNC_SIZE 1
 #define SHMEM_BARRIER_SYNC_SIZE 1
@@ -68,13 +73,17 @@ typedef int shmem_team_t;
 
 /* ---- set-up and memory ------------------------------------------------------------------------------------------- */
 
+/* Start and end the library. All PEs must call them. */
 void shmem_init(void);
 void shmem_finalize(void);
+/* Ends all PEs of the job with this status. */
 void shmem_global_exit(int status);
 int shmem_my_pe(void);
 int shmem_n_pes(void);
+/* Return 1 if the PE exists, and if the address lies in symmetric memory. */
 int shmem_pe_accessible(int pe);
 int shmem_addr_accessible(const void *address, int pe);
+/* Returns the address at which loads and stores reach the PE's copy, or NULL if they do not. */
 void *shmem_ptr(const void *destination, int pe);
 void shmem_info_get_version(int *major, int *minor);
 void shmem_info_get_name(char *name);
@@ -89,13 +98,14 @@ static inline void shmem_query_thread(int *provided) { *provided = SHMEM_THREAD_
 static inline int shmem_team_my_pe(shmem_team_t team) { return team == SHMEM_TEAM_WORLD ? shmem_my_pe() : -1; }
 static inline int shmem_team_n_pes(shmem_team_t team) { return team == SHMEM_TEAM_WORLD ? shmem_n_pes() : -1; }
 
+/* Allocate and free symmetric memory. All PEs must make the same calls in the same order. NULL: the heap is full. */
 void *shmem_malloc(size_t size);
 void *shmem_calloc(size_t count, size_t size);
 void *shmem_realloc(void *address, size_t size);
 void *shmem_align(size_t alignment, size_t size);
 void shmem_free(void *address);
 
-/* Names from before 1.2. */
+/* Names of versions before 1.2. */
 static inline void start_pes(int pes) { (void)pes; shmem_init(); }
 static inline int _my_pe(void) { return shmem_my_pe(); }
 static inline int _num_pes(void) { return shmem_n_pes(); }
@@ -106,10 +116,13 @@ static inline void shfree(void *address) { shmem_free(address); }
 
 /* ---- put and get ------------------------------------------------------------------------------------------------- */
 
+/* A put returns when the source may be reused; a get returns when the bytes have arrived. The source of a put_nbi stays in
+ * use until the next shmem_quiet. */
 void shmem_putmem(void *destination, const void *source, size_t bytes, int pe);
 void shmem_getmem(void *destination, const void *source, size_t bytes, int pe);
 void shmem_putmem_nbi(void *destination, const void *source, size_t bytes, int pe);
 void shmem_getmem_nbi(void *destination, const void *source, size_t bytes, int pe);
+/* Puts the bytes, then sets or adds to the signal. The PE that sees the signal also sees the bytes. */
 void shmem_putmem_signal(void *destination, const void *source, size_t bytes, uint64_t *signal_address, uint64_t signal,
                          int operation, int pe);
 static inline void shmem_putmem_signal_nbi(void *destination, const void *source, size_t bytes,
@@ -200,9 +213,11 @@ INLANE_SHMEM_RMA(uint64, uint64_t)
 INLANE_SHMEM_RMA(size, size_t)
 INLANE_SHMEM_RMA(ptrdiff, ptrdiff_t)
 
-/* ---- order ------------------------------------------------------------------------------------------------------- */
+/* ---- ordering ---------------------------------------------------------------------------------------------------- */
 
+/* Orders this PE's puts and atomics to each PE. */
 void shmem_fence(void);
+/* Waits until all puts and atomics of this PE are delivered. */
 void shmem_quiet(void);
 
 /* ---- atomics, carried out by the owner --------------------------------------------------------------------------- */
@@ -220,7 +235,7 @@ enum {
     INLANE_SHMEM_XOR
 };
 
-/* What any word can do: its bits are fetched, set and swapped. */
+/* Atomics on any word: fetch, set and swap of its bits. */
 #define INLANE_SHMEM_AMO_BITS(name, type)                                                                              \
     static inline uint64_t inlane_shmem_##name##_bits(type v) {                                                        \
         union {                                                                                                        \
@@ -298,7 +313,7 @@ INLANE_SHMEM_AMO_BITS(double, double)
         return (type)inlane_shmem_atomic(code, t, sizeof *t, (uint64_t)v, 0, pe);                                      \
     }
 #ifdef __cplusplus
-/* `and`, `or` and `xor` are operators there: the bitwise atomics are for C. */
+/* `and`, `or` and `xor` are operators in C++, so the bitwise atomics exist in C only. */
 #define INLANE_SHMEM_BITWISE(name, type)
 #else
 #define INLANE_SHMEM_BITWISE(name, type)                                                                               \
@@ -316,6 +331,7 @@ INLANE_SHMEM_BITWISE(uint64, uint64_t)
 
 /* ---- waits ------------------------------------------------------------------------------------------------------- */
 
+/* Waits until the integer compares so with the value, and returns the value that did. */
 uint64_t inlane_shmem_wait(const void *word, size_t width, int is_signed, int how, uint64_t value);
 int inlane_shmem_test(const void *word, size_t width, int is_signed, int how, uint64_t value);
 
@@ -351,6 +367,7 @@ static inline uint64_t shmem_signal_wait_until(uint64_t *w, int how, uint64_t v)
     return inlane_shmem_wait(w, sizeof *w, 0, how, v);
 }
 
+/* Locks. PEs get a lock in the order in which they ask. shmem_test_lock returns 0 if this PE holds the lock now, else 1. */
 void shmem_set_lock(long *lock);
 void shmem_clear_lock(long *lock);
 int shmem_test_lock(long *lock);
@@ -396,7 +413,8 @@ static inline int shmem_team_sync(shmem_team_t team) {
 INLANE_SHMEM_COLLECTIVES(32, 4)
 INLANE_SHMEM_COLLECTIVES(64, 8)
 
-/* Over all PEs, 1.5's form; the root's own destination is written too. */
+/* Collectives over SHMEM_TEAM_WORLD, in the form of 1.5. A broadcast also writes the root's own destination. They return
+ * -1 for other teams. */
 #define INLANE_SHMEM_TEAM_COLLECTIVES(name, type)                                                                      \
     static inline int shmem_##name##_broadcast(shmem_team_t team, type *d, const type *s, size_t n, int root) {        \
         if (team != SHMEM_TEAM_WORLD) return -1;                                                                       \

@@ -1,11 +1,12 @@
-//! Barriers, syncs and collectives over active sets: PE start, logarithm of the stride, size.
+//! Barriers and collectives over active sets, which are given by their first PE, the logarithm of the stride,
+//! and the size.
 
 use crate::world::{check, world};
 use inlane_pgas::world::Set;
 use std::ffi::{c_int, c_void};
 
 fn set(start: c_int, log_stride: c_int, size: c_int) -> Set {
-    // Nonsense becomes a set that is refused.
+    // Invalid values become a set that the library refuses.
     Set {
         start: start as u32,
         stride: 1u32.checked_shl(log_stride as u32).unwrap_or(0),
@@ -13,25 +14,25 @@ fn set(start: c_int, log_stride: c_int, size: c_int) -> Set {
     }
 }
 
-/// Waits for all PEs and their puts.
+/// Blocks until all PEs have called it and their earlier puts are delivered.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_barrier_all() {
     check(world().barrier_all());
 }
 
-/// Waits for all PEs.
+/// Blocks until all PEs have called it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_sync_all() {
     check(world().sync(world().all()));
 }
 
-/// Waits for a set of PEs and their puts.
+/// Blocks until all PEs of the set have called it and their earlier puts are delivered.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_barrier(start: c_int, log_stride: c_int, size: c_int, _psync: *mut i64) {
     check(world().barrier(set(start, log_stride, size)));
 }
 
-/// Copies the root's bytes to the destination of all others of the set.
+/// Copies `bytes` from the root to the destination of all other PEs of the set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_broadcast(
     destination: *mut c_void,
@@ -43,11 +44,11 @@ pub unsafe extern "C" fn inlane_shmem_broadcast(
     size: c_int,
 ) {
     let set = set(start, log_stride, size);
-    // SAFETY: the caller's pointers, as the specification has it.
+    // SAFETY: the caller's pointers, as the specification defines them.
     check(unsafe { world().broadcast(set, root as u32, destination as usize, source.cast(), bytes) });
 }
 
-/// Concatenates; `same` says that all bring the same length.
+/// Concatenates the sources of all PEs. `same` says that all lengths are equal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_collect(
     destination: *mut c_void,
@@ -68,7 +69,7 @@ pub unsafe extern "C" fn inlane_shmem_collect(
     });
 }
 
-/// Exchanges blocks of `bytes`.
+/// Sends one block of `bytes` to each PE of the set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_alltoall(
     destination: *mut c_void,
@@ -84,7 +85,7 @@ pub unsafe extern "C" fn inlane_shmem_alltoall(
     });
 }
 
-/// Combines `count` elements of `width` bytes by `combine(accumulator, other, count)`.
+/// Combines `count` elements of `width` bytes of all PEs by `combine(accumulator, other, count)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_reduce(
     destination: *mut c_void,

@@ -1,7 +1,7 @@
-//! OpenSHMEM's names over inlane's windows, for C: this library and `include/shmem.h`.
+//! OpenSHMEM's C functions over inlane's windows: this library and its header `include/shmem.h`.
 //!
-//! The header's typed functions are inline and lead to the few functions here, which work on bytes. As the specification has
-//! it, the functions return nothing: an error is printed and ends the whole job.
+//! The header's typed functions are inline and call the functions here, which work on bytes. As in the
+//! specification, most functions return no error: the library prints it and ends the job.
 #![allow(clippy::missing_safety_doc)] // Each function's contract is the specification's; see the header.
 
 mod collectives;
@@ -14,13 +14,13 @@ use inlane_pgas::world::{Compare, Signal};
 use std::ffi::{c_char, c_int, c_void};
 use world::{check, world};
 
-/// Starts the library; collective.
+/// Starts the library. All PEs must call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_init() {
     world::start();
 }
 
-/// Ends the library; collective.
+/// Ends the library. All PEs must call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_finalize() {
     world::finish();
@@ -32,24 +32,24 @@ pub extern "C" fn shmem_global_exit(status: c_int) {
     world::exit_all(status);
 }
 
-/// Number of the calling PE.
+/// Returns the number of the calling PE.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_my_pe() -> c_int {
     world().me() as c_int
 }
 
-/// Number of PEs.
+/// Returns the number of PEs.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_n_pes() -> c_int {
     world().pes() as c_int
 }
 
 fn pe(number: c_int) -> u32 {
-    // A negative number becomes one that does not exist, and is refused as such.
+    // A negative number becomes one that does not exist, which the library refuses.
     number as u32
 }
 
-/// Symmetric memory; null without room. Collective.
+/// Allocates aligned symmetric memory. Returns null if the heap is full. All PEs must call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_align(alignment: usize, size: usize) -> *mut c_void {
     if size == 0 {
@@ -65,13 +65,13 @@ pub extern "C" fn shmem_align(alignment: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// Symmetric memory; null without room. Collective.
+/// Allocates symmetric memory. Returns null if the heap is full. All PEs must call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_malloc(size: usize) -> *mut c_void {
     shmem_align(16, size)
 }
 
-/// Zeroed symmetric memory; null without room. Collective.
+/// Allocates symmetric memory of zeros. Returns null if the heap is full. All PEs must call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_calloc(count: usize, size: usize) -> *mut c_void {
     let Some(bytes) = count.checked_mul(size) else { return std::ptr::null_mut() };
@@ -84,7 +84,7 @@ pub extern "C" fn shmem_calloc(count: usize, size: usize) -> *mut c_void {
     address
 }
 
-/// Gives symmetric memory back. Collective.
+/// Frees symmetric memory. All PEs must call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_free(address: *mut c_void) {
     match address.is_null() {
@@ -93,7 +93,8 @@ pub extern "C" fn shmem_free(address: *mut c_void) {
     }
 }
 
-/// Symmetric memory of another size with the same contents; null without room. Collective.
+/// Moves symmetric memory to an allocation of another size. Returns null if the heap is full. All PEs must call
+/// it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_realloc(address: *mut c_void, size: usize) -> *mut c_void {
     if address.is_null() {
@@ -116,25 +117,25 @@ pub extern "C" fn shmem_realloc(address: *mut c_void, size: usize) -> *mut c_voi
     fresh
 }
 
-/// Where `pe`'s object can be loaded and stored directly; null where it cannot.
+/// Returns the address at which loads and stores reach `pe`'s object, or null if they do not.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_ptr(address: *const c_void, number: c_int) -> *mut c_void {
     world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
 }
 
-/// 1 for a PE that exists.
+/// Returns 1 if the PE exists.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_pe_accessible(number: c_int) -> c_int {
     (pe(number) < world().pes()) as c_int
 }
 
-/// 1 for an address in symmetric memory.
+/// Returns 1 if the address lies in symmetric memory and the PE exists.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_addr_accessible(address: *const c_void, number: c_int) -> c_int {
     (pe(number) < world().pes() && world().offset_of(address as usize, 1).is_ok()) as c_int
 }
 
-/// Copies to `pe`; the source may be reused when it returns.
+/// Copies to a PE. The source may be reused when it returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_putmem(
     destination: *mut c_void,
@@ -142,11 +143,11 @@ pub unsafe extern "C" fn shmem_putmem(
     bytes: usize,
     number: c_int,
 ) {
-    // SAFETY: the caller's pointers, as the specification has it.
+    // SAFETY: the caller's pointers, as the specification defines them.
     check(unsafe { world().put_bytes(destination as usize, source.cast(), bytes, pe(number)) });
 }
 
-/// Copies to `pe`; the source is in use until the next quiet.
+/// Starts a copy to a PE. The source stays in use until the next quiet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_putmem_nbi(
     destination: *mut c_void,
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn shmem_putmem_nbi(
     check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe(number)) });
 }
 
-/// Copies from `pe`.
+/// Copies from a PE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_getmem(
     destination: *mut c_void,
@@ -170,7 +171,7 @@ pub unsafe extern "C" fn shmem_getmem(
     check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe(number)) });
 }
 
-/// Copies from `pe`; there after the next quiet.
+/// Copies from a PE. The bytes have arrived when it returns, which the specification allows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_getmem_nbi(
     destination: *mut c_void,
@@ -182,7 +183,7 @@ pub unsafe extern "C" fn shmem_getmem_nbi(
     unsafe { shmem_getmem(destination, source, bytes, number) }
 }
 
-/// Copies to `pe`, then sets (0) or adds to (1) the signal there.
+/// Copies to a PE, then sets (0) or adds to (1) a signal there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_putmem_signal(
     destination: *mut c_void,
@@ -201,8 +202,8 @@ pub unsafe extern "C" fn shmem_putmem_signal(
     });
 }
 
-/// An atomic on a word of 4 or 8 bytes, carried out by `pe`; gives the value before. Operations: 0 fetch, 1 swap,
-/// 2 compare and swap, 3 add, 4 and, 5 or, 6 exclusive or.
+/// Has a PE carry out an atomic on a word of 4 or 8 bytes, and returns the value before. Operations: 0 fetch, 1
+/// swap, 2 compare and swap, 3 add, 4 and, 5 or, 6 exclusive or.
 #[unsafe(no_mangle)]
 pub extern "C" fn inlane_shmem_atomic(
     operation: c_int,
@@ -215,7 +216,7 @@ pub extern "C" fn inlane_shmem_atomic(
     check(world().atomic(decode(operation), target as usize, width, operand, comparand, pe(number)))
 }
 
-/// As `inlane_shmem_atomic`, without a result; done after the next quiet.
+/// Starts an atomic without a result. It is complete after the next quiet.
 #[unsafe(no_mangle)]
 pub extern "C" fn inlane_shmem_atomic_nbi(
     operation: c_int,
@@ -232,13 +233,13 @@ fn decode(operation: c_int) -> Operation {
     [Fetch, Swap, CompareSwap, Add, And, Or, Xor].get(operation as usize).copied().unwrap_or(Fetch)
 }
 
-/// Orders puts and atomics.
+/// Orders puts and atomics: those before it arrive at each PE before all later ones to that PE.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_fence() {
     check(world().fence());
 }
 
-/// Waits until puts and atomics are delivered.
+/// Blocks until all puts and atomics are delivered.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_quiet() {
     check(world().quiet());
@@ -270,8 +271,8 @@ unsafe fn satisfying(word: *const c_void, width: usize, signed: bool, how: c_int
     holds.then_some(now)
 }
 
-/// Waits until the integer of `width` bytes compares so with `value`, and returns the value that did: 0 equal,
-/// 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
+/// Blocks until the integer of `width` bytes compares so with `value`, and returns the value that did.
+/// Comparisons: 0 equal, 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_wait(
     word: *const c_void,
@@ -290,7 +291,7 @@ pub unsafe extern "C" fn inlane_shmem_wait(
     seen
 }
 
-/// 1 when the integer compares so; lets others' requests proceed.
+/// Returns 1 if the integer compares so with `value`. Serves other PEs' requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_test(
     word: *const c_void,
@@ -304,7 +305,7 @@ pub unsafe extern "C" fn inlane_shmem_test(
     unsafe { satisfying(word, width, signed != 0, how, value).is_some() as c_int }
 }
 
-/// The specification's version whose names these are.
+/// Stores the version of the specification.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_info_get_version(major: *mut c_int, minor: *mut c_int) {
     // SAFETY: the caller's pointers.
@@ -314,7 +315,7 @@ pub unsafe extern "C" fn shmem_info_get_version(major: *mut c_int, minor: *mut c
     }
 }
 
-/// The library's name, up to 255 characters and a zero.
+/// Stores the library's name, which is SHMEM_VENDOR_STRING.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_info_get_name(name: *mut c_char) {
     let text = "inlane\0";

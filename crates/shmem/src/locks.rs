@@ -8,7 +8,7 @@
 //! bytes 4..8   at each PE: bit 31 while it waits; below, the next PE of the queue + 1
 //! ```
 //!
-//! A PE appends itself by a swap of the first half, and tells the PE before it. A waiting PE sleeps on its own word.
+//! A PE appends itself by a swap of the first half, and stores its number at the PE before it. A waiting PE waits on its own word.
 
 use crate::world::{check, world};
 use inlane_pgas::transport::Operation;

@@ -1,16 +1,16 @@
-//! The program's static objects as symmetric memory: its writable data segment, moved into the inbound memory.
+//! Makes the program's static objects symmetric: its writable data segment becomes part of the inbound memory.
 //!
-//! The segment (`.data`, `.bss`) keeps its address. Its contents are copied to the inbound memory and the pages there are then
-//! mapped a second time, over the segment; what the linker made read-only after relocation stays out.
+//! The segment (`.data`, `.bss`) keeps its address. Its contents are copied to the inbound memory, whose pages are then mapped a
+//! second time, over the segment. Pages that the loader made read-only after relocation are left out.
 //!
 //! ```text
 //! program   | .text | .data.rel.ro | .data .bss |          same pages
-//! inbound   | inboxes | workspace  | statics    | heap |   <-- what peers' windows show
+//! inbound   | inboxes | workspace  | statics    | heap |   <-- what the peers' windows show
 //! ```
 
 use std::ffi::c_void;
 
-/// Address and length of the part of the program's writable segments that may be moved: whole pages.
+/// Returns the address and length of the program's writable segments, in whole pages.
 pub fn find() -> Option<(usize, usize)> {
     let mut found: Option<(usize, usize)> = None;
     // SAFETY: the callback gets a valid pointer and our own `found`.
@@ -18,7 +18,7 @@ pub fn find() -> Option<(usize, usize)> {
     found
 }
 
-/// Takes the first object alone: the program itself.
+/// Takes the first object only, which is the program itself.
 unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> i32 {
     // SAFETY: the loader's description of the program, valid during the call.
     let (base, headers) = unsafe {
@@ -37,7 +37,7 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let Some((mut start, end)) = writable else { return 1 };
     start = start / page * page;
-    // The pages that are read-only by now (RELRO: rounded down, as the loader does).
+    // The loader has made these pages read-only (RELRO) and rounds their end down to a page.
     if let Some(relro) = headers.iter().find(|header| header.p_type == libc::PT_GNU_RELRO) {
         start = start.max(span(relro).1 / page * page);
     }
@@ -49,17 +49,18 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
     1
 }
 
-/// Moves the `length` bytes at `address` to `inbound`, both whole pages: from now on they are the same memory.
+/// Makes the `length` bytes at `address` and at `inbound` the same memory. Both are whole pages. The contents
+/// are those at `address`.
 ///
 /// # Safety
-/// `find` gave the address and length; `inbound` is a shared mapping of that length that nothing else uses; no other
-/// thread writes the program's statics meanwhile.
+/// `find` returned the address and length. `inbound` is a shared mapping of that length that nothing else uses.
+/// No other thread writes the program's static objects meanwhile.
 ///
 /// # Errors
-/// The system's, when it does not map.
+/// The system's error if the mapping fails.
 pub unsafe fn move_to(inbound: *mut u8, address: usize, length: usize) -> std::io::Result<()> {
-    // SAFETY: both spans are mapped; the caller says that nobody writes them. With an old size of 0, mremap maps the same
-    // shared pages a second time; over the segment, whose contents they hold already.
+    // SAFETY: both spans are mapped, and the caller guarantees that no thread writes them. With an old size of
+    // 0, mremap maps the same shared pages a second time, over the segment, whose contents they hold already.
     let mapped = unsafe {
         std::ptr::copy_nonoverlapping(address as *const u8, inbound, length);
         libc::mremap(

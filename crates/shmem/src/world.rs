@@ -1,4 +1,4 @@
-//! The one world of a process: made by `shmem_init`, ended by `shmem_finalize` or at exit.
+//! The process's world: `shmem_init` makes it, `shmem_finalize` or the exit handler ends it.
 
 use crate::statics;
 use inlane_ntb::device::Ntb;
@@ -13,18 +13,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 struct Process {
-    /// Identifies the process that called shmem_init, as opposed to a forked child.
+    /// The process that called shmem_init, to recognise a forked child.
     id: u32,
     world: World<Windows>,
     twin: Arc<Twin>,
     _hub: Option<Hub>,
 }
 
-// Never dropped: peers may still be reading the memory when this process leaves.
+// Never dropped, because peers may still read the memory when this process ends.
 static PROCESS: OnceLock<Process> = OnceLock::new();
 static FINISHED: AtomicBool = AtomicBool::new(false);
 
-/// The world.
+/// Returns the world. Ends the process if shmem_init was not called.
 #[inline(always)]
 pub fn world() -> &'static World<Windows> {
     match PROCESS.get() {
@@ -35,11 +35,11 @@ pub fn world() -> &'static World<Windows> {
 
 #[cold]
 fn not_started() -> ! {
-    eprintln!("inlane shmem: called before shmem_init; call that first");
+    eprintln!("inlane shmem: a function was called before shmem_init; call shmem_init first");
     std::process::exit(2)
 }
 
-/// The value, or the end of the job.
+/// Returns the value. For an error, prints it and ends the job.
 #[inline(always)]
 pub fn check<T>(result: Result<T>) -> T {
     match result {
@@ -55,15 +55,15 @@ pub fn fail(error: &Error) -> ! {
         Some(process) => {
             eprintln!("inlane shmem: PE {}: {error}", process.world.me());
             match error {
-                // Another PE ended first: the launcher knows how, and must not take this one for the cause.
+                // Another PE ended first. The launcher must look for the cause there.
                 Error::LinkLost { peer, .. } => process.twin.report_lost(*peer),
                 _ => process.twin.request_exit_all(1),
             }
         }
         None => eprintln!("inlane shmem: {error}"),
     }
-    // No exit handlers: they would enter the library again.
-    // SAFETY: ends the process.
+    // Exit handlers would enter the library again.
+    // SAFETY: ends the process without running anything.
     unsafe { libc::_exit(1) }
 }
 
@@ -76,8 +76,8 @@ fn connect() -> Result<Process> {
     let inbound = session.twin.inbound().slice(0, bytes)?;
     if length > 0 {
         let place = inbound.slice(overhead + World::<Windows>::statics_offset(pes), length)?;
-        // SAFETY: `find` gave the span; the inbound memory is fresh and shared; shmem_init is to be called before other
-        // threads use static objects.
+        // SAFETY: `find` returned the span, and the inbound memory is fresh and shared. Programs call
+        // shmem_init before other threads use static objects.
         unsafe { statics::move_to(place.as_ptr(), address, length) }.map_err(|source| Error::Os {
             what: format!("making {length} bytes of static objects symmetric"),
             source,
@@ -95,11 +95,11 @@ fn own_process() -> Option<&'static Process> {
 }
 
 unsafe extern "C" {
-    /// glibc's `atexit` that tells the status.
+    /// glibc's `atexit` whose handler gets the exit status.
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// Makes the world and waits for all PEs to have theirs. A second call does nothing.
+/// Makes the world and waits until all PEs have made theirs. A second call does nothing.
 pub fn start() {
     if PROCESS.get().is_some() {
         return;
@@ -111,7 +111,8 @@ pub fn start() {
         Err(error) => fail(&error),
     }
     check(world().barrier_all());
-    // Programs of the older kind never finalize. One that failed is not to wait: the others may be waiting for it.
+    // Programs in the style before 1.2 never finalize. A PE that fails must not wait, because the others may
+    // wait for it.
     extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         if status == 0 {
             finish();
@@ -121,7 +122,7 @@ pub fn start() {
     unsafe { on_exit(at_exit, std::ptr::null_mut()) };
 }
 
-/// Waits for all PEs and leaves. A second call does nothing.
+/// Waits for all PEs and leaves the job. A second call does nothing, and neither does a call in a forked child.
 pub fn finish() {
     let Some(process) = own_process() else { return };
     if !FINISHED.swap(true, Ordering::AcqRel) {

@@ -1,11 +1,11 @@
-//! Compiles a C program against the header and the library, and runs it as jobs of several sizes.
+//! Compiles C programs against the header and the library, and runs them as jobs of several sizes.
 
 use inlane_pgas::launch::Job;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The program, linked to the library beside this test; `None` where there is no C compiler.
+/// Compiles a program and links it to the library beside this test. Returns `None` if there is no C compiler.
 fn compile(directory: &Path, name: &str) -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let libraries = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
@@ -43,13 +43,13 @@ fn the_subset_works_from_c() {
         let job = Job { pes, heap_bytes: 64 << 20, ..Job::default() };
         assert_eq!(job.run(&program, &[]).unwrap(), (0, None), "{pes} PEs");
     }
-    let bad = Job {
+    let faulty = Job {
         pes: 3,
         heap_bytes: 64 << 20,
         faults: "delay=10us,reorder,torn,lose=0.2,duplicate=0.2,early=0.2".into(),
         ..Job::default()
     };
-    assert_eq!(bad.run(&program, &[]).unwrap(), (0, None), "over a bad wire");
+    assert_eq!(faulty.run(&program, &[]).unwrap(), (0, None), "with faults");
 }
 
 #[test]

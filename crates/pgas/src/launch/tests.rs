@@ -46,7 +46,7 @@ fn the_cause_is_reported_whatever_the_order_of_the_news() {
 }
 
 #[test]
-fn the_cause_is_found_behind_those_who_lost_who_lost_it() {
+fn the_cause_is_found_through_a_chain_of_lost_peers() {
     let mut running = running(3);
     for (pe, lost) in [(1, 2), (0, 1)] {
         for events in [
@@ -64,7 +64,7 @@ fn the_cause_is_found_behind_those_who_lost_who_lost_it() {
 }
 
 #[test]
-fn a_link_lost_to_a_living_process_is_a_failure_in_the_end() {
+fn a_lost_link_to_a_running_process_is_a_failure() {
     let mut running = running(2);
     for events in [
         JobEvent::Hub(0, PortEvent::Lost(1)),
@@ -82,7 +82,7 @@ fn a_link_lost_to_a_living_process_is_a_failure_in_the_end() {
 }
 
 #[test]
-fn two_that_lost_each_other_end_the_job() {
+fn two_pes_that_lost_each_other_end_the_job() {
     let mut running = running(2);
     for pe in 0..2 {
         for events in [

@@ -1,4 +1,4 @@
-/* PE 1 ends in the way that the argument names; the others wait for it. */
+/* PE 1 ends in the way that the argument names. The other PEs wait for it. */
 #include <shmem.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,5 +24,5 @@ int main(int argc, char **argv) {
     }
     if (strcmp(how, "return") == 0) shmem_int_wait_until(&never, SHMEM_CMP_EQ, 1);
     shmem_barrier_all();
-    return 0; /* without shmem_finalize, as programs of the older kind do */
+    return 0; /* without shmem_finalize, as programs in the style before 1.2 do */
 }

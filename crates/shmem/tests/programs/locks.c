@@ -38,7 +38,7 @@ int main(void) {
         }
         if (sum != shmem_int_g(&taken, 0)) wrong++;
     }
-    /* A free lock can be tested; a held one cannot be taken twice. */
+    /* shmem_test_lock sets a free lock, and fails for one that is held. */
     shmem_barrier_all();
     if (me == 0) wrong += shmem_test_lock(&lock) != 0;
     shmem_barrier_all();

@@ -1,4 +1,5 @@
-/* A wait for a signal returns the value that ended it, although the word changes at once. Also: names and forked children. */
+/* A wait for a signal returns the value that ended it, even if the word changes at once. Also checks the library's name and
+ * forked children. */
 #include <pthread.h>
 #include <shmem.h>
 #include <stdio.h>
@@ -34,7 +35,7 @@ int main(void) {
     shmem_info_get_name(name);
     wrong += strcmp(name, SHMEM_VENDOR_STRING) != 0;
 
-    /* A child that exits or finalizes is no PE: the barriers of its parent still hold. */
+    /* A child that exits or finalizes is no PE, so its parent's barriers still hold. */
     for (int round = 1; round <= 20; round++) {
         pid_t child = fork();
         if (child == 0) {

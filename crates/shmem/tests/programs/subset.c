@@ -1,4 +1,4 @@
-/* Walks through the subset and checks every result; exits with the number of mismatches. */
+/* Calls the functions of the subset and checks every result. Exits with the number of wrong results. */
 #include <shmem.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,7 +19,7 @@ static int wrong;
     } while (0)
 
 int main(void) {
-    exported = 77; /* written before the segment moves */
+    exported = 77; /* before shmem_init makes static objects symmetric */
     shmem_init();
     int me = shmem_my_pe(), n = shmem_n_pes(), right = (me + 1) % n, left = (me + n - 1) % n;
     CHECK(exported == 77 && in_data[2] == 3);
