@@ -94,6 +94,7 @@ impl Forward {
         self.once(&config, control, ceilings, watch)
     }
 
+    /// Runs once: chooses the method for `auto`, measures the baseline, runs, and explains the result.
     fn once(
         &self,
         config: &Config,
@@ -110,7 +111,7 @@ impl Forward {
         let config = &chosen;
         let baseline =
             || (!self.experiment.no_baseline).then(|| experiment::baseline(config, control)).flatten();
-        // The baseline may drop privileges, before it compiles for a GPU. Ports that need them are opened before it then.
+        // A baseline on a GPU drops privileges before it compiles. If the run's ports need privileges, the run goes first.
         let needs_privileges = config.drops_needed_privileges();
         let before = (!needs_privileges).then(baseline).flatten();
         let mut outcome = run::run(config, control, watch)?;
@@ -162,6 +163,6 @@ fn describe(verification: &Verification) -> String {
     }
     let Verification { checked, lost, duplicated, reordered, altered, method, .. } = verification;
     format!(
-        "of {checked} packets {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})"
+        "{checked} packets checked: {lost} lost, {duplicated} duplicated, {reordered} reordered, {altered} altered ({method})"
     )
 }

@@ -21,8 +21,8 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "inlane", version, max_term_width = 110, after_help = exit::STATUSES)]
 struct Cli {
-    /// Read flags from this TOML file: a table per subcommand ([forward], [ntb.bench]) with long flags as keys. Environment
-    /// variables set flags, too: INLANE_FORWARD_BURST=32 is --burst 32. The command line wins [env: INLANE_CONFIG]
+    /// Read flags from this TOML file, which has a table per subcommand, such as [forward]. INLANE_FORWARD_BURST=32 in the
+    /// environment means --burst 32. The command line wins [env: INLANE_CONFIG]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<std::path::PathBuf>,
     #[command(subcommand)]

@@ -23,10 +23,11 @@ Examples:
   inlane topo --json - | jq '.results[0].devices[] | select(.shortfall)'
 
 Columns:
-  link      the PCIe generation and the number of lanes; '!' marks a link slower than the device supports
-  ceiling   the payload rate of the slowest link between the device and the root, one way, for
+  link      PCIe generation and number of lanes; '!' marks a link slower than the device supports
+  ceiling   payload rate of the slowest link between the device and the root, one way, for
             packets with 256 bytes of payload
-  node      the NUMA node;  group   the IOMMU group";
+  node      NUMA node
+  group     IOMMU group";
 
 /// Shows the PCI devices, links and memory nodes of this machine
 #[derive(clap::Args)]

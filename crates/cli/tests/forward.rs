@@ -288,7 +288,7 @@ fn what_was_lost_altogether_is_a_failure_and_what_was_dropped_as_told_is_none() 
     let arguments = ["--rx", "gen:64", "--tx", "check", "--duration", "100ms", "--no-baseline"];
     let output = run(&[&arguments[..], &["--faults", "drop=100%"]].concat());
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(stderr(&output).contains("verification failed: of 0 packets"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("verification failed: 0 packets checked"), "{}", stderr(&output));
     let output = run(&[&arguments[..], &["--function", "drop-rule:all"]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -65,7 +65,7 @@ pub struct Plot {
 const ALONE: (u32, u32) = (720, 400);
 /// The size of each panel of a plot with several.
 const SMALL: (u32, u32) = (400, 290);
-/// Panels beside each other.
+/// The number of panels side by side.
 const COLUMNS: u32 = 2;
 /// The height of a plot's title.
 const TITLE: u32 = 34;
@@ -96,7 +96,7 @@ impl Plot {
         self.places(&line.points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>())
     }
 
-    /// The spread bars of a line: x, minimum, value, maximum.
+    /// Returns the spread bars of a line: x, minimum, value, maximum.
     fn spreads(&self, line: &Line) -> Vec<[f64; 4]> {
         let bars = line.points.iter().filter_map(|&Point { x, y, spread }| {
             let (low, high) = spread?;
@@ -109,7 +109,7 @@ impl Plot {
         .collect()
     }
 
-    /// The ceilings that are drawn.
+    /// Returns the points of a line's ceiling that are drawn.
     fn ceiling(&self, line: &Line) -> Vec<(f64, f64)> {
         let values = self.lines.iter().flat_map(|line| &line.points).map(|point| point.y);
         let highest = values.filter(|value| value.is_finite()).fold(0.0, f64::max) * HIGHEST_CEILING;
@@ -117,7 +117,7 @@ impl Plot {
         self.places(&line.ceiling).into_iter().filter(|&(_, y)| near(self.y_scale.value(y))).collect()
     }
 
-    /// Everything that is drawn, for the ranges of the axes, which all panels share.
+    /// Returns all drawn coordinates. They determine the ranges of the axes, which all panels share.
     fn all(&self) -> Vec<(f64, f64)> {
         let line = |line: &Line| {
             let mut all = self.solid(line);
@@ -133,7 +133,7 @@ impl Plot {
         self.lines.iter().all(|line| self.solid(line).is_empty() && self.places(&line.dashed).is_empty())
     }
 
-    /// The titles of the panels, in the order of the lines.
+    /// Returns the titles of the panels, in the order of the lines.
     fn panels(&self) -> Vec<&str> {
         distinct(self.lines.iter().map(|line| line.panel.as_str()))
     }
@@ -143,7 +143,7 @@ impl Plot {
         distinct(self.lines.iter().filter(drawn).map(|line| line.name.as_str()))
     }
 
-    /// The size of the panels and their number of rows and columns.
+    /// Returns the size of a panel and the number of rows and columns.
     fn layout(&self) -> ((u32, u32), u32, u32) {
         match self.panels().len() as u32 {
             0 | 1 => (ALONE, 1, 1),
@@ -151,7 +151,7 @@ impl Plot {
         }
     }
 
-    /// The size of the plot without the legend.
+    /// Returns the size of the plot without the legend.
     fn size(&self) -> (u32, u32) {
         let ((width, height), rows, columns) = self.layout();
         let legend = 10 + ROW * (self.names().len() as i32 + 1);

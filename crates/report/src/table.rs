@@ -25,7 +25,7 @@ impl Lines {
         self.0.extend(lines);
     }
 
-    /// Adds those lines that are not there yet.
+    /// Adds the lines that are not contained yet.
     pub fn extend_unique(&mut self, lines: impl IntoIterator<Item = Cell>) {
         for line in lines {
             if !self.0.contains(&line) {
@@ -39,7 +39,7 @@ impl Lines {
         self.0.append(&mut other.0);
     }
 
-    /// The lines as text. Names are padded to one width. Texts are never wrapped, so that grep finds them whole.
+    /// Returns the lines as text. Names are padded to one width. Texts are never wrapped, so that grep finds them whole.
     pub fn render(&self) -> String {
         let width = self.0.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
         self.0.iter().map(|Cell { name, text }| format!("{name:<width$}  {text}\n")).collect()

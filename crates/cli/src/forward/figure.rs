@@ -7,7 +7,7 @@ use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Quantity};
 use inlane_report::{Line, Plot, Point, Scale};
 
-/// A range of x values from which the axis is logarithmic.
+/// The ratio of the largest to the smallest x value from which the axis is logarithmic.
 const LOG_FROM: f64 = 6.0;
 
 /// Draws the results against the parameter `axis`. `keys` are the other swept parameters. Returns `None` if no result has
@@ -15,7 +15,7 @@ const LOG_FROM: f64 = 6.0;
 pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Option<String> {
     let results = &document.results;
     let by_size = axis == "size";
-    // A sweep over sizes shows bits, any other shows packets.
+    // A sweep over packet sizes shows bits per second, any other sweep shows packets per second.
     let scale = |result: &PacketResult| match by_size {
         true => result.tx.bits_per_packet().map(|bits| bits / 1e9),
         false => Some(1e-6),

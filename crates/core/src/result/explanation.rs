@@ -1,4 +1,4 @@
-//! Why a result is as it is: the path, the ceiling and the baseline.
+//! The explanation of a result: the path, the ceiling and the baseline.
 
 use super::Cell;
 use crate::units;
@@ -90,7 +90,8 @@ impl Baseline {
     }
 }
 
-/// Rates of packets are followed by the bits of their frames, as network rates are given. Rates of bytes stay bytes.
+/// Formats rates. A packet rate is followed by the rate of its frames in bits, as usual for networks. A byte rate alone stays in
+/// bytes.
 fn rates(packets: Option<f64>, bytes: Option<f64>, what: &str) -> String {
     let mut parts: Vec<String> = packets.map(units::packets_per_second).into_iter().collect();
     parts.extend(bytes.map(|bytes| match packets {

@@ -1,4 +1,4 @@
-//! What a row of results shows to people: plain names and texts, which the report crate arranges.
+//! How a row of results is shown to people: names and texts, which the report crate arranges.
 
 use serde::Serialize;
 
@@ -12,12 +12,12 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A cell with a name and a text.
+    /// Creates a cell with a name and a text.
     pub fn new(name: impl Into<String>, text: impl Into<String>) -> Self {
         Self { name: name.into(), text: text.into() }
     }
 
-    /// A cell whose text is empty if there is no value.
+    /// Creates a cell whose text is empty if there is no value.
     pub fn optional(name: impl Into<String>, text: Option<impl Into<String>>) -> Self {
         Self { name: name.into(), text: text.map(Into::into).unwrap_or_default() }
     }
@@ -25,30 +25,31 @@ impl Cell {
 
 /// A row of a result document. Each system implements it for its own type of row.
 pub trait Row: Serialize {
-    /// What distinguishes this row from its neighbours: burst, method, size and the like. Shown in the table's first columns,
-    /// or once above the context if all rows agree.
+    /// Returns what distinguishes this row from its neighbours: burst, method, size and the like. A parameter on which all rows
+    /// agree is shown once, below the table. The others are the table's first columns.
     fn parameters(&self) -> Vec<Cell>;
 
-    /// The measured values for a table. All rows of a kind return the same names in the same order; a column without any
-    /// text is left out.
+    /// Returns the measured values for a table. All rows of a type must return the same names in the same order. A column
+    /// without any text is left out.
     fn figures(&self) -> Vec<Cell>;
 
-    /// The measured values as lines of text, for a document that has this row alone. If empty, a table is shown.
+    /// Returns the measured values as lines of text, for a document that has this row alone. If the list is empty, a table is
+    /// shown.
     fn lines(&self) -> Vec<Cell> {
         Vec::new()
     }
 
-    /// What to know about this row beside its measured values, such as the ports. Shown below the result. Lines that several
-    /// rows share are shown once.
+    /// Returns what a reader must know besides the measured values, such as the ports. It is shown below the result. Lines
+    /// that several rows share are shown once.
     fn context(&self) -> Vec<Cell> {
         Vec::new()
     }
 
-    /// More of the context, for a document that has this row alone: the path, the ceiling and the like.
+    /// Returns more context for a document that has this row alone: the path, the ceiling and the like.
     fn details(&self) -> Vec<Cell> {
         Vec::new()
     }
 
-    /// Why the run failed.
+    /// Returns why the run failed. `None` if it did not.
     fn error(&self) -> Option<&str>;
 }

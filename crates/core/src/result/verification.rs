@@ -1,4 +1,4 @@
-//! What a run checked of the data that it moved.
+//! The outcome of checking the data that a run moved.
 
 use schemars::JsonSchema;
 use serde::Serialize;

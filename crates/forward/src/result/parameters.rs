@@ -36,7 +36,7 @@ impl Quantity {
         parsed.unwrap_or_else(|| Self::Text(text.into()))
     }
 
-    /// The number to draw: microseconds, bytes, Gb/s, Mpps or per cent. `None` for a text.
+    /// Returns the number to draw: microseconds, bytes, Gb/s, Mpps or per cent. `None` for a text.
     pub fn drawn(&self) -> Option<f64> {
         match *self {
             Self::Number(number) | Self::Percent(number) => Some(number),
@@ -48,7 +48,7 @@ impl Quantity {
         }
     }
 
-    /// The unit of [`Quantity::drawn`]. Empty if the number has none.
+    /// Returns the unit of [`Quantity::drawn`]. Empty if the number has none.
     pub fn drawn_unit(&self) -> &'static str {
         match self {
             Self::Number(_) | Self::Text(_) => "",
@@ -61,7 +61,7 @@ impl Quantity {
         }
     }
 
-    /// What the JSON key has behind the parameter's name.
+    /// Returns the suffix of the JSON key that names the unit.
     fn suffix(&self) -> &'static str {
         match self {
             Self::Number(_) | Self::Text(_) => "",
@@ -109,7 +109,7 @@ impl From<String> for Quantity {
 pub struct Parameters(Vec<(String, Quantity)>);
 
 impl Parameters {
-    /// Sets a parameter, in place of an earlier value.
+    /// Sets a parameter. Replaces its earlier value.
     pub fn set(&mut self, name: &str, value: impl Into<Quantity>) {
         let value = value.into();
         match self.0.iter_mut().find(|(known, _)| known == name) {
@@ -123,7 +123,7 @@ impl Parameters {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value)
     }
 
-    /// The parameters in the order in which they were set.
+    /// Returns the parameters in the order in which they were set.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Quantity)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }

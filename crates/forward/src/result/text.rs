@@ -1,4 +1,4 @@
-//! What a packet result shows to people.
+//! How a packet result is shown to people.
 
 use super::{Competitor, Flow, PacketResult, Pcie, Repeats};
 use inlane_core::result::{Baseline, Ceiling, Cell, Row};
@@ -34,7 +34,7 @@ impl Row for PacketResult {
             Cell::optional("PCIe GB/s, modelled", pcie.map(|rate| format!("{rate:.2}"))),
             Cell::optional("PCIe GB/s, measured in + out", measured),
             Cell::optional(
-                "other job keeps",
+                "competing job keeps",
                 self.competitor.as_ref().map(|other| format!("{:.1}%", other.kept * 100.0)),
             ),
             Cell::optional("verified", self.verification.as_ref().map(|found| found.verdict())),
@@ -75,11 +75,11 @@ impl Row for PacketResult {
         );
         lines.extend(self.repeats.as_ref().map(|of| Cell::new("repeats", repeats(of))));
         lines.extend(self.limit.as_ref().map(|limit| Cell::new("limit", limit)));
-        lines.extend(self.competitor.as_ref().map(|other| Cell::new("other job", beside(other))));
+        lines.extend(self.competitor.as_ref().map(|other| Cell::new("competing job", beside(other))));
         if self.tx.bytes > 0 {
             let seconds_per_gigabyte = self.cpu_ns as f64 / self.tx.bytes as f64;
             let cpu = units::nanoseconds(self.cpu_ns as f64);
-            lines.push(Cell::new("cpu", format!("{cpu} ({seconds_per_gigabyte:.3} s/GB)")));
+            lines.push(Cell::new("cpu time", format!("{cpu} ({seconds_per_gigabyte:.3} s/GB)")));
         }
         if let Some(pcie) = &self.pcie {
             let rate = units::bytes_per_second(self.pcie_bytes_per_second(pcie));
@@ -92,7 +92,7 @@ impl Row for PacketResult {
             }));
         }
         lines.extend(self.function.as_ref().map(counters).into_iter().flatten());
-        lines.push(Cell::new("time", units::nanoseconds(self.duration_ns as f64)));
+        lines.push(Cell::new("duration", units::nanoseconds(self.duration_ns as f64)));
         lines
     }
 
@@ -149,7 +149,7 @@ fn microseconds(nanoseconds: Option<f64>) -> String {
     nanoseconds.map_or(String::new(), |ns| format!("{:.1}", ns / 1e3))
 }
 
-/// A function's counters (`{"counters": [{"name": ..., "value": ...}]}`). Its tables are shown in the JSON only.
+/// Returns the counters that a function reports (`{"counters": [{"name": ..., "value": ...}]}`). Its tables are in the JSON only.
 fn counters(function: &serde_json::Value) -> Vec<Cell> {
     let list = function["counters"].as_array().map(Vec::as_slice).unwrap_or(&[]);
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
@@ -175,7 +175,7 @@ fn repeats(repeats: &Repeats) -> String {
     )
 }
 
-/// The receive port, then the transmit ports.
+/// Formats the ports: the receive port, an arrow, the transmit ports.
 fn ports(ports: &[String]) -> String {
     match ports.split_first() {
         Some((from, to)) if !to.is_empty() => format!("{from} -> {}", to.join(" | ")),
