@@ -75,11 +75,15 @@ class Bench:
             ["--rx", into[1], "--tx", outof[0], "--function", "macswap", "--duration", f"{self.seconds + 2 * slack}s", *executor],
             ["--rx", f"gen:{self.size},{FLOWS}", "--tx", into[0], "--function", "macswap", "--duration", f"{self.seconds}s"],
         ]
-        order = [0, 1, 2]
+        # Processes do not know of each other and would all bind to the last cores.
+        allowed = sorted(os.sched_getaffinity(0))
+        cores = [",".join(map(str, chosen)) for chosen in (allowed[-1:], allowed[-3:-1], allowed[-4:-3])]
         processes = {}
         try:
-            for index in order:
-                processes[names[index]] = self.forward(names[index], *lines[index], prefix=prefix)
+            for name, line, chosen in zip(names, lines, cores):
+                threads = 2 if name == "forwarder" and {"split", "stream"} & set(executor) else 1
+                bound = chosen.split(",")[:threads] if len(allowed) >= 8 else ["none"]
+                processes[name] = self.forward(name, *line, "--cores", ",".join(bound), prefix=prefix)
                 time.sleep(1.5)
             generator = self.result("generator", processes["generator"], self.seconds + 30)
             time.sleep(0.5)
