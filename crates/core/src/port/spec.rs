@@ -4,7 +4,6 @@
 //! kind calls [`PortSpec::finish`] last, which refuses every option that was not read.
 
 use crate::error::{Error, Result};
-use crate::units::parse_time;
 use std::ops::RangeInclusive;
 
 /// A port specification split into kind, argument and options.
@@ -50,11 +49,6 @@ impl<'a> PortSpec<'a> {
     /// Returns the kind of port that `text` names, without checking the rest.
     pub fn kind_of(text: &str) -> &str {
         text.split([':', ',']).next().unwrap_or_default()
-    }
-
-    /// Returns the specification as the user wrote it.
-    pub fn text(&self) -> &'a str {
-        self.text
     }
 
     /// Returns the kind of port: the text before the first colon or comma.
@@ -151,17 +145,6 @@ impl<'a> PortSpec<'a> {
             .ok_or_else(|| format!("give a whole number from {} to {}", range.start(), range.end()))
     }
 
-    /// Returns the time that option `key` gives, in nanoseconds. The value carries its unit, as in `50us`.
-    ///
-    /// # Errors
-    /// As for [`PortSpec::option`].
-    pub fn time_ns(&mut self, key: &'static str) -> Result<Option<u64>> {
-        self.option(key, |value| match parse_time(value) {
-            Ok(time) => Ok(time.as_nanos() as u64),
-            Err(error) => Err(error.to_string()),
-        })
-    }
-
     /// Refuses options that were not read.
     ///
     /// # Errors
@@ -188,11 +171,10 @@ mod tests {
 
     #[test]
     fn kind_argument_and_options_are_split() {
-        let mut spec = PortSpec::parse("gen:64,flows=8,v6,gap=50us,copy=on,mac=02:00:00:00:00:01").unwrap();
+        let mut spec = PortSpec::parse("gen:64,flows=8,v6,copy=on,mac=02:00:00:00:00:01").unwrap();
         assert_eq!((spec.kind(), spec.argument()), ("gen", "64"));
         assert_eq!((spec.flag("v6").unwrap(), spec.flag("tcp").unwrap()), (true, false));
         assert_eq!(spec.number::<u8>("flows", 1..=10).unwrap(), Some(8));
-        assert_eq!(spec.time_ns("gap").unwrap(), Some(50_000));
         assert_eq!(spec.number::<u64>("seed", 0..=9).unwrap(), None);
         assert_eq!((spec.switch("copy").unwrap(), spec.switch("bypass").unwrap()), (true, false));
         let mac = spec.option("mac", |value| Ok(value.len())).unwrap();

@@ -99,13 +99,15 @@ impl Checker {
     }
 
     /// Returns the number of received packets that the generator did not send. Valid once the queues are dropped.
-    pub fn foreign(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn foreign(&self) -> u64 {
         self.findings().foreign
     }
 
     /// Returns the number of packets that the function correctly dropped or sent to other ports. Valid once the queues are
     /// dropped.
-    pub fn dropped_as_expected(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn dropped_as_expected(&self) -> u64 {
         let sent = self.sent_by_flow(&self.findings());
         sent.iter().zip(0..).map(|(&sent, flow)| self.expectation.dropped_of(flow, sent)).sum()
     }

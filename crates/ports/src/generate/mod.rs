@@ -47,7 +47,8 @@ impl SentCounts {
     }
 
     /// Returns the number of packets that all queues have sent.
-    pub fn total(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn total(&self) -> u64 {
         self.counts().iter().sum()
     }
 
@@ -117,11 +118,6 @@ impl Generator {
     /// [`Port::configure`].
     pub fn set_rate(&mut self, rate: Option<Rate>) {
         self.load.rate = rate;
-    }
-
-    /// Returns the offered load.
-    pub fn load(&self) -> OfferedLoad {
-        self.load
     }
 
     fn queue(

@@ -109,7 +109,8 @@ impl CaptureSource {
     }
 
     /// Returns what scanning the file found, or `None` for a pipe.
-    pub fn summary(&self) -> Option<Summary> {
+    #[cfg(test)]
+    pub(super) fn summary(&self) -> Option<Summary> {
         self.summary
     }
 
