@@ -257,7 +257,7 @@ impl Drop for MbufPool {
     }
 }
 
-// SAFETY: DPDK hands out each mbuf once, and its data room is that of the pool.
+// SAFETY: DPDK allocates an mbuf to one caller until it is freed. Its data lies in the region, with `room` bytes from the packet's address.
 unsafe impl Pool for MbufPool {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         let count = packets.len().min(u32::MAX as usize) as u32;
