@@ -184,10 +184,10 @@ impl Compiler {
         let by_descriptor = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         // NVRTC loads its built-ins by their bare name. The loader finds them if they are already loaded.
         for builtins in &located.builtins {
+            let path = by_descriptor(builtins);
             // SAFETY: the compiler's own library of data; its initializers have no requirements.
-            if let Ok(library) =
-                unsafe { Library::open(Some(by_descriptor(builtins)), RTLD_NOW | RTLD_GLOBAL) }
-            {
+            let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+            if let Ok(library) = library {
                 std::mem::forget(library);
             }
         }

@@ -19,7 +19,7 @@ fn functions(criterion: &mut Criterion) {
         // SAFETY: the packet was just allocated, and nothing else uses it.
         unsafe { packet.bytes_mut() }.copy_from_slice(&udp(i as u8));
     }
-    let mut outcomes = [PacketVerdict::default(); BURST];
+    let mut verdicts = [PacketVerdict::default(); BURST];
     let mut group = criterion.benchmark_group("function");
     group.throughput(Throughput::Elements(BURST as u64));
     for builtin in inlane_function::builtins() {
@@ -33,7 +33,7 @@ fn functions(criterion: &mut Criterion) {
                     packets.iter().for_each(|packet| unsafe { packet.bytes_mut()[22] = 255 });
                 }
                 // SAFETY: this function owns the packets, which are in host memory.
-                black_box(unsafe { instance.run_packets(black_box(&packets), &mut outcomes, 0) })
+                black_box(unsafe { instance.run_packets(black_box(&packets), &mut verdicts, 0) })
             });
         });
     }

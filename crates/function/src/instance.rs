@@ -66,14 +66,14 @@ impl Instance {
     }
 
     /// Runs the function on `count` packets. `packets` is the first [`Descriptor`], and `stride` the bytes from one to the next. Returns
-    /// [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) if no packet changed, and leaves `outcomes` alone; or returns
+    /// [`UNCHANGED`](inlane_core::ring::layout::UNCHANGED) if no packet changed, and leaves `verdicts` alone; or returns
     /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS), and it holds one for each packet.
     ///
     /// # Panics
     /// If the stride is neither 16 (descriptors) nor 24 (packets), or if there are more than [`MAX_BURST`] packets.
     ///
     /// # Safety
-    /// * `packets` is valid for reads of `count * stride` bytes, and `outcomes` for writes of `count` verdicts.
+    /// * `packets` is valid for reads of `count * stride` bytes, and `verdicts` for writes of `count` verdicts.
     /// * The caller owns the packets. They are in memory that the CPU can access, with the lengths in their descriptors and the room given
     ///   to [`Instance::set_room`]. Nothing else accesses them during the call.
     /// * A user's function is trusted to access only its packets, state and output region.
@@ -83,7 +83,7 @@ impl Instance {
         packets: *const u8,
         stride: usize,
         count: usize,
-        outcomes: *mut PacketVerdict,
+        verdicts: *mut PacketVerdict,
         now_ns: u64,
     ) -> u32 {
         assert!(
@@ -93,13 +93,13 @@ impl Instance {
         assert!(count <= MAX_BURST, "a burst has at most MAX_BURST packets");
         let context = self.context(now_ns);
         // SAFETY: the code is loaded, and state and output have the sizes that it declares. The caller promises the rest.
-        unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, outcomes, &context) }
+        unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, verdicts, &context) }
     }
 
     /// Runs the function on packets from a port. See [`Instance::run`].
     ///
     /// # Panics
-    /// When there are fewer outcomes than packets, or more packets than [`MAX_BURST`].
+    /// When there are fewer verdicts than packets, or more packets than [`MAX_BURST`].
     ///
     /// # Safety
     /// As for [`Instance::run`], for the memory that the packets refer to.
@@ -107,19 +107,19 @@ impl Instance {
     pub unsafe fn run_packets(
         &mut self,
         packets: &[Packet],
-        outcomes: &mut [PacketVerdict],
+        verdicts: &mut [PacketVerdict],
         now_ns: u64,
     ) -> u32 {
-        assert!(outcomes.len() >= packets.len(), "fewer outcomes than packets");
+        assert!(verdicts.len() >= packets.len(), "fewer verdicts than packets");
         let stride = size_of::<Packet>();
         // SAFETY: both slices are long enough. The caller promises that the memory behind them is valid.
-        unsafe { self.run(packets.as_ptr().cast(), stride, packets.len(), outcomes.as_mut_ptr(), now_ns) }
+        unsafe { self.run(packets.as_ptr().cast(), stride, packets.len(), verdicts.as_mut_ptr(), now_ns) }
     }
 
     /// Runs the function on the descriptors of an item of the burst ring. See [`Instance::run`].
     ///
     /// # Panics
-    /// When there are fewer outcomes than packets, or more packets than [`MAX_BURST`].
+    /// When there are fewer verdicts than packets, or more packets than [`MAX_BURST`].
     ///
     /// # Safety
     /// As for [`Instance::run`], for the memory that the descriptors refer to.
@@ -127,13 +127,13 @@ impl Instance {
     pub unsafe fn run_descriptors(
         &mut self,
         packets: &[Descriptor],
-        outcomes: &mut [PacketVerdict],
+        verdicts: &mut [PacketVerdict],
         now_ns: u64,
     ) -> u32 {
-        assert!(outcomes.len() >= packets.len(), "fewer outcomes than packets");
+        assert!(verdicts.len() >= packets.len(), "fewer verdicts than packets");
         let stride = size_of::<Descriptor>();
         // SAFETY: both slices are long enough. The caller promises that the memory behind them is valid.
-        unsafe { self.run(packets.as_ptr().cast(), stride, packets.len(), outcomes.as_mut_ptr(), now_ns) }
+        unsafe { self.run(packets.as_ptr().cast(), stride, packets.len(), verdicts.as_mut_ptr(), now_ns) }
     }
 
     /// Returns true if [`Instance::tick`] must be called while no packets arrive.

@@ -134,12 +134,12 @@ impl Block {
         threads: u32,
         seed: u64,
         packets: &[Descriptor],
-        outcomes: &mut [PacketVerdict],
+        verdicts: &mut [PacketVerdict],
         context: &CallContext,
     ) -> u32 {
         // SAFETY: the slices have the length that is passed. The buffers and the context's memory outlive the call.
         unsafe {
-            (self.run)(threads, seed, packets.as_ptr(), packets.len() as u32, outcomes.as_mut_ptr(), context)
+            (self.run)(threads, seed, packets.as_ptr(), packets.len() as u32, verdicts.as_mut_ptr(), context)
         }
     }
 
@@ -169,9 +169,9 @@ fn a_block_gives_the_same_results_as_the_cpu() {
         for (threads, burst, shift) in [(32, 20, 0), (64, 64, 5), (64, 150, 2), (128, 9, 0), (96, 128, 8)] {
             let memory = emulated.memory();
             let mut seed = shift as u64;
-            let found = harness::run_by(&frames, burst, shift, |packets, outcomes| {
+            let found = harness::run_by(&frames, burst, shift, |packets, verdicts| {
                 seed += 1;
-                block.item(threads, seed, packets, outcomes, &memory.context(5))
+                block.item(threads, seed, packets, verdicts, &memory.context(5))
             });
             let mut instance = emulated.function.instance().expect("the function compiles for the CPU");
             let expected = harness::run_shaped(&mut instance, &frames, burst, false, shift, 5);
@@ -195,8 +195,8 @@ fn blocks_count_flows_together() {
             let (block, memory, frames) = (emulated.block(index as usize), &memory, &frames);
             scope.spawn(move || {
                 for round in 0..5 {
-                    harness::run_by(frames, 50, 0, |packets, outcomes| {
-                        block.item(64, index * 100 + round, packets, outcomes, &memory.context(0))
+                    harness::run_by(frames, 50, 0, |packets, verdicts| {
+                        block.item(64, index * 100 + round, packets, verdicts, &memory.context(0))
                     });
                 }
             });
@@ -283,9 +283,9 @@ fn a_block_assembles_the_same_slots_as_the_cpu() {
     for (threads, burst) in [(32, 7), (64, 50), (128, 150)] {
         let memory = emulated.memory();
         let (mut now, mut seed) = (1, 0);
-        let found = harness::run_by(&frames, burst, 0, |packets, outcomes| {
+        let found = harness::run_by(&frames, burst, 0, |packets, verdicts| {
             (now, seed) = (now + 2000, seed + 1);
-            block.item(threads, seed, packets, outcomes, &memory.context(now))
+            block.item(threads, seed, packets, verdicts, &memory.context(now))
         });
         block.tick(threads, &memory.context(u64::MAX));
         let mut instance = emulated.function.instance().expect("the function compiles for the CPU");
@@ -320,8 +320,8 @@ fn blocks_assemble_together() {
                 let (memory, items) = (&memory, &items);
                 scope.spawn(move || {
                     for (at, frames) in items.iter().enumerate().skip(index).step_by(BLOCKS) {
-                        harness::run_by(frames, 16, 0, |packets, outcomes| {
-                            block.item(64, at as u64, packets, outcomes, &memory.context(1 + at as u64))
+                        harness::run_by(frames, 16, 0, |packets, verdicts| {
+                            block.item(64, at as u64, packets, verdicts, &memory.context(1 + at as u64))
                         });
                     }
                 });

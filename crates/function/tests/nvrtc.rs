@@ -5,9 +5,9 @@ use inlane_function::{HEADERS, PacketFunction, builtins};
 
 /// Kernels like those that an executor appends.
 const KERNELS: &str = r#"
-extern "C" __global__ void item(const inlane_descriptor *packets, uint32_t count, inlane_packet_verdict *outcomes,
+extern "C" __global__ void item(const inlane_descriptor *packets, uint32_t count, inlane_packet_verdict *verdicts,
                                 inlane_context context, uint32_t *info) {
-    uint32_t what = inlane_run_item(packets, count, outcomes, context);
+    uint32_t what = inlane_run_item(packets, count, verdicts, context);
     __syncthreads();
     if (threadIdx.x == 0) *info = what;
 }

@@ -105,20 +105,20 @@ fn packets_grow_up_to_their_room() {
         let mut bytes = [0u8; 64];
         let packet =
             inlane_core::Packet { address: bytes.as_mut_ptr() as u64, length: 60, port: 0, cookie: 0 };
-        let mut outcomes = [Default::default()];
+        let mut verdicts = [Default::default()];
         // SAFETY: the packet is on this stack, and its buffer has 64 bytes.
         unsafe {
             assert_eq!(
-                instance.run_packets(&[packet], &mut outcomes, 0),
+                instance.run_packets(&[packet], &mut verdicts, 0),
                 inlane_core::ring::layout::UNCHANGED
             );
             instance.set_room(64);
             assert_eq!(
-                instance.run_packets(&[packet], &mut outcomes, 0),
+                instance.run_packets(&[packet], &mut verdicts, 0),
                 inlane_core::ring::layout::VERDICTS
             );
         }
-        assert_eq!((outcomes[0].length, words(instance.state())[0]), (64, 1));
+        assert_eq!((verdicts[0].length, words(instance.state())[0]), (64, 1));
     });
 }
 

@@ -102,7 +102,7 @@ impl Lane {
     pub fn new(
         loaded: &Arc<LoadedFunction>,
         settings: &Settings,
-        drive: &PipelineSettings,
+        pipeline: &PipelineSettings,
         pool: &dyn Pool,
         lanes: u32,
     ) -> Result<Self> {
@@ -119,8 +119,8 @@ impl Lane {
         };
         let location = packets.location().clone();
         let packets_address = packets.address();
-        let burst = drive.burst;
-        let slots = settings.slots_for(drive.slots, burst);
+        let burst = pipeline.burst;
+        let slots = settings.slots_for(pipeline.slots, burst);
         // The halves are separate allocations, because each has one writer.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
@@ -176,7 +176,7 @@ impl Lane {
             shadow_stride,
             writes: info.writes,
             pause_ns: settings.pause.as_nanos().min(1_000_000) as u32,
-            work_ns: drive.work.as_nanos().min(1_000_000_000) as u32,
+            work_ns: pipeline.work.as_nanos().min(1_000_000_000) as u32,
             reserved: 0,
         };
         let shared_bytes = loaded.shared_for(burst, pull != 0)?;

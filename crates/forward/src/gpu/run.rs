@@ -31,22 +31,23 @@ use std::time::Instant;
 pub fn run(
     pipeline: Pipeline,
     mut lane: Lane,
-    drive: &PipelineSettings,
-    shared: &PipelineContext<'_>,
+    settings: &PipelineSettings,
+    context: &PipelineContext<'_>,
 ) -> (Tally, Option<LaneReport>) {
     assert_eq!(pipeline.pool.region().address(), lane.packets, "the lane was created for another pool");
     let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
     // Dropped, and so freed, only after the GPU can no longer write the packets.
-    let mut items = Items::new(&pool, lane.slots(), drive.burst);
-    let circulation = Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(drive.burst), drive);
+    let mut items = Items::new(&pool, lane.slots(), settings.burst);
+    let circulation =
+        Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
-    if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, drive, shared) {
+    if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
         // An error at the end mostly repeats an error that a thread has already reported.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
-        shared.control.stop();
+        context.control.stop();
     }
     lane.leave_together();
 
@@ -69,8 +70,8 @@ fn on_streams(
     circulation: Circulation,
     items: &mut Items,
     tally: &mut Tally,
-    drive: &PipelineSettings,
-    shared: &PipelineContext<'_>,
+    settings: &PipelineSettings,
+    context: &PipelineContext<'_>,
 ) -> Result<()> {
     let gpu = lane.loaded.gpu();
     let open = || if lane.settings.high_priority { gpu.high_priority_stream() } else { gpu.stream() };
@@ -87,12 +88,12 @@ fn on_streams(
     let (dispatcher_ticks, feeder_ticks) = if has_feeder { (None, ticks) } else { (ticks, None) };
     let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams));
     let mut hooks = GpuHooks { launcher, ticks: dispatcher_ticks };
-    let moving = || circulation.run(items, &mut hooks, drive, shared);
-    let feeding = has_feeder.then_some(|| feeder.run(feeder_ticks, shared.control));
-    let watching = |ended: &_| watch_until(ended, lane, &streams, shared.control);
-    *tally = on_threads(moving, feeding, watching, shared);
+    let moving = || circulation.run(items, &mut hooks, settings, context);
+    let feeding = has_feeder.then_some(|| feeder.run(feeder_ticks, context.control));
+    let watching = |ended: &_| watch_until(ended, lane, &streams, context.control);
+    *tally = on_threads(moving, feeding, watching, context);
     tally.flowed = Some((begun, Instant::now()));
-    let clean = !shared.control.aborting() && tally.errors.is_empty();
+    let clean = !context.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
     let ended = feeder.finish(clean, stuck).and_then(|()| match &tick_stream {
         // The last tick lets the function deliver what it has assembled so far.
@@ -104,7 +105,7 @@ fn on_streams(
     });
     if ended.is_err() || !clean {
         // A failed pipeline ends the others; they drain first.
-        shared.control.stop();
+        context.control.stop();
     }
     // Streams and graphs are destroyed only after all lanes have finished.
     lane.leave_together();
@@ -118,25 +119,25 @@ pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,
     watching: impl FnOnce(&mpsc::Receiver<()>) -> Result<()>,
-    shared: &PipelineContext<'_>,
+    context: &PipelineContext<'_>,
 ) -> Tally {
-    let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", shared.index));
+    let named = |role: &str| std::thread::Builder::new().name(format!("inlane-{}-{role}", context.index));
     let panicked = |thread, payload: Box<dyn std::any::Any + Send>| Error::Panicked {
-        pipeline: shared.index,
+        pipeline: context.index,
         thread,
         message: panic_message(&*payload),
     };
     let unstarted = |source| {
-        shared.control.abort();
+        context.control.abort();
         Error::from(inlane_core::Error::Os { what: "start the threads of a pipeline".into(), source })
     };
     let (moves, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let moving = named("io").spawn_scoped(scope, move || {
             let _moves = moves;
-            pin(shared.cores, 0);
+            pin(context.cores, 0);
             // Without this, the feeder would wait for packets that will not come.
-            let guard = AbortOnPanic(shared.control);
+            let guard = AbortOnPanic(context.control);
             let tally = moving();
             std::mem::forget(guard);
             tally
@@ -144,12 +145,12 @@ pub(super) fn on_threads(
         let moving = moving.map_err(unstarted);
         let feeding = feeding.filter(|_| moving.is_ok()).map(|feeding| {
             let feeding = named("feed").spawn_scoped(scope, move || {
-                pin(shared.cores, 1);
-                let guard = AbortOnPanic(shared.control);
+                pin(context.cores, 1);
+                let guard = AbortOnPanic(context.control);
                 let outcome = feeding();
-                shared.progress.set_feeding();
+                context.progress.set_feeding();
                 std::mem::forget(guard);
-                (outcome.inspect_err(|_| shared.control.abort()), ThreadTime::of_this_thread())
+                (outcome.inspect_err(|_| context.control.abort()), ThreadTime::of_this_thread())
             });
             feeding.map_err(unstarted)
         });

@@ -354,7 +354,7 @@ fn the_watchdog_runs_until_the_thread_that_moves_packets_ends() {
     use std::time::Duration;
     let (progress, clock) = (Progress::default(), Clock::new());
     let started = |control: &Control, moving: fn(&Control) -> Tally, stuck: bool| {
-        let shared = PipelineContext { control, progress: &progress, clock: &clock, index: 0, cores: &[] };
+        let context = PipelineContext { control, progress: &progress, clock: &clock, index: 0, cores: &[] };
         let feeding = None::<fn() -> crate::error::Result<()>>;
         let watching = |ended: &std::sync::mpsc::Receiver<()>| {
             if !stuck {
@@ -364,7 +364,7 @@ fn the_watchdog_runs_until_the_thread_that_moves_packets_ends() {
             control.abort();
             Err(Error::Stuck { function: "slow".into(), item: 0, seconds: 2.0 })
         };
-        run::on_threads(|| moving(control), feeding, watching, &shared).errors
+        run::on_threads(|| moving(control), feeding, watching, &context).errors
     };
     // Blocks until the run is aborted, as a thread in a blocking port would.
     let held_up = |control: &Control| {

@@ -1,4 +1,4 @@
-//! The harness that functions are tested on: frames with guarded surroundings, run as packets and as descriptors, in bursts.
+//! Runs packet functions on frames in bursts, as packets or as descriptors, and checks that no byte around a frame changes.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -36,16 +36,16 @@ pub fn run_shaped(
     shift: usize,
     now_ns: u64,
 ) -> Vec<Fate> {
-    run_by(frames, burst, shift, |descriptors, outcomes| {
+    run_by(frames, burst, shift, |descriptors, verdicts| {
         // SAFETY: `run_by` owns the buffers, and nothing else uses them.
         unsafe {
             if as_packets {
                 let packet =
                     |at: &Descriptor| Packet { address: at.address, length: at.length, port: 7, cookie: !0 };
                 let packets: Vec<Packet> = descriptors.iter().map(packet).collect();
-                instance.run_packets(&packets, outcomes, now_ns)
+                instance.run_packets(&packets, verdicts, now_ns)
             } else {
-                instance.run_descriptors(descriptors, outcomes, now_ns)
+                instance.run_descriptors(descriptors, verdicts, now_ns)
             }
         }
     })
@@ -79,22 +79,22 @@ pub fn run_by(
             })
             .collect();
         let untouched = PacketVerdict { length: 0xdead_beef, verdict: 0xdead_beef };
-        let mut outcomes = vec![untouched; frames.len()];
-        let info = run(&descriptors, &mut outcomes);
+        let mut verdicts = vec![untouched; frames.len()];
+        let info = run(&descriptors, &mut verdicts);
         match info {
             UNCHANGED => {
                 assert!(
-                    outcomes.iter().all(|outcome| *outcome == untouched),
+                    verdicts.iter().all(|verdict| *verdict == untouched),
                     "verdicts were written for an unchanged burst"
                 );
-                for (outcome, frame) in outcomes.iter_mut().zip(frames) {
+                for (outcome, frame) in verdicts.iter_mut().zip(frames) {
                     *outcome = PacketVerdict { length: frame.len() as u32, verdict: FORWARD };
                 }
             }
             VERDICTS => {}
             other => panic!("info {other}"),
         }
-        for ((buffer, frame), outcome) in buffers.iter().zip(frames).zip(&outcomes) {
+        for ((buffer, frame), outcome) in buffers.iter().zip(frames).zip(&verdicts) {
             let start = start_of(buffer, shift);
             let end = start + frame.len();
             assert!(

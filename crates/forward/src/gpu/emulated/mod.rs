@@ -377,11 +377,8 @@ fn all_threads_of_a_block_get_the_same_time() {
                 blocks[0].run(Kernel::Tick, &shape, seed, 0, &stage.lane, 0, 0);
             }
             // SAFETY: the blocks have ended.
-            assert_eq!(
-                unsafe { bytes(stage.state.address(), 8) },
-                [0; 8],
-                "ticks in which threads got different times"
-            );
+            let differing = unsafe { bytes(stage.state.address(), 8) };
+            assert_eq!(differing, [0; 8], "ticks in which threads got different times");
         }
     }
 }
