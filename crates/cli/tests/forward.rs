@@ -1,4 +1,4 @@
-//! `inlane forward` as a user runs it: results, exit statuses, and what it says when something is wrong.
+//! `inlane forward` on the command line: results, exit statuses and error messages.
 
 use std::io::Write;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A classic capture with nanoseconds: `count` frames, each with its number in it.
+/// Writes a classic capture with nanosecond timestamps and `count` frames, each with its number in the payload.
 fn capture(path: &Path, count: u32) {
     let mut bytes = Vec::new();
     for word in [0xa1b2_3c4du32, 4 << 16 | 2, 0, 0, 65535, 1] {
@@ -74,26 +74,26 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         assert_eq!(document["results"][0]["tx"]["packets"], 3000);
         assert_eq!(document["results"][0]["leaked_buffers"], 0);
         assert_eq!(document["results"][0]["verification"]["verified_packets"], 3000);
-        // The reference here is the capture's own bytes, not inlane's.
+        // Compared byte by byte, without inlane's own reader.
         let before = std::fs::read(&files.input).unwrap();
         let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
         assert_eq!(before.len(), after.len());
-        assert_eq!(before[..16], after[..16], "same kind of file");
+        assert_eq!(before[..16], after[..16], "the file header is the same");
         assert_eq!(before[24..40], after[24..40], "first timestamp and lengths");
-        assert_eq!(after[40..46], before[46..52], "destination is the old source");
+        assert_eq!(after[40..46], before[46..52], "the destination is the old source");
         assert_eq!(after[46..52], before[40..46]);
         assert_eq!(before[52..100], after[52..100]);
     }
 }
 
-/// A capture of frames of every awkward length, in the order of bytes and with the magic number given.
+/// Returns a classic capture with frames of extreme lengths, in the given byte order and with the given magic number.
 fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
     let mut bytes: Vec<u8> = [magic, versions, 0, 0, 262_144, 1].into_iter().flat_map(word).collect();
     for (number, length) in [0u32, 1, 12, 13, 14, 60, 1514, 9014, 65_535, 60].into_iter().enumerate() {
         let number = number as u32;
-        // Some were longer on the wire than what was kept.
+        // Some frames were longer on the wire than in the capture.
         let wire = length + number % 3 * 100;
         bytes.extend([1_700_000_000 + number, fraction - number, length, wire].into_iter().flat_map(word));
         bytes.extend((0..length).map(|at| (at * 7 + number) as u8));
@@ -101,7 +101,7 @@ fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     bytes
 }
 
-/// A pcapng file of two sections in different orders of bytes, the first with three interfaces of different resolutions.
+/// Returns a pcapng file with a little-endian and a big-endian section, each with interfaces of three time resolutions.
 fn pcapng() -> Vec<u8> {
     fn block(big_endian: bool, kind: u32, body: &[u8]) -> Vec<u8> {
         let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
@@ -115,7 +115,7 @@ fn pcapng() -> Vec<u8> {
         let half = |value: u16| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
         let header = [&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat();
         file.extend(block(big_endian, 0x0a0d_0d0a, &header));
-        // Microseconds (no option), nanoseconds, 2^-20 s.
+        // Resolutions: microseconds (without an option), nanoseconds, 2^-20 s.
         for resolution in [None, Some(9u8), Some(0x80 | 20)] {
             let option = |value| [&half(9)[..], &half(1), &[value, 0, 0, 0], &[0; 4]].concat();
             let options = resolution.map(option).unwrap_or_default();
@@ -132,18 +132,18 @@ fn pcapng() -> Vec<u8> {
                 6,
                 &[&word(number % 3)[..], &high, &low, &length, &length, &data].concat(),
             ));
-            // A block that nobody knows.
+            // A block of an unknown type.
             file.extend(block(big_endian, 0x8000_0bad, &[number as u8; 13]));
         }
     }
     file
 }
 
-/// The check that somebody else would write: packaging/check-macswap shares no code with inlane.
+/// packaging/check-macswap reads captures by itself and shares no code with inlane.
 #[test]
-fn captures_of_every_kind_are_copied_as_an_independent_reader_sees() {
+fn an_independent_reader_confirms_copies_of_every_kind_of_capture() {
     if Command::new("python3").arg("--version").output().is_err() {
-        eprintln!("SKIPPED captures_of_every_kind_are_copied_as_an_independent_reader_sees: no python3");
+        eprintln!("SKIPPED an_independent_reader_confirms_copies_of_every_kind_of_capture: no python3");
         return;
     }
     let files = files(1);
@@ -165,7 +165,7 @@ fn captures_of_every_kind_are_copied_as_an_independent_reader_sees() {
         let check = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/check-macswap");
         let output = Command::new("python3").args([check, &files.input, out]).output().unwrap();
         assert!(output.status.success(), "{kind}: {}", stderr(&output));
-        // It sees a difference, too.
+        // The reader also notices a changed byte.
         let mut changed = std::fs::read(out).unwrap();
         let last = changed.len() - 1;
         changed[last] ^= 1;
@@ -176,7 +176,7 @@ fn captures_of_every_kind_are_copied_as_an_independent_reader_sees() {
 }
 
 #[test]
-fn the_document_keeps_to_the_published_schema() {
+fn the_document_matches_the_published_schema() {
     let files = files(100);
     let mut arguments = vec!["--rx", &files.rx, "--tx", &files.tx, "--json", &files.json, "--stages"];
     arguments.extend(MACSWAP);
@@ -184,18 +184,18 @@ fn the_document_keeps_to_the_published_schema() {
     let published = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema/packets.json");
     let generated = inlane_core::result::schema::<inlane_forward::result::PacketResult>();
     let schema: serde_json::Value = serde_json::from_slice(&std::fs::read(published).unwrap()).unwrap();
-    assert_eq!(schema, generated, "write it anew: inlane report --schema packets > docs/schema/packets.json");
+    assert_eq!(schema, generated, "update it: inlane report --schema packets > docs/schema/packets.json");
     let validator = jsonschema::validator_for(&schema).unwrap();
     let document = result(&files.json);
     let errors: Vec<_> = validator.iter_errors(&document).map(|error| error.to_string()).collect();
     assert!(errors.is_empty(), "{errors:?}");
     let mut broken = document.clone();
     broken["results"][0]["tx"]["packets"] = "many".into();
-    assert!(!validator.is_valid(&broken), "the schema says something");
+    assert!(!validator.is_valid(&broken), "the schema refuses a wrong type");
 }
 
 #[test]
-fn generated_packets_are_all_there_and_as_they_have_to_be() {
+fn every_generated_packet_arrives_as_the_function_makes_it() {
     let directory = tempfile::tempdir().unwrap();
     let json = directory.path().join("r.json").to_str().unwrap().to_string();
     for function in ["io", "macswap", "l3-decrement"] {
@@ -208,7 +208,7 @@ fn generated_packets_are_all_there_and_as_they_have_to_be() {
 }
 
 #[test]
-fn faults_are_found_by_the_checker_and_a_capture_has_what_was_sent() {
+fn the_checker_finds_injected_faults_and_a_capture_has_every_packet() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
     let (json, taken, again) = (at("r.json"), at("taken.pcap"), at("again.json"));
@@ -244,21 +244,19 @@ fn a_rate_is_kept() {
             continue;
         }
         let rate = result(&json)["results"][0]["tx"]["packets_per_second"].as_f64().unwrap();
-        // Never above it; below where the machine is busy with something else.
+        // Never above the rate. Below it if other jobs use the machine.
         assert!((1_000.0..51_000.0).contains(&rate), "{source}: {rate}");
     }
 }
 
 #[test]
-fn a_function_that_does_something_else_is_found_out() {
-    // A user's function that claims nothing and changes a byte of the payload: `check` has no reference for it, so it is
-    // refused, not passed.
+fn an_unknown_function_is_refused() {
     let output = run(&["--rx", "gen:64", "--tx", "check", "--function", "nothing-known", "--packets", "10"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
 
 #[test]
-fn wrong_use_is_status_2_and_says_what_to_write() {
+fn wrong_use_is_status_2_with_a_remedy() {
     let files = files(10);
     let cases: [(&[&str], &str); 14] = [
         (&["--rx", "nul:64", "--tx", "null"], "'nul' is not a kind of port"),
@@ -284,7 +282,7 @@ fn wrong_use_is_status_2_and_says_what_to_write() {
 }
 
 #[test]
-fn what_was_lost_altogether_is_a_failure_and_what_was_dropped_as_told_is_none() {
+fn losing_every_packet_fails_and_dropping_every_packet_by_verdict_passes() {
     let arguments = ["--rx", "gen:64", "--tx", "check", "--duration", "100ms", "--no-baseline"];
     let output = run(&[&arguments[..], &["--faults", "drop=100%"]].concat());
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -299,7 +297,7 @@ fn what_was_lost_altogether_is_a_failure_and_what_was_dropped_as_told_is_none() 
 }
 
 #[test]
-fn what_the_machine_lacks_is_status_3() {
+fn a_missing_file_or_interface_is_status_3() {
     for (rx, said) in
         [("pcap:/no/such/file.pcap", "/no/such/file.pcap"), ("af_packet:nosuchif0", "nosuchif0")]
     {
@@ -310,7 +308,7 @@ fn what_the_machine_lacks_is_status_3() {
 }
 
 #[test]
-fn foreign_and_truncated_captures_are_refused_with_the_place() {
+fn foreign_and_truncated_captures_fail_with_the_offset() {
     let files = files(50);
     let foreign = files.input.replace("in.pcap", "foreign.pcap");
     std::fs::write(&foreign, b"this is no capture at all, just some text").unwrap();
@@ -325,12 +323,12 @@ fn foreign_and_truncated_captures_are_refused_with_the_place() {
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("offset") || stderr(&output).contains("byte"), "{}", stderr(&output));
-    // What came before the damage went through and is counted.
+    // The packets before the damage were sent and counted.
     assert_eq!(result(&files.json)["results"][0]["tx"]["packets"], 49);
 }
 
 #[test]
-fn a_full_disk_is_an_error_and_nothing_is_claimed() {
+fn a_full_disk_is_an_error() {
     let files = files(2000);
     let output = run(&["--rx", &files.rx, "--tx", "pcap:/dev/full", "--packets", "all", "--no-baseline"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -345,13 +343,13 @@ fn signalled_after(time: Duration, signal: i32, arguments: &[&str]) -> (Output, 
     let child = inlane(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(time);
     let start = Instant::now();
-    // SAFETY: signals the child that was just started and not yet waited for.
+    // SAFETY: the child was started here and not yet waited for, so its id is still its own.
     unsafe { libc::kill(child.id() as i32, signal) };
     (child.wait_with_output().unwrap(), start.elapsed())
 }
 
 #[test]
-fn signals_drain_print_the_figures_and_exit_0() {
+fn a_signal_drains_the_run_and_the_result_is_printed_with_status_0() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         for method in ["single", "split"] {
             let arguments = ["--rx", "gen:64", "--tx", "check", "--duration", "60s", "--method", method];
@@ -365,15 +363,15 @@ fn signals_drain_print_the_figures_and_exit_0() {
 }
 
 #[test]
-fn a_signal_ends_what_waits() {
+fn a_signal_ends_every_kind_of_wait() {
     let folder = tempfile::tempdir().unwrap();
     let lonely = format!("memif:{},role=server,wait=60", folder.path().join("memif.sock").display());
     let cases: [&[&str]; 3] = [
-        // For a peer that does not come.
+        // Waits for a peer that does not connect.
         &["--rx", &lonely, "--tx", "null"],
-        // For room in a ring that nobody empties, with a thousand packets on their way there.
+        // Waits for space in a ring that is never emptied.
         &["--rx", "gen:64", "--tx", "ring:full", "--method", "split", "--slots", "256"],
-        // For a rate without loss.
+        // Searches for the highest rate without loss.
         &["--rx", "gen:64", "--tx", "check", "--zero-loss", "--duration", "20s"],
     ];
     for arguments in cases {
@@ -386,7 +384,7 @@ fn a_signal_ends_what_waits() {
 }
 
 #[test]
-fn a_capture_that_is_still_written_holds_nothing_up() {
+fn a_capture_that_is_still_being_written_does_not_block_the_run() {
     let files = files(5);
     let capture = std::fs::read(&files.input).unwrap();
     for (duration, signal) in [("1s", 0), ("60s", libc::SIGINT)] {
@@ -394,7 +392,7 @@ fn a_capture_that_is_still_written_holds_nothing_up() {
             inlane(&["--rx", "pcap:-", "--tx", "null", "--no-baseline", "--duration", duration]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // Held open, with half a packet behind the whole ones.
+        // The writer keeps the pipe open, with half a packet behind the complete ones.
         let mut input = child.stdin.take().unwrap();
         input.write_all(&capture).unwrap();
         input.write_all(&capture[24..50]).unwrap();
@@ -412,7 +410,7 @@ fn a_capture_that_is_still_written_holds_nothing_up() {
 }
 
 #[test]
-fn a_third_signal_ends_what_nothing_else_ends() {
+fn a_third_signal_kills_the_process() {
     let files = files(1);
     let pipe = files.input.replace("in.pcap", "pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
@@ -423,7 +421,7 @@ fn a_third_signal_ends_what_nothing_else_ends() {
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(700));
         assert!(child.try_wait().unwrap().is_none());
-        // SAFETY: signals the child that was just started and not yet waited for.
+        // SAFETY: the child was started here and not yet waited for, so its id is still its own.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     }
     use std::os::unix::process::ExitStatusExt;
@@ -431,7 +429,7 @@ fn a_third_signal_ends_what_nothing_else_ends() {
 }
 
 #[test]
-fn a_run_whose_pipe_has_no_other_end_obeys_its_duration_and_a_signal() {
+fn a_pipe_without_a_peer_obeys_duration_and_signals() {
     let files = files(1);
     let pipe = files.input.replace("in.pcap", "pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -447,10 +445,10 @@ fn a_run_whose_pipe_has_no_other_end_obeys_its_duration_and_a_signal() {
 }
 
 #[test]
-fn a_signal_while_a_method_is_chosen_gives_no_result() {
+fn a_signal_during_method_auto_gives_no_result() {
     let arguments =
         ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];
-    // More than 20 trials of 0.15 s each.
+    // The choice takes more than 20 trials of 0.15 s each.
     let (output, took) = signalled_after(Duration::from_millis(1000), libc::SIGINT, &arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted while choosing"), "{}", stderr(&output));
@@ -459,7 +457,7 @@ fn a_signal_while_a_method_is_chosen_gives_no_result() {
 }
 
 #[test]
-fn settings_come_from_a_file_and_the_environment() {
+fn a_file_and_the_environment_provide_settings() {
     let files = files(20);
     let settings = files.input.replace("in.pcap", "settings.toml");
     let text = format!("[forward]\nrx = '{}'\ntx = ['{}']\nfunction = 'macswap'\n", files.rx, files.tx);

@@ -1,4 +1,4 @@
-//! inlane between two kernel hosts: ping, iperf3 and curl against nginx run through it, both ways.
+//! inlane between two hosts: ping, iperf3 and curl with nginx communicate through it, both ways. Hosts are network namespaces.
 //!
 //! ```text
 //!   namespace A                 namespace M                      namespace B
@@ -6,7 +6,7 @@
 //!   10.77.0.1  ta ---------------- inlane forward ------------------ tb  10.77.0.2      (tap interfaces, moved to A and B)
 //! ```
 //!
-//! Three tests, each with namespaces of its own. Skipped, loudly, without root or one of the programs.
+//! Each test has namespaces of its own. Tests are skipped with a message without root or without one of the programs.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 const HERE: &str = "10.77.0.1";
 const THERE: &str = "10.77.0.2";
 
-/// Three namespaces, gone with the value.
+/// Three network namespaces, deleted when the value is dropped.
 struct Hosts {
     prefix: String,
 }
 
 impl Hosts {
-    /// `None` when this cannot be done here, which is said.
+    /// Creates the namespaces. Prints why and returns `None` if that is impossible here.
     fn new(test: &str) -> Option<Self> {
-        // SAFETY: reads a number.
+        // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
             eprintln!("SKIPPED {test}: network namespaces need root");
             return None;
@@ -62,7 +62,7 @@ impl Hosts {
         format!("{}-{host}", self.prefix)
     }
 
-    /// A command on a host.
+    /// Returns a command that runs on a host.
     fn on(&self, host: &str, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name(host), program]);
@@ -75,7 +75,7 @@ impl Hosts {
         self.on(host, words.next().unwrap()).args(words).output().unwrap()
     }
 
-    /// Runs a line that must succeed; returns what it printed.
+    /// Runs a command line that must succeed. Returns its output.
     fn must(&self, host: &str, line: &str) -> String {
         let output = self.run(host, line);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -83,8 +83,8 @@ impl Hosts {
         text
     }
 
-    /// Joins A and B to M by veth pairs. The kernel must finish checksums and segments itself: inlane carries frames as they
-    /// are, and there is no card behind it that would.
+    /// Connects A and B to M by veth pairs, without offloads: inlane carries frames as they are, and no network card behind it
+    /// would complete checksums or segment.
     fn cables(&self) {
         for (host, near, far) in [("a", "a0", "am"), ("b", "b0", "bm")] {
             let (there, middle) = (self.name(host), self.name("m"));
@@ -110,11 +110,11 @@ impl Hosts {
         }
     }
 
-    /// Everything that is carried through inlane.
+    /// Runs ping, TCP, UDP and HTTP through inlane.
     fn traffic(&self, folder: &Path) {
         let start = Instant::now();
         while !self.run("a", &format!("ping -c 1 -W 1 {THERE}")).status.success() {
-            assert!(start.elapsed() < Duration::from_secs(20), "no ping comes through");
+            assert!(start.elapsed() < Duration::from_secs(20), "no ping is answered");
         }
         for size in ["16", "1472"] {
             let text = self.must("a", &format!("ping -c 10 -i 0.05 -W 2 -M do -s {size} {THERE}"));
@@ -129,7 +129,7 @@ impl Hosts {
             let report = self.iperf(&format!("-u -b 20M -l 1200 -t 2 {way}"));
             let sum = &report["end"]["sum"];
             let (lost, all) = (sum["lost_packets"].as_f64().unwrap(), sum["packets"].as_f64().unwrap());
-            // Machines of tests are busy: a burst may overflow a queue while nobody runs. Corrupted ones would all be lost.
+            // On a busy machine a queue may overflow while inlane does not run. Corrupted packets would all be lost.
             assert!(all > 1000.0 && lost / all < 0.05, "UDP {way}: {lost} of {all} lost");
         }
 
@@ -160,7 +160,7 @@ impl Hosts {
         assert!(std::fs::read(&fetched).unwrap() == page, "the page was altered on its way");
     }
 
-    /// iperf3's report of one run from A.
+    /// Runs iperf3 on A and returns its report.
     fn iperf(&self, arguments: &str) -> serde_json::Value {
         let line = format!("iperf3 -c {THERE} -J --connect-timeout 5000 {arguments}");
         let start = Instant::now();
@@ -173,16 +173,16 @@ impl Hosts {
                 assert!(sum["bytes"].as_f64().unwrap() > 1e6, "{line}: {report}");
                 return report;
             }
-            // The server comes up, or still ends the test before.
+            // The server is still starting, or ending the previous test.
             assert!(start.elapsed() < Duration::from_secs(20), "{line}: {report}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }
 
-    /// Runs `traffic` through inlane between two ports, interrupts it, and looks at its result.
+    /// Runs `traffic` through inlane between two ports, then interrupts inlane and checks its result.
     fn through(&self, ports: [&str; 2], ready: impl FnOnce()) {
         let folder = tempfile::tempdir().unwrap();
-        // nginx's worker is an ordinary user.
+        // nginx's worker is not root and needs to read the folder.
         shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
         let json = folder.path().join("result.json");
         let mut inlane = self.start(
@@ -206,7 +206,7 @@ impl Hosts {
         assert!(output.status.success(), "{}: {said}", output.status);
         let document: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
         let result = &document["results"][0];
-        // Two megabytes and more of everything above, in frames of 1514 bytes at most.
+        // The traffic above is at least this many frames.
         assert!(result["tx"]["packets"].as_u64().unwrap() > 5000, "{result}");
         assert_eq!(result["rx"]["errors"], 0, "{result}");
         assert_eq!(result["leaked_buffers"], 0, "{result}");
@@ -221,23 +221,23 @@ impl Drop for Hosts {
     }
 }
 
-/// A program that runs, ended with the value.
+/// A running program, killed when the value is dropped.
 struct Running {
     child: Option<Child>,
     name: String,
 }
 
 impl Running {
-    /// Sends SIGINT and waits for the end.
+    /// Sends SIGINT and waits until the program has ended.
     fn interrupt(&mut self) -> Output {
         let child = self.child.take().unwrap();
         let status = Path::new("/proc").join(child.id().to_string());
-        // SAFETY: a child of ours, not waited for yet.
+        // SAFETY: the child was started here and not yet waited for, so its id is still its own.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         let start = Instant::now();
         while std::fs::read_to_string(status.join("stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
             if start.elapsed() > Duration::from_secs(20) {
-                // SAFETY: as above.
+                // SAFETY: the child has still not been waited for.
                 unsafe { libc::kill(child.id() as i32, libc::SIGKILL) };
                 panic!("{} did not end on SIGINT", self.name);
             }
@@ -287,7 +287,7 @@ fn over_tap_interfaces() {
                 assert!(start.elapsed() < Duration::from_secs(20), "inlane made no {tap}");
                 std::thread::sleep(Duration::from_millis(20));
             }
-            // The driver still sets it up; it takes it down and up again.
+            // The driver still configures the interface: it takes it down and up once more.
             std::thread::sleep(Duration::from_millis(500));
             hosts.must("m", &format!("ip link set {tap} netns {}", hosts.name(host)));
         }

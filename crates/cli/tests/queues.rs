@@ -1,5 +1,5 @@
-//! Several pipelines, each with a queue of its own: `inlane forward` from a generator in one process to a checker in another, over
-//! ports that spread flows. Every packet is accounted for, and each flow comes in order.
+//! Several pipelines, each with a receive queue: from a generator in one process to a checker in another, over ports that spread
+//! flows. Every packet is verified or counted as missed, and each flow arrives in order.
 //!
 //! ```text
 //!   namespace A   gen -> af_packet:v0 ===veth=== v1 (two queues) -> inlane, two pipelines -> check     namespace B
@@ -8,16 +8,16 @@
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// What the generator makes, and the checker is told of.
+/// The traffic, as the generator makes it and the checker expects it.
 const TRAFFIC: &str = "200,flows=64";
 const PACKETS: u64 = 40_000;
 
-/// A namespace, gone with the value.
+/// A network namespace, deleted when the value is dropped.
 struct Namespace(String);
 
 impl Namespace {
     fn new(test: &str, name: &str) -> Option<Self> {
-        // SAFETY: reads a number.
+        // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
             eprintln!("SKIPPED {test}: network namespaces need root");
             return None;
@@ -27,7 +27,7 @@ impl Namespace {
             eprintln!("SKIPPED {test}: no network namespace (ip netns add; apt-get install iproute2)");
             return None;
         }
-        // What the kernel says on a fresh link would come between.
+        // Otherwise the kernel sends packets of its own on a new link.
         let quiet = ["sysctl", "-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"];
         let status = Command::new("ip").args(["netns", "exec", &name]).args(quiet).status();
         assert!(status.is_ok_and(|status| status.success()), "sysctl");
@@ -50,7 +50,7 @@ fn ip(line: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// `inlane forward` in a namespace, or here.
+/// Starts `inlane forward` in a namespace, or in the current one.
 fn inlane(namespace: Option<&Namespace>, arguments: &[&str]) -> Child {
     let program = env!("CARGO_BIN_EXE_inlane");
     let mut command = match namespace {
@@ -70,15 +70,16 @@ fn document(output: &Output) -> serde_json::Value {
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// What each pipeline received.
+/// Returns how many packets each pipeline received.
 fn by_pipeline(document: &serde_json::Value) -> Vec<u64> {
     let notes = document["notes"].as_array().unwrap().iter().filter_map(|note| note.as_str());
     let list = notes.filter_map(|note| note.strip_prefix("packets received by each pipeline: ")).next();
     list.unwrap_or_default().split(", ").filter_map(|count| count.parse().ok()).collect()
 }
 
-/// Sends through `sender` what a checker behind `receiver`, which has two pipelines, looks at; `ready` waits until it is there.
-/// Meanwhile the receiver is held up, so that the kernel has to drop packets: that they are counted is seen, too.
+/// Sends packets by `sender` to a checker behind `receiver`, which has two pipelines. `ready` waits until the receiver is up.
+///
+/// Pauses the receiver meanwhile, so that the kernel drops packets, and asserts that each is verified or counted as missed.
 fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, ready: impl FnOnce()) {
     let check = format!("check:{TRAFFIC}");
     let mut to =
@@ -88,7 +89,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     let from = inlane(sides[0], &[&["--rx", source.as_str(), "--rate", "20kpps"], sender].concat());
     std::thread::sleep(Duration::from_millis(700));
     for signal in [libc::SIGSTOP, libc::SIGCONT] {
-        // SAFETY: a child of ours, not waited for yet. `ip netns exec` has become inlane.
+        // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by inlane.
         unsafe { libc::kill(to.id() as i32, signal) };
         std::thread::sleep(Duration::from_millis(500));
     }
@@ -96,11 +97,11 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
     assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
     std::thread::sleep(Duration::from_millis(500));
-    // SAFETY: as above.
+    // SAFETY: the child has still not been waited for.
     unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
     let begun = Instant::now();
     while to.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "it does not end");
+        assert!(begun.elapsed() < Duration::from_secs(20), "inlane did not end on SIGINT");
         std::thread::sleep(Duration::from_millis(20));
     }
     let output = to.wait_with_output().unwrap();
@@ -111,7 +112,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
         assert_eq!(verification[wrong], 0, "{wrong}, {said}");
     }
     let missed = result["rx"]["missed"].as_u64().unwrap();
-    // A sender by AF_XDP waits for the buffers that it lent.
+    // An AF_XDP sender waits for its buffers instead of losing packets.
     assert!(missed > 0 || sender.contains(&"af_xdp:v0"), "{said}");
     assert_eq!(verification["verified_packets"].as_u64().unwrap() + missed, PACKETS, "{said}");
     assert_eq!(result["leaked_buffers"], 0, "{said}");
@@ -119,7 +120,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     assert!(each.len() == 2 && each.iter().all(|&count| count > PACKETS / 10), "{each:?}, {said}");
 }
 
-/// Two namespaces joined by a veth pair with two queues at the second end.
+/// Creates two namespaces connected by a veth pair with two queues.
 fn joined(test: &str) -> Option<[Namespace; 2]> {
     let (a, b) = (Namespace::new(test, "a")?, Namespace::new(test, "b")?);
     let two = "numrxqueues 2 numtxqueues 2";
@@ -130,23 +131,23 @@ fn joined(test: &str) -> Option<[Namespace; 2]> {
     Some([a, b])
 }
 
-fn a_moment() {
+fn wait_until_up() {
     std::thread::sleep(Duration::from_millis(2500));
 }
 
 fn over_veth(test: &str, receiver: &str) {
     let Some([a, b]) = joined(test) else { return };
-    // Each sending queue is the other end's receiving queue.
+    // Each transmit queue of a veth is a receive queue of its peer.
     let sender = ["--tx", "af_packet:v0", "--packets", "40000"];
     if receiver.starts_with("af_packet") {
-        return accounted([Some(&a), Some(&b)], &sender, receiver, a_moment);
+        return accounted([Some(&a), Some(&b)], &sender, receiver, wait_until_up);
     }
     let sender = ["--tx", "af_xdp:v0", "--pipelines", "2", "--packets", "20000"];
-    accounted([Some(&a), Some(&b)], &sender, receiver, a_moment);
+    accounted([Some(&a), Some(&b)], &sender, receiver, wait_until_up);
 }
 
 #[test]
-fn packet_sockets_share_flows_out() {
+fn packet_sockets_spread_flows() {
     over_veth("packet-queues", "af_packet:v1");
 }
 
@@ -156,7 +157,7 @@ fn af_xdp_reads_every_queue() {
 }
 
 #[test]
-fn a_queue_that_nobody_reads_is_refused() {
+fn an_interface_with_an_unread_queue_is_refused() {
     let Some([_a, b]) = joined("unread-queues") else { return };
     for (port, remedy) in [("af_xdp:v1", "ethtool -L v1 rx 1"), ("af_packet:v1,queues=2", "queues=1")] {
         let output = inlane(Some(&b), &["--rx", port, "--tx", "null"]).wait_with_output().unwrap();
@@ -164,7 +165,7 @@ fn a_queue_that_nobody_reads_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{port}: {said}");
         assert!(said.contains("--pipelines 2") && said.contains(remedy), "{said}");
     }
-    // The one that is named is read, and no other.
+    // A port that names a queue reads that one only.
     let output = inlane(Some(&b), &["--rx", "af_xdp:v1,queue=1", "--tx", "null", "--duration", "200ms"]);
     let output = output.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -180,7 +181,7 @@ fn a_tap_interface_with_two_queues() {
             assert!(begun.elapsed() < Duration::from_secs(20), "inlane made no t0");
             std::thread::sleep(Duration::from_millis(20));
         }
-        a_moment();
+        wait_until_up();
         a.must("link set t0 up");
     });
 }
@@ -210,7 +211,7 @@ fn memif_with_two_queues() {
 }
 
 #[test]
-fn large_frames_go_over_memif_whole_or_not_at_all() {
+fn memif_carries_large_frames_or_refuses_them() {
     let folder = tempfile::tempdir().unwrap();
     let port = format!("memif:{}", folder.path().join("memif.sock").display());
     let output = inlane(None, &["--rx", "gen:9000", "--tx", &port]).wait_with_output().unwrap();
@@ -231,7 +232,7 @@ fn large_frames_go_over_memif_whole_or_not_at_all() {
 }
 
 #[test]
-fn drivers_of_no_device_have_queues_too() {
+fn software_ports_have_several_queues() {
     for arguments in [
         ["--rx", "net_null:64", "--tx", "net_null:64"],
         ["--rx", "ring:a,prime=32", "--tx", "ring:a"],

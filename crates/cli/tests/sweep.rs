@@ -1,4 +1,4 @@
-//! `inlane forward --sweep` as a user runs it, on the CPU.
+//! `inlane forward --sweep` on the command line, on the CPU.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -38,13 +38,13 @@ impl Files {
 }
 
 #[test]
-fn every_combination_is_run_repeated_tabled_and_drawn() {
+fn every_combination_is_run_repeatedly_and_shown_in_table_and_figure() {
     let files = Files::new();
     let flags =
         ["--sweep", "method=all", "--sweep", "burst=8..32", "--repeats", "3", "--function", "macswap"];
     let output = inlane(&NULL, &flags).args(["--json", &files.json, "--svg", &files.svg]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(stderr(&output).lines().count(), 18, "a line a run: {}", stderr(&output));
+    assert_eq!(stderr(&output).lines().count(), 18, "one line per run: {}", stderr(&output));
     let document = files.document();
     let schema: serde_json::Value = serde_json::from_slice(
         &std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/schema/packets.json")).unwrap(),
@@ -80,11 +80,11 @@ fn every_combination_is_run_repeated_tabled_and_drawn() {
     for text in ["burst size, packets", "Mpps", "single", "split", "macswap, on cpu"] {
         assert!(svg.contains(text), "{text} is not in the figure");
     }
-    assert!(!svg.contains("Latency"), "none was measured");
+    assert!(!svg.contains("Latency"), "no latency was measured");
 }
 
 #[test]
-fn sizes_go_into_the_port_and_settings_may_hold_sweeps() {
+fn sizes_replace_those_of_the_port_and_a_settings_file_can_hold_sweeps() {
     let files = Files::new();
     let settings = files.directory.path().join("settings.toml");
     std::fs::write(&settings, "[forward]\nsweep = ['size=64,200', 'rate=20Kpps,40Kpps']\nburst = 4\n")
@@ -109,11 +109,11 @@ fn sizes_go_into_the_port_and_settings_may_hold_sweeps() {
         results.iter().map(|result| result["verification"]["verified_packets"].as_u64().unwrap()).sum();
     assert_eq!(verified, checked, "every point is verified");
     let svg = std::fs::read_to_string(&files.svg).unwrap();
-    assert!(svg.contains("Latency") && svg.contains("rate 20.00 kpps"), "two plots, a line a rate");
+    assert!(svg.contains("Latency") && svg.contains("rate 20.00 kpps"), "two plots with one line per rate");
 }
 
 #[test]
-fn a_point_that_fails_is_recorded_and_the_others_go_on() {
+fn a_point_that_fails_is_recorded_and_the_others_run() {
     let files = Files::new();
     let output = inlane(&NULL, &["--sweep", "rx=null:64,pcap:/no/such.pcap,null:128"])
         .args(["--function", "macswap", "--json", &files.json])
@@ -129,7 +129,7 @@ fn a_point_that_fails_is_recorded_and_the_others_go_on() {
 }
 
 #[test]
-fn what_cannot_be_swept_is_said_before_anything_runs() {
+fn a_wrong_sweep_is_refused_before_anything_runs() {
     let cases: [(&[&str], &str); 14] = [
         (&["--sweep", "brust=1,2"], "burst, "),
         (&["--sweep", "burst"], "burst=16,32"),
@@ -156,8 +156,8 @@ fn what_cannot_be_swept_is_said_before_anything_runs() {
 }
 
 #[test]
-fn nothing_that_runs_is_the_error_of_the_first() {
-    if inlane_cuda_is_there() {
+fn if_every_point_fails_the_first_error_is_reported() {
+    if has_gpu() {
         return;
     }
     let output = run(&NULL, &["--on", "gpu:0", "--sweep", "method=all"]);
@@ -165,12 +165,12 @@ fn nothing_that_runs_is_the_error_of_the_first() {
     assert_eq!(stderr(&output).lines().filter(|line| line.starts_with('[')).count(), 5);
 }
 
-fn inlane_cuda_is_there() -> bool {
+fn has_gpu() -> bool {
     std::path::Path::new("/dev/nvidiactl").exists()
 }
 
 #[test]
-fn a_signal_keeps_what_is_done() {
+fn a_signal_keeps_the_points_that_are_done() {
     let files = Files::new();
     let mut child = inlane(&["forward", "--rx", "null:64", "--tx", "null", "--duration", "1s"], &[])
         .args(["--sweep", "burst=1..1024", "--json", &files.json])
@@ -178,13 +178,13 @@ fn a_signal_keeps_what_is_done() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // Not before the first point is done: its line says so.
+    // Waits for the line that shows the first point done.
     let mut said = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut said, &mut line).unwrap();
     assert!(line.starts_with("[1/11] burst=1:"), "{line}");
     std::thread::sleep(Duration::from_millis(300));
-    // SAFETY: signals the child that was just started and not yet waited for.
+    // SAFETY: the child was started here and not yet waited for, so its id is still its own.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     drop(said);
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -196,7 +196,7 @@ fn a_signal_keeps_what_is_done() {
 }
 
 #[test]
-fn a_competing_job_costs_and_is_measured() {
+fn a_competing_job_is_measured() {
     let files = Files::new();
     let output =
         inlane(&["forward", "--rx", "null:64", "--tx", "null", "--duration", "400ms"], &["--stages"])
@@ -220,13 +220,13 @@ fn a_competing_job_costs_and_is_measured() {
     let ratio =
         competitor["beside_per_second"].as_f64().unwrap() / competitor["alone_per_second"].as_f64().unwrap();
     assert!((kept - ratio).abs() < 1e-9);
-    // Both want the whole core, which the scheduler divides; a busy machine makes it anything, but never nothing.
+    // The scheduler divides the core between both. On a busy machine the share varies, but it is above zero.
     assert!(kept > 0.0 && kept < 3.0, "{kept}");
     assert!(std::fs::read_to_string(&files.svg).unwrap().contains("competing job"));
 }
 
 #[test]
-fn outputs_are_tried_first_and_nothing_stays_of_a_run_without_a_result() {
+fn outputs_are_opened_first_and_a_failed_run_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
     let (json, svg) = (directory.path().join("new.json"), directory.path().join("new.svg"));
     let missing = ["forward", "--rx", "pcap:/nonexistent", "--tx", "null", "--sweep", "burst=16,32"];
@@ -236,5 +236,5 @@ fn outputs_are_tried_first_and_nothing_stays_of_a_run_without_a_result() {
     let output = run(&NULL, &["--sweep", "burst=16,32", "--svg", "/nonexistent/x.svg"]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     assert!(stderr(&output).contains("cannot write /nonexistent/x.svg"), "{}", stderr(&output));
-    assert!(!stderr(&output).contains("[1/2]"), "it measured first: {}", stderr(&output));
+    assert!(!stderr(&output).contains("[1/2]"), "the output is opened before measuring: {}", stderr(&output));
 }

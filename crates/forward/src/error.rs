@@ -1,77 +1,77 @@
-//! The errors of forwarding.
+//! The errors of a run.
 
 use inlane_core::error::Class;
 
-/// What can go wrong in a run.
+/// An error of a run, or of an experiment.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// From the ring, a pool, a port.
+    /// An error of a burst ring, a pool, or a port of inlane's own.
     #[error(transparent)]
     Core(#[from] inlane_core::Error),
-    /// Settings that do not go together.
+    /// A setting that is wrong, or does not go with another.
     #[error("{what}: {why}")]
     Config {
         /// The flag or key.
         what: String,
-        /// What is wrong with it, and what to write instead.
+        /// What is wrong, and what to write instead.
         why: String,
     },
-    /// A thread of a pipeline panicked; the others ended in order.
+    /// A thread panicked. The other threads drained and ended.
     #[error(
-        "pipeline {pipeline}: its {thread} thread panicked: {message}; this is a defect, please report it"
+        "the {thread} thread of pipeline {pipeline} panicked: {message}; this is a defect, please report it"
     )]
     Panicked {
-        /// Which pipeline.
+        /// The pipeline's number.
         pipeline: usize,
-        /// Which of its threads.
+        /// The thread's role.
         thread: &'static str,
-        /// What it said.
+        /// The panic's message.
         message: String,
     },
-    /// Verification found something.
+    /// Packets were lost, duplicated, reordered or altered, or none arrived.
     #[error("verification failed: {0}")]
     Verification(String),
-    /// From the packet function's side.
+    /// An error of the packet function: its name, settings or compilation.
     #[error(transparent)]
     Function(#[from] inlane_function::Error),
-    /// From DPDK.
+    /// An error of a DPDK port or pool, or of dropping privileges.
     #[cfg(feature = "dpdk")]
     #[error(transparent)]
     Dpdk(#[from] inlane_dpdk::Error),
-    /// From CUDA.
+    /// An error of the GPU, its driver or compiler.
     #[cfg(feature = "cuda")]
     #[error("{0}{or}", or = instead(.0))]
     Cuda(#[from] inlane_cuda::Error),
-    /// The GPU did not finish an item.
+    /// The GPU did not complete an item in time. The process no longer uses that GPU.
     #[error(
-        "packet function {function} on the GPU is stuck: item {item} was not done within {seconds} s; the GPU was given up. \
-         Does the function end for every packet? A longer limit is set with --watchdog"
+        "packet function {function} is stuck on the GPU: item {item} was not complete after {seconds} s; check that the \
+         function ends for every packet, or raise --watchdog"
     )]
     Stuck {
-        /// The function.
+        /// The packet function's name.
         function: String,
-        /// Which item of the run.
+        /// The item's position in the run.
         item: u64,
-        /// How long was waited.
+        /// The watchdog's timeout, in seconds.
         seconds: f64,
     },
-    /// The job beside the packets was not seen to its end.
-    #[error("the job of --compete: {0}")]
+    /// The competing job failed or did not end.
+    #[error("competing job: {0}")]
     Competitor(String),
-    /// Somebody ended it before there was anything to report.
-    #[error("interrupted while choosing: {0}; no run began, and nothing is reported")]
+    /// The user stopped `--method auto` before it had chosen.
+    #[error("interrupted while choosing: {0}; there is no result")]
     Interrupted(String),
-    /// Buffers did not come back to their pool.
-    #[error("{buffers} packet buffers did not come back to their pool; this is a defect, please report it")]
+    /// Packet buffers were not freed.
+    #[error("{buffers} packet buffers were not freed; this is a defect, please report it")]
     Leaked {
-        /// How many.
+        /// The number of buffers.
         buffers: u64,
     },
 }
 
+/// The alternative to name in the message if there is no GPU.
 #[cfg(feature = "cuda")]
-/// What runs a packet function where there is no GPU.
 fn instead(error: &inlane_cuda::Error) -> &'static str {
     match error {
         inlane_cuda::Error::NoDriver | inlane_cuda::Error::NoDevice { count: 0, .. } => ", or use --on cpu",
@@ -90,11 +90,11 @@ impl From<inlane_ports::Error> for Error {
     }
 }
 
-/// The result of forwarding.
+/// The result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Who can do something about it.
+    /// Returns the class that decides the exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),
@@ -109,7 +109,7 @@ impl Error {
         }
     }
 
-    /// A setting that is wrong.
+    /// Creates an [`Error::Config`].
     pub fn config(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Config { what: what.into(), why: why.into() }
     }
