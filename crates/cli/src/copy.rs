@@ -81,7 +81,7 @@ pub struct Copy {
     #[arg(long, conflicts_with_all = NOT_PUBLISHED)]
     published: bool,
 
-    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M in steps of four
+    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M in steps of four (4K..256M,x2 in steps of two)
     #[arg(long, default_value = "4K..256M", value_name = "SIZES", value_parser = parse_sizes, help_heading = "Measurement")]
     sizes: Sizes,
     /// Which direction to measure
@@ -291,27 +291,9 @@ fn parse_choice(text: &str) -> Result<PathChoice, Error> {
 
 /// Parses `1M`, `4K,1M` and `4K..256M`.
 fn parse_sizes(text: &str) -> Result<Sizes, Error> {
-    let invalid =
-        |why: &str| Error::invalid(format!("sizes '{text}'"), format!("{why}; write 1M, 4K,1M or 4K..256M"));
-    let size = |text: &str| match units::parse_size(text)? {
-        0 => Err(invalid("a transfer has at least 1 byte")),
-        bytes => match usize::try_from(bytes) {
-            Ok(bytes) if bytes <= LARGEST => Ok(bytes),
-            _ => Err(invalid("a transfer has at most 1 TiB")),
-        },
-    };
-    if let Some((first, last)) = text.split_once("..") {
-        let (first, last) = (size(first)?, size(last)?);
-        if first > last {
-            return Err(invalid("the end is less than the start"));
-        }
-        let mut sizes: Vec<usize> = std::iter::successors(Some(first), |size| size.checked_mul(4))
-            .take_while(|size| *size < last)
-            .collect();
-        sizes.push(last);
-        return Ok(Sizes(sizes));
-    }
-    text.split(',').map(size).collect::<Result<Vec<_>, _>>().map(Sizes)
+    // Every size fits, because LARGEST is a usize.
+    let sizes = crate::sizes::parse(text, LARGEST as u64)?;
+    Ok(Sizes(sizes.into_iter().map(|size| size as usize).collect()))
 }
 
 impl Copy {
@@ -363,21 +345,5 @@ impl Copy {
             without: self.without.clone(),
             ..PathOptions::default()
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_a_size_a_list_or_a_range() {
-        assert_eq!(parse_sizes("1M").unwrap().0, [1 << 20]);
-        assert_eq!(parse_sizes("4K,1M,7").unwrap().0, [4096, 1 << 20, 7]);
-        assert_eq!(parse_sizes("4K..100K").unwrap().0, [4096, 16384, 65536, 102400]);
-        assert_eq!(parse_sizes("64..64").unwrap().0, [64]);
-        for bad in ["", "0", "1M..4K", "4K,", "x", "..", "-1"] {
-            assert!(parse_sizes(bad).is_err(), "{bad}");
-        }
     }
 }

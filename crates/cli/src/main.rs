@@ -10,6 +10,7 @@ mod output;
 mod schema;
 mod settings;
 mod signal;
+mod sizes;
 mod topo;
 
 use clap::{CommandFactory, Parser, Subcommand};

@@ -1,7 +1,8 @@
 //! Where a command's result goes: text to standard output, JSON and a figure to files.
 
 use inlane_core::result::{Document, Start};
-use inlane_report::{Error, Target};
+use inlane_ports::pcap::same_file;
+use inlane_report::Target;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
@@ -22,8 +23,16 @@ impl Output {
     /// `json` may be `-`: the JSON then goes to standard output, in place of the text.
     ///
     /// # Errors
-    /// If a file cannot be opened for writing.
-    pub fn open(json: Option<&str>, csv: Option<&Path>, svg: Option<&Path>) -> Result<Self, Error> {
+    /// If a file cannot be opened for writing, or two outputs go to one file.
+    pub fn open(json: Option<&str>, csv: Option<&Path>, svg: Option<&Path>) -> anyhow::Result<Self> {
+        let files: Vec<&Path> =
+            json.filter(|file| *file != "-").map(Path::new).into_iter().chain(csv).chain(svg).collect();
+        for (index, file) in files.iter().enumerate() {
+            if files[..index].iter().any(|earlier| same_file(file, earlier)) {
+                let why = "two outputs would go to this file; name two files";
+                return Err(inlane_core::Error::invalid(file.display().to_string(), why).into());
+            }
+        }
         Ok(Self {
             json: json.map(Target::open).transpose()?,
             csv: csv.map(Target::file).transpose()?,

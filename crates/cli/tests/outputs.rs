@@ -72,6 +72,19 @@ fn a_refused_run_leaves_its_outputs_as_they_were() {
 }
 
 #[test]
+fn two_outputs_do_not_share_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result").to_str().unwrap().to_string();
+    for command in ["copy --from twin:0 --to twin:1", "ntb bench", "forward --rx gen:64 --tx null"] {
+        let mut inlane = Command::new(env!("CARGO_BIN_EXE_inlane"));
+        inlane.args(command.split(' ')).args(["--json", &file, "--csv", &file]);
+        let output = inlane.stdin(Stdio::null()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{command}: {}", stderr(&output));
+        assert!(!Path::new(&file).exists(), "{command}");
+    }
+}
+
+#[test]
 fn csv_has_a_line_per_run_with_units_in_its_names() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("result.csv");

@@ -38,7 +38,7 @@ Examples:
   inlane ntb bench --mover twin:30G --only mover --json -
                                           a DMA engine of 30 Gb/s, result as JSON")]
 pub struct Bench {
-    /// Sizes: one, a list (8,4K,1M) or a range (8..1M: each four times the one before; 8..1M,x2)
+    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M in steps of four (4K..256M,x2 in steps of two)
     #[arg(long, value_name = "SIZES", default_value = "1..64M")]
     sizes: Sizes,
     /// Duration of one repeat

@@ -1,6 +1,6 @@
 //! The sizes of `inlane ntb bench`: one, a list, or a range with its step.
 
-use inlane_core::{Error, units};
+use inlane_core::Error;
 
 /// Sizes in bytes, ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,40 +12,13 @@ const LARGEST: u64 = 4 << 30;
 impl std::str::FromStr for Sizes {
     type Err = Error;
 
-    /// Parses `1M`, `8,4K,1M`, `8..1M` (each size four times the one before) or `8..1M,x2`.
+    /// Parses sizes as [`crate::sizes::parse`] does, and adds 8 bytes to a range that contains it.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let invalid = |why: &str| {
-            Error::invalid(format!("sizes '{text}'"), format!("{why}; write 1M, 8,4K,1M, 8..1M or 8..1M,x2"))
-        };
-        let size = |text: &str| match units::parse_size(text)? {
-            0 => Err(invalid("a transfer has at least 1 byte")),
-            bytes if bytes > LARGEST => Err(invalid("a transfer has at most 4 GiB")),
-            bytes => Ok(bytes),
-        };
-        let mut sizes = match text.split_once("..") {
-            Some((first, rest)) => {
-                let (last, step) = match rest.split_once(",x") {
-                    Some((last, step)) => (last, step.parse().map_err(|_| invalid("the step is no number"))?),
-                    None => (rest, 4),
-                };
-                if step < 2 {
-                    return Err(invalid("the step is at least 2"));
-                }
-                let (first, last) = (size(first)?, size(last)?);
-                if first > last {
-                    return Err(invalid("the range ends before it begins"));
-                }
-                let steps = std::iter::successors(Some(first), |size| size.checked_mul(step));
-                let mut sizes: Vec<u64> = steps.take_while(|size| *size < last).collect();
-                sizes.push(last);
-                // Message rates are compared at 8 bytes.
-                if first < 8 && last > 8 {
-                    sizes.push(8);
-                }
-                sizes
-            }
-            None => text.split(',').map(size).collect::<Result<_, _>>()?,
-        };
+        let mut sizes = crate::sizes::parse(text, LARGEST)?;
+        // Message rates are compared at 8 bytes.
+        if text.contains("..") && sizes.iter().any(|size| *size < 8) && sizes.iter().any(|size| *size > 8) {
+            sizes.push(8);
+        }
         sizes.sort_unstable();
         sizes.dedup();
         Ok(Self(sizes))

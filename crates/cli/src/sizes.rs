@@ -1,0 +1,56 @@
+//! The value of `--sizes`: one size, a list, or a range. It means the same in every command.
+
+use inlane_core::{Error, units};
+
+/// Parses `1M`, `4K,1M`, `4K..256M` (each size four times the one before) or `4K..256M,x2`. A range ends with its last size,
+/// whatever the step. A list keeps its order.
+///
+/// # Errors
+/// If the text is no size, list or range, or a size is zero or above `largest`.
+pub fn parse(text: &str, largest: u64) -> Result<Vec<u64>, Error> {
+    let invalid = |why: &str| {
+        let example = "write 1M, 4K,1M, 4K..256M or 4K..256M,x2";
+        Error::invalid(format!("sizes '{text}'"), format!("{why}; {example}"))
+    };
+    let size = |text: &str| match units::parse_size(text)? {
+        0 => Err(invalid("a transfer has at least 1 byte")),
+        bytes if bytes > largest => {
+            Err(invalid(&format!("a transfer has at most {}", units::bytes(largest))))
+        }
+        bytes => Ok(bytes),
+    };
+    let Some((first, rest)) = text.split_once("..") else { return text.split(',').map(size).collect() };
+    let (last, step) = match rest.split_once(",x") {
+        Some((last, step)) => (last, step.parse().map_err(|_| invalid("the step must be a whole number"))?),
+        None => (rest, 4),
+    };
+    if step < 2 {
+        return Err(invalid("the step must be 2 or more"));
+    }
+    let (first, last) = (size(first)?, size(last)?);
+    if first > last {
+        return Err(invalid("the end is less than the start"));
+    }
+    let steps = std::iter::successors(Some(first), |size: &u64| size.checked_mul(step));
+    let mut sizes: Vec<u64> = steps.take_while(|size| *size < last).collect();
+    sizes.push(last);
+    Ok(sizes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_one_a_list_or_a_range() {
+        let parsed = |text: &str| parse(text, 1 << 40).unwrap();
+        assert_eq!(parsed("1M"), [1 << 20]);
+        assert_eq!(parsed("4K,1M,7"), [4096, 1 << 20, 7]);
+        assert_eq!(parsed("4K..100K"), [4096, 16384, 65536, 102400]);
+        assert_eq!(parsed("1K..4K,x2"), [1024, 2048, 4096]);
+        assert_eq!(parsed("64..64"), [64]);
+        for bad in ["", "0", "1M..4K", "4K,", "x", "..", "-1", "2T", "1K..4K,x1", "1K..4K,xy"] {
+            assert!(parse(bad, 1 << 40).is_err(), "{bad}");
+        }
+    }
+}
