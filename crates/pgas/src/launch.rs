@@ -101,7 +101,7 @@ impl Session {
 /// reaches only memory that was registered with it, as the bench does with its own.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MoverChoice {
-    /// A DMA engine's twin, of this rate in bits a second; as fast as a core copies without one.
+    /// A DMA engine's twin with this rate in bits a second. Without a rate it is as fast as a core copies.
     Twin(Option<f64>),
     /// The copy engines of a GPU.
     Gpu(u32),

@@ -12,7 +12,7 @@ use super::windows::{PeContext, REQUEST};
 use super::{Atomic, Operation};
 use inlane_ntb::device::Event;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -215,8 +215,10 @@ impl PeContext {
         if pe == self.me {
             return self.changed_own_memory();
         }
+        // A barrier by the waiter's membarrier(2) needs the store before the look in program order.
+        compiler_fence(Ordering::SeqCst);
         if peer.needs_barrier {
-            std::sync::atomic::fence(Ordering::SeqCst);
+            fence(Ordering::SeqCst);
         }
         let announcement = self.word(self.layout.announcement(pe));
         let now = Word::load(announcement);

@@ -185,7 +185,7 @@ mod tests {
     }
 
     /// Two stores against two sleeps. A membarrier by the waiter orders as a full barrier on each side does
-    /// (membarrier(2), "NOTES"), so fences on both sides model it.
+    /// (membarrier(2)), so fences on both sides model it.
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
