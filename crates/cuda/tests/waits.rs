@@ -57,7 +57,7 @@ fn every_wait_ends() {
         runs(folder.path(), name, Duration::from_secs(60));
     }
     for name in [
-        "fails",
+        "a_failed_copy_gives_its_error",
         "another_fails_polled",
         "another_fails_asleep",
         "another_fails_adaptive",
@@ -209,7 +209,7 @@ fn hangs_unawaited() {
 /// A failed copy gives its error at once. No GPU is abandoned, because the driver answers.
 #[test]
 #[ignore = "as above"]
-fn fails() {
+fn a_failed_copy_gives_its_error() {
     for completion in ALL {
         let (mut engine, source, destination) = engine();
         let script = ScriptedStream::of(engine.stream());

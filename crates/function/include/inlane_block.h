@@ -103,7 +103,7 @@ INLANE uint32_t warp_sum(uint32_t value) { return value; }
 // compare_and_swap(at, expected, value)   stores `value` if `at` equals `expected`; returns the value before
 // fence()                                 orders this thread's accesses before it ahead of those after it, for all blocks
 // load_acquire(at)                        reads; later reads see what was written before the matching store_release
-// store_release(at, value)                writes; makes earlier writes visible to whoever reads it with load_acquire
+// store_release(at, value)                writes; makes earlier writes visible to threads that read it with load_acquire
 //
 // They work on GPU memory, not on packets in host memory. On the CPU they are plain accesses, because one thread owns the state.
 #if INLANE_GPU

@@ -89,7 +89,7 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
         {
-            // A launch of some milliseconds is long compared with launching, and short for the user who waits.
+            // Enough items for a launch of some milliseconds, which is long compared with the cost of launching.
             let items = ((1u64 << 28) / (burst as u64 * moved.max(64) as u64))
                 .min((1 << 21) / burst as u64)
                 .max(4096);

@@ -83,7 +83,7 @@ pub(crate) fn runs_user_code(
     executor: &crate::config::Executor,
     function: &inlane_function::PacketFunction,
 ) -> bool {
-    // SAFETY: reads a number.
+    // SAFETY: geteuid reads a number and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     let gpu = executor.device() != crate::config::Device::Cpu;
     function.is_user_code() || gpu && !root

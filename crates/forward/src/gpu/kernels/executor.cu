@@ -358,7 +358,8 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
     }
 }
 
-// Processes the items from `position` on, one per block. All were published before the launch, or have a released wait without packets.
+// Processes the items from `position` on, one per block. Each was published before the kernel runs. Slots without packets are ignored:
+// before the first item, and after waits were released.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
     // The word and the descriptors can be read together, because all were written before the launch. No item has more than `most` packets.
