@@ -21,6 +21,8 @@ CPU = ON == "cpu"
 METHODS = ["single", "split"] if CPU else ["single", "split", "persistent", "stream", "graph"]
 IN_PLACE = [] if CPU else ["--memory", "pinned"]
 MEMORIES = [[]] if CPU else [IN_PLACE, ["--memory", "gpu"], ["--header-split", "128"]]
+# Ends a run whose GPU is stuck. The CPU has no watchdog.
+WATCHDOG = [] if CPU else ["--watchdog", "10s"]
 # Threads are not pinned, because cases run side by side and speed is not checked.
 UNBOUND = ["--cores", "none"]
 WORKERS = 2
@@ -72,7 +74,7 @@ def checked(result, at_least=1):
 def functions():
     def case(function, method, memory):
         burst = {"single": "64", "split": "33", "persistent": "16", "stream": "128", "graph": "32"}[method]
-        flags = ["--rx", "gen:imix,flows=48", "--tx", "check", "--packets", "400000", "--duration", "30s", "--watchdog", "10s"]
+        flags = ["--rx", "gen:imix,flows=48", "--tx", "check", "--packets", "400000", "--duration", "30s", *WATCHDOG]
         if function.startswith("drop-rule"):
             flags += ["--tx", "null"]
         return checked(forward(*flags, "--function", function, "--method", method, "--burst", burst, *memory))
@@ -90,7 +92,7 @@ def functions():
 def own():
     """Users' functions, checked by what they count and drop."""
     def case(file, method, memory, burst="64"):
-        flags = ["--rx", "gen:imix,flows=8", "--tx", "null", "--packets", "200000", "--duration", "30s", "--watchdog", "10s"]
+        flags = ["--rx", "gen:imix,flows=8", "--tx", "null", "--packets", "200000", "--duration", "30s", *WATCHDOG]
         result = forward(*flags, "--function", os.path.join(EXAMPLES, file), "--method", method, "--burst", burst, *memory)
         wants(result["rx"]["packets"] == 200000, "not all received")
         return f"{result['tx']['packets']} sent, {result['tx']['bytes']} bytes"
@@ -153,7 +155,7 @@ def ports():
     def silent(rx, tx, method, memory):
         # These ports never touch payload, so any memory works.
         result = forward("--rx", rx, "--tx", tx, "--function", "macswap", "--method", method, "--burst", "32", *memory,
-                         "--duration", "300ms", "--watchdog", "10s")
+                         "--duration", "300ms", *WATCHDOG)
         wants(result["tx"]["packets"] > 1000, f"{result['tx']['packets']} packets in 300 ms")
         return f"{result['tx']['packets']} packets"
 
@@ -168,7 +170,7 @@ def ports():
             try:
                 result = forward("--rx", port, "--tx", f"check:{size},flows=8", "--function", "macswap", "--method",
                                  method, "--burst", "32", *memory, "--packets", str(packets), "--duration", "30s",
-                                 "--watchdog", "10s")
+                                 *WATCHDOG)
                 wants(result["rx"]["packets"] == packets, f"{result['rx']['packets']} received")
                 return checked(result, packets)
             finally:
