@@ -105,8 +105,9 @@ pub fn expand(
     let named = named.or_else(|| variable(CONFIG_VARIABLE).filter(|path| !path.is_empty()));
     if let Some(path) = named {
         let refused = |why: String| invalid(format!("settings file {path}"), why);
-        let text =
-            std::fs::read_to_string(&path).map_err(|error| refused(format!("cannot be read: {error}")))?;
+        let text = std::fs::read_to_string(&path).map_err(|error| {
+            refused(format!("cannot be read: {error}; give --config or INLANE_CONFIG an existing file"))
+        })?;
         let file: toml::Table = toml::from_str(&text).map_err(|error| refused(error.to_string()))?;
         let mut settings = Vec::new();
         read(command, "", &file, &mut settings).map_err(refused)?;

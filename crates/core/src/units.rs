@@ -25,7 +25,10 @@ fn scaled(
     let bad = |why: &str| Error::Quantity { text: text.into(), what, why: why.into(), example };
     let (number, unit) = split(text.trim());
     let number: f64 = number.replace('_', "").parse().map_err(|_| bad("it does not begin with a number"))?;
-    let scale = scale(unit.trim()).ok_or_else(|| bad(&format!("unknown unit '{}'", unit.trim())))?;
+    let scale = scale(unit.trim()).ok_or_else(|| match unit.trim() {
+        "" => bad("it has no unit"),
+        unit => bad(&format!("'{unit}' is no unit")),
+    })?;
     let value = number * scale;
     if value.is_finite() && value < 9.0e18 { Ok(value) } else { Err(bad("it is too large")) }
 }

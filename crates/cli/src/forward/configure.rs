@@ -82,7 +82,7 @@ impl Forward {
                         inlane_core::Error::Quantity {
                             text: text.into(),
                             what: "a number of packets",
-                            why: "must be a whole number above zero, or 'all'".into(),
+                            why: "it must be a whole number above zero, or 'all'".into(),
                             example: "1000000 or all",
                         }
                     })?;

@@ -152,7 +152,10 @@ mod tests {
         result
     }
 
-    fn drawn(results: &[PacketResult], keys: &[&str]) -> Vec<(String, String, Vec<(f64, f64)>)> {
+    /// The name, the panel and the points of a line.
+    type Drawn = (String, String, Vec<(f64, f64)>);
+
+    fn drawn(results: &[PacketResult], keys: &[&str]) -> Vec<Drawn> {
         let rate = |result: &PacketResult| Some((result.tx.packets_per_second, None));
         let lines = lines(results, "burst", keys, rate, |_| None, |_| None);
         let points = |line: &Line| line.points.iter().map(|point| (point.x, point.y)).collect();

@@ -72,7 +72,7 @@ pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
     let bad = || inlane_core::Error::Quantity {
         text: list.into(),
         what: "a list of cores",
-        why: "must be numbers and ranges, separated by commas".into(),
+        why: "it must be numbers and ranges, separated by commas".into(),
         example: "2,3 or 4-7 or none",
     };
     let mut cores = Vec::new();

@@ -90,7 +90,7 @@ fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
         let mut known: Vec<_> =
             forward.get_arguments().filter(single).filter_map(clap::Arg::get_long).collect();
         known.sort_unstable();
-        let why = format!("cannot be swept; choose one of: {}", known.join(", "));
+        let why = format!("this flag cannot be swept; choose one of: {}", known.join(", "));
         return Err(Error::invalid(format!("--sweep {}", axis.key), why));
     };
     if axis.values != ["all"] {
