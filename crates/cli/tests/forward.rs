@@ -476,3 +476,33 @@ fn a_file_and_the_environment_provide_settings() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("burts"), "{}", stderr(&output));
 }
+
+/// The compiler of a user's packet function runs with what the process has left: nothing, even if no port needed privileges.
+#[test]
+fn user_code_runs_without_privileges() {
+    use std::os::unix::fs::PermissionsExt;
+    let test = "user_code_runs_without_privileges";
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED {test}: it drops the privileges of root");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let open_to_all = |path: &Path| std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+    open_to_all(folder.path());
+    let compiler = at("compiler");
+    let script =
+        format!("#!/bin/sh\ngrep CapEff /proc/self/status >> {}\nexec c++ \"$@\"\n", at("rights").display());
+    std::fs::write(&compiler, script).unwrap();
+    open_to_all(&compiler);
+    let function = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/functions/truncate.cu");
+    let function = std::fs::read_to_string(function).unwrap();
+    std::fs::write(at("mine.cu"), function).unwrap();
+    let mine = at("mine.cu").display().to_string();
+    let arguments = ["--rx", "null", "--tx", "null", "--packets", "100", "--function", &mine];
+    let output = inlane(&arguments).env("CXX", &compiler).env("INLANE_CACHE", at("cache")).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rights = std::fs::read_to_string(at("rights")).unwrap();
+    assert!(rights.lines().all(|line| line.ends_with("0000000000000000")), "{rights}");
+}
