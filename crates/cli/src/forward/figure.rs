@@ -89,9 +89,13 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.extend(value("method"));
     words.extend(value("burst").map(|burst| format!("burst {burst}")));
     words.extend(value("memory").map(|memory| format!("memory {memory}")));
-    if axis != "size" && !keys.contains(&"size") {
-        words.push(first.ports.join(" to "));
-    }
+    // With swept sizes, the ports' names differ in their size.
+    let swept = axis == "size" || keys.contains(&"size");
+    let port = |port: &String| match swept {
+        true => port.split([':', ',']).next().unwrap_or_default().to_string(),
+        false => port.clone(),
+    };
+    words.push(first.ports.iter().map(port).collect::<Vec<_>>().join(" to "));
     words.join(", ")
 }
 
@@ -172,6 +176,14 @@ mod tests {
         assert_eq!(found[0], ("single".into(), String::new(), single));
         assert_eq!(found[1], ("split".into(), String::new(), vec![(16.0, 2.0)]));
         assert_eq!(found.len(), 2);
+    }
+
+    #[test]
+    fn titles_name_the_ports_without_a_swept_size() {
+        let mut one = result("16", "single", 1.0);
+        one.ports = vec!["null:64".into(), "null".into()];
+        assert_eq!(common(std::slice::from_ref(&one), "burst", &[]), "single, null:64 to null");
+        assert_eq!(common(&[one], "size", &[]), "single, burst 16, null to null");
     }
 
     #[test]
