@@ -165,7 +165,7 @@ pub struct ThreadTime {
 impl ThreadTime {
     /// Returns the times of the calling thread since it started.
     pub fn of_this_thread() -> Self {
-        // Three numbers: time on a processor, time queued for one, time slices.
+        // The file has three numbers: nanoseconds on a processor, nanoseconds queued for one, and time slices.
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
         let queued = text.split_ascii_whitespace().nth(1).and_then(|number| number.parse().ok());
         Self { cpu_ns: thread_cpu_ns(), queued_ns: queued.unwrap_or(0) }

@@ -162,7 +162,7 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
     let begun = Instant::now();
     let (mut spent, mut done) = (Duration::ZERO, 0u64);
     while begun.elapsed() < CALIBRATION {
-        // Restored, because a function that decrements hop limits would soon see none left.
+        // Restores the packets, because a function that decrements hop limits would soon see only expired ones.
         for (packet, content) in packets.iter().zip(&contents) {
             // SAFETY: this thread owns the packet, in host memory; it holds at least the bytes that it had.
             unsafe { std::slice::from_raw_parts_mut(packet.address as *mut u8, content.len()) }

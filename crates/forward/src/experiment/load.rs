@@ -25,7 +25,7 @@ const RESOLUTION: f64 = 0.005;
 const LOWEST: f64 = 0.01;
 /// The share of the due packets that may be missing at the end of a trial. A pipeline that is too slow misses more.
 const TOLERANCE: f64 = 0.002;
-/// At the end of a trial, the packets of this time may be missing, too: they are due and not yet sent.
+/// Packets that became due in this time before the end of a trial may be missing: they are not sent yet.
 const TAIL: Duration = Duration::from_millis(1);
 
 /// Returns why a trial at `offered` packets per second failed, or `None` if it passed: nothing was lost, missed or altered,

@@ -154,7 +154,7 @@ impl Tally {
         self.dropped_overload + self.dropped_verdict + self.dropped_invalid
     }
 
-    /// Adds the tally of another pipeline, except when packets flowed.
+    /// Adds the tally of another pipeline, except its times in `flowed`.
     pub(crate) fn add(&mut self, other: Tally) {
         self.rx += other.rx;
         self.tx += other.tx;
