@@ -1,4 +1,5 @@
-//! Any text as a quantity. It is refused or parsed, and a size printed as a number is parsed as the same size.
+//! Parses arbitrary text as a quantity. Each text is refused or parsed, and a size printed as a number is parsed as the same
+//! size.
 
 #![no_main]
 

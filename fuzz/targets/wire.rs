@@ -1,4 +1,4 @@
-//! Any bytes as any header. Nothing panics, payloads stay inside the buffer, and fields are read as written.
+//! Views arbitrary bytes as each header. Nothing panics, payloads stay inside the buffer, and fields are read as written.
 
 #![no_main]
 

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 /// Frames in flight in one direction.
 const WINDOW: u32 = 16;
 
-/// Received frames after which both cards are set up. QEMU drops the frames that it holds for a card that is reset.
+/// The number of received frames after which both cards are set up. QEMU drops the frames that it holds for a card that is
+/// reset.
 const SET_UP: u64 = 100;
 
-/// The sockets of a card: to one the test sends the frames that the card receives, at the other it receives the frames that the card sends.
+/// The sockets of a card. The card receives the frames that the test sends to `into`. The frames that the card sends arrive
+/// at `out`.
 struct Card {
     into: PathBuf,
     out: UnixDatagram,
@@ -46,12 +48,13 @@ struct Direction {
     next: u32,
     /// Frames received from the second card.
     received: u64,
-    /// The numbers of lost frames, since the cards are set up.
+    /// The numbers of the frames lost since the cards were set up.
     lost: Vec<std::ops::Range<u32>>,
 }
 
 impl Direction {
-    /// Sends frames until enough are in flight. Until the first is received, inlane may not run yet, and frames are sent again.
+    /// Sends frames until [`WINDOW`] frames are in flight. Until the first frame is received, none counts as in flight,
+    /// because inlane may not run yet.
     fn send(&mut self, sender: &UnixDatagram, from: &Card) {
         while self.sent - self.next < WINDOW && sender.send_to(&frame(self.sent), &from.into).is_ok() {
             self.sent += 1;
@@ -115,7 +118,7 @@ fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
 #[test]
 fn packets_go_from_card_to_card() {
     const TEST: &str = "packets_go_from_card_to_card";
-    // The workspace builds it beside this package's programs.
+    // The workspace builds `inlane` beside this package's programs.
     let inlane = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
     if !inlane.exists() {
         eprintln!("SKIPPED {TEST}: no {}; build it with: cargo build -p inlane", inlane.display());

@@ -71,7 +71,7 @@ impl CodeCache {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    /// The directory that holds the entries.
+    /// Returns the directory that holds the entries.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -127,12 +127,12 @@ pub struct NewEntry {
 }
 
 impl NewEntry {
-    /// The temporary file to write the code to.
+    /// Returns the temporary file to write the code to.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Adds the key to the file and makes it visible under its final name. Returns that name. A concurrent commit of the same key
+    /// Adds the key to the file and renames the file to its final name, which it returns. An existing entry for the same key
     /// is replaced.
     ///
     /// # Errors
@@ -164,7 +164,7 @@ pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     key
 }
 
-/// The directory of all caches of the current user.
+/// Returns the directory that contains all caches of the current user.
 fn user_directory() -> Option<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_CACHE") {
         return (!set.is_empty()).then(|| PathBuf::from(set));
@@ -182,7 +182,8 @@ fn only_this_user_writes(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.uid() == user && found.mode() & 0o022 == 0)
 }
 
-/// Two FNV-1a hashes of the key. The name need not be unique, because the key in the file is compared.
+/// Returns the name of the file for `key`: two FNV-1a hashes of the key. Names need not be unique, because the key in the
+/// file is compared.
 fn file_name(key: &[u8]) -> String {
     let hash = |start: u64| {
         key.iter().fold(start, |hash, &byte| (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3))

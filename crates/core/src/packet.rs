@@ -14,7 +14,9 @@ use crate::region::Region;
 
 pub use heap::{HEADROOM, HeapPool, PoolOwner};
 
-/// One packet: address and length of its first contiguous bytes, and its buffer's name in the pool.
+/// One packet: the address and length of its first contiguous bytes, and a cookie by which its pool knows the buffer. Its
+/// first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that a packet function can run on
+/// either.
 ///
 /// Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that a packet function can
 /// run on either.
@@ -27,7 +29,7 @@ pub struct Packet {
     pub length: u32,
     /// The transmit port, if a verdict named one; otherwise 0.
     pub port: u32,
-    /// The buffer's name in its pool: the address of a DPDK mbuf, or an index. Only the pool interprets it.
+    /// Identifies the buffer in its pool: the address of a DPDK mbuf, or an index. Only the pool interprets it.
     pub cookie: u64,
 }
 

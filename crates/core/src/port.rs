@@ -11,8 +11,8 @@ use crate::result::Verification;
 use crate::stats::LatencyHistogram;
 use std::sync::Arc;
 
-/// A queue's or device's counters. `packets` and `bytes` count what [`Rx`] returned or [`Tx`] accepted, and the others what was
-/// lost before or after.
+/// The counters of a queue or device. `packets` and `bytes` count what [`Rx`] returned or [`Tx`] accepted. `missed` and
+/// `errors` count packets that were lost before they were received or after they were accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets received or sent.
@@ -101,7 +101,7 @@ pub trait Port: Send {
         None
     }
 
-    /// Returns what the device lost or refused, beyond its queues' counters.
+    /// Returns the packets that the device lost or refused and that no queue counted.
     fn device_counters(&self) -> Counters {
         Counters::default()
     }

@@ -40,13 +40,13 @@ pub(crate) struct Device {
     pub(crate) packet_sockets: Vec<RawFd>,
     /// Counts the frames that these sockets refuse.
     pub(crate) refused: Option<RefusedFrames>,
-    /// Keeps an existing interface promiscuous.
+    /// The socket that keeps an existing interface promiscuous while it is open.
     promiscuous: Option<OwnedFd>,
     /// The XDP program of an AF_XDP port. Dropping the last one of the interface detaches it.
     program: Option<Arc<xdp::Program>>,
 }
 
-/// The driver's arguments, and what the port needs beside them.
+/// The driver's arguments, and the other objects that the port needs.
 struct Plan {
     bus: &'static CStr,
     name: String,
@@ -59,7 +59,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// A virtual device of `driver`.
+    /// Creates the plan of a virtual device of `driver`.
     fn new(driver: &'static str, arguments: String) -> Self {
         let name = format!("{driver}{}", ATTACHED.fetch_add(1, Ordering::Relaxed));
         Self { bus: c"vdev", name, arguments, driver, interface: None, slots: None, program: None }
@@ -138,7 +138,7 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
 }
 
 impl Device {
-    /// Finds what the driver made: its port, a tap's interface, packet sockets.
+    /// Finds the objects that the driver created: its port, a tap's interface, packet sockets.
     fn find(
         &mut self,
         spec: &EthSpec,
@@ -177,8 +177,9 @@ impl Device {
         Ok(())
     }
 
-    /// Has the driver receive frames for every MAC address. Drivers without such a mode receive them anyway. An existing interface is
-    /// promiscuous already: its driver would set the administrator's flag and leave it set.
+    /// Makes the driver receive frames for every MAC address. Drivers without such a mode do so anyway. Does nothing for an
+    /// existing interface, which inlane has made promiscuous already. Its driver would set the administrator's flag and
+    /// leave it set.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
             // SAFETY: a valid port.
@@ -186,7 +187,7 @@ impl Device {
         }
     }
 
-    /// Releases what the port holds of its interface: the XDP program and the promiscuous mode.
+    /// Releases the port's hold on its interface: the XDP program and the promiscuous mode.
     pub(crate) fn release_interface(&mut self) {
         (self.program, self.promiscuous) = (None, None);
     }
@@ -221,7 +222,7 @@ impl Device {
 /// Turns an error number of DPDK into an error of this crate.
 pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -> Error {
     let port = spec.text.clone();
-    // The AF_XDP driver returns another error than the kernel's.
+    // The AF_XDP driver does not return the kernel's error, so the recorded one is used.
     let code = match (&spec.kind, xdp::last_failure(), code) {
         (Kind::AfXdp { .. }, failure, code) if code != 0 && failure != 0 => -failure,
         (_, _, -1) => -sys::last_error(),

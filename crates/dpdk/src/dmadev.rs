@@ -12,11 +12,11 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of one copy of the device. A longer transfer consists of several.
+/// The largest copy that the device gets, in bytes. A longer transfer consists of several copies.
 const PIECE: usize = 1 << 20;
 /// Length of the device's queue in copies.
 const DESCRIPTORS: u16 = 1024;
-/// Most pieces of one transfer, so that two transfers fit the queue.
+/// The largest number of pieces of one transfer, so that two transfers fit the queue.
 const MOST_PIECES: usize = DESCRIPTORS as usize / 2 - 1;
 
 /// The number of devices opened so far, which makes their names unique.
@@ -31,7 +31,7 @@ pub struct DmaDev {
     entries: VecDeque<Entry>,
     /// Pieces in the device's queue.
     queued: usize,
-    /// A copy failed. The device takes no more.
+    /// True if a copy failed. The device then accepts no more.
     lost: bool,
 }
 
@@ -93,7 +93,7 @@ impl DmaDev {
         Ok(device)
     }
 
-    /// Returns its name as results show it.
+    /// Returns the device's name for results.
     fn text(name: &CString) -> String {
         format!("dpdk {}", name.to_string_lossy())
     }

@@ -12,15 +12,16 @@ use std::sync::{Mutex, OnceLock};
 static STARTED: OnceLock<Result<Environment, String>> = OnceLock::new();
 static EXTRA: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Free hugepages are used from this size on. With fewer, some pools would not fit them.
+/// The total size of free hugepages from which on they are used. Less would not fit some pools.
 const LEAST_HUGEPAGE_BYTES: u64 = 64 << 20;
 
 /// The memory that the environment uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// DPDK's memory lies in hugepages.
+    /// True if DPDK's memory lies in hugepages.
     pub hugepages: bool,
-    /// Devices are given virtual addresses, otherwise physical ones. Software ports and cards behind an IOMMU take virtual ones.
+    /// True if devices are given virtual addresses, false for physical addresses. Software ports and cards with an IOMMU
+    /// take virtual ones.
     pub virtual_addresses: bool,
 }
 
@@ -115,11 +116,13 @@ fn arguments(hugepages: bool) -> Vec<String> {
     arguments.push(format!("--lcores=0@({})", allowed_cpus()));
     // The address of no network card: with an allow list, a device is probed only when a port asks for it.
     arguments.push("--allow=0000:00:00.0".into());
-    // Left to itself, DPDK chooses physical addresses where hugepages are reserved and root asks. Software DMA devices refuse these.
+    // By default DPDK chooses physical addresses if hugepages are reserved and root runs it. Software DMA devices refuse
+    // these.
     if !some_card_needs_physical_addresses() {
         arguments.push("--iova-mode=va".into());
     }
-    // Either keeps DPDK from sharing files with other processes. Together they are refused.
+    // `--in-memory` and `--no-shconf` each keep DPDK from sharing files with other processes. DPDK refuses `--in-memory`
+    // together with `--no-huge`.
     if hugepages {
         arguments.push("--in-memory".into());
     } else {
@@ -138,8 +141,8 @@ fn allowed_cpus() -> String {
     list.map(str::trim).filter(|list| !list.is_empty()).unwrap_or("0").to_owned()
 }
 
-/// Returns the limit of DPDK's heap without hugepages, in MiB. Pools have memory of their own. The heap is only reserved, until a card
-/// under vfio-pci is opened: then all of it is mapped for the card, and so locked.
+/// Returns the limit of DPDK's heap without hugepages, in MiB. Pools have memory of their own. The heap is only reserved
+/// until a card under vfio-pci is opened. Then all of it is mapped for the card and therefore locked.
 fn ordinary_memory_mib() -> u64 {
     let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = information
@@ -157,7 +160,7 @@ fn some_card_needs_physical_addresses() -> bool {
     let bound = |driver: &str| {
         let folder = std::path::Path::new("/sys/bus/pci/drivers").join(driver);
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        // The links to devices bear their addresses.
+        // The entries named by a PCI address are links to the devices.
         entries.filter(|entry| entry.file_name().to_string_lossy().matches(':').count() == 2).count() > 0
     };
     let no_iommu = || {

@@ -10,7 +10,7 @@ use inlane_core::port::{Counters, Rx, Tx};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Calls without a packet between two checks that the device still exists.
+/// The number of calls without a packet between two checks that the device still exists.
 const CHECK_EVERY: u32 = 4096;
 
 type Receive = unsafe extern "C" fn(u16, u16, *mut sys::inlane_packet, u16, *mut u64) -> u16;
@@ -25,15 +25,15 @@ pub(crate) struct BurstFunctions {
 }
 
 impl BurstFunctions {
-    /// For drivers that have just written the mbufs that they return.
+    /// The functions for drivers that have just written the mbufs that they return.
     pub(crate) const PLAIN: Self = Self {
         receive: sys::inlane_rx_burst,
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// For drivers that pass mbufs on without touching them. Prefetches the mbufs.
+    /// The functions for drivers that pass mbufs on without touching them. Prefetches the mbufs.
     pub(crate) const PREFETCHING: Self = Self { receive: sys::inlane_rx_burst_prefetching, ..Self::PLAIN };
-    /// For drivers that lose buffers when they close. Marks in each mbuf who holds it.
+    /// The functions for drivers that lose buffers when they close. Marks in each mbuf who holds it.
     pub(crate) const MARKING: Self = Self {
         receive: sys::inlane_rx_burst_marking,
         send: sys::inlane_tx_burst_marking,
@@ -49,15 +49,15 @@ pub(crate) struct PortContext {
     pub(crate) port: u16,
     /// The kernel interface below the port.
     pub(crate) interface: Option<Interface>,
-    /// The port ends when its peer disconnects (memif).
+    /// True if the port ends when its peer disconnects (memif).
     pub(crate) has_peer: bool,
-    /// The driver loses buffers when it closes. The port finds them by their marks: [`crate::pool::reclaim`].
+    /// True if the driver loses buffers when it closes. The port finds them by their marks: [`crate::pool::reclaim`].
     pub(crate) loses_buffers: bool,
     functions: BurstFunctions,
     gate: Arc<Gate>,
-    /// The port was stopped, for good.
+    /// True once the port was stopped. It cannot be started again.
     stopped: AtomicBool,
-    /// Packets sent by ends that were dropped since.
+    /// The number of packets sent by ends that have been dropped.
     sent: AtomicU64,
 }
 
@@ -83,18 +83,18 @@ impl PortContext {
         })
     }
 
-    /// Lets the ends into the driver. The device has started.
+    /// Opens the gate, so that the ends can call the driver. The device must have started.
     pub(crate) fn open_gate(&self) {
         self.gate.open();
     }
 
-    /// Keeps the ends out of the driver, for good. None is inside when this returns.
+    /// Closes the gate for good, so that no end calls the driver. When this returns, none is inside it.
     pub(crate) fn close_gate(&self) {
         self.gate.close();
         self.stopped.store(true, Ordering::Release);
     }
 
-    /// Returns how many packets were sent by ends that were dropped since.
+    /// Returns how many packets were sent by ends that have been dropped.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Acquire)
     }
@@ -131,11 +131,11 @@ pub(crate) fn link_megabits(port: u16) -> Option<u32> {
     }
 }
 
-/// What the ends of queues have in common. The fields that each burst needs lie beside each other.
+/// The state that receiving and sending ends have in common. The fields that each burst needs are adjacent.
 struct End {
     port: u16,
     queue: u16,
-    /// Calls that moved nothing since the last check.
+    /// The number of calls since the last check that moved no packet.
     idle: u32,
     gate: Arc<Gate>,
     mark: Arc<Mark>,
@@ -158,7 +158,7 @@ impl End {
         }
     }
 
-    /// Called when a burst moved nothing. Checks now and then that the device still exists.
+    /// Counts a burst that moved no packet. Checks from time to time that the device still exists.
     #[inline]
     fn count_idle(&mut self) -> Result<()> {
         self.idle += 1;

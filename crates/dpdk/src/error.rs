@@ -124,7 +124,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns whose mistake it is, which decides the exit status.
+    /// Returns the class of this error, which decides the exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Spec { .. } | Error::Usage { .. } => Class::Usage,
@@ -149,7 +149,7 @@ impl From<Error> for inlane_core::Error {
             | Error::Device { port, .. }
             | Error::NoPeer { port, .. }
             | Error::Gone { port, .. } => {
-                // The core error puts the port in front itself.
+                // The core error adds the port to the front itself.
                 let why = text.strip_prefix(&format!("port {port}: ")).unwrap_or(&text).to_owned();
                 Core::Port { port, why, class }
             }

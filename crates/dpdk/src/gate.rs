@@ -15,7 +15,7 @@ const PAUSED: u8 = 2;
 /// All gates. Locked while one is opened, and as long as they are paused.
 static GATES: Mutex<Vec<Weak<Gate>>> = Mutex::new(Vec::new());
 
-/// Lets threads pass while it is open.
+/// A gate through which threads pass while it is open.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: AtomicU8,
@@ -31,7 +31,7 @@ pub(crate) struct Mark {
 }
 
 impl Gate {
-    /// A gate that is closed until [`Self::open`].
+    /// Creates a gate that is closed until [`Self::open`].
     pub(crate) fn new() -> Arc<Self> {
         let gate = Arc::<Self>::default();
         let mut gates = lock(&GATES);
@@ -77,14 +77,14 @@ impl Gate {
         }
     }
 
-    /// Lets threads pass.
+    /// Opens the gate, so that threads pass.
     pub(crate) fn open(&self) {
         // The lock waits for the end of a pause.
         let _gates = lock(&GATES);
         self.state.store(OPEN, Ordering::SeqCst);
     }
 
-    /// Keeps threads out from now on, and waits until none is inside.
+    /// Closes the gate: keeps threads out from now on, and waits until none is inside.
     pub(crate) fn close(&self) {
         self.state.store(CLOSED, Ordering::SeqCst);
         barrier_on_all_threads();
@@ -102,7 +102,7 @@ impl Gate {
     }
 }
 
-/// All gates paused. Dropping it lets threads pass again.
+/// The pause of all gates. Dropping it lets threads pass again.
 pub(crate) struct Pause {
     gates: MutexGuard<'static, Vec<Weak<Gate>>>,
 }

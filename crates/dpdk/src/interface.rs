@@ -7,9 +7,9 @@ use std::path::Path;
 /// The numbers of queues of an interface, 1 if its driver does not report them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// Queues that receive, alone or paired with one that sends.
+    /// All receive queues, those of pairs included.
     pub(crate) receive: u16,
-    /// Pairs of a receive and a send queue ("combined"), which alone DPDK's AF_XDP driver counts.
+    /// Pairs of a receive and a send queue ("combined"). DPDK's AF_XDP driver counts only these.
     pub(crate) pairs: u16,
 }
 
@@ -18,7 +18,7 @@ pub(crate) struct Queues {
 pub(crate) struct Interface {
     name: String,
     index: u32,
-    /// Queries go through this socket, which stays in the opener's namespace whichever thread asks.
+    /// The socket for queries. It stays in the opener's namespace, whichever thread uses it.
     socket: OwnedFd,
     /// The driver's descriptor of a tap interface. It stays attached if the interface is moved to another namespace.
     tap: Option<RawFd>,
@@ -99,12 +99,12 @@ impl Interface {
         }
     }
 
-    /// Its name when the port was opened.
+    /// Returns the name that the interface had when the port was opened.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The kernel's number of the interface.
+    /// Returns the kernel's number of the interface.
     pub(crate) fn index(&self) -> u32 {
         self.index
     }

@@ -22,7 +22,7 @@ static RECENT_WARNINGS: Mutex<RecentWarnings> =
 pub(crate) struct Mark(u64);
 
 impl Mark {
-    /// Returns the present end of the log.
+    /// Creates a mark at the present end of the log.
     pub(crate) fn new() -> Self {
         Mark(lock().count)
     }
@@ -46,7 +46,7 @@ impl Mark {
 }
 
 fn lock() -> std::sync::MutexGuard<'static, RecentWarnings> {
-    // A thread that panicked with the lock held can at most have lost a message.
+    // If a thread panicked while it held the lock, at most one message is lost.
     RECENT_WARNINGS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

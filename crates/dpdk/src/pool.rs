@@ -18,7 +18,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// Buffers that a thread caches, fewer if the pool is small. testpmd uses 250; this is a multiple of whole bursts.
+/// The number of buffers that a thread caches; less if the pool is small. testpmd uses 250; this is a multiple of whole
+/// bursts.
 const CACHE: u32 = 256;
 
 /// The mempools of all living pools. Locked while a thread flushes its caches and while a port takes buffers back.
@@ -44,7 +45,7 @@ thread_local! {
 fn pass<T>(work: impl FnOnce() -> T) -> T {
     let mut work = Some(work);
     let mut run = |gate: &Gate, mark: &Mark| gate.pass(mark, || work.take().expect("passes once")());
-    // While the thread's locals are destroyed it uses a mark for one call.
+    // A thread whose locals are being destroyed creates a mark for this one call.
     let outcome = PASS.try_with(|(gate, mark)| run(gate, mark)).unwrap_or_else(|_| run(&GATE, &GATE.mark()));
     outcome.expect("the gate of pools is never closed")
 }
@@ -55,7 +56,7 @@ pub struct MbufPool {
     capacity: usize,
     room: usize,
     region: Region,
-    /// The region was given by the user and is registered with DPDK as external memory.
+    /// True if the user gave the region. It is then registered with DPDK as external memory.
     external: bool,
     hugepages: bool,
 }
@@ -74,7 +75,7 @@ impl MbufPool {
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
-        // At virtual addresses all of the memory is contiguous.
+        // With virtual addresses, all of the memory is contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
@@ -193,10 +194,10 @@ impl MbufPool {
         self.hugepages
     }
 
-    /// Returns the length of the longest frame that an AF_XDP socket receives into buffers of `room` bytes of a pool like this one. Returns
-    /// `None` if the kernel does not take such buffers.
+    /// Returns the length of the longest frame that an AF_XDP socket could receive if this pool's buffers had `room` bytes.
+    /// Returns `None` if the kernel does not accept such buffers.
     pub(crate) fn longest_xdp_frame(&self, room: u32) -> Option<u32> {
-        /// Bytes of the chunks of memory that the kernel takes for a socket: `XDP_UMEM_MIN_CHUNK_SIZE` to a page.
+        /// The sizes of memory chunks that the kernel accepts for a socket: `XDP_UMEM_MIN_CHUNK_SIZE` to a page.
         const CHUNKS: RangeInclusive<u32> = 2048..=4096;
         // SAFETY: the mempool is alive.
         let (chunk, headroom) = unsafe {
@@ -316,7 +317,7 @@ fn pools() -> MutexGuard<'static, Vec<usize>> {
     POOLS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Returns what the calling thread, whose lcore id is `lcore`, has cached to the pools.
+/// Returns the buffers in the calling thread's caches to their pools. `lcore` is the thread's lcore id.
 pub(crate) fn flush_caches(lcore: u32) {
     for &raw in pools().iter() {
         // SAFETY: a mempool is in the list until it is freed. The cache is this thread's, and the lock keeps `reclaim` out.

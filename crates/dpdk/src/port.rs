@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 /// How long the kernel may take to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// Buffers of the pool that a port gets if it only sends. Drivers with pairs of queues fill their receive queues from it.
+/// The number of buffers in the pool that a send-only port gets. Drivers with pairs of queues fill their receive queues from
+/// it.
 const BUFFERS_OF_SENDER: usize = 4096;
 
 /// Opens the port that `spec` describes ([`crate::spec`]), for one queue. The first call starts DPDK.
@@ -63,18 +64,19 @@ pub struct EthPort {
     context: Arc<PortContext>,
     /// The pools that receive queues are filled from. The device holds buffers of them until it is closed.
     filled: Vec<Arc<MbufPool>>,
-    /// The pools of sent packets, for the same reason.
+    /// The pools of sent packets. The device holds buffers of them, too, until it is closed.
     sent: Vec<Arc<dyn Pool>>,
     /// The pools that a card can reach.
     mapped: Vec<dma::Mapping>,
-    /// For each configured receive queue: its end was taken.
+    /// For each configured receive queue: true if its end was taken.
     rx_taken: Vec<bool>,
-    /// For each configured send queue: its end was taken.
+    /// For each configured send queue: true if its end was taken.
     tx_taken: Vec<bool>,
     /// The sockets of an AF_XDP port.
     sockets: Vec<xdp::Socket>,
     state: State,
-    /// Packets that packet sockets dropped until the last look: the kernel's counter is cleared by reading.
+    /// The number of packets that packet sockets dropped until the last query. The sum is kept here because reading the
+    /// kernel's counter clears it.
     dropped: AtomicU64,
     last_counters: Counters,
 }
@@ -172,8 +174,8 @@ impl EthPort {
         }
     }
 
-    /// On an AF_XDP interface whose queues are no pairs, each queue needs a device of its own. Returns the number of queues from this
-    /// port's first on. Returns `None` for other ports.
+    /// Returns the number of queues from this port's first on, if each needs a device of its own: on an AF_XDP interface
+    /// whose queues are not paired. Returns `None` for other ports.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();
@@ -184,7 +186,7 @@ impl EthPort {
         Error::Usage { port: self.spec.text.clone(), why: why.into() }
     }
 
-    /// Makes a call of DPDK that configures this port, and explains its failure.
+    /// Makes a DPDK call that configures this port. If it fails, the error explains why.
     fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
         let mark = log::Mark::new();
         let _lock = device::control();
@@ -215,7 +217,7 @@ impl EthPort {
         !self.rx_taken.is_empty()
     }
 
-    /// Puts packets into a queue of a ring port. They go round, because what is sent to the ring comes back.
+    /// Puts packets into a queue of a ring port. They circulate, because packets sent to the ring are received again.
     fn prime(&self, queue: u16, count: u32, size: u16) -> Result<()> {
         let pool = &self.filled[queue as usize % self.filled.len()];
         let mut packets = vec![Packet::EMPTY; count as usize];
@@ -252,10 +254,11 @@ impl EthPort {
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Software drivers count as send errors what they did not accept. The caller offers it again, so nothing is lost.
+        // Software drivers count packets that they did not accept as send errors. The caller sends those again, so they are
+        // not lost.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         if !self.receives() {
-            // A port that only sends has receive queues that nobody reads. What they drop is no loss.
+            // Nobody reads the receive queues of a send-only port. Packets that they drop are not lost.
             return Counters { errors: unsent, ..Counters::default() };
         }
         let dropped = match (&self.spec.kind, &self.context.interface) {
@@ -359,7 +362,8 @@ impl Port for EthPort {
         }
         let receives = !pools.is_empty();
         let mut outcome = self.configure_device(filled.clone(), queues as u16, receives);
-        // A port that is opened again right after it was closed must not fail because the kernel has not released the queue yet.
+        // The kernel may not have released the queue of a port that was closed just before. Opening the port again then
+        // succeeds after a wait.
         let start = Instant::now();
         while self.context.loses_buffers
             && matches!(outcome, Err(Error::Busy { .. }))

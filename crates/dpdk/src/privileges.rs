@@ -73,8 +73,7 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
 /// Changes user and group of every thread, as the C library does, and leaves all other groups. The kernel drops the capabilities of every
 /// thread whose user was root.
 fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
-    // Groups first: an ordinary user may not change them.
-    // SAFETY: no group is read.
+    // Groups come first, because an ordinary user may not change them. SAFETY: no group is read.
     step("leaving all groups", || unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: numbers.
     step("changing the group", || unsafe { libc::setresgid(group, group, group) })?;
@@ -109,7 +108,8 @@ fn drop_capabilities_of_this_thread() -> i32 {
     unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) as i32 }
 }
 
-/// Has every other thread that holds capabilities drop them, by a signal: the system call concerns the calling thread only.
+/// Makes every other thread that holds capabilities drop them, by a signal, because the system call affects only the calling
+/// thread.
 fn drop_capabilities_of_other_threads() -> Result<()> {
     extern "C" fn handler(_: libc::c_int) {
         drop_capabilities_of_this_thread();

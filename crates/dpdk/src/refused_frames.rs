@@ -34,7 +34,7 @@ impl RefusedFrames {
         }
         // SAFETY: just opened, and owned by nobody else.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // The frames themselves are of no use: a buffer of the least size.
+        // Nobody reads these frames, so the smallest buffer suffices.
         set(descriptor, libc::SOL_SOCKET, libc::SO_RCVBUF, &1i32)?;
         set_filter(descriptor, &keep_refused(longest))?;
         // SAFETY: all zero is an address of no family.

@@ -55,32 +55,33 @@ pub enum Kind {
         queue: Option<u16>,
         /// Busy-poll budget in packets; 0 switches busy polling off.
         busy: u32,
-        /// Forces copy mode where zero-copy is possible.
+        /// If set, forces copy mode even if zero-copy is possible.
         copy: bool,
     },
     /// Packet sockets on a kernel interface.
     AfPacket {
         /// The interface.
         interface: String,
-        /// Number of sockets, over which the kernel spreads flows. One per pipeline if absent.
+        /// The number of sockets over which the kernel spreads flows. If absent, one per pipeline.
         queues: Option<u16>,
-        /// Bytes of a slot of their rings, rounded up to a multiple of 16. By the interface's MTU if absent.
+        /// The size of a slot of their rings in bytes, rounded up to a multiple of 16. If absent, chosen by the interface's
+        /// MTU.
         frame: Option<u32>,
-        /// Sends past the interface's queueing discipline.
+        /// If set, bypasses the interface's queueing discipline when sending.
         bypass: bool,
     },
     /// A kernel interface that this port makes.
     Tap {
         /// Its name.
         interface: String,
-        /// Gives the interface the same MAC address each time.
+        /// If set, gives the interface the same MAC address each time.
         fixed_mac: bool,
     },
     /// Shared memory with another process.
     Memif {
         /// The socket's path.
         socket: String,
-        /// Listens at the socket. The other end connects.
+        /// True if this end listens at the socket and the other end connects.
         server: bool,
         /// The number of the connection, the same at both ends.
         id: u32,
@@ -113,7 +114,7 @@ impl EthSpec {
         read(text).map_err(refused)
     }
 
-    /// Returns the specification of the same AF_XDP port with its first queue `further` queues on.
+    /// Returns the specification of the same AF_XDP port with its first queue increased by `further`.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
         if let Kind::AfXdp { queue, .. } = &mut spec.kind {
@@ -259,7 +260,7 @@ fn memif(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
     })
 }
 
-/// Returns the address in full and lower case. It may be written without the domain, as in `b5:00.0`.
+/// Returns the address in full length and lower case. The text may omit the domain, as in `b5:00.0`.
 fn pci_address(spec: &PortSpec) -> inlane_core::Result<String> {
     let full = match spec.argument().matches(':').count() {
         1 => format!("0000:{}", spec.argument()),

@@ -13,7 +13,7 @@ thread_local! {
 /// Use it only to get the id before the first burst: queues and pools register the threads that use them.
 #[derive(Debug)]
 pub struct ThreadGuard {
-    // It belongs to the thread that made it.
+    // Keeps the guard on the thread that made it.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
@@ -50,7 +50,7 @@ impl Drop for ThreadGuard {
 /// Called by `burst.c` for a burst of a thread that has no lcore id.
 #[unsafe(no_mangle)]
 extern "C" fn inlane_dpdk_register_thread() {
-    // While its locals are destroyed, a thread stays without an id.
+    // A thread whose locals are being destroyed stays without an id.
     let _ = REGISTERED.try_with(|registered| {
         let mut registered = registered.borrow_mut();
         if registered.is_none() {

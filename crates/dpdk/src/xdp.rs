@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// Queues that a program can give to sockets: more than any interface has.
 const QUEUES: u32 = 1024;
 
-/// Attempts to share a program whose last user may be closing it at the same time.
+/// The number of attempts to share a program. The program's last user may close it during an attempt.
 const ATTEMPTS: usize = 5;
 
 /// Identifies an interface: the inode of its network namespace, and its number in that namespace.
@@ -93,7 +93,7 @@ impl Program {
                         [link, map].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
                     return Ok(Self { _link: link, map });
                 }
-                // Its last user closed it meanwhile.
+                // The program's last user closed it meanwhile.
                 libc::ENOENT => {}
                 libc::EBUSY | libc::EPERM => return Err(refusal(interface, -code)),
                 _ => break,
@@ -140,7 +140,7 @@ impl Socket {
     }
 }
 
-/// Runs `configure` and returns with its outcome the sockets that the driver opened meanwhile, on this thread.
+/// Runs `configure`. Returns its result, and the sockets that the driver opened on this thread meanwhile.
 pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket>) {
     OPENED.take();
     FAILURE.set(0);
@@ -153,7 +153,7 @@ pub(crate) fn last_failure() -> i32 {
     FAILURE.get()
 }
 
-/// Closes those of `sockets` that are still open. Returns how many.
+/// Closes the sockets in `sockets` that are still open, and returns how many.
 pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     let mut closed = 0;
     for socket in sockets {

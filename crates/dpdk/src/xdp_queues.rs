@@ -1,5 +1,6 @@
-//! AF_XDP on interfaces that count receive and send queues separately, as veth does. DPDK's driver counts pairs of queues only, and takes
-//! such an interface for one with a single queue. Here each queue gets a device of its own, and the devices are one port.
+//! AF_XDP on interfaces that count receive and send queues separately, as veth does. DPDK's driver counts only pairs of
+//! queues, and treats such an interface as one with a single queue. Here each queue gets a device of its own, and the
+//! devices form one port.
 
 use crate::error::{Error, Result};
 use crate::port::EthPort;

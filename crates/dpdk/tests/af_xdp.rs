@@ -59,11 +59,11 @@ fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -
     false
 }
 
-/// This program started again, with a port open.
+/// A second process of this program, with a port open.
 struct SecondProcess(Child);
 
 impl SecondProcess {
-    /// Starts it. Returns the error with which its port did not open, if so.
+    /// Starts the process with the port `spec`. Returns the port's error if it does not open.
     fn start(spec: &str) -> Result<Self, String> {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["second_process", "--exact", "--nocapture"])
@@ -74,7 +74,7 @@ impl SecondProcess {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let line = lines.find_map(|line| line.ok().filter(|line| line.contains("port: "))).unwrap();
-        // Its later output must not meet a closed pipe.
+        // Reads the process's later output, so that it never writes to a closed pipe.
         std::thread::spawn(move || lines.for_each(drop));
         let outcome = line.split_once("port: ").unwrap().1.to_owned();
         if outcome == "open" {
@@ -84,20 +84,20 @@ impl SecondProcess {
         Err(outcome)
     }
 
-    /// Lets it close its port and end.
+    /// Makes the process close its port and end.
     fn end(mut self) {
         self.0.stdin.take().unwrap().write_all(b"end\n").unwrap();
         assert!(self.0.wait().unwrap().success());
     }
 
-    /// Kills it, so that it can clean nothing up.
+    /// Kills the process, so that it cannot clean up.
     fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 }
 
-/// Not a test by itself: what the second process runs.
+/// The main function of the second process. Does nothing when it runs as a test.
 #[test]
 fn second_process() {
     let Ok(spec) = std::env::var(SECOND_PROCESS) else { return };
@@ -258,7 +258,7 @@ fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
         }
         Err(error) => {
             let text = error.to_string();
-            // What it advises works.
+            // The room that the message advises works.
             if let Some((_, advised)) = text.split_once("--room ") {
                 let room: usize = advised.split(',').next().unwrap().parse().unwrap();
                 let pool = MbufPool::new(8192, room).unwrap();

@@ -66,7 +66,7 @@ fn a_ring_returns_sent_packets() {
     let mut packets = [Packet::EMPTY; 64];
     assert_eq!(rx.receive(&mut packets).unwrap(), 32, "the packets put in at the start");
     for (i, packet) in packets[..32].iter_mut().enumerate() {
-        // As a packet function may: other bytes, without the first header, with another length.
+        // Changes the packet as a packet function may: other bytes, without the first header, with another length.
         packet.address += 14;
         packet.length = 20 + i as u32;
         // SAFETY: the test holds this packet, in host memory.

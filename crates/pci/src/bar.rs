@@ -95,7 +95,7 @@ impl Bar {
         let device = Device::read(sysfs, address)?;
         let info = memory_bar(&device, spec.bar)?;
         let range = inside(spec, info.size_bytes)?;
-        answers(sysfs, spec)?;
+        check_responds(sysfs, spec)?;
         let suffix = if spec.write_combining { "_wc" } else { "" };
         let path = sysfs.device(address).join(format!("resource{}{suffix}", spec.bar));
         if spec.write_combining && !path.exists() {
@@ -278,9 +278,9 @@ fn inside(spec: &BarSpec, size: u64) -> Result<Range<u64>> {
     })
 }
 
-/// Checks that a device without a driver responds. A sleeping device, or one that does not decode memory, returns all ones
-/// and loses writes.
-fn answers(sysfs: &Sysfs, spec: &BarSpec) -> Result<()> {
+/// Checks that a device without a driver responds. A device that sleeps or does not decode memory returns all ones and
+/// ignores writes.
+fn check_responds(sysfs: &Sysfs, spec: &BarSpec) -> Result<()> {
     let address = spec.address;
     let not_ready = |why: String| Err(Error::NotReady { address, why });
     let enable = format!("sudo sh -c 'echo 1 >/sys/bus/pci/devices/{address}/enable'");

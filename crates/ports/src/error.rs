@@ -2,14 +2,14 @@
 
 use inlane_core::error::Class;
 
-/// Why ports cannot be opened.
+/// An error of opening ports.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// From one of inlane's own ports.
+    /// An error of one of inlane's own ports.
     #[error(transparent)]
     Core(#[from] inlane_core::Error),
-    /// From one of DPDK's ports.
+    /// An error of one of DPDK's ports.
     #[cfg(feature = "dpdk")]
     #[error(transparent)]
     Dpdk(#[from] inlane_dpdk::Error),

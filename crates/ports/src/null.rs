@@ -21,7 +21,7 @@ pub struct Null {
     rate: Option<Rate>,
     clock: Clock,
     rx: Vec<Option<NullRx>>,
-    /// Send queues that were taken.
+    /// For each send queue: true if it was taken.
     tx: Vec<bool>,
 }
 

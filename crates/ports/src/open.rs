@@ -41,11 +41,11 @@ pub fn takes_privileges(name: &str) -> bool {
 /// The ports to open, and the settings of the run that concern them.
 #[derive(Clone, Copy)]
 pub struct OpenRequest<'a> {
-    /// The ports, each once. Ports that only send follow the order of `tx`.
+    /// The names of the ports, each once. Ports that only send are in the order of `tx`.
     pub names: &'a [String],
     /// The port to receive from. `None` if packets flow in both directions.
     pub rx: Option<&'a str>,
-    /// The ports to send to, by the numbers that verdicts give. Empty if packets flow in both directions.
+    /// The ports to send to, in the order of their numbers in verdicts. Empty if packets flow in both directions.
     pub tx: &'a [String],
     /// The packet function. Checkers expect its verdicts and changes.
     pub function: &'a str,
@@ -53,21 +53,22 @@ pub struct OpenRequest<'a> {
     pub rate: Option<Rate>,
     /// How a capture is played.
     pub playback: Playback,
-    /// Queues of each port.
+    /// The number of queues of each port.
     pub queues: u16,
-    /// Bytes that each packet buffer holds at least.
+    /// The least size of each packet buffer's data room, in bytes.
     pub room: usize,
 }
 
-/// The ports that were opened.
+/// The opened ports, and the size of the packet buffers that they need.
 pub struct OpenPorts {
     /// The ports, in the order of [`OpenRequest::names`].
     pub ports: Vec<Box<dyn Port>>,
-    /// Bytes that each packet buffer must hold: the requested room, or the longest packet.
+    /// The required data room in bytes: the requested room or the longest packet, whichever is more.
     pub room: usize,
 }
 
-/// The port that packets are received from, if it is one of inlane's own. Other ports of the run learn from it what arrives.
+/// The port to receive from, if it is one of inlane's own. It determines what checkers expect and the timestamps of
+/// captures.
 enum Received {
     Generator(Box<Generator>),
     Radio(Box<Radio>),
@@ -131,7 +132,7 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     for (index, name) in request.names.iter().enumerate() {
         let is_rx = rx_index.is_none() && Some(name.as_str()) == request.rx;
         let port: Box<dyn Port> = match kind(name) {
-            // Moved into its place below, when no other port needs it any more.
+            // This port is moved into its place below, once no other port needs it.
             "gen" | "pcap" if is_rx => {
                 rx_index = Some(index);
                 ports.push(None);

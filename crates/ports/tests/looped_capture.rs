@@ -1,4 +1,5 @@
-//! A looped capture must cost nothing per lap: no allocation, and no file that is opened again.
+//! Checks that a looped capture costs nothing per lap: no allocation, and no reopened file. This test has its own process
+//! because it counts all allocations.
 //!
 //! This test has its own process because it counts all allocations.
 

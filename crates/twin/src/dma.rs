@@ -30,7 +30,7 @@ struct EngineState {
     done: AtomicU64,
     lost: AtomicBool,
     stop: AtomicBool,
-    /// A thread sleeps until the interrupt.
+    /// True if a thread sleeps until the interrupt.
     interrupt_wanted: AtomicBool,
     interrupt: Interrupt,
     faults: Faults,
@@ -110,7 +110,8 @@ impl DmaEngine {
         self.flight.check(ticket)?;
         let began = Instant::now();
         loop {
-            // The interrupt is requested before the check, so a completion between the two is noticed by one of them.
+            // The interrupt is requested before the check. So either the check or the interrupt notices a completion between
+            // the two.
             self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
             let before = Self::look(&self.shared, &self.name)?;
             self.flight.complete(before, false);
@@ -213,7 +214,7 @@ impl Worker {
             if !self.copy(&source, &destination) {
                 return self.fail();
             }
-            if !self.until(free) {
+            if !self.wait_until(free) {
                 return self.fail();
             }
             self.shared.done.fetch_add(1, Ordering::Release);
@@ -252,8 +253,8 @@ impl Worker {
         true
     }
 
-    /// Waits until `end`, and as long as the engine is stalled. Returns false if the engine was dropped meanwhile.
-    fn until(&self, end: Instant) -> bool {
+    /// Waits until `end`, and longer while the engine is stalled. Returns false if the engine was dropped meanwhile.
+    fn wait_until(&self, end: Instant) -> bool {
         while self.shared.faults.is_stalled() {
             if self.stopped() {
                 return false;
@@ -281,7 +282,7 @@ impl Worker {
         if self.shared.interrupt_wanted.swap(false, Ordering::SeqCst) && !self.shared.faults.take_interrupt()
         {
             if !self.costs.interrupt.is_zero() {
-                self.until(Instant::now() + self.costs.interrupt);
+                self.wait_until(Instant::now() + self.costs.interrupt);
             }
             self.shared.interrupt.raise();
         }

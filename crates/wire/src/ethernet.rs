@@ -13,7 +13,7 @@ use std::str::FromStr;
 pub const HEADER: usize = 14;
 /// The length of a tag, in bytes.
 pub const TAG: usize = 4;
-/// The most tags that views look behind.
+/// The most tags that views skip.
 pub const MAX_TAGS: usize = 2;
 
 /// EtherType of IPv4.
@@ -101,33 +101,33 @@ impl<T: AsRef<[u8]>> Frame<T> {
             let at = HEADER - 2 + index * TAG;
             let kind = u16_at(bytes, at)?;
             let control = u16_at(bytes, at + 2).filter(|_| is_tag(kind))?;
-            // A tag counts only if the EtherType behind it is in the frame.
+            // A tag counts only if the EtherType after it is in the frame.
             u16_at(bytes, at + 4)?;
             Some(Tag { kind, control })
         })
     }
 
-    /// Returns the offset of the payload, behind the tags.
+    /// Returns the offset of the payload, after the tags.
     #[inline]
     pub fn payload_offset(&self) -> usize {
         if is_tag(self.ethertype()) { HEADER + self.tags().count() * TAG } else { HEADER }
     }
 
-    /// Returns the EtherType of the payload, behind the tags.
+    /// Returns the EtherType of the payload, after the tags.
     #[inline]
     pub fn payload_ethertype(&self) -> u16 {
         u16_at(self.bytes(), self.payload_offset() - 2)
             .expect("the EtherType of a counted tag is in the frame")
     }
 
-    /// Returns the payload behind the tags, including padding.
+    /// Returns the payload after the tags, including padding.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[self.payload_offset()..]
     }
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Frame<T> {
-    /// Returns the payload behind the tags for writing.
+    /// Returns the payload after the tags for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let at = self.payload_offset();
         &mut self.0.as_mut()[at..]

@@ -10,7 +10,7 @@ pub struct Layers {
     pub network: usize,
     /// [`ethernet::IPV4`] or [`ethernet::IPV6`].
     pub ethertype: u16,
-    /// The offset of the upper layer, behind options and extension headers.
+    /// The offset of the upper layer, after options and extension headers.
     pub transport: usize,
     /// The protocol of the upper layer.
     pub protocol: u8,

@@ -28,7 +28,7 @@ view! {
 }
 
 impl<T: AsRef<[u8]>> Message<T> {
-    /// Returns the bytes behind the header.
+    /// Returns the bytes after the header.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[HEADER..]
     }

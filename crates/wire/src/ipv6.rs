@@ -26,9 +26,9 @@ const MOBILITY: u8 = 135;
 view! {
     /// An IPv6 packet.
     Packet("IPv6", 40) check = check {
-        /// The length field: bytes behind the fixed header. The buffer may be shorter or longer.
+        /// The length field: bytes after the fixed header. The buffer may be shorter or longer.
         payload_length / set_payload_length: u16 = 4,
-        /// The type of the header behind the fixed one: an extension or the upper layer.
+        /// The type of the header after the fixed one: an extension or the upper layer.
         next_header / set_next_header: u8 = 6,
         /// Hop limit.
         hop_limit / set_hop_limit: u8 = 7,
@@ -46,7 +46,7 @@ fn check(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// The upper-layer packet behind the extension headers.
+/// The upper-layer packet after the extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upper {
     /// Its protocol.
@@ -64,7 +64,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         (HEADER + self.payload_length() as usize).min(self.bytes().len())
     }
 
-    /// Returns the bytes behind the fixed header: extensions and upper layer, without padding.
+    /// Returns the bytes after the fixed header: extensions and upper layer, without padding.
     pub fn payload(&self) -> &[u8] {
         &self.bytes()[HEADER..self.end()]
     }
@@ -150,7 +150,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         Ok(packet)
     }
 
-    /// Returns the bytes behind the fixed header for writing.
+    /// Returns the bytes after the fixed header for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let end = self.end();
         &mut self.0.as_mut()[HEADER..end]
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_later_fragment_ends_the_walk() {
-        // The bytes behind it look like an extension, but are data.
+        // The bytes after it look like an extension, but are data.
         let bytes = packet_with(&[(FRAGMENT, vec![0, 0x05, 0xa9, 0, 0, 0, 9])], HOP_BY_HOP);
         let upper = Packet::new(&bytes).unwrap().upper().unwrap();
         assert_eq!(upper, Upper { protocol: HOP_BY_HOP, offset: 48, fragment_offset: Some(0x5a8) });

@@ -47,7 +47,7 @@ fn peer(ntb: &dyn Ntb) -> u32 {
     1 - ntb.port()
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) -> anyhow::Result<()> {
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) -> anyhow::Result<()> {
     let start = Instant::now();
     while !done() {
         ensure!(start.elapsed() < LIMIT, "no {what} within {LIMIT:?}");
@@ -62,7 +62,7 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
     let peer = peer(ntb);
     let step = |n: u32| -> anyhow::Result<()> {
         ntb.peer_scratchpad_write(peer, STEP, n)?;
-        until("step of the peer", || ntb.scratchpad_read(STEP) >= n)
+        wait_until("step of the peer", || ntb.scratchpad_read(STEP) >= n)
     };
     let raised = |event: Event, limit: Duration| -> anyhow::Result<bool> {
         let descriptor = ntb.event(event)?;
@@ -75,7 +75,7 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
     };
     let soon = Duration::from_millis(200);
     ntb.link_enable(true);
-    until("link", || ntb.link(peer).up)?;
+    wait_until("link", || ntb.link(peer).up)?;
     ensure!(raised(Event::Link, LIMIT)?, "no event for the link");
     step(1)?;
     ntb.peer_doorbell_set(peer, 0b101)?;
@@ -108,7 +108,7 @@ fn connect(ntb: &Arc<dyn Ntb>, completion: CompletionMode) -> anyhow::Result<Wor
     Ok(World::new(Windows::connect(ntb.clone(), bytes, settings)?, 0, 0)?)
 }
 
-/// Does what OpenSHMEM programs do, in both directions at once.
+/// Runs the operations of OpenSHMEM programs, in both directions at once.
 fn library(world: &World<Windows>) -> anyhow::Result<()> {
     const WORDS: usize = 50_000;
     let (me, peer) = (world.me(), 1 - world.me());
@@ -179,7 +179,7 @@ fn come_back(ntb: &Arc<dyn Ntb>) -> anyhow::Result<()> {
     unsafe { std::ptr::copy(base.add(AT), seen.as_mut_ptr(), seen.len()) };
     ensure!(seen == NEWS, "other bytes arrived");
     transport.notify(peer)?;
-    // Delivered, so this process may end.
+    // The bytes are delivered, so this process may end.
     transport.quiet()?;
     println!("returned: ok");
     Ok(())

@@ -66,7 +66,7 @@ pub unsafe fn store_device(destination: *mut u8, source: *const u8, length: usiz
 unsafe fn stream_line(to: *mut u8, from: *const u8) {
     use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     for piece in 0..4 {
-        // SAFETY: four pieces of 16 bytes are the 64 promised, and the destination is aligned.
+        // SAFETY: four 16-byte stores cover exactly the 64 bytes that the caller promised, and the destination is aligned.
         unsafe {
             let value = _mm_loadu_si128(from.add(piece * 16).cast::<__m128i>());
             _mm_stream_si128(to.add(piece * 16).cast::<__m128i>(), value);

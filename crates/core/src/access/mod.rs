@@ -92,7 +92,8 @@ impl Access {
             Access::Bytes4 | Access::Bytes8 | Access::Bytes16 => true,
             // Streaming loads of 16 bytes need SSE4.1.
             Access::NonTemporal => is_x86_feature_detected!("sse4.1"),
-            // Ordinary accesses need only AVX, but streaming loads of 32 bytes need AVX2. One rule serves both.
+            // Ordinary accesses need only AVX, but 32-byte streaming loads need AVX2. The stricter requirement applies to
+            // both.
             Access::Bytes32 => is_x86_feature_detected!("avx2"),
             Access::Bytes64 => is_x86_feature_detected!("avx512f"),
             Access::Direct64 => x86::has_movdir64b(),
@@ -247,8 +248,8 @@ unsafe fn narrow(destination: *mut u8, source: *const u8, bytes: usize) {
     }
 }
 
-/// Copies `count` words by volatile accesses. The side that is not aligned, if one is not, is ordinary memory, and its accesses
-/// may be split.
+/// Copies `count` words by volatile accesses. If one side is not aligned, it must be ordinary memory: its accesses may be
+/// split.
 ///
 /// # Safety
 /// Both spans are valid for `count` words and do not overlap.

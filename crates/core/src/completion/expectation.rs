@@ -5,19 +5,22 @@ use std::time::Duration;
 
 /// The expected duration of operations by size, and the lead: how long before the expected end a wait wakes up.
 ///
-/// The expected duration is about the shortest of recent ones, because that is what an undisturbed operation takes. It falls
-/// at once and rises by an eighth of the difference. Feedback controls the lead: a late wake-up, after the operation's end,
-/// makes it half as long again, and one in time shortens it by a 64th. It settles where about one wake-up in 27 is late,
-/// whatever the system's timers cost. An operation of more than 200 us loses little by a late wake-up: there, about one in 7
-/// is late. If the lead is too long for any sleep, each polled operation shortens it, until a sleep is tried
-/// again. It never becomes shorter than the overshoot of sleeps that way.
+/// The expected duration is about the shortest of the recent ones, because an undisturbed operation takes that long. It
+/// falls at once and rises by an eighth of the difference.
+///
+/// Feedback controls the lead. A wake-up after the operation's end is late and lengthens the lead by half. A wake-up before
+/// the end shortens it by a 64th. The lead settles where about one wake-up in 27 is late, whatever the system's timers cost.
+/// A late wake-up matters less for operations above 200 us. Their lead shortens faster, and about one wake-up in 7 is late.
+///
+/// If the lead is too long for any sleep, each polled operation shortens it until a sleep is tried again. It then stays at
+/// least as long as the usual overshoot of a sleep.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     by_size: Vec<Entry>,
     overshoot_ns: u64,
 }
 
-/// What is known of one class of sizes.
+/// The learnt durations of one size class.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     /// 0 if no operation was timed.
@@ -28,25 +31,25 @@ struct Entry {
 impl Entry {
     fn sleep_ns(&self) -> Option<u64> {
         let sleep = self.expected_ns.checked_sub(self.lead_ns)?;
-        // Not worth its cost if it is short, or if most of the time is polled anyway.
+        // A short sleep, or one during a wait that mostly polls anyway, saves less than it costs.
         (sleep >= SHORTEST_SLEEP_NS.max(self.lead_ns / 2)).then_some(sleep)
     }
 }
 
-/// Classes of sizes between two powers of two.
+/// The number of size classes per power of two.
 const STEPS: usize = 4;
-/// Of an operation this long, a timer's overshoot is a few percent.
+/// The duration above which an operation is long: a timer's overshoot is then only a few percent of it.
 const LONG_NS: u64 = 200_000;
-/// A shorter sleep does not pay for entering and leaving the kernel.
+/// The shortest sleep that saves more than entering and leaving the kernel costs.
 const SHORTEST_SLEEP_NS: u64 = 15_000;
-/// A wake-up in time shortens the lead by one part in this many.
+/// A wake-up before the operation's end shortens the lead by one part in this many.
 const SHORTEN: u64 = 64;
-/// The same for a long operation.
+/// The same as [`SHORTEN`], for long operations.
 const SHORTEN_LONG: u64 = 16;
 
 impl Default for Expectation {
     fn default() -> Self {
-        // Linux's default timer slack of 50 us, and the wake-up itself.
+        // Linux's default timer slack of 50 us, plus the wake-up itself.
         Self::with_overshoot(Duration::from_micros(60))
     }
 }

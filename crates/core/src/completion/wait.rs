@@ -52,15 +52,15 @@ impl Waited {
 
 /// One wait for an operation. An implementer provides how to poll, check, block and learn. [`Wait::run`] is the loop.
 pub trait Wait {
-    /// Why a wait can fail.
+    /// The error of a failed wait.
     type Error;
     /// How often [`Wait::run`] polls before it reads the clock and asks for the plan; at least 1.
     const FIRST_POLLS: u32;
-    /// How often it polls between two calls of [`Wait::check`].
+    /// How often [`Wait::run`] polls between two calls of [`Wait::check`].
     const POLLS: u32;
 
-    /// Polls once. Returns true if the operation has completed. `watched` is true if the poll before was a moment ago, so
-    /// that a completion found now happened now.
+    /// Polls once. Returns true if the operation has completed. `watched` is true if the previous poll was a moment ago: a
+    /// completion that is seen now then happened just now.
     ///
     /// # Errors
     /// If the operation failed.
@@ -74,10 +74,11 @@ pub trait Wait {
         let _ = slept;
     }
 
-    /// Checks for reasons to give up, `waited` after the start, and does work that must go on meanwhile.
+    /// Checks for reasons to give up, and does work that must continue during the wait. `waited` is the time since the
+    /// start.
     ///
     /// # Errors
-    /// If the wait should end. It succeeds all the same if the operation has completed by now.
+    /// If the wait should end. It still succeeds if the next poll finds the operation completed.
     fn check(&mut self, waited: Duration) -> Result<(), Self::Error>;
 
     /// Sleeps until an event that may have ended the operation, or for a limited time.
@@ -102,12 +103,12 @@ pub trait Wait {
             watched = true;
             std::hint::spin_loop();
         }
-        run_on(self)
+        run_after_first_polls(self)
     }
 }
 
-/// Goes on after the first polls.
-fn run_on<W: Wait + ?Sized>(wait: &mut W) -> Result<Waited, W::Error> {
+/// Continues a wait after the first polls.
+fn run_after_first_polls<W: Wait + ?Sized>(wait: &mut W) -> Result<Waited, W::Error> {
     let start = Instant::now();
     let plan = wait.plan();
     let mut watched = true;

@@ -239,7 +239,7 @@ mod tests {
     #[cfg(not(miri))]
     fn is_resident(page: &Region) -> bool {
         let mut resident = 0u8;
-        // SAFETY: one page gives one byte.
+        // SAFETY: mincore writes one byte for each page.
         assert_eq!(unsafe { libc::mincore(page.as_ptr().cast(), 4096, &mut resident) }, 0);
         resident & 1 != 0
     }
@@ -263,7 +263,7 @@ mod tests {
         assert!(mover.submit(&low, &high).unwrap_err().to_string().contains("overlap"));
         assert!(mover.submit(&low, &host).unwrap_err().to_string().contains("lengths differ"));
         assert!(mover.wait(Ticket(9), CompletionMode::Poll).is_err());
-        // SAFETY: the mover refuses it, so nothing follows the address.
+        // SAFETY: the mover refuses the region, so nothing accesses its memory.
         let gpu = unsafe { Region::from_raw(1 << 40, 4096, Location::Gpu(0), Arc::new(())) };
         assert!(!mover.reaches(&gpu, &low));
         assert!(mover.submit(&gpu, &low).unwrap_err().to_string().contains("cannot copy from gpu:0 to host"));

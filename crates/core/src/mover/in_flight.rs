@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  submitted: 3 4 5 6      a copy begins at its submission or when the one before completes, whichever is later
-//!  done:      2            it completes after what copies of its size took before
+//!  done:      2            it is expected to take as long as earlier copies of its size
 //! ```
 
 use super::{Ticket, TicketCounter};
@@ -23,7 +23,7 @@ pub struct InFlight {
     tickets: TicketCounter,
     done: Ticket,
     entries: VecDeque<Entry>,
-    /// When the newest completion was seen.
+    /// When the last completion was seen.
     ended: Instant,
     expectation: Expectation,
     /// How long a wait lasts without a completion before it reports the device as lost.
@@ -84,7 +84,7 @@ impl InFlight {
             self.done.0 += 1;
             finished += 1;
             let began = entry.submitted.max(self.ended);
-            // If several completed between two polls, the durations of each are unknown.
+            // If several copies completed between two polls, the duration of each is unknown.
             if watched && finished == 1 && self.done == ticket {
                 self.expectation.learn(entry.bytes, now.duration_since(began).as_nanos() as u64);
             }
@@ -245,7 +245,7 @@ mod tests {
         assert!(!round(&mut copies), "the second has one");
         assert!(polls > 2);
         assert_eq!(copies.done(), copies.newest());
-        // A copy behind another begins when that completes.
+        // A copy queued after another begins when that one completes.
         copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
         assert!(copies.sleep_for(second).0 > took);

@@ -50,7 +50,8 @@ const UNPOISONED: &str = "nothing panics while it holds a free list";
 /// Bytes in front of a packet's data room, as in DPDK: space to prepend headers.
 pub const HEADROOM: usize = 128;
 
-/// The largest data room. The largest frame fits: a datagram of 64 KiB with its Ethernet header and tags, as Linux segments it late.
+/// The largest data room. It holds the largest frame that Linux sends before segmentation: a 64 KiB datagram with its
+/// Ethernet header and tags.
 const MAX_ROOM: usize = 128 << 10;
 
 impl HeapPool {
@@ -141,7 +142,7 @@ impl HeapPool {
     fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
         let keep = free.len() - count;
-        // Loaded before the loop: the compiler cannot exclude that `packets` aliases them.
+        // Loaded before the loop, because the compiler cannot exclude that `packets` aliases them.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
             *packet =

@@ -14,7 +14,7 @@ pub struct PortSpec<'a> {
     argument: &'a str,
     /// Options that were not read yet.
     options: Vec<(&'a str, Option<&'a str>)>,
-    /// Names of the options that were asked for, which are the ones this kind has.
+    /// The names of the options that the port's kind has read so far. At the end these are all its options.
     known: Vec<&'static str>,
 }
 

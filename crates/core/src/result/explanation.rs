@@ -19,7 +19,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// True if nothing is known about the path.
+    /// Returns true if nothing is known about the path.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -33,8 +33,8 @@ pub trait Row: Serialize {
     /// without any text is left out.
     fn figures(&self) -> Vec<Cell>;
 
-    /// Returns the measured values as lines of text, for a document that has this row alone. If the list is empty, a table is
-    /// shown.
+    /// Returns the measured values as lines of text. They are shown instead of a table if the document has only this row. If
+    /// the list is empty, a table is shown.
     fn lines(&self) -> Vec<Cell> {
         Vec::new()
     }
@@ -50,6 +50,6 @@ pub trait Row: Serialize {
         Vec::new()
     }
 
-    /// Returns why the run failed. `None` if it did not.
+    /// Returns why the run failed, or `None` if it succeeded.
     fn error(&self) -> Option<&str>;
 }

@@ -29,17 +29,17 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// True if packets were checked and all were right, or if none had to arrive and none did.
+    /// Returns true if packets were checked and all were right. Also true if none had to arrive and none did.
     pub fn passed(&self) -> bool {
         !self.failed() && !self.received_nothing()
     }
 
-    /// True if no packet was checked, and not because none had to arrive.
+    /// Returns true if no packet was checked although packets may have been sent.
     pub fn received_nothing(&self) -> bool {
         self.checked == 0 && self.expected != Some(0)
     }
 
-    /// True if a packet was wrong or missing.
+    /// Returns true if a packet was wrong or missing.
     pub fn failed(&self) -> bool {
         self.lost + self.duplicated + self.reordered + self.altered > 0
     }

@@ -48,7 +48,7 @@ pub struct SubmittedItem<'a> {
 }
 
 impl SubmittedItem<'_> {
-    /// Returns the item's descriptors, and the place for one verdict for each.
+    /// Returns the item's descriptors, and as many verdicts for the worker to write.
     #[inline]
     pub fn parts(&mut self) -> (&[Descriptor], &mut [PacketVerdict]) {
         let ring = &self.consumer.ring;

@@ -1,7 +1,7 @@
 //! The end of the ring that submits items and takes them back when they are completed.
 //!
-//! The dispatching thread keeps each item's packets until the item comes back. It needs their cookies and what a pool keeps
-//! of a packet beside its bytes, and neither crosses the ring.
+//! The dispatching thread keeps each item's packets until the item is completed. It needs their cookies and metadata, which
+//! do not cross the ring.
 
 use super::layout::{self, Descriptor, PacketVerdict};
 use super::{Ring, RingWords, protocol};
@@ -31,8 +31,8 @@ impl Dispatcher {
         self.cursor.claim(&RingWords(&self.ring)).is_some()
     }
 
-    /// Submits `packets` as one item. Returns false, and does nothing, if all slots are in use or the ring is closed. After
-    /// true, the packets' bytes belong to the consumer until the item comes back.
+    /// Submits `packets` as one item. Returns false, and does nothing, if all slots are in use or the ring is closed. If it
+    /// returns true, the packets' bytes belong to the consumer until the item is completed.
     ///
     /// # Panics
     /// If there are more packets than [`Ring::burst`].
@@ -48,8 +48,9 @@ impl Dispatcher {
         true
     }
 
-    /// Prefetches half of the cache lines that the next item will be written to, because the consumer of the slot's last item
-    /// has them. Call it for each half, with other work in between: a whole item would exceed the core's line-fill buffers.
+    /// Prefetches half of the cache lines that the next item will be written to. They are in the cache of the consumer of
+    /// the slot's last item. Call it for each half, with other work in between: a whole item would exceed the core's
+    /// line-fill buffers.
     #[inline]
     pub fn prefetch_next(&self, half: Half) {
         let Some(slot) = self.cursor.claim(&RingWords(&self.ring)) else { return };
@@ -93,12 +94,12 @@ impl Dispatcher {
 
 impl Drop for Dispatcher {
     fn drop(&mut self) {
-        // Also during a panic, so that the consumers end.
+        // Closes the ring even during a panic, so that the consumers end.
         self.close();
     }
 }
 
-/// Which half of an item's cache lines. The second half is written first.
+/// A half of an item's cache lines. The second half is written first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// The word and the first packets.
@@ -107,9 +108,9 @@ pub enum Half {
     Second,
 }
 
-/// The most packets of an item whose lines are prefetched.
+/// The number of packets beyond which an item's cache lines are not prefetched.
 const MOST_PREFETCHED: usize = 128;
-/// The cache line of a core, in bytes.
+/// The length of a cache line, in bytes.
 const CORE_LINE: usize = 64;
 
 #[inline(always)]

@@ -56,7 +56,7 @@ pub const UNCHANGED: u32 = 0;
 /// The info of a completed word: each packet has a verdict.
 pub const VERDICTS: u32 = 1;
 
-/// The alignment of slots, and the offset of slot 0 in the submit half.
+/// The alignment of slots, and the offset of slot 0 in the submit half, in bytes.
 pub const LINE: usize = 128;
 /// The offset of a slot's descriptors or verdicts.
 pub const ENTRIES: usize = 16;

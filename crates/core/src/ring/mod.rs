@@ -62,7 +62,8 @@ pub struct Ring {
     submit: Region,
     complete: Region,
     submit_stride: usize,
-    /// Slot n is at index n times this in the submit half. Odd, so that each slot has an index of its own.
+    /// Slot n of the submit half is stored at index n times this, modulo the number of slots. Odd, so that each slot has an
+    /// index of its own.
     submit_spread: u32,
     complete_stride: usize,
     freed: CacheAligned<AtomicU64>,
@@ -123,8 +124,8 @@ impl Ring {
         Self::check(slots, burst)?;
         let submit = Region::host(layout::submit_bytes(slots, burst))?;
         let complete = Region::host(layout::complete_bytes(slots, burst))?;
-        // A core that reads an item also prefetches the lines behind it. If the next slot lay there, those would be lines that
-        // the dispatcher's core is about to write, and they would cross between the cores twice.
+        // A core that reads an item also prefetches the lines that follow it. If the next slot lay there, the dispatcher's
+        // core would be about to write these lines, and they would cross between the cores twice.
         let ring = Self::over(slots, burst, submit, complete, 5)?;
         let consumers = (0..consumers).map(|index| Consumer::new(ring.clone(), index, consumers)).collect();
         Ok((Dispatcher::new(ring), consumers))
@@ -229,22 +230,22 @@ impl Ring {
         (word as u32 == lap_of(position, self.slots)).then_some((word >> 32) as u32)
     }
 
-    /// Returns how many items the dispatcher has freed; the next is the oldest in flight.
+    /// Returns how many items the dispatcher has freed. This is also the position of the oldest item in flight.
     #[inline]
     pub fn freed(&self) -> u64 {
         self.freed.0.load(Ordering::Acquire)
     }
 
-    /// Returns how many items were submitted in all, once the dispatcher has closed the ring; `None` before.
+    /// Returns how many items were submitted in total once the dispatcher has closed the ring, and `None` before.
     #[inline]
     pub fn closed_at(&self) -> Option<u64> {
         RingWords(self).end().load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Releases device code that waits for items up to position `posted`, excluded, which were never submitted: writes their
-    /// words as those of items without packets. Does nothing unless the ring is closed.
+    /// Releases device code that waits for items that were never submitted, at positions below `posted`. Writes the word of
+    /// an empty item at each of these positions. Does nothing unless the ring is closed.
     ///
-    /// Only positions whose slots are free are released, so post no waits for others.
+    /// Positions whose slots are in use are not released, so do not wait for those.
     pub fn release_waits(&self, posted: u64) {
         // A closed ring's dispatcher writes no submitted word.
         let Some(closed) = self.closed_at() else { return };
@@ -294,9 +295,9 @@ impl Ring {
         }
         let descriptors = self.descriptors(slot);
         for i in (0..packets.len()).rev() {
-            // SAFETY: inside the region, and the claimed slot is accessed by nobody else. A packet begins with the fields of
-            // a descriptor; its port is at the offset of the lap, which nobody reads in rings of such bursts. Copying both as one
-            // value takes half the stores.
+            // SAFETY: inside the region, and no other thread accesses the claimed slot. A packet begins with the fields of a
+            // descriptor, except that its port is where a descriptor has its lap. Nobody reads the lap in rings of such
+            // large bursts. Copying both as one value takes half the stores.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }
     }
@@ -312,7 +313,7 @@ impl Ring {
         }
     }
 
-    /// Clears the laps of all descriptors of a claimed slot, because those of 2^32 laps ago would look current.
+    /// Clears the laps of all descriptors of a claimed slot, because descriptors written 2^32 laps ago would look current.
     #[cold]
     fn clear_laps(&self, slot: u32) {
         (0..self.burst).for_each(|i| protocol::describe(self.descriptor_words(slot, i), 0, 0, 0));

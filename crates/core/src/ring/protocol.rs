@@ -39,9 +39,9 @@
 
 /// A 64-bit word that one side writes and others read, with acquire loads and release stores at system scope.
 pub trait Word {
-    /// Loads the word. What its writer wrote before it is visible afterwards.
+    /// Loads the word. Everything that its writer wrote before storing it is then visible.
     fn load(&self) -> u64;
-    /// Stores the word. What this side wrote before is visible to a side that loads the value.
+    /// Stores the word. A side that loads the value then sees everything that this side wrote before.
     fn store(&self, value: u64);
 }
 
@@ -129,8 +129,8 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Creates a cursor at `position`. The ring's words must say that all items before it are done: 0 for fresh ones and
-    /// position 0.
+    /// Creates a cursor at `position`. The ring's words must be those of a ring whose earlier items are all completed: all
+    /// zero for position 0.
     pub fn new<W: Words>(words: &W, position: u64) -> Self {
         Self { published: position, freed: position, limit: words.slots() as u64 }
     }

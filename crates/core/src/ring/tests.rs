@@ -71,7 +71,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An item of the model. `processed` says whether its verdicts were written, once it is.
+/// An item of the model. `processed` is `None` until the item is processed, and then tells whether verdicts were written.
 struct Item {
     packets: Vec<Packet>,
     processed: Option<bool>,
@@ -227,7 +227,7 @@ fn a_hostile_consumer_completes_nothing_that_was_not_submitted() {
     let stride = layout::complete_stride(4);
     write_as_device(&complete, 0, 1);
     assert!(dispatcher.poll().is_none());
-    // A wrong lap completes nothing, and neither does the second item before the first.
+    // A wrong lap completes nothing. Neither is the second item completed before the first.
     assert!(dispatcher.submit(&[packet(0)]) && dispatcher.submit(&[packet(1)]));
     write_as_device(&complete, 0, 2);
     write_as_device(&complete, stride, 1);
@@ -285,8 +285,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::TOGETHER;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // The last laps before the count wraps, and the first after. Each item is the first of its lap, as if those before had
-    // been freed.
+    // The last laps before the count wraps, and the first lap after it. Each item is the first of its lap, as if the items
+    // before it had been freed.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);

@@ -3,12 +3,12 @@
 use super::layout::{self, PacketVerdict};
 use crate::packet::Packet;
 
-/// What verdicts made of the packets of an item.
+/// The numbers of packets that an item's verdicts forward and drop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VerdictCounts {
     /// Packets to forward: the first ones of the array, in their order.
     pub forwarded: usize,
-    /// Packets to drop: those behind them.
+    /// Packets to drop: the ones after the forwarded packets.
     pub dropped: usize,
     /// Packets among `dropped` whose verdict or length was invalid.
     pub invalid: usize,

@@ -27,7 +27,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Slots of at least `bytes`.
+    /// Returns slots of at least `bytes`.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
         // Both numbers are multiples of 16. The largest power of two in the slot divides the page, or the page divides the slot.
@@ -35,27 +35,28 @@ impl Slots {
         Self { slot, block: slot * (PAGE / shared) }
     }
 
-    /// Slots for the frames of an interface with this MTU.
+    /// Returns slots for the frames of an interface with this MTU.
     fn for_mtu(mtu: u32) -> Self {
-        /// In front of a frame: the kernel's header, an address, alignment.
+        /// Bytes before a frame: the kernel's header, an address, alignment.
         const BEFORE_FRAME: u32 = 80;
         // Multiples of 256 keep blocks to 16 slots.
         Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))
     }
 
-    /// The number of slots in whole blocks that is at least `count`.
+    /// Returns the smallest number of slots that fills whole blocks and is at least `count`.
     fn count(self, count: u16) -> u32 {
         u32::from(count).next_multiple_of(self.block / self.slot)
     }
 
-    /// Data room that the driver demands of buffers: a slot without the kernel's header.
+    /// Returns the data room that the driver demands of buffers: a slot without the kernel's header.
     pub(super) fn required_room(self) -> u32 {
         const HEADER: u32 = 32;
         self.slot - HEADER
     }
 
-    /// Bytes of the longest frame that fits a slot. In a slot of version 2 the frame begins after the kernel's header and an address,
-    /// so that what follows an Ethernet header is aligned to 16 (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
+    /// Returns the length of the longest frame that fits a slot. In a slot of version 2 the frame begins after the kernel's
+    /// header and an address, and what follows its Ethernet header is aligned to 16 (`tpacket_rcv` in Linux's
+    /// `net/packet/af_packet.c`).
     pub(super) fn longest_frame(self) -> u32 {
         const FRAME_OFFSET: u32 = 66;
         self.slot - FRAME_OFFSET
@@ -98,7 +99,8 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // The driver counts pairs of queues only. Where queues are no pairs it uses one; `xdp_queues` combines several devices.
+    // The driver counts only queues that are paired (receive and send). On an interface without pairs it uses one queue, and
+    // `xdp_queues` combines several devices.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;
@@ -191,8 +193,8 @@ fn refused(spec: &EthSpec, doing: &str, capabilities: &'static str) -> Error {
     }
 }
 
-/// Removes the limit of locked memory, against which older kernels count registered packet memory. A refusal is ignored: newer kernels
-/// do not need it.
+/// Removes the limit on locked memory, because older kernels count registered packet memory against it. A refusal is
+/// ignored, because newer kernels do not need it.
 fn remove_limit_of_locked_memory() {
     let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure is read during the call.

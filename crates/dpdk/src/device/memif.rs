@@ -30,7 +30,7 @@ pub(super) fn plan(
     };
     check_socket(spec, &path, server)?;
     let role = if server { "server" } else { "client" };
-    // By default the driver takes the path for a name without a file.
+    // By default the driver takes the path as the name of an abstract socket, which has no file.
     let mut arguments =
         format!("role={role},id={id},socket={text},socket-abstract=no,bsize={}", buffer(spec));
     if let Some(secret) = secret {
@@ -39,8 +39,8 @@ pub(super) fn plan(
     Ok(Plan::new("net_memif", arguments))
 }
 
-/// Bytes of memif's shared buffers. The client's value applies at both ends. Longer frames would be split, and DPDK's driver loses some
-/// of the pieces.
+/// Returns the size of memif's shared buffers in bytes. The client's value applies at both ends. Longer frames would be
+/// split, and DPDK's driver loses some of the pieces.
 pub(crate) fn buffer(spec: &EthSpec) -> u32 {
     spec.mtu.map_or(0, |mtu| u32::from(mtu) + LINK_HEADERS).next_multiple_of(64).max(2048)
 }
@@ -73,13 +73,14 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
         return Err(invalid(spec, format!("{} exists and is no socket; name another path", path.display())));
     }
     if server && nobody_listens(path) {
-        // A failure shows when the driver binds its socket.
+        // A failure appears when the driver binds its socket.
         let _ = std::fs::remove_file(path);
     }
     Ok(())
 }
 
-/// Returns true if the kernel says that no process listens on the Unix socket at `path`. It says so only to a socket of the same type.
+/// Returns true if no process listens on the Unix socket at `path`. The kernel reveals this only to a socket of the same
+/// type.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};

@@ -68,12 +68,12 @@ impl Mapping {
         self.length
     }
 
-    /// Returns true if it lies in reserved hugepages.
+    /// Returns true if the mapping lies in reserved hugepages.
     pub(super) fn in_hugepages(&self) -> bool {
         self.page == HUGE
     }
 
-    /// Returns the page size: the bytes that are contiguous in physical memory.
+    /// Returns the page size, which is the number of bytes that are contiguous in physical memory.
     pub(super) fn page(&self) -> usize {
         self.page
     }
@@ -88,7 +88,7 @@ impl Drop for Mapping {
 
 /// Maps whole hugepages in [`LOW`]. Returns `None` if there is no room.
 fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
-    // How far to go on if an address is in use.
+    // The distance to the next attempt if an address is in use.
     const STEP: usize = 1 << 30;
     loop {
         let at = NEXT.fetch_add(length, Ordering::Relaxed);

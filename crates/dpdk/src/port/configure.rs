@@ -7,12 +7,13 @@ use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
 use std::sync::Arc;
 
-/// Receive and send descriptors of a queue if the user gives none, fewer if the device has fewer. testpmd uses as many.
+/// The number of receive and send descriptors of a queue if the user gives none; less if the device has less. testpmd uses
+/// the same.
 const DESCRIPTORS: u16 = 1024;
 
 impl EthPort {
-    /// Configures the device with `queues` pairs of queues, because some drivers have only pairs, and records the sockets of an AF_XDP
-    /// port. `receives` says that somebody will read the receive queues.
+    /// Configures the device with `queues` pairs of queues, because some drivers have only pairs. Records the sockets of an
+    /// AF_XDP port. Set `receives` if the receive queues will be read.
     pub(super) fn configure_device(
         &mut self,
         filled: Vec<Arc<MbufPool>>,
@@ -43,7 +44,7 @@ impl EthPort {
         {
             configuration.rxmode.offloads |= scatter;
         }
-        // Packets of several segments are sent whole if the device can.
+        // The device sends packets of several segments whole, if it can.
         configuration.txmode.offloads |= self.limits.tx_offload_capa & sys::INLANE_TX_MULTI_SEGS;
         self.call("configuring the device", |port| {
             // SAFETY: the structure is read during the call.

@@ -7,7 +7,7 @@ use crate::spec::Kind;
 use crate::sys;
 use std::time::{Duration, Instant};
 
-/// How long a memif client first waits for its server's answer. The wait doubles with every connection that gets none.
+/// How long a memif client first waits for its server's answer. The wait doubles after each connection without an answer.
 const FIRST_WAIT_FOR_SERVER: Duration = Duration::from_millis(300);
 
 /// How long a card's link may take to come up. testpmd waits as long.

@@ -38,8 +38,9 @@ pub fn output_of_ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Waits until a condition holds, for five seconds at most. Returns whether it holds. The kernel releases what a closed descriptor held only
-/// when a program that another test is starting has closed its copy of the descriptor.
+/// Waits until a condition holds, for at most five seconds. Returns true if it holds. The wait is needed because a test may
+/// be starting another program, which has a copy of a closed descriptor. The kernel releases the resource only after that
+/// copy is closed.
 pub fn eventually(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {

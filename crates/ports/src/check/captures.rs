@@ -1,5 +1,5 @@
-//! Compares a written capture with the one that was read: every packet in order, with its bytes behind the packet function, its
-//! timestamp and its length on the wire.
+//! Compares a written capture with the capture that was read. Every packet must be there in order, with the bytes that the
+//! packet function makes of it, its timestamp and its length on the wire.
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};
@@ -26,7 +26,7 @@ impl Entry {
     }
 }
 
-/// The number of equal packets that are remembered before the first difference. A duplicate of an older packet counts as altered.
+/// The number of packets remembered before the first difference. A later duplicate of an older packet counts as altered.
 const REMEMBERED: usize = 1 << 16;
 
 /// Compares `output` with what `reference` makes of `input`.
@@ -83,7 +83,7 @@ fn compare_rest(
     recent: VecDeque<u64>,
     verification: &mut Verification,
 ) -> Result<()> {
-    // By digest: the positions of the packets that have not been found.
+    // The positions of the packets that have not been found yet, by digest.
     let mut missing: HashMap<u64, VecDeque<u64>> = HashMap::new();
     let mut known: HashSet<u64> = recent.into_iter().collect();
     let mut position = 0u64;
@@ -108,7 +108,7 @@ fn compare_rest(
         verification.checked += found.is_some() as u64;
     }
     let missing: u64 = missing.values().map(|positions| positions.len() as u64).sum();
-    // An altered packet is also missing in its original form. It is not lost.
+    // An altered packet is missing in its original form, but it is not lost.
     verification.lost = missing.saturating_sub(verification.altered);
     Ok(())
 }

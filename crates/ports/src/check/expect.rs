@@ -13,24 +13,24 @@ pub struct Expectation {
     traffic: Arc<Traffic>,
     body: Vec<u8>,
     reference: Box<dyn ReferenceFunction>,
-    /// The checker's number in verdicts.
+    /// The number by which verdicts name the checker's port.
     number: u16,
-    /// Templates by flow, then by size. Empty if each packet must be built to be compared.
+    /// Templates, ordered by flow and then by size. Empty if each packet must be built to be compared.
     templates: Vec<Template>,
-    /// By flow, then by size: true if the packet does not arrive here.
+    /// True if the packet must not arrive here. Ordered like the templates.
     dropped: Vec<bool>,
 }
 
-/// What a received packet is.
+/// The class of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Classification {
-    /// An expected packet, as it must be.
+    /// An expected packet with the right content.
     Correct(Stamp),
-    /// A packet of the generator that is not as it must be, or must not arrive here. Its stamp is intact.
+    /// A packet of the generator with wrong content, or one that must not arrive here. Its stamp is intact.
     Altered(Stamp),
     /// A packet of the generator whose stamp is damaged.
     Unidentified,
-    /// Another packet on the link.
+    /// A packet that does not come from the generator.
     Foreign,
 }
 
@@ -59,7 +59,7 @@ impl Expectation {
                 );
             }
         }
-        // A function that leaves no stamp at the end, or a wrong checksum, yields no template.
+        // No template exists if the function leaves no stamp at the end, or a wrong checksum.
         if templates.len() == cases && !expectation.reference.depends_on_payload() {
             expectation.templates = templates;
         }
@@ -76,7 +76,7 @@ impl Expectation {
         format!("every packet against a reference {}", self.reference.name())
     }
 
-    /// Returns how many of the first `sent` packets of `flow` do not arrive here.
+    /// Returns how many of the first `sent` packets of `flow` must not arrive here.
     pub fn dropped_of(&self, flow: u32, sent: u64) -> u64 {
         let sizes = self.traffic.sizes.len();
         let dropped = &self.dropped[flow as usize * sizes..][..sizes];
@@ -84,13 +84,13 @@ impl Expectation {
         sent / sizes as u64 * count(dropped) + count(&dropped[..(sent % sizes as u64) as usize])
     }
 
-    /// Returns true if the packet with this stamp does not arrive here.
+    /// Returns true if the packet with this stamp must not arrive here.
     pub fn is_dropped(&self, stamp: Stamp) -> bool {
         let size = self.traffic.size_index(stamp.sequence);
         self.dropped[stamp.flow as usize * self.traffic.sizes.len() + size]
     }
 
-    /// Returns the packet with this stamp behind the function, and its verdict.
+    /// Builds the packet with this stamp as the function must leave it. Returns it with its verdict.
     fn frame(&self, stamp: Stamp) -> (Vec<u8>, ExpectedVerdict) {
         let size = self.traffic.sizes[self.traffic.size_index(stamp.sequence)];
         let mut frame = self.traffic.frame(size, stamp, &self.body);
@@ -98,7 +98,7 @@ impl Expectation {
         (frame, verdict)
     }
 
-    /// Returns the stamp of a packet in one segment, if the packet equals its template. Classify other packets with
+    /// Returns the stamp of a single-segment packet if the packet equals its template. Classify other packets with
     /// [`Expectation::examine`].
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
@@ -120,8 +120,8 @@ impl Expectation {
             return Classification::Foreign;
         }
         let layers = layers.ok().flatten();
-        // Links pad short frames, so the packet ends where its IP header says. If that length is damaged, the stamp is
-        // found at the frame's end.
+        // Links pad short frames, so the packet ends where its IP header says. If that length is damaged, the stamp is at
+        // the end of the frame.
         let end = layers.map_or(bytes.len(), |layers| layers.end);
         for end in [end, bytes.len()] {
             if let Some(found) = self.compare(&bytes[..end], bytes.len()) {
@@ -134,7 +134,8 @@ impl Expectation {
         }
     }
 
-    /// Compares a packet with the one that its last bytes name. Returns `None` if these are not an intact stamp.
+    /// Builds the packet that the stamp at the end of `bytes` describes, and compares the two. Returns `None` if the stamp
+    /// is not intact.
     fn compare(&self, bytes: &[u8], frame_length: usize) -> Option<Classification> {
         let stamp = Stamp::from_bytes(bytes.last_chunk()?);
         if stamp.flow >= self.traffic.flows {
@@ -150,7 +151,8 @@ impl Expectation {
         intact.then_some(Classification::Altered(stamp))
     }
 
-    /// Returns where a packet's payload may begin: after the headers of each kind of flow, and after its own headers.
+    /// Returns the offsets at which a packet's payload may begin: after the headers of each kind of flow, and after its own
+    /// headers.
     fn payload_starts(&self, bytes: &[u8]) -> impl Iterator<Item = usize> {
         let expected = self.traffic.headers.iter().map(|headers| self.traffic.header_length(*headers));
         let layers = Layers::of(bytes).ok().flatten();

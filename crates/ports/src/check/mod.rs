@@ -29,18 +29,18 @@ use reference::ReferenceFunction;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tracker::{Counts, Tracker};
 
-/// The `check` port. It can only be sent to.
+/// The `check` port, which can only send.
 pub struct Checker {
     info: PortInfo,
     clock: Clock,
     expectation: Arc<Expectation>,
-    /// What the generator sent, if it is in this process.
+    /// The counts of sent packets, if the generator is in this process.
     sent: Option<Arc<SentCounts>>,
     taken: Vec<bool>,
     findings: Arc<Mutex<Findings>>,
 }
 
-/// What the queues found. Each queue adds its part when it is dropped.
+/// The results of all queues. Each queue adds its own when it is dropped.
 #[derive(Default)]
 struct Findings {
     counts: Counts,
@@ -104,8 +104,8 @@ impl Checker {
         self.findings().foreign
     }
 
-    /// Returns the number of packets that the function correctly dropped or sent to other ports. Valid once the queues are
-    /// dropped.
+    /// Returns the number of packets that correctly did not arrive, because the function dropped them or sent them to other
+    /// ports. Valid once the queues are dropped.
     #[cfg(test)]
     pub(crate) fn dropped_as_expected(&self) -> u64 {
         let sent = self.sent_by_flow(&self.findings());
@@ -182,7 +182,7 @@ impl Port for Checker {
     }
 
     fn latency(&self) -> Option<LatencyHistogram> {
-        // A generator in another process has another clock.
+        // A generator in another process has another clock, so latency is unknown.
         self.sent.as_ref()?;
         Some(self.findings().latency.clone())
     }
@@ -192,7 +192,7 @@ impl Port for Checker {
 struct CheckerTx {
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// Latency can be measured.
+    /// True if latency can be measured.
     timed: bool,
     expectation: Arc<Expectation>,
     tracker: Tracker,

@@ -12,14 +12,14 @@ use std::net::IpAddr;
 pub enum ExpectedVerdict {
     /// Send it to port 0.
     Forward,
-    /// Send it to the port of this number.
+    /// Send it to the port with this number.
     Port(u16),
     /// Drop it.
     Drop,
 }
 
 impl ExpectedVerdict {
-    /// Returns true if the frame must arrive at the port of this number.
+    /// Returns true if the frame must arrive at the port with this number.
     pub fn arrives_at(self, number: u16) -> bool {
         match self {
             ExpectedVerdict::Forward => number == 0,
@@ -29,7 +29,7 @@ impl ExpectedVerdict {
     }
 }
 
-/// A packet function, implemented a second time.
+/// A second, independent implementation of a packet function.
 pub trait ReferenceFunction: Send + Sync {
     /// Returns the name for results.
     fn name(&self) -> &str;
@@ -278,7 +278,8 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // IPv4 fragments, and later IPv6 fragments, match no rule with ports: later ones have no transport header.
+                // A rule with ports matches no IPv4 fragment and no later IPv6 fragment, because later fragments have no
+                // transport header.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

@@ -93,7 +93,7 @@ fn every_flipped_bit_is_found() {
             }
         });
         assert_eq!(verification.altered + verification.lost, size as u64 * 8, "{text} {verification:?}");
-        // A wrong ethertype or IP version makes a packet foreign, so it is missed.
+        // A packet with a wrong ethertype or IP version counts as foreign, so the checker misses it.
         assert!(verification.lost <= 32, "{verification:?}");
     }
 }
@@ -248,7 +248,8 @@ fn a_packet_of_several_segments_is_checked_as_one() {
     assert!(checker.verification().unwrap().passed());
 }
 
-/// Sends the packets of `text` to two checkers, numbered 0 and 1, as `function` says. `work` may change packets.
+/// Sends the packets of generator `text` to two checkers, numbered 0 and 1, according to the verdicts of `function`. `work`
+/// may change packets.
 fn route(text: &str, function: &str, mut work: impl FnMut(&mut [u8])) -> [Verification; 2] {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).unwrap();

@@ -14,12 +14,12 @@ const MAX_GAPS: usize = 4096;
 pub struct Tracker {
     /// The next sequence number of each flow, extended to 64 bits.
     next: Vec<u64>,
-    /// By flow: each gap's first number, and the number behind its last.
+    /// The gaps of each flow: the first missing number, and the first number after the gap.
     gaps: HashMap<u32, BTreeMap<u64, u64>>,
     counts: Counts,
 }
 
-/// Packets that a tracker has seen.
+/// The numbers of packets that a tracker has recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets that arrived for the first time.

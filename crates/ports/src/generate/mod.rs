@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use template::{HEADER_ROOM, Template};
 pub use traffic::{OfferedLoad, Traffic};
 
-/// The `gen` port. It can only be received from.
+/// The `gen` port, which can only receive.
 pub struct Generator {
     info: PortInfo,
     traffic: Arc<Traffic>,
@@ -73,7 +73,7 @@ impl SentCounts {
     }
 }
 
-/// Returns how many of `flows` the queue sends. Queue q of n sends the flows q, q + n, q + 2n, and so on.
+/// Returns the number of flows that a queue sends. Queue q of n sends the flows q, q + n, q + 2n, and so on.
 fn flows_of(flows: u32, queue: u32, queues: u32) -> u32 {
     (flows - queue).div_ceil(queues)
 }
@@ -230,7 +230,7 @@ struct GeneratorRx {
     traffic: Arc<Traffic>,
     schedule: Option<Schedule>,
     limit: u64,
-    /// Templates by turn, then by size.
+    /// Templates, ordered by turn and then by size.
     templates: Vec<Template>,
     body: Vec<u8>,
     first_flow: u32,
@@ -285,7 +285,7 @@ unsafe impl Rx for GeneratorRx {
                 }
                 schedule.advance(length as usize);
             }
-            // `Template::write` needs HEADER_ROOM bytes, also for a shorter packet.
+            // `Template::write` needs HEADER_ROOM bytes even for a shorter packet.
             packet.length = (HEADER_ROOM as u32).max(length);
             let stamp =
                 Stamp { flow: self.first_flow + self.turn * self.stride, sequence: self.sequence, due_ns };

@@ -8,7 +8,7 @@ use inlane_core::units::Rate;
 #[derive(Clone, Debug)]
 pub struct Schedule {
     start_ns: Option<u64>,
-    /// Units sent so far: packets, or bits.
+    /// The units sent so far: packets or bits.
     sent: u64,
     ns_per_unit: f64,
     unit: Unit,
@@ -24,7 +24,7 @@ enum Unit {
 }
 
 impl Schedule {
-    /// Creates a schedule for `share` of `rate`: 1 for the whole of it.
+    /// Creates a schedule for the fraction `share` of `rate`; 1 is the whole rate.
     pub fn new(rate: Rate, share: f64) -> Self {
         let (per_second, unit) = match rate {
             Rate::Bits(bits) => (bits, Unit::Bits { overhead: 0 }),
@@ -49,7 +49,8 @@ impl Schedule {
         };
     }
 
-    /// Returns about how many packets of `mean` bytes are due at `now_ns`, and at most `max`. Returns at least 1 if a packet is due.
+    /// Returns about how many packets of `mean` bytes are due at `now_ns`, but at most `max`. Returns at least 1 if a packet
+    /// is due.
     #[inline]
     pub fn due_at_most(&mut self, now_ns: u64, max: usize, mean: f64) -> usize {
         self.start_ns.get_or_insert(now_ns);
@@ -65,7 +66,8 @@ impl Schedule {
         max.min(count as usize + 1)
     }
 
-    /// Limits how far the schedule may be behind to `max_ns`, for a source that had nothing to send.
+    /// Limits the backlog to `max_ns`. Call it for a source that had nothing to send, so that it does not catch up in one
+    /// burst.
     #[inline]
     pub fn limit_backlog(&mut self, now_ns: u64, max_ns: u64) {
         let due = self.due_ns();

@@ -1,4 +1,4 @@
-//! Stamps: what a generated packet says of itself, in the last 18 bytes of its payload. All numbers are big-endian.
+//! Stamps: the identity of a generated packet, in the last 18 bytes of its payload. All numbers are big-endian.
 //!
 //! ```text
 //! | body: the same in all packets | flow (4) | sequence number (4) | due time (6) | CRC-32C (4) |
@@ -62,7 +62,8 @@ pub fn crc_ok(payload: &[u8]) -> bool {
     crc32c::crc32c(covered) == u32::from_be_bytes(*crc)
 }
 
-/// Returns what a stamp adds to an internet checksum. `odd` means that it begins at an odd offset of the summed bytes.
+/// Returns the sum that a stamp adds to an internet checksum. Set `odd` if the stamp begins at an odd offset of the summed
+/// bytes.
 #[inline(always)]
 pub fn sum(bytes: &[u8; BYTES], odd: bool) -> u16 {
     let mut sum = Sum::new();

@@ -28,11 +28,11 @@ pub struct Template {
     flags: u8,
 }
 
-/// The transport protocol is UDP.
+/// Flag: the transport protocol is UDP.
 const UDP: u8 = 1;
-/// The stamp begins at an odd offset of the payload.
+/// Flag: the stamp begins at an odd offset of the payload.
 const ODD: u8 = 2;
-/// The packet must not arrive.
+/// Flag: the packet must not arrive.
 const DROPPED: u8 = 4;
 
 const _: () = assert!(size_of::<Template>() == 128);

@@ -27,9 +27,9 @@ const FIRST_PORT: u16 = 49152;
 /// The protocols of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowHeaders {
-    /// IPv6 instead of IPv4.
+    /// True for IPv6, false for IPv4.
     pub v6: bool,
-    /// TCP instead of UDP.
+    /// True for TCP, false for UDP.
     pub tcp: bool,
 }
 
@@ -40,7 +40,7 @@ pub struct Traffic {
     pub sizes: Vec<usize>,
     /// Number of flows.
     pub flows: u32,
-    /// Determines ports and payloads.
+    /// The seed that determines ports and payloads.
     pub seed: u64,
     /// The protocols of the flows, used in turn.
     pub headers: Vec<FlowHeaders>,
@@ -125,7 +125,7 @@ impl Traffic {
         Ok((traffic, load))
     }
 
-    /// Returns the offset of the payload in bytes.
+    /// Returns the offset of the payload in the frame, in bytes.
     pub fn header_length(&self, headers: FlowHeaders) -> usize {
         let network = if headers.v6 { ipv6::HEADER } else { ipv4::HEADER };
         let transport = if headers.tcp { tcp::HEADER } else { udp::HEADER };
@@ -158,7 +158,7 @@ impl Traffic {
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 
-    /// Returns the bytes that payloads consist of. Each payload begins with as many of them as fit in front of its stamp.
+    /// Returns the bytes that all payloads begin with. A payload contains as many of them as fit before its stamp.
     pub fn body(&self) -> Vec<u8> {
         let mut state = self.seed;
         let mut body = Vec::with_capacity(self.longest() + 8);
@@ -234,7 +234,8 @@ impl Traffic {
         }
     }
 
-    /// Returns true if no generator sent the frame: neither address is reserved for benchmarks. `layers` are the frame's.
+    /// Returns true if no generator sent the frame, because neither of its addresses is reserved for benchmarks. `layers`
+    /// are the frame's.
     pub fn is_foreign(frame: &[u8], layers: &Layers) -> bool {
         let packet = &frame[layers.network..];
         if layers.ethertype == ethernet::IPV4 {

@@ -17,10 +17,10 @@ use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 pub use plan::{Plan, PlannedPacket, RadioLoad, SymbolTime};
 use std::sync::Arc;
 
-/// The most positions that one call skips.
+/// The largest number of positions that one call skips.
 const MAX_SKIPPED: usize = 4096;
 
-/// The `gen:oran` port. It can only be received from.
+/// The `gen:oran` port, which can only receive.
 pub struct Radio {
     info: PortInfo,
     plan: Arc<Plan>,
@@ -115,7 +115,7 @@ impl Port for Radio {
     }
 }
 
-/// When packets are due.
+/// The rule by which packets become due.
 enum Pacing {
     Unlimited,
     Rate(Schedule),
@@ -140,7 +140,9 @@ struct RadioRx {
 }
 
 impl RadioRx {
-    /// Returns the position that is sent next. Skips lost positions, and positions of the last block that lie behind the end.
+    /// Returns the next position to send. Skips lost positions, and positions of the last block beyond the end. Returns
+    /// `None` at the end, and after [`MAX_SKIPPED`] skipped positions, so that a call takes bounded time even if most
+    /// packets are lost.
     ///
     /// Returns `None` at the end, and after [`MAX_SKIPPED`] skipped positions, so that a call takes a bounded time whatever the
     /// loss.

@@ -18,7 +18,7 @@ use inlane_wire::{Mac, ecpri, ethernet};
 const TABLE: usize = 1 << 16;
 /// The most PRBs of a symbol: their number has 10 bits.
 const MAX_PRBS: u64 = 1024;
-/// The most PRBs that the length field of a section can express. 0 stands for all PRBs.
+/// The largest number of PRBs that a section's length field can express. A 0 there stands for all PRBs.
 const MAX_COUNTED: usize = 255;
 
 /// What a radio sends.
@@ -32,13 +32,13 @@ pub struct Plan {
     pub slots_per_subframe: u64,
     /// PRBs in a packet. The last packet of a symbol may have fewer.
     prbs_per_packet: usize,
-    /// Packets that are shuffled together. 1 keeps them in order.
+    /// The number of packets that are shuffled together. 1 keeps them in order.
     pub shuffle: usize,
     /// The share of packets that are not sent, from 0 to 1.
     pub loss: f64,
-    /// Determines samples, order and losses.
+    /// The seed that determines samples, order and losses.
     pub seed: u64,
-    /// Downlink (towards the antenna) instead of uplink.
+    /// True for downlink (towards the antenna), false for uplink.
     pub downlink: bool,
     /// The VLAN of all frames, if they carry an 802.1Q tag.
     pub vlan: Option<u16>,
@@ -46,14 +46,14 @@ pub struct Plan {
     table: Vec<u8>,
 }
 
-/// How much a radio sends, and how fast.
+/// The amount of traffic of a radio, and its rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RadioLoad {
     /// The rate. `None` means as fast as packets are received, unless `realtime` is set.
     pub rate: Option<Rate>,
-    /// Sends each symbol at its time.
+    /// If set, each symbol is sent at its time.
     pub realtime: bool,
-    /// The number of positions, with lost ones. `None` means no end.
+    /// The number of positions, including lost ones. `None` means no end.
     pub positions: Option<u64>,
 }
 
@@ -164,7 +164,7 @@ impl Plan {
         self.packets_per_stream() * self.eaxc.len() as u64
     }
 
-    /// Returns the mean distance of two symbols in nanoseconds.
+    /// Returns the mean time between two symbols, in nanoseconds.
     pub fn symbol_ns(&self) -> f64 {
         1e6 / (self.slots_per_subframe * SYMBOLS as u64) as f64
     }

@@ -1,4 +1,4 @@
-//! Which file a path or an open file is, so that a run does not overwrite its own input.
+//! Identifies files, so that a run does not overwrite its own input.
 
 use rustix::fs::{FileType, Stat, fstat, stat};
 use std::os::fd::AsFd;
@@ -38,7 +38,7 @@ pub fn same_file(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Returns the path of a file that does not exist yet, with the links in its folder resolved.
+/// Resolves the links in the folder of a path whose file does not exist yet.
 fn to_be_created(path: &Path) -> std::path::PathBuf {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

@@ -31,7 +31,7 @@ pub enum Pace {
     /// As fast as packets are received.
     #[default]
     Full,
-    /// With the distances between its timestamps.
+    /// With the same times between packets as in the capture.
     Original,
 }
 
@@ -40,12 +40,12 @@ pub enum Pace {
 pub struct Playback {
     /// How fast.
     pub pace: Pace,
-    /// Plays the capture again whenever it ends. Timestamps continue from one lap to the next, and start again before the
-    /// year 2106, where the classic format ends.
+    /// If set, plays the capture again whenever it ends. Timestamps continue from one lap to the next. They start over
+    /// before the year 2106, which is the last that the classic format can represent.
     pub repeat: bool,
 }
 
-/// What scanning a capture found.
+/// The result of scanning a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Number of packets before the end, or before the first damage.
@@ -70,7 +70,7 @@ fn info(text: &str, max_queues: u16) -> PortInfo {
     }
 }
 
-/// Returns the file that a `pcap` port names. Everything behind the colon belongs to the name, commas included.
+/// Returns the file that a `pcap` port names. Everything after the colon belongs to the name, including commas.
 fn path_of(text: &str) -> Result<&str> {
     match text.split_once(':') {
         Some((_, path)) if !path.is_empty() => Ok(path),

@@ -30,7 +30,7 @@ enum Kind {
     AwaitsReader(PathBuf),
     /// Standard output of a kind that may block. It is polled before each write.
     Polled(File),
-    /// A regular file that is standard output. It may hold earlier bytes, so it is never cut.
+    /// A regular file that is standard output. It may hold earlier bytes, so it is never truncated.
     Appended(File),
     /// A disk with room for a number of bytes.
     #[cfg(test)]
@@ -55,7 +55,7 @@ impl Output {
                 .into();
             let kind = match file_type(&file) {
                 FileType::RegularFile => Kind::Appended(file),
-                // Opened again, so that other holders of this pipe are not made non-blocking too.
+                // The pipe is opened again, so that other holders of it do not become non-blocking too.
                 FileType::Fifo => match open_nonblocking(Path::new("/proc/self/fd/1"), false) {
                     Ok(file) => Kind::NonBlocking(file),
                     Err(_) => Kind::Polled(file),
@@ -82,7 +82,7 @@ impl Output {
         Ok(Self { kind, created: None })
     }
 
-    /// Empties the file, and keeps it from now on.
+    /// Empties the file. A file that opening created is then kept even if nothing is written.
     pub(super) fn begin(&mut self) -> std::io::Result<()> {
         self.created = None;
         match &self.kind {
@@ -167,6 +167,6 @@ fn file_type(file: &File) -> FileType {
 
 fn is_writable(file: &File, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // An error of poll shows in the write that follows.
+    // An error of poll appears again in the write that follows.
     poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&timeout)).map_or(true, |ready| ready > 0)
 }

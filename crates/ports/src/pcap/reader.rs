@@ -37,7 +37,7 @@ pub struct Record {
     /// Number of the interface, counted over all sections.
     pub interface: u32,
     pub(super) data: Range<usize>,
-    /// Where the record ends in the buffer.
+    /// The offset in the buffer at which the record ends.
     pub(super) end: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Writes what is sent to a capture.
+//! The sink of captures: a port that writes sent packets to a capture.
 
 use super::file::{FileId, same_file};
 use super::reader::Resolution;
@@ -249,12 +249,13 @@ impl QueueWriter {
         })
     }
 
-    /// Writes what is buffered, as far as the output takes it.
+    /// Writes the buffered records, as far as the output accepts them.
     pub(crate) fn flush(&self) -> Result<()> {
         self.lock()?.flush().map(|_| ())
     }
 
-    /// Writes what is buffered, unless the capture has not begun. Logs an error, because the queue ends here.
+    /// Writes the buffered records, unless the capture has not begun. Logs an error instead of returning it, because the
+    /// queue ends here.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
         if writer.has_begun()
@@ -264,12 +265,12 @@ impl QueueWriter {
         }
     }
 
-    /// Writes what is buffered; see [`CaptureWriter::finish`].
+    /// Writes the buffered records; see [`CaptureWriter::finish`].
     pub(crate) fn finish(&self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
         self.lock()?.finish(keep_waiting)
     }
 
-    /// Returns the counts of this queue's packets that were accepted and could not be written.
+    /// Returns the counts of this queue's lost packets: those that the writer accepted and could not write.
     pub(crate) fn lost(&self) -> &LostPackets {
         &self.lost
     }

@@ -1,4 +1,4 @@
-//! Plays a capture.
+//! The source of captures: a port that plays a capture.
 
 use super::file::FileId;
 use super::reader::{CaptureReader, Record, Resolution};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// The longest frame that a pipe is expected to hold, in bytes. For longer ones the user sets --room.
 const JUMBO: usize = 9216;
-/// Distance between the last packet of a lap and the first packet of the next, in nanoseconds.
+/// The time between the last packet of a lap and the first packet of the next, in nanoseconds.
 const LAP_GAP_NS: u64 = 1000;
 
 /// A capture that packets are received from.
@@ -51,7 +51,7 @@ impl CaptureSource {
         let file: File = if path == "-" {
             std::io::stdin().as_fd().try_clone_to_owned().map_err(refused)?.into()
         } else {
-            // Otherwise opening a named pipe would block until it has a writer. Has no effect on regular files.
+            // Without this flag, opening a named pipe would block until it has a writer. It has no effect on regular files.
             let flags = OFlags::NONBLOCK.bits() as i32;
             OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(refused)?
         };
@@ -88,7 +88,7 @@ impl CaptureSource {
         let mut reader = CaptureReader::new(text, Box::new(input));
         reader.read_header()?;
         let (mut longest, mut latest_ns) = (0, 0);
-        // Damage is reported when the packets before it have been played.
+        // Damage is reported after the packets before it have been played.
         while let Ok(Some(record)) = reader.peek() {
             longest = longest.max(record.length());
             latest_ns = latest_ns.max(record.time_ns);
@@ -125,7 +125,7 @@ impl CaptureSource {
     }
 }
 
-/// An input that is written while it is read. Never blocks.
+/// A pipe, whose writer may pause. Reading it never blocks.
 struct Pipe {
     file: File,
 }
@@ -214,11 +214,11 @@ struct CaptureRx {
     clock: Clock,
     /// The clock's time and the packet's timestamp when the first packet was played.
     started: Option<(u64, u64)>,
-    /// What the current lap adds to the file's timestamps.
+    /// The time that the current lap adds to the timestamps in the file, in nanoseconds.
     shift_ns: u64,
     /// Timestamp of the packet that was played last, with the shift.
     last_ns: u64,
-    /// An error behind packets that have to be returned first.
+    /// An error that occurred after packets were read. They are returned first.
     pending_error: Option<Error>,
     ended: bool,
     counters: Counters,
@@ -254,15 +254,15 @@ impl CaptureRx {
         }
     }
 
-    /// Tells sinks the resolution, once the header has been read.
+    /// Publishes the resolution to sinks once the header has been read.
     fn publish_resolution(&self) {
         if self.reader.has_header() {
             self.resolution.get_or_init(|| self.reader.classic_resolution().unwrap_or(Resolution::Nano));
         }
     }
 
-    /// Shifts the timestamps of the next lap behind those of the last one. Starts again with those of the file if the shifted ones
-    /// would exceed what a capture can hold.
+    /// Sets the shift of the next lap, so that its timestamps follow those of the current lap. Sets it to 0 if the
+    /// timestamps would exceed what a capture can represent.
     fn begin_lap(&mut self) -> Result<()> {
         let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
         self.shift_ns = self.last_ns.saturating_add(LAP_GAP_NS).saturating_sub(first);

@@ -1,7 +1,7 @@
 //! Writes classic captures: little-endian, with micro- or nanoseconds.
 //!
 //! Records are collected in a buffer. If the output refuses them, the writer counts the records that were not written whole, and
-//! cuts the file behind the last whole record.
+//! truncates the file after the last whole record.
 
 use super::output::Output;
 use super::reader::{ETHERNET, Resolution};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Bytes collected before they are written.
+/// The number of bytes collected before they are written.
 const BUFFER: usize = 1 << 18;
 const HEADER: usize = 24;
 const RECORD_HEADER: usize = 16;
@@ -46,7 +46,7 @@ impl LostPackets {
 
 /// A record in the buffer.
 struct Buffered {
-    /// Where it ends.
+    /// The offset in the buffer at which it ends.
     end: u32,
     /// The queue that its packet came from.
     queue: u32,
@@ -66,10 +66,10 @@ pub struct CaptureWriter {
     buffer: Vec<u8>,
     /// Bytes at the front of the buffer that were written.
     written: usize,
-    /// Where the buffer's first record begins: behind the header, if that is in the buffer.
+    /// The offset of the first record in the buffer: after the header if the buffer contains it.
     first_record: usize,
     records: Vec<Buffered>,
-    /// Bytes written from earlier contents of the buffer.
+    /// The number of bytes written before the current contents of the buffer.
     written_before: u64,
     written_packets: u64,
     queues: Vec<Arc<LostPackets>>,
@@ -114,7 +114,7 @@ impl CaptureWriter {
         (self.queues.len() as u32 - 1, lost)
     }
 
-    /// Empties the output, and writes the header if the resolution is known. Has no effect the second time.
+    /// Empties the output, and writes the header if the resolution is known. Does nothing if called again.
     ///
     /// # Errors
     /// If the output refuses it, for example because the disk is full.
@@ -132,7 +132,7 @@ impl CaptureWriter {
         Ok(())
     }
 
-    /// Returns true once the output may have been changed.
+    /// Returns true if the output may differ from its state before it was opened.
     pub fn has_begun(&self) -> bool {
         self.begun
     }
@@ -226,7 +226,7 @@ impl CaptureWriter {
         self.records.len()
     }
 
-    /// Removes all buffered records behind the first `records`. They must have been buffered since the last
+    /// Removes all buffered records after the first `records`. They must have been buffered since the last
     /// [`CaptureWriter::reserve`].
     pub fn remove_after(&mut self, records: usize) {
         let end = match records.checked_sub(1).and_then(|last| self.records.get(last)) {
@@ -263,7 +263,7 @@ impl CaptureWriter {
         Ok(())
     }
 
-    /// Gives up what is still buffered.
+    /// Gives up the records that are still buffered.
     fn abandon(&mut self) -> Result<()> {
         let packets = self.records.len();
         let error = self.give_up("its reader stopped reading");
@@ -338,7 +338,7 @@ fn cause(error: &std::io::Error) -> String {
 
 impl Drop for CaptureWriter {
     fn drop(&mut self) {
-        // Users that need the outcome call `finish`. Here a paused reader is not waited for.
+        // Callers that need the result call `finish`. This does not wait for a paused reader.
         if self.begun
             && self.broken.is_none()
             && let Err(error) = self.finish(&mut || false)

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// No packets are received from the inner queue while this many are ready, or a whole burst.
+/// While this many packets are ready, or enough for the caller's burst, no more are received from the inner queue.
 const MAX_READY: usize = 1024;
 
 /// Which faults to inject. Probabilities are from 0 to 1.
@@ -24,7 +24,7 @@ pub struct Faults {
     pub drop: f64,
     /// Probability that a packet is duplicated.
     pub duplicate: f64,
-    /// Probability that a packet is moved behind `reorder_by` later ones.
+    /// Probability that a packet is delayed until `reorder_by` later packets have passed it.
     pub reorder: f64,
     /// Number of later packets that overtake a reordered packet.
     pub reorder_by: u64,
@@ -34,7 +34,7 @@ pub struct Faults {
     pub delay: f64,
     /// The delay, in nanoseconds.
     pub delay_ns: u64,
-    /// Determines which packets are affected.
+    /// The seed that determines which packets are affected.
     pub seed: u64,
 }
 
@@ -123,20 +123,20 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The packets between the inner queue and the caller, and what happens to them.
+/// The packets between the inner queue and the caller, and the faults to inject into them.
 struct FaultyLink {
     faults: Faults,
     /// State of the pseudo-random generator.
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// Packets that have become ready. Decides when a reordered one is due.
+    /// The number of packets that have become ready. Determines when a reordered packet is due.
     passed: u64,
     reordered: VecDeque<Reordered>,
-    /// Due times and packets, in order, because all delays are equal.
+    /// Due times and packets. They are in order because all delays are equal.
     delayed: VecDeque<(u64, Packet)>,
     ready: VecDeque<Packet>,
-    /// The most packets that may be held back at once.
+    /// The largest number of packets that may be held back at once.
     max_held: usize,
     counts: Arc<FaultCounts>,
 }
@@ -144,7 +144,7 @@ struct FaultyLink {
 struct Reordered {
     /// The value of `passed` at which the packet is due.
     behind: u64,
-    /// The time at which it is due in any case.
+    /// The time at which it is due even if too few packets follow.
     until_ns: u64,
     packet: Packet,
 }
@@ -211,14 +211,14 @@ impl FaultyLink {
         }
     }
 
-    /// Makes a packet ready, and the reordered ones that are due behind it.
+    /// Makes a packet ready, followed by the reordered packets that are due after it.
     fn pass(&mut self, packet: Packet) {
         self.ready.push_back(packet);
         self.passed += 1;
         self.release(|held, passed| held.behind <= passed);
     }
 
-    /// Makes the reordered packets ready that are due, the oldest first.
+    /// Makes all due reordered packets ready, the oldest first.
     fn release(&mut self, due: impl Fn(&Reordered, u64) -> bool) {
         while let Some(held) = self.reordered.front()
             && due(held, self.passed)
@@ -227,7 +227,8 @@ impl FaultyLink {
         }
     }
 
-    /// Makes the packets ready whose time has come. If `ending` is set, no packets follow, and all reordered ones become ready.
+    /// Makes delayed and reordered packets ready whose time has come. If `ending` is set, no packets follow, and all
+    /// reordered packets become ready.
     fn catch_up(&mut self, now_ns: u64, ending: bool) {
         while let Some(&(due_ns, packet)) = self.delayed.front()
             && due_ns <= now_ns

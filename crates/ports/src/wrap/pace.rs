@@ -6,10 +6,10 @@ use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Packet, Result, Rx};
 
-/// The backlog that a source may catch up after it had nothing to receive, in nanoseconds.
+/// The largest backlog that a source may catch up on after a pause, in nanoseconds.
 const MAX_BACKLOG_NS: u64 = 100_000;
 
-/// A receive queue with a limited rate. Packets that arrive faster wait in the port, which counts those that it misses.
+/// A receive queue with a limited rate. Excess packets wait in the port, which counts the packets that it has to drop.
 pub struct PacedRx {
     inner: Box<dyn Rx>,
     schedule: Schedule,
@@ -19,7 +19,7 @@ pub struct PacedRx {
 }
 
 impl PacedRx {
-    /// Limits `inner` to `share` of `rate`: 1 for the whole of it.
+    /// Limits `inner` to the fraction `share` of `rate`; 1 is the whole rate.
     pub fn new(inner: Box<dyn Rx>, rate: Rate, share: f64, clock: &Clock) -> Self {
         Self { inner, schedule: Schedule::new(rate, share), clock: clock.clone(), mean_bytes: 64.0 }
     }

@@ -147,7 +147,7 @@ fn a_capture_holds_the_packets_that_were_sent() {
     let mut tx = sink.take_tx(0, pool.clone()).unwrap();
     forward(&mut *rx, &mut *tx).unwrap();
     drop(tx);
-    // The sink's capture and the wrapper's equal the one that was played.
+    // The captures of sink and wrapper equal the capture that was played.
     let mut source = CaptureSource::open(&text("made"), Playback::default()).unwrap();
     source.configure(std::slice::from_ref(&pool), 0).unwrap();
     let mut sink = CaptureSink::open(&text("sent"), Some(&source)).unwrap();

@@ -99,7 +99,7 @@ fn a_block_with_a_wrong_length_is_damage() {
         let second = ng.bytes.len();
         ng.packet(0, 0, 60, &[2; 60]);
         let end = ng.bytes.len();
-        // A packet that a wrong length could run into.
+        // A second packet, which a wrong length of the first would reach into.
         ng.packet(0, 0, 60, &[3; 60]);
         let length = (end - second) as u32;
         for (first, last, said) in [
@@ -128,7 +128,7 @@ fn a_block_with_a_wrong_length_is_damage() {
     }
 }
 
-/// Returns its pieces, and [`std::io::ErrorKind::WouldBlock`] once after each.
+/// An input that returns its pieces, with [`std::io::ErrorKind::WouldBlock`] once after each.
 struct TwoPieces {
     pieces: std::collections::VecDeque<Vec<u8>>,
 }
