@@ -75,10 +75,12 @@ pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
     Ok(gpu)
 }
 
-/// Returns true if privileges must be dropped before `function` is loaded, because that runs code which the user chose: a
-/// packet function of the user's own, or the run-time compiler on a GPU, which is found through the environment.
+/// Returns true if privileges must be dropped before `function` is loaded, because loading it runs code that the user chose:
+/// a packet function of the user's own, the run-time compiler that `INLANE_NVRTC` names, or, for a program with capabilities
+/// of its own, any run-time compiler, because the environment names its directory.
 ///
-/// The compiler does not count for root, whose environment is root's own. As nobody, root could not use the cache of compiled kernels.
+/// For root without `INLANE_NVRTC`, the installed compiler does not count. As nobody, root could not use its cache of compiled
+/// kernels.
 pub(crate) fn runs_user_code(
     executor: &crate::config::Executor,
     function: &inlane_function::PacketFunction,
@@ -86,5 +88,6 @@ pub(crate) fn runs_user_code(
     // SAFETY: geteuid reads a number and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     let gpu = executor.device() != crate::config::Device::Cpu;
-    function.is_user_code() || gpu && !root
+    let chosen = std::env::var_os("INLANE_NVRTC").is_some();
+    function.is_user_code() || gpu && (!root || chosen)
 }
