@@ -70,7 +70,7 @@ pub struct PacketMeta {
     pub interface: u32,
 }
 
-/// A source of packet buffers. Threads may share it; its calls are made once a burst, not once a packet.
+/// A source of packet buffers. Threads may share it. Call it once per burst, not once per packet.
 ///
 /// A device that needs its own kind of pool finds it by upcasting to [`std::any::Any`].
 ///

@@ -42,7 +42,7 @@ pub(crate) struct Device {
     pub(crate) refused: Option<RefusedFrames>,
     /// The socket that keeps an existing interface promiscuous while it is open.
     promiscuous: Option<OwnedFd>,
-    /// The XDP program of an AF_XDP port. Dropping the last one of the interface detaches it.
+    /// The XDP program of an AF_XDP port. The ports of an interface share it, and dropping the last reference detaches it.
     program: Option<Arc<xdp::Program>>,
 }
 

@@ -4,8 +4,8 @@
 //!   received segments (GRO). The kernel would cut them to the slot.
 //! * Frames with an 802.1ad tag. The kernel takes a frame's outer VLAN tag out of it, and DPDK's driver puts it back as 802.1Q.
 //!
-//! No counter of the kernel or of the driver shows either. A filter on the ring's sockets refuses these frames. One more socket, which is
-//! never read, receives nothing else and so counts them.
+//! No counter of the kernel or of the driver counts either. A filter on the ring's sockets refuses these frames. One more
+//! socket receives only these frames. Nobody reads it: the kernel counts its frames.
 
 use crate::interface::Interface;
 use crate::kernel_counters;

@@ -34,7 +34,7 @@ impl Names {
                     vendor = Some(number);
                     names.vendors.insert(number, name.into());
                 }
-                // Classes: `C 03  Display controller`.
+                // A line such as `C 03  Display controller` starts a class, whose entries are not devices.
                 (0, None) => vendor = None,
                 (1, Some((device, name))) => {
                     vendor.map(|vendor| names.devices.insert((vendor, device), name.into()));

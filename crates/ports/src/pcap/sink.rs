@@ -118,7 +118,8 @@ impl Port for CaptureSink {
     }
 }
 
-/// One queue's access to a capture that several queues write. Packets stay with their holder.
+/// Writes the packets of one queue to a capture that several queues share. Does not take the packets: their holder keeps
+/// them.
 pub(crate) struct QueueWriter {
     writer: Arc<Mutex<CaptureWriter>>,
     queue: u32,
