@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(fail_if_missing(&report.results, &args.require)?)
 }
 
-/// Fails if a required part is missing. A degraded part is there.
+/// Fails if a required part is missing. A degraded part does not fail.
 fn fail_if_missing(checks: &[Check], required: &[Name]) -> Result<(), NotReady> {
     let missing = |name: &&Name| checks.iter().any(|c| c.name == **name && c.state == State::Missing);
     let missing: Vec<String> = required.iter().filter(missing).map(|name| name.text()).collect();

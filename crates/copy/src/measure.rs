@@ -168,7 +168,7 @@ pub fn latency(
     })
 }
 
-/// What one repeat of a stream did.
+/// The counts of one repeat of a stream.
 struct Streamed {
     transfers: usize,
     wall_ns: f64,
@@ -268,7 +268,7 @@ fn stream_with(
     }
     match failed {
         Some(error) => Err(error),
-        // Asked after the transfers, because a path selector has taken its path by then.
+        // The mover is asked after the transfers, because a path selector has chosen its path by then.
         None => totals.measurement(if mover.is_synchronous() { 1 } else { window }),
     }
 }

@@ -23,7 +23,7 @@ pub struct PathSelector {
     both_ways: bool,
     refused: BTreeMap<Path, String>,
     fallback: Option<String>,
-    /// The user named the path, so cost did not choose it.
+    /// True if the user named the path, so that cost did not choose it.
     requested: bool,
     /// The index of the mover that took the newest transfer.
     current: usize,

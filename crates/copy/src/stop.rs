@@ -8,8 +8,8 @@ use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that are copied, filled or checked between two looks at the flag. At 3 MB/s, the slowest rate we measured
-/// (4-byte loads and stores through two BARs), this takes a third of a second.
+/// The number of bytes that are copied, filled or checked between two checks of the flag. At 3 MB/s, the slowest rate we
+/// measured (4-byte loads and stores through two BARs), this takes a third of a second.
 pub(crate) const PIECE: usize = 1 << 20;
 
 /// Checks the flag that ends a run.

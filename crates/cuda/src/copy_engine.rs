@@ -31,7 +31,7 @@ impl CopyEngine {
         Ok(Self { stream: gpu.stream()?, pending: Pending::new() })
     }
 
-    /// The mover's stream, to order other work with its copies.
+    /// Returns the mover's stream, to order other work with its copies.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }

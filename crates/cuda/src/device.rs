@@ -66,7 +66,7 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// The architecture as compilers name it, for example `sm_90`.
+    /// Returns the architecture as compilers name it, for example `sm_90`.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.compute_capability.0, self.compute_capability.1)
     }
@@ -238,17 +238,17 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// The GPU's properties.
+    /// Returns the GPU's properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// The number N in `gpu:N`.
+    /// Returns the number N in `gpu:N`.
     pub fn index(&self) -> u32 {
         self.info.index
     }
 
-    /// The driver's handle of the context, for code that calls the driver directly.
+    /// Returns the driver's handle of the context, for code that calls the driver directly.
     pub fn context(&self) -> sys::CUcontext {
         self.context
     }

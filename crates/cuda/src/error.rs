@@ -104,7 +104,7 @@ impl Error {
         Error::Invalid { what: what.into(), why: why.into() }
     }
 
-    /// The class of this error, which decides the exit status.
+    /// Returns the class of this error, which decides the exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::NoDriver

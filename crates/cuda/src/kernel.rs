@@ -149,7 +149,7 @@ impl<const N: usize> KernelArguments<N> for [*const c_void; N] {
 }
 
 impl Kernel {
-    /// The kernel's name.
+    /// Returns the kernel's name.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -44,22 +44,22 @@ pub struct CompiledProgram {
 }
 
 impl CompiledProgram {
-    /// The architecture, for example `sm_90`.
+    /// Returns the architecture, for example `sm_90`.
     pub fn arch(&self) -> &str {
         &self.arch
     }
 
-    /// The ELF image that the driver loads.
+    /// Returns the ELF image that the driver loads.
     pub fn machine_code(&self) -> &[u8] {
         &self.machine_code
     }
 
-    /// The compiler's warnings. Empty if the code came from the cache.
+    /// Returns the compiler's warnings. Empty if the code came from the cache.
     pub fn log(&self) -> &str {
         &self.log
     }
 
-    /// True if the code came from the cache.
+    /// Returns true if the code came from the cache.
     pub fn is_cached(&self) -> bool {
         self.cached
     }
@@ -105,7 +105,7 @@ pub fn compile(source: &Source<'_>, arch: &str) -> Result<CompiledProgram> {
     Ok(CompiledProgram { arch: arch.into(), machine_code, log, cached: false })
 }
 
-/// Everything that the machine code depends on.
+/// Returns the cache key: everything that the machine code depends on.
 fn key(source: &Source<'_>, arch: &str, version: &str) -> Vec<u8> {
     let count = source.options.len().to_string();
     let headers = source.headers.iter().flat_map(|(name, text)| [*name, *text]);
@@ -317,12 +317,12 @@ impl Drop for ProgramGuard<'_> {
     }
 }
 
-/// The first line of a loader's message.
+/// Returns the first line of a loader's message.
 fn short(why: &str) -> String {
     if why.contains("No such file") { "not found".into() } else { why.lines().next().unwrap_or("").into() }
 }
 
-/// The files to try, in order.
+/// Returns the files to try, in order.
 fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
@@ -343,7 +343,8 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// Python's package folders: those of `PYTHONPATH`, of the active virtual environment, of the user and of the system.
+/// Returns Python's package folders: those of `PYTHONPATH`, of the active virtual environment, of the user and of the
+/// system.
 fn site_packages() -> Vec<PathBuf> {
     let mut sites: Vec<PathBuf> = Vec::new();
     if let Some(paths) = std::env::var_os("PYTHONPATH") {
@@ -366,7 +367,7 @@ fn site_packages() -> Vec<PathBuf> {
     sites
 }
 
-/// The entries of `folder` whose names begin with `prefix`, in descending order of name.
+/// Returns the entries of `folder` whose names begin with `prefix`, in descending order of name.
 fn matching(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries

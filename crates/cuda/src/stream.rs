@@ -109,12 +109,12 @@ impl Stream {
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// The driver's handle, for code that calls the driver directly.
+    /// Returns the driver's handle, for code that calls the driver directly.
     pub fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// The GPU that the stream belongs to.
+    /// Returns the GPU that the stream belongs to.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -309,7 +309,7 @@ impl Event {
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// The GPU that the event belongs to.
+    /// Returns the GPU that the event belongs to.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }

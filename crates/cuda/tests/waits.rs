@@ -224,7 +224,8 @@ fn a_failed_copy_gives_its_error() {
     }
 }
 
-/// A stream waits for another GPU's stream, which fails. The error is that stream's and arrives before the timeout.
+/// Waits for a copy whose stream waits for a failing stream of another GPU. The wait returns that stream's error before the
+/// timeout.
 fn another_fails(completion: CompletionMode) {
     let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
     let (out, into) = (from.stream().unwrap(), to.stream().unwrap());

@@ -117,7 +117,7 @@ impl Pause {
         pause
     }
 
-    /// A gate that is closed meanwhile stays closed.
+    /// Changes the state of every gate from `from` to `to`. A gate that is closed meanwhile stays closed.
     fn change(&self, from: u8, to: u8) {
         for gate in self.gates.iter().filter_map(Weak::upgrade) {
             let _ = gate.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);

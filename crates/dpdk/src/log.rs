@@ -50,7 +50,7 @@ fn lock() -> std::sync::MutexGuard<'static, RecentWarnings> {
     RECENT_WARNINGS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Called by DPDK's log stream, on any thread.
+/// Receives a message of DPDK's log. DPDK's log stream calls it, on any thread.
 ///
 /// # Safety
 /// `text` points to `length` bytes.

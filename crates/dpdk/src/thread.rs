@@ -47,7 +47,7 @@ impl Drop for ThreadGuard {
     }
 }
 
-/// Called by `burst.c` for a burst of a thread that has no lcore id.
+/// Registers the calling thread. `burst.c` calls it for a burst of a thread that has no lcore id.
 #[unsafe(no_mangle)]
 extern "C" fn inlane_dpdk_register_thread() {
     // A thread whose locals are being destroyed stays without an id.

@@ -166,7 +166,7 @@ pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     closed
 }
 
-/// Called by `xdp.c` on the thread that configures a port: the driver opened a socket for a queue, or could not.
+/// Records that the driver opened a socket for a queue, or could not. `xdp.c` calls it on the thread that configures a port.
 unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result: c_int) -> c_int {
     if result < 0 {
         FAILURE.set(-result);

@@ -32,7 +32,7 @@ pub enum Route {
 }
 
 impl Route {
-    /// The ports' names as given, first the one that is received from.
+    /// Returns the ports' names as given. The port to receive from comes first.
     pub(crate) fn ports(&self) -> Vec<&String> {
         match self {
             Route::OneWay { rx, tx } => std::iter::once(rx).chain(tx).collect(),
@@ -40,7 +40,7 @@ impl Route {
         }
     }
 
-    /// How many ways packets flow. Each way has pipelines of its own.
+    /// Returns the number of directions in which packets flow. Each direction has pipelines of its own.
     pub(crate) fn directions(&self) -> usize {
         match self {
             Route::OneWay { .. } => 1,
@@ -49,7 +49,7 @@ impl Route {
     }
 }
 
-/// Which job runs beside the pipelines and competes with them.
+/// The kind of job that runs beside the pipelines and competes with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compete {
     /// No job.
@@ -87,7 +87,7 @@ pub struct Config {
     /// The rate at which packets are offered; `None` for as fast as possible. A generator that falls behind sends late, with
     /// the original due times. Other sources miss what they cannot deliver in time.
     pub rate: Option<Rate>,
-    /// Drop privileges once the ports are open, if a port needed privileges to open.
+    /// If set, drops privileges once the ports are open, if a port needed privileges to open.
     pub drop_privileges: bool,
     /// How a capture is played.
     pub playback: Playback,
@@ -99,7 +99,7 @@ pub struct Config {
     pub buffers: usize,
     /// Data room: bytes that a packet buffer can hold, 64 to 128 KiB.
     pub room: usize,
-    /// A capture file that receives a copy of what is sent.
+    /// A capture file to which the sent packets are also written.
     pub capture: Option<PathBuf>,
     /// Faults to inject into received packets: see [`inlane_ports::wrap::fault`].
     pub faults: Option<String>,
@@ -249,8 +249,9 @@ impl Config {
         }
     }
 
-    /// Returns the cores for `threads` threads: those asked for, or the allowed ones from the highest down. The lowest core, which
-    /// usually serves interrupts, is used last. Empty if there are fewer cores than threads: then threads are not bound.
+    /// Returns the cores for `threads` threads: the requested ones, or the allowed ones from the highest down. The lowest
+    /// core, which usually serves interrupts, is used last. Returns an empty list if there are fewer cores than threads. The
+    /// threads are then not bound.
     pub fn cores_for(&self, threads: usize) -> Vec<usize> {
         match &self.cores {
             Some(cores) => cores.clone(),

@@ -22,8 +22,8 @@ impl Control {
         Self { parent: Some(parent.clone()), ..Self::default() }
     }
 
-    /// Takes over a stop or abort of the parent. The thread that waits for a run calls it several times a second; the run's other
-    /// threads read only their own flags.
+    /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for a run calls it several times
+    /// a second. The run's other threads read only their own flags.
     pub fn follow_parent(&self) {
         let Some(parent) = &self.parent else { return };
         parent.follow_parent();
@@ -72,14 +72,14 @@ pub struct Progress {
     feeding: AtomicU64,
 }
 
-/// Shares of a run in which the threads of a pipeline had work. The rest of the time they found none.
+/// How the threads of a pipeline spent a run, as shares of its duration. They found no work in the rest of the time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TimeShares {
-    /// The dispatching thread had work.
+    /// The share in which the dispatching thread had work.
     pub busy: f64,
-    /// The dispatching thread waited for a sending port that took nothing.
+    /// The share in which the dispatching thread waited for a sending port that accepted nothing.
     pub refused: f64,
-    /// The feeder had work; 0 without a feeder.
+    /// The share in which the feeder had work; 0 without a feeder.
     pub feeding: f64,
 }
 
@@ -109,7 +109,8 @@ impl std::ops::AddAssign for ProgressSnapshot {
 }
 
 impl Progress {
-    /// Publishes what was received, and how the calling thread spent its time. Only the dispatching thread calls it.
+    /// Publishes the counts of received packets, and how the calling thread spent its time. Only the dispatching thread
+    /// calls it.
     #[inline]
     pub fn set_received(&self, packets: u64, bytes: u64) {
         self.rx_packets.store(packets, Relaxed);
@@ -119,7 +120,7 @@ impl Progress {
         self.refused.store(refused, Relaxed);
     }
 
-    /// Publishes what was sent and dropped. Only the dispatching thread calls it.
+    /// Publishes the counts of sent and dropped packets. Only the dispatching thread calls it.
     #[inline]
     pub fn set_sent(&self, packets: u64, bytes: u64, dropped: u64) {
         self.tx_packets.store(packets, Relaxed);
@@ -153,7 +154,7 @@ impl Progress {
     }
 }
 
-/// The time of threads on processors and in their queues. A thread that is in neither sleeps or is blocked in a system call.
+/// The time of threads on processors and in run queues. The rest of the time a thread sleeps or is blocked in a system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadTime {
     /// Nanoseconds on a processor.

@@ -70,7 +70,7 @@ pub enum Error {
     },
 }
 
-/// The alternative to name in the message if there is no GPU.
+/// Returns the alternative that the message names if there is no GPU.
 #[cfg(feature = "cuda")]
 fn instead(error: &inlane_cuda::Error) -> &'static str {
     match error {

@@ -85,7 +85,7 @@ pub struct Started<'a> {
 
 /// A run whose pipelines have ended.
 pub struct Joined<'a> {
-    /// What each pipeline counted, with its lane's report if it ran on a GPU.
+    /// The tally of each pipeline, with its lane's report if it ran on a GPU.
     tallies: Vec<(Tally, Option<gpu::LaneReport>)>,
     /// How long packets flowed.
     elapsed: Duration,
@@ -207,7 +207,7 @@ impl Joined<'_> {
     }
 }
 
-/// A pipeline with what runs its packet function.
+/// A pipeline, and its executor.
 enum ReadyPipeline {
     Cpu(CpuMethod, Pipeline),
     Gpu(Pipeline, Box<gpu::Lane>),
@@ -265,7 +265,8 @@ impl ReadyPipeline {
         }
     }
 
-    /// When packets began to flow, for lanes of a GPU. They prepare for some time, which is not part of the run.
+    /// Returns a function that tells when packets began to flow, for lanes of a GPU. The lanes first prepare for some time,
+    /// which is not part of the run.
     fn flow_started(&self) -> Option<impl Fn() -> Option<Instant> + use<>> {
         match self {
             ReadyPipeline::Gpu(_, lane) => {
@@ -315,7 +316,7 @@ fn run_threads(
             scope.spawn(move || {
                 let _stop = StopOnPanic(control);
                 let ended = pipeline.run(config, &context);
-                // A failed pipeline ends the others; they drain first.
+                // A failed pipeline stops the others, which drain first.
                 if !ended.0.errors.is_empty() {
                     control.stop();
                 }

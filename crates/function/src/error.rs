@@ -58,7 +58,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The class of this error, which decides the exit status.
+    /// Returns the class of this error, which decides the exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Unknown { .. } | Error::Settings { .. } | Error::File { .. } | Error::Compile { .. } => {

@@ -42,7 +42,7 @@ impl Instance {
         Ok(Self { entry, function, state, output, room: 0 })
     }
 
-    /// The function that the instance runs.
+    /// Returns the function that the instance runs.
     pub fn function(&self) -> &PacketFunction {
         &self.function
     }
@@ -53,7 +53,7 @@ impl Instance {
         self.room = room;
     }
 
-    /// What a call receives besides packets.
+    /// Returns the values that a call receives besides packets.
     fn context(&self, now_ns: u64) -> CallContext {
         CallContext {
             state: self.state.address(),
@@ -162,7 +162,7 @@ impl Instance {
         }
     }
 
-    /// The function's state.
+    /// Returns the function's state.
     pub fn state(&self) -> &[u8] {
         // SAFETY: the region is initialized, and only `&mut self` methods change it.
         unsafe { std::slice::from_raw_parts(self.state.as_ptr(), self.state.len()) }
@@ -173,7 +173,7 @@ impl Instance {
         self.function.report(self.state())
     }
 
-    /// The output region. Empty if the function has none.
+    /// Returns the output region. Empty if the function has none.
     pub fn output(&self) -> &[u8] {
         match &self.output {
             // SAFETY: as in `state`.

@@ -62,7 +62,7 @@ impl PacketFunction {
         })
     }
 
-    /// Returns true for a function of the user's user, false for a built-in one.
+    /// Returns true for a function that the user wrote, false for a built-in one.
     pub fn is_user_code(&self) -> bool {
         matches!(self.code, Code::User(_))
     }
@@ -95,12 +95,12 @@ impl PacketFunction {
         crate::abi::layout_assertions() + &state
     }
 
-    /// The function's name, as on the command line.
+    /// Returns the function's name, as on the command line.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the function does, in one line.
+    /// Returns a description of the function in one line.
     pub fn about(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.about,
@@ -108,7 +108,7 @@ impl PacketFunction {
         }
     }
 
-    /// The struct's name in the source. Modules export `inlane_info_SYMBOL`; the source defines the type `inlane_registered_SYMBOL`.
+    /// Returns the struct's name in the source. Modules export `inlane_info_SYMBOL`; the source defines the type `inlane_registered_SYMBOL`.
     pub fn symbol(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().symbol,
@@ -116,7 +116,7 @@ impl PacketFunction {
         }
     }
 
-    /// The C++ source. Compile it with [`crate::HEADERS`].
+    /// Returns the C++ source. Compile it with [`crate::HEADERS`].
     pub fn source(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().source,
@@ -124,7 +124,7 @@ impl PacketFunction {
         }
     }
 
-    /// The file name for compilers' messages.
+    /// Returns the file name for compilers' messages.
     pub fn file(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().file,
@@ -142,7 +142,7 @@ impl PacketFunction {
         Ok(unsafe { (*self.entry()?).info })
     }
 
-    /// The function's CPU code. Compiles and loads a user's function if that has not happened yet.
+    /// Returns the function's CPU code. Compiles and loads a user's function if that has not happened yet.
     fn entry(&self) -> Result<*const FunctionEntry> {
         match &self.code {
             Code::Builtin(builtin) => Ok(builtin.entry()),

@@ -115,13 +115,13 @@ impl Memory {
         }
     }
 
-    /// The state. Call it only while no block runs.
+    /// Returns the state. Call it only while no block runs.
     fn state(&self) -> &[u8] {
         // SAFETY: the region is initialized, and no block writes it now.
         unsafe { std::slice::from_raw_parts(self.state.as_ptr(), self.state.len()) }
     }
 
-    /// The output region. Call it only while no block runs.
+    /// Returns the output region. Call it only while no block runs.
     fn output(&self) -> &[u8] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(self.output.as_ptr(), self.output.len()) }

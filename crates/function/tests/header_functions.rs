@@ -15,7 +15,7 @@ fn many(frame: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<Vec<
     proptest::collection::vec(frame, 0..70)
 }
 
-/// The reference for `l3-decrement`.
+/// Returns the reference for `l3-decrement`.
 fn decremented(frame: &[u8]) -> Fate {
     let Some(ip) = dissect::ip(frame) else { return Fate::Forward(frame.to_vec()) };
     if is_discovery(frame, &ip) {
@@ -44,7 +44,7 @@ fn is_discovery(frame: &[u8], ip: &dissect::Ip) -> bool {
         && frame.get(ip.start + 40).is_some_and(|kind| (133..=137).contains(kind))
 }
 
-/// An Ethernet frame with an IPv6 header and one byte of payload.
+/// Returns an Ethernet frame with an IPv6 header and one byte of payload.
 fn ipv6_frame(next_header: u8, hop_limit: u8, first_byte: u8) -> Vec<u8> {
     let mut frame = vec![0; 14 + 40 + 8];
     frame[12..14].copy_from_slice(&[0x86, 0xdd]);
@@ -75,7 +75,7 @@ fn l3_decrement_leaves_neighbour_discovery_alone() {
     }
 }
 
-/// The reference for `checksum`: whether the checksums are right. `None` if there is none to check.
+/// Returns the reference for `checksum`: whether the checksums are right. `None` if there is none to check.
 fn is_right(frame: &[u8]) -> Option<bool> {
     let ip = dissect::ip(frame)?;
     if ip.version == 4 && ones_sum(&[&frame[ip.start..ip.upper]]) != 0xffff {

@@ -1,4 +1,4 @@
-//! Which bridges this machine has, as sysfs shows them.
+//! Finds the bridges of this machine in sysfs.
 
 use inlane_pci::{Address, Device, Sysfs};
 

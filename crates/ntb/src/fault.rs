@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 pub struct Faults {
     /// The longest delay of a piece of a store.
     pub delay: Duration,
-    /// Whether pieces between two fences arrive in random order.
+    /// True if pieces between two fences arrive in random order.
     pub reorder: bool,
-    /// Whether stores are cut into pieces of 8 bytes instead of 64.
+    /// True if stores are cut into pieces of 8 bytes instead of 64.
     pub torn: bool,
     /// Probability that a doorbell is lost.
     pub lose: f64,
@@ -161,7 +161,7 @@ impl PartialOrd for Piece {
 }
 
 impl Ord for Piece {
-    /// Reversed, because [`BinaryHeap`] pops its greatest element.
+    /// Compares in reverse, because [`BinaryHeap`] pops its greatest element.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         other.rank.cmp(&self.rank)
     }
@@ -410,8 +410,9 @@ mod tests {
         }
     }
 
-    /// One mebibyte in pieces of 8 bytes took 13.7 s when taking a piece cost time in proportion to those that waited.
-    /// Four of them would then take minutes; the limit leaves room for a slow machine.
+    /// Checks that the time of a store grows only with its length. It once grew with the number of waiting pieces too: 1 MiB
+    /// in pieces of 8 bytes took 13.7 s, and the four of this test would take minutes. The limit leaves room for a slow
+    /// machine.
     #[test]
     fn the_time_of_a_store_grows_with_its_length_only() {
         for plan in ["torn", "torn,reorder", "torn,delay=1ms", "torn,reorder,delay=1ms"] {

@@ -125,7 +125,7 @@ impl Error {
         Error::Os { what: what.into(), source: source.into() }
     }
 
-    /// The error of a program that did not start.
+    /// Returns the error of a program that did not start.
     pub(crate) fn starting(program: &std::ffi::OsStr, source: std::io::Error) -> Self {
         use std::io::ErrorKind::{NotFound, PermissionDenied};
         let what = format!("cannot start '{}'", program.to_string_lossy());

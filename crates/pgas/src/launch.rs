@@ -170,7 +170,7 @@ fn inherited(fd: RawFd) -> Result<OwnedFd> {
             "that descriptor is not open; start the program with `inlane ntb run`, not through a program that closes it",
         ));
     }
-    // Programs that this process starts are no PEs.
+    // Programs that this process starts are not PEs.
     // SAFETY: as above; the launcher made the descriptor for this process, which owns it from here.
     unsafe {
         libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC);
@@ -195,7 +195,7 @@ pub struct Job {
     pub mover: Option<MoverChoice>,
     /// Size in bytes from which the mover copies. If `None`, it is measured.
     pub mover_from: Option<u64>,
-    /// Whether to bind each PE to its share of the processors, if there are enough.
+    /// If set, binds each PE to its share of the processors, if there are enough.
     pub bind: bool,
 }
 

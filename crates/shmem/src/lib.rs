@@ -202,8 +202,8 @@ pub unsafe extern "C" fn shmem_putmem_signal(
     });
 }
 
-/// Has a PE carry out an atomic on a word of 4 or 8 bytes, and returns the value before. Operations: 0 fetch, 1
-/// swap, 2 compare and swap, 3 add, 4 and, 5 or, 6 exclusive or.
+/// Makes a PE carry out an atomic on a word of 4 or 8 bytes, and returns the previous value. Operations: 0 fetch, 1 swap, 2
+/// compare and swap, 3 add, 4 and, 5 or, 6 exclusive or.
 #[unsafe(no_mangle)]
 pub extern "C" fn inlane_shmem_atomic(
     operation: c_int,
@@ -250,7 +250,7 @@ fn compare(how: c_int) -> Compare {
     [Eq, Ne, Gt, Ge, Lt, Le].get(how as usize).copied().unwrap_or(Eq)
 }
 
-/// Returns the word's value if it compares so with `value`.
+/// Returns the word's value if its comparison with `value` holds.
 unsafe fn satisfying(word: *const c_void, width: usize, signed: bool, how: c_int, value: u64) -> Option<u64> {
     macro_rules! load {
         ($type:ty) => {{
@@ -271,8 +271,8 @@ unsafe fn satisfying(word: *const c_void, width: usize, signed: bool, how: c_int
     holds.then_some(now)
 }
 
-/// Blocks until the integer of `width` bytes compares so with `value`, and returns the value that did.
-/// Comparisons: 0 equal, 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
+/// Blocks until the comparison of the integer of `width` bytes with `value` holds, and returns the integer. Comparisons: 0
+/// equal, 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_wait(
     word: *const c_void,
@@ -291,7 +291,7 @@ pub unsafe extern "C" fn inlane_shmem_wait(
     seen
 }
 
-/// Returns 1 if the integer compares so with `value`. Serves other PEs' requests.
+/// Returns 1 if the comparison of the integer with `value` holds. Serves other PEs' requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_test(
     word: *const c_void,

@@ -31,7 +31,7 @@ fn own_link(lock: *mut i64) -> u32 {
     unsafe { AtomicU32::from_ptr(links(lock) as *mut u32) }.load(Ordering::Acquire)
 }
 
-/// Carries out a 4-byte atomic and returns the value before.
+/// Carries out a 4-byte atomic and returns the previous value.
 fn atomic(operation: Operation, target: usize, operand: u32, comparand: u32, pe: u32) -> u32 {
     check(world().atomic(operation, target, 4, operand.into(), comparand.into(), pe)) as u32
 }

@@ -95,7 +95,7 @@ fn own_process() -> Option<&'static Process> {
 }
 
 unsafe extern "C" {
-    /// glibc's `atexit` whose handler gets the exit status.
+    /// Registers an exit handler that gets the exit status. It is glibc's variant of `atexit`.
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
@@ -111,8 +111,8 @@ pub fn start() {
         Err(error) => fail(&error),
     }
     check(world().barrier_all());
-    // Programs in the style before 1.2 never finalize. A PE that fails must not wait, because the others may
-    // wait for it.
+    // Runs at exit. Programs in the style before 1.2 never finalize, so this finalizes for them. A PE that fails must not
+    // wait, because the others may wait for it.
     extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         if status == 0 {
             finish();

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The checksum computed as RFC 1071 describes it.
+    /// Returns the checksum computed as RFC 1071 describes it.
     fn plain(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for pair in bytes.chunks(2) {

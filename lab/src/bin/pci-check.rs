@@ -239,7 +239,8 @@ fn dma(address: Address) -> anyhow::Result<()> {
 const IV_POSITION: usize = 8;
 const DOORBELL: usize = 12;
 
-/// Two machines interrupt each other in turn. Each stores its round in a word of the shared memory before.
+/// Checks that two machines interrupt each other in turn. Before each interrupt, the machine stores its round in a word of
+/// the shared memory.
 fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(60);
     const VECTOR: u32 = 1;

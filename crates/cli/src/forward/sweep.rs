@@ -82,7 +82,7 @@ impl Series {
         Ok(series)
     }
 
-    /// True for a single run: nothing is swept or repeated.
+    /// Returns true for a single run: nothing is swept or repeated.
     pub fn is_plain(&self) -> bool {
         self.points.is_empty()
     }

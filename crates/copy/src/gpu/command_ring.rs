@@ -128,7 +128,7 @@ pub(super) struct CommandRing {
     read_by_all: u64,
     /// The upper half of the command numbers for which the lines hold no older lap.
     epoch: u64,
-    /// Resident kernels run and wait for commands.
+    /// True while resident kernels run and wait for commands.
     running: bool,
     /// When the newest command was written.
     newest: Instant,
@@ -364,7 +364,7 @@ mod tests {
         CommandRing::new(Region::host(layout.bytes()).unwrap(), layout, "test".into())
     }
 
-    /// Does what kernels do when they end all commands.
+    /// Acts like kernels that end all commands.
     fn end_all(ring: &CommandRing) {
         for channel in 0..2 {
             let seen = ring.layout.channel_words() + channel * CHANNEL_BYTES + 8;
@@ -421,7 +421,7 @@ mod tests {
         ring.running = true;
         ring.publish([1, 2, 3, 4]).unwrap();
         end_all(&ring);
-        // What kernels write that give up.
+        // Writes the words that a kernel writes when it gives up.
         word(&ring.memory, FAILED).store(NO_COMMAND, Ordering::Release);
         ring.release_waits();
         assert!(ring.has_idled_out() && check_failed(&ring.memory, &String::new).is_err());

@@ -57,7 +57,7 @@ pub struct SmStaged {
     layout: Layout,
     ring: ParkedWhenIdle,
     resident: bool,
-    /// An error occurred. No further transfer is accepted.
+    /// True once an error occurred. No further transfer is accepted.
     broken: bool,
     flight: InFlight,
     /// Transfers in flight: the number of the command, and the regions, which must stay alive.
@@ -97,7 +97,8 @@ impl SmStaged {
             flight: InFlight::new(),
             entries: VecDeque::with_capacity(DEPTH as usize),
         };
-        // A launch for 0 commands. What a first launch sets up on a GPU would wait for resident kernels.
+        // Launches the kernels for 0 commands. A first launch sets up the GPU, and later it would have to wait for resident
+        // kernels.
         staged.launch(1, 0)?;
         finish(&staged.push.stream)?;
         finish(&staged.pull.stream)?;
@@ -211,7 +212,7 @@ impl SmStaged {
             self.launch(sequence, UNLIMITED)?;
             self.ring.set_running(&mut ring);
         }
-        // Kept before the command is visible, because the kernels access the regions from then on.
+        // The regions are kept before the command is visible, because the kernels access them from then on.
         self.entries.push_back((sequence, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
         let (sequence, published) = ring.publish(fields)?;

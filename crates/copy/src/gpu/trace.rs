@@ -1,4 +1,5 @@
-//! Where the microseconds of a staged transfer by SMs go, from timestamps that the kernels note.
+//! Measures the steps of a staged transfer by SMs, from timestamps that the kernels record. Set `INLANE_COPY_TRACE=1` and
+//! measure one transfer at a time. Each repeat writes one line of JSON to standard error, with medians in microseconds.
 //!
 //! Set `INLANE_COPY_TRACE=1` and measure one transfer at a time. Each repeat writes one line of JSON to standard error,
 //! with medians in microseconds. The clocks of two GPUs and the CPU are not comparable: a GPU's times count from its first

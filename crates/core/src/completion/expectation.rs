@@ -114,7 +114,7 @@ impl Expectation {
 mod tests {
     use super::*;
 
-    /// A sleep that overshot by 5 us.
+    /// Returns the outcome of a sleep that overshot by 5 us.
     fn slept(late: bool) -> Slept {
         let overshoot = Duration::from_micros(5);
         Slept { overshoot, took: overshoot, late }

@@ -215,7 +215,7 @@ mod tests {
         assert!(odd.unwrap_err().to_string().contains("multiples of 4"));
     }
 
-    /// A page that nothing has touched, as a BAR.
+    /// Returns a page that nothing has touched, as a BAR.
     #[cfg(not(miri))]
     fn untouched_bar() -> Region {
         struct Page(usize);

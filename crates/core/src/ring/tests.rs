@@ -10,7 +10,7 @@ fn packet(id: u64) -> Packet {
     Packet { address: 0x1000 + id, cookie: id, length: 64 + (id % 1000) as u32, port: 0 }
 }
 
-/// The test consumer's verdict on packet `id`: every third is dropped, every fifth shortened by 4 bytes.
+/// Returns the test consumer's verdict on packet `id`: every third is dropped, every fifth shortened by 4 bytes.
 fn verdict(id: u64, length: u32) -> PacketVerdict {
     match id {
         id if id % 3 == 1 => PacketVerdict { length, verdict: DROP },
@@ -40,7 +40,7 @@ fn take_back(completed: CompletedItem<'_>, item: &mut [Packet]) -> VerdictCounts
     counts
 }
 
-/// A ring towards a device, with both its regions, through which a test can act as the device.
+/// Creates a ring to a device. Returns its dispatcher and both regions, through which a test acts as the device.
 fn to_device(slots: usize, burst: usize) -> (Dispatcher, Region, Region) {
     let submit = Region::host(layout::submit_bytes(slots, burst)).unwrap();
     let complete = Region::host(layout::complete_bytes(slots, burst)).unwrap();
@@ -272,7 +272,7 @@ fn waits_for_items_that_never_come_are_released() {
     assert_eq!((ring.submitted(0), ring.submitted(2)), (None, Some(0)));
 }
 
-/// The lap in a slot's submitted word, and those in its descriptors.
+/// Returns the lap in a slot's submitted word, and those in its descriptors.
 fn laps(ring: &Ring, slot: u32) -> (u32, Vec<u32>) {
     let word = Word::load(RingWords(ring).submitted(slot));
     // SAFETY: the slot has `burst` descriptors, and nothing writes them now.

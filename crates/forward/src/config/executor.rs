@@ -171,7 +171,7 @@ impl Executor {
         })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> Device {
         match self {
             Executor::Cpu(_) => Device::Cpu,
@@ -179,7 +179,7 @@ impl Executor {
         }
     }
 
-    /// The method.
+    /// Returns the method.
     pub fn method(&self) -> Method {
         match self {
             Executor::Cpu(CpuMethod::Single) => Method::Single,
@@ -188,7 +188,7 @@ impl Executor {
         }
     }
 
-    /// Where packets lie for a GPU; `None` on the CPU.
+    /// Returns where packets lie for a GPU, or `None` on the CPU.
     pub fn gpu_memory(&self) -> Option<Memory> {
         match self {
             Executor::Cpu(_) => None,
@@ -196,7 +196,7 @@ impl Executor {
         }
     }
 
-    /// Threads of one pipeline that run the packet function on the CPU, at least 1.
+    /// Returns the number of threads of one pipeline that run the packet function on the CPU, at least 1.
     pub fn workers(&self) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Split { workers }) => *workers,
@@ -204,7 +204,7 @@ impl Executor {
         }
     }
 
-    /// Threads of one pipeline.
+    /// Returns the number of threads of one pipeline.
     pub fn threads(&self) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 1,
@@ -213,7 +213,7 @@ impl Executor {
         }
     }
 
-    /// Items of each pipeline's burst ring; 0 if the method has no ring.
+    /// Returns the number of slots of each pipeline's burst ring; 0 if the method has no ring.
     pub(crate) fn slots(&self, asked: usize, burst: usize) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 0,
@@ -223,7 +223,7 @@ impl Executor {
     }
 }
 
-/// The first flag that differs from its default.
+/// Returns the first flag that differs from its default.
 fn gpu_flag(set: &gpu::Settings) -> Option<String> {
     let default = gpu::Settings::default();
     let memory = match set.memory {

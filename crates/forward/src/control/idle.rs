@@ -1,4 +1,5 @@
-//! What a polling thread does without work, and the account of how long it had none.
+//! Waiting in polling loops, and the account of how long a thread had no work. A loop calls [`Idle::wait`] in each round
+//! that finds no work and [`Idle::found_work`] in each other round.
 //!
 //! A loop calls [`Idle::wait`] in each round that finds no work and [`Idle::found_work`] in each other round. Rounds without work
 //! form a stretch. Its time counts as idle from its first round to its last; what follows the last round is work, because that
@@ -16,7 +17,7 @@ struct Times {
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds of waits within the loop, for a port that takes nothing.
+    /// Rounds of waits within the loop, for a port that accepts nothing.
     refused: Rounds,
     /// The number of [`Idle`] values. The first belongs to the thread's loop, further ones to waits within it.
     loops: Cell<u32>,
@@ -31,7 +32,7 @@ struct Rounds {
     yielded_ticks: Cell<u64>,
 }
 
-/// Created once, because it examines the processor's counter, which takes long in a virtual machine.
+/// Created once, because creating it examines the processor's counter, which takes long in a virtual machine.
 static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 thread_local! {
@@ -70,7 +71,7 @@ impl Rounds {
         to.set(to.get() + more);
     }
 
-    /// The time of all rounds. Untimed ones count with the mean of the timed ones.
+    /// Returns the time of all rounds in ticks. Untimed rounds count with the mean of the timed ones.
     fn ticks(&self) -> u64 {
         let mean = self.timed_ticks.get() as f64 / self.timed.get().max(1) as f64;
         self.yielded_ticks.get() + self.timed_ticks.get() + (self.untimed.get() as f64 * mean) as u64
@@ -93,8 +94,8 @@ impl Times {
     }
 }
 
-/// Returns how long the calling thread had work, and how long it waited for a port that took nothing: differences of raw clock
-/// readings.
+/// Returns how long the calling thread had work, and how long it waited for a port that accepted nothing. Both are
+/// differences of raw clock readings.
 pub(super) fn spent() -> (u64, u64) {
     TIMES.with(|times| (times.busy(), times.refused.ticks()))
 }
@@ -108,7 +109,7 @@ pub struct Idle {
     timed: bool,
     /// Whether the processor was yielded in this stretch.
     yielded: bool,
-    /// When the last round was, if it was timed or yielded.
+    /// The time of the last round, if that round was timed or yielded.
     last: u64,
     stretches: u32,
     /// Whether this is a wait within the thread's loop.
@@ -142,10 +143,10 @@ impl Idle {
     const SPINS: u32 = 512;
     /// One of this many stretches is timed.
     const TIMED: u32 = 64;
-    /// A longer round was interrupted by other threads.
+    /// The length of a round above which other threads must have interrupted it.
     const INTERRUPTED_TICKS: u64 = 100_000;
 
-    /// Ends a stretch, because this round found work.
+    /// Ends a stretch. Call it in a round that found work.
     #[inline]
     pub fn found_work(&mut self) {
         if self.rounds > 0 {
@@ -153,7 +154,7 @@ impl Idle {
         }
     }
 
-    /// Waits a moment, because this round found no work.
+    /// Waits a moment. Call it in a round that found no work.
     #[inline]
     pub fn wait(&mut self) {
         if self.rounds < Self::SPINS {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// How long packets flow in a trial. On a GPU, start and end add up to 0.3 s.
 const TRIAL: Duration = Duration::from_millis(150);
-/// After this time no candidate is tried any more.
+/// The time after which no further candidate is tried.
 const LAST_START: Duration = Duration::from_secs(25);
 /// A method carries the offered rate if at least this share of it arrives. The rest covers the ends of a short run.
 const CARRIED: f64 = 0.95;
@@ -44,11 +44,11 @@ struct Trial {
     /// The rate when packets were offered as fast as possible.
     packets_per_second: f64,
     p99: Option<Duration>,
-    /// Whether it carried the rate at which the latency was measured.
+    /// True if it carried the rate at which the latency was measured.
     carried: bool,
 }
 
-/// All trials of one choice.
+/// The trials from which one choice is made.
 #[derive(Default)]
 struct Trials {
     done: Vec<Trial>,
@@ -84,7 +84,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     };
     let (mut trials, mut refused) = (Trials::default(), None);
     let begun = Instant::now();
-    // Bursts in the outer loop: if time runs out, every method was tried with some of them.
+    // Bursts are the outer loop, so that every method was tried with some bursts when time runs out.
     for &burst in bursts {
         for executor in Method::ALL.into_iter().filter_map(|method| config.executor.with_method(method)) {
             interrupted(trials.runs)?;
@@ -101,7 +101,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     }
     interrupted(trials.runs)?;
     trials.took = begun.elapsed();
-    // If nothing ran, the first refusal says what is wrong with the machine or with another setting.
+    // If no candidate ran, the first refusal explains what is wrong with the machine or with another setting.
     if let (true, Some(error)) = (trials.done.is_empty(), refused) {
         return Err(error);
     }
@@ -154,7 +154,7 @@ impl Trials {
     }
 }
 
-/// Runs `config`; an error during the run fails it, too.
+/// Runs `config`. An error during the run is returned as an error, too.
 fn succeed(config: &Config) -> Result<RunOutcome> {
     let mut outcome = run(config, &Control::default(), &mut |_, _| ())?;
     match outcome.errors.is_empty() {
@@ -182,7 +182,7 @@ fn pick(trials: &[Trial], goal: Goal) -> Option<&Trial> {
     Some(trials.iter().filter(meets).filter(equal).filter(not_resident).max_by(better).unwrap_or(best))
 }
 
-/// Says what was chosen, from how many trials, and what each other method reached.
+/// Returns the reason: the choice, the number of trials, and the best result of each other method.
 fn reason(chosen: &Trial, trials: &Trials, goal: Goal) -> String {
     let figures = |trial: &Trial| {
         let rate = units::packets_per_second(trial.packets_per_second);

@@ -45,7 +45,7 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     }
     plain.function = "io".into();
     plain.per_pipeline.work = Duration::ZERO;
-    // Looped, because a short capture would end before its rate means anything.
+    // The capture is looped, because a short capture would end before its rate is meaningful.
     plain.playback = Playback { pace: Pace::Full, repeat: true };
     let outcome = run(&plain, &Control::default(), &mut |_, _| ()).ok();
     let flow = outcome.filter(|outcome| outcome.errors.is_empty())?.result.tx;
@@ -61,7 +61,8 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     })
 }
 
-/// Returns true if the source can be opened a second time and gives the same packets: generators and files. A pipe cannot.
+/// Returns true if the source can be opened a second time and then gives the same packets. Generators and files can, a pipe
+/// cannot.
 pub(super) fn is_repeatable(rx: &str) -> bool {
     match kind(rx) {
         "null" | "gen" => true,

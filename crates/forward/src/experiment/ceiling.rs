@@ -23,14 +23,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the packet function is timed.
+/// The duration for which the packet function is timed.
 const CALIBRATION: Duration = Duration::from_millis(30);
-/// How many packets it is timed on. They stay in the first-level cache.
+/// The number of packets on which it is timed. They stay in the first-level cache.
 const SAMPLE: usize = 64;
 /// How often it processes the sample before the packets' original bytes are restored.
 const ROUNDS: u64 = 32;
 
-/// Measures ceilings, each once in this process: runs that differ only in what does not matter to a ceiling share it.
+/// Measures ceilings. Runs with the same ceiling share one measurement.
 #[derive(Default)]
 pub struct Ceilings {
     known: HashMap<String, Option<Ceiling>>,
@@ -56,7 +56,8 @@ impl Ceilings {
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
     }
 
-    /// For a GPU run whose stages are timed, returns a note with the round trip of a bare kernel with the same dependent reads.
+    /// Returns a note with the round trip of a bare kernel with the same dependent reads, for a GPU run whose stages are
+    /// timed.
     pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
         let Device::Gpu(index) = config.executor.device() else { return None };
         if !config.per_pipeline.stages {
@@ -76,7 +77,7 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
 /// Returns the ceiling of the links and of the workers of all directions together.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
-    // Timing a function that does nothing would time the call.
+    // For a function that does nothing, timing would measure only the call.
     let idle = config.function == "io";
     let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
     let workers = directions * config.pipelines as usize * config.executor.workers();
@@ -143,7 +144,7 @@ fn round_trip_note(_: u32) -> Option<String> {
     None
 }
 
-/// Bytes of the result's packets on average; 64 if it has none.
+/// Returns the mean size of the result's packets in bytes; 64 if it has none.
 fn mean_size(result: &PacketResult) -> u64 {
     result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64)
 }
@@ -234,7 +235,8 @@ mod tests {
     #[test]
     fn ceilings_are_measured_on_the_packets_of_the_run() {
         let rate = |rx, function| ceiling_of(rx, function, Duration::ZERO).packets_per_second.unwrap();
-        // Each byte is summed, so long packets take longer. The factor is really above ten; others may use the machine.
+        // The function sums each byte, so long packets take longer. The true factor is above ten. The test requires only
+        // two, because other jobs may use the machine.
         let (short, long) = (rate("gen:64", "checksum"), rate("gen:1500", "checksum"));
         assert!(short > 2.0 * long, "{short} {long}");
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the job is measured alone.
+/// The duration for which the job is measured alone.
 const ALONE: Duration = Duration::from_millis(300);
 
 /// A competing job, and its speed while it is alone.
@@ -65,7 +65,7 @@ impl CompetingJob {
                 Kind::Gpu(job) => job.run(&stop),
                 Kind::Cpu(threads) => Ok(compute_on_cores(threads, &stop)),
             });
-            // Stops the job also if `work` panics, because the scope waits for it.
+            // Stops the job even if `work` panics, because the scope waits for the job.
             let guard = StopOnDrop(&stop);
             let done = work();
             drop(guard);

@@ -29,9 +29,9 @@ use inlane_ports::pcap::Pace;
 use std::path::Path;
 use std::time::Duration;
 
-/// A thread that is busy for this share of the run has no time left.
+/// A thread that is busy for at least this share of the run has no time left.
 const BUSY: f64 = 0.9;
-/// This share of what was offered counts as all of it. The rest covers the run's start and end.
+/// At least this share of the offered packets counts as all of them. The rest covers the run's start and end.
 const ALL: f64 = 0.99;
 /// The same for a run whose threads were not busy.
 const NEARLY_ALL: f64 = 0.95;
@@ -39,11 +39,11 @@ const NEARLY_ALL: f64 = 0.95;
 const CEILING: f64 = 0.9;
 /// Threads that lack a processor, or sleep in system calls, for this share of the run are held up by it.
 const HELD_UP: f64 = 0.2;
-/// A port that takes nothing for this share of the run is the limit.
+/// A port that accepts nothing for this share of the run is the limit.
 const BLOCKED: f64 = 0.5;
 /// A port that refuses this share of the packets is the limit.
 const REFUSED: f64 = 0.05;
-/// In a shorter run, start and end matter too much.
+/// The shortest run whose limit is named. In shorter runs, start and end matter too much.
 const SHORTEST: Duration = Duration::from_millis(10);
 
 /// Names what limited the run of `config`, whose ceiling is known: a word or two, a colon, and the evidence. Returns `None` for
@@ -63,18 +63,18 @@ pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
     )
 }
 
-/// Packets that arrived and were lost before the packet function.
+/// Returns the number of packets that arrived and were lost before the packet function.
 fn lost(result: &PacketResult) -> u64 {
     result.rx.missed + result.dropped_overload
 }
 
-/// The rate asked for, if at least this share of it arrived and nothing was lost.
+/// Names the offered rate as the limit, if at least `share` of it arrived and nothing was lost.
 fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
     let (arrived, said) = arrived(config, result)?;
     (arrived >= share && lost(result) == 0).then(|| format!("offered rate: {said}; nothing was lost"))
 }
 
-/// The share of the rate asked for that arrived, and both in words.
+/// Returns the share of the offered rate that arrived, and a text with both rates.
 fn arrived(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
     let (arrived, asked, text): (_, _, fn(f64) -> String) = match config.rate? {
         Rate::Packets(asked) => (result.rx.packets_per_second, asked, units::packets_per_second),
@@ -84,7 +84,7 @@ fn arrived(config: &Config, result: &PacketResult) -> Option<(f64, String)> {
     Some((arrived / asked, format!("{} of {} arrived", text(arrived), text(asked))))
 }
 
-/// The slowest link, if frames fill it. Each direction of a run has the link's rate.
+/// Names the slowest link as the limit, if frames fill it. Each direction of a run has the link's rate.
 fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let bits = outcome.link_bits_per_second?;
     let [rx, tx] = [outcome.result.rx, outcome.result.tx].map(|flow| flow.line_bits_per_second());
@@ -94,7 +94,7 @@ fn link(config: &Config, outcome: &RunOutcome) -> Option<String> {
         .then(|| format!("link: frames with preamble and gap used {} of {link}", percent(share)))
 }
 
-/// The memory that a GPU reads packets from, if a bare kernel is hardly faster.
+/// Names the memory that a GPU reads packets from as the limit, if a bare kernel is hardly faster.
 fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
     let share = share_of_bare_kernel(config, result).filter(|&share| share >= CEILING)?;
     let counted =
@@ -110,13 +110,13 @@ fn bare_kernel(config: &Config, result: &PacketResult) -> Option<String> {
     ))
 }
 
-/// On a GPU, the rate as a share of the bare kernel's.
+/// Returns the rate of a GPU run as a share of the bare kernel's rate.
 fn share_of_bare_kernel(config: &Config, result: &PacketResult) -> Option<f64> {
     let ceiling = result.ceiling.as_ref()?.packets_per_second?;
     (config.executor.device() != Device::Cpu).then(|| result.rx.packets_per_second / ceiling)
 }
 
-/// The sending port, if it made the pipeline wait, or refused packets.
+/// Names the sending port as the limit, if it made the pipeline wait or refused packets.
 fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let blocked = outcome.time_shares.iter().map(|shares| shares.refused).fold(0.0, f64::max);
     if blocked >= BLOCKED {
@@ -129,7 +129,7 @@ fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<String> {
     })
 }
 
-/// Processors that other threads had, or system calls that slept.
+/// Names processors that other threads used, or system calls that slept, as the limit.
 fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
@@ -156,7 +156,7 @@ fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
     })
 }
 
-/// The limit by the threads' own account of their time.
+/// Names the limit that follows from the threads' own account of their time.
 fn threads(config: &Config, outcome: &RunOutcome) -> String {
     let result = &outcome.result;
     let (device, method) = (config.executor.device(), config.executor.method());
@@ -200,7 +200,8 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// Says how busy the threads were that do something, and returns the busiest one's share. The texts are for one thread and for several.
+/// Describes how busy the threads with work were. Returns the text and the busiest one's share. The texts are for one thread
+/// and for several.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));

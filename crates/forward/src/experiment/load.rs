@@ -19,7 +19,7 @@ pub const OFFERED: &str = "offered";
 const TRIAL: Duration = Duration::from_secs(2);
 /// The shortest trial with which RFC 2544 (section 24) calls a rate the throughput.
 const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
-/// The search ends when the rate is known to this share of the fastest.
+/// The resolution of the search, as a share of the fastest rate. The search ends when it knows the rate this well.
 const RESOLUTION: f64 = 0.005;
 /// The search gives up below this share of the fastest rate.
 const LOWEST: f64 = 0.01;
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use crate::result::Flow;
 
-    /// The outcome of a trial of `duration` in which `processed` packets were sent.
+    /// Returns the outcome of a trial of `duration` in which `processed` packets were sent.
     fn outcome(duration: Duration, processed: u64) -> RunOutcome {
         let flow = Flow { packets: processed, ..Flow::default() };
         let result = PacketResult {
@@ -234,7 +234,7 @@ mod tests {
         }
     }
 
-    /// Short trials and a function that drops: both used to fail at every rate.
+    /// Checks short trials and a function that drops packets. Both used to fail at every rate.
     #[test]
     fn a_dropping_function_has_a_rate_without_loss() {
         let mut config = Config::new(Route::OneWay { rx: "gen:64".into(), tx: vec!["null".into()] });

@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 /// The least time between two calls of a function's `tick`.
 const TICK_EVERY: Duration = Duration::from_millis(1);
 
-/// Gives the GPU its work, as the method requires.
+/// A feeder, which launches or posts kernels as the method requires.
 pub(super) struct Feeder<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
     posting: Posting<'a>,
 }
 
-/// What a feeder does for each item.
+/// The feeder's action for each item.
 enum Posting<'a> {
     /// Nothing: the dispatching thread launches kernels, or one persistent kernel handles all items.
     None,
@@ -72,7 +72,7 @@ impl<'a> Feeder<'a> {
     pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, control: &Control) -> Result<()> {
         let mut idle = Idle::default();
         while !control.aborting() {
-            // Read before looking for more items, so that none can be submitted in between.
+            // Read before the search for more items, so that no item can be submitted in between.
             let closed_at = self.lane.closed_at();
             if self.advance()? {
                 idle.found_work();
@@ -108,7 +108,7 @@ impl<'a> Feeder<'a> {
         wait_until_idle(self.lane, self.streams)
     }
 
-    /// Launches or posts once, if something is due. Returns whether it did.
+    /// Launches or posts once, if something is due. Returns true if it did.
     #[inline]
     fn advance(&mut self) -> Result<bool> {
         match &mut self.posting {
@@ -119,12 +119,12 @@ impl<'a> Feeder<'a> {
         }
     }
 
-    /// Releases the waits for items that will not come. Calling it again changes nothing.
+    /// Releases the waits for items that will never be submitted. Calling it again changes nothing.
     fn release(&mut self) {
         self.lane.ring.release_waits(self.posted());
     }
 
-    /// The number of items that something was launched or posted for.
+    /// Returns the number of items that something was launched or posted for.
     fn posted(&self) -> u64 {
         match &self.posting {
             Posting::None => 0,

@@ -220,7 +220,7 @@ impl Lane {
         self.loaded.began.get_or_init(Instant::now);
     }
 
-    /// The function that the lane runs.
+    /// Returns the function that the lane runs.
     pub(crate) fn loaded_function(&self) -> &Arc<LoadedFunction> {
         &self.loaded
     }
@@ -231,7 +231,7 @@ impl Lane {
         self.barrier(&self.uses, &self.loaded.users);
     }
 
-    /// A barrier: takes this lane out of the count, then waits until the count is 0 or the GPU was abandoned.
+    /// Waits at a barrier: takes this lane out of the count, then waits until the count is 0 or the GPU was abandoned.
     fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
         sign_off(counted, count);
         while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {
@@ -264,17 +264,17 @@ impl Lane {
         Ok(())
     }
 
-    /// The number of the ring's slots.
+    /// Returns the number of the ring's slots.
     pub fn slots(&self) -> usize {
         1 << self.parameters.slot_shift
     }
 
-    /// The function's output region in GPU memory, for kernels that use it. `None` if the function has none.
+    /// Returns the function's output region in GPU memory, for kernels that use it. `None` if the function has none.
     pub fn output(&self) -> Option<&Region> {
         self.output.as_ref()
     }
 
-    /// One of the words by which the host controls running kernels.
+    /// Returns one of the words by which the host controls running kernels.
     fn control_word(&self, index: usize) -> &AtomicU64 {
         // SAFETY: the word is inside the region of two lines, aligned, and the CPU accesses it only as an atomic.
         unsafe { AtomicU64::from_ptr(self.control.as_ptr().cast::<u64>().add(index)) }

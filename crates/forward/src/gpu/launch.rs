@@ -18,7 +18,7 @@ impl<'a> Launcher<'a> {
         Self { lane, streams, position: 0 }
     }
 
-    /// Launches the kernel of the next item if that item was submitted. Returns whether it launched.
+    /// Launches the kernel of the next item if that item was submitted. Returns true if it launched.
     ///
     /// # Errors
     /// As for [`Launcher::launch`].
@@ -42,7 +42,7 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
-    /// The number of items launched so far.
+    /// Returns the number of items launched so far.
     pub(super) fn position(&self) -> u64 {
         self.position
     }

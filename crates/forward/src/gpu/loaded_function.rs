@@ -69,7 +69,7 @@ impl LoadedFunction {
         }))
     }
 
-    /// The GPU that the kernels are loaded on.
+    /// Returns the GPU that the kernels are loaded on.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -104,12 +104,12 @@ impl LoadedFunction {
         Ok(bytes)
     }
 
-    /// The function's properties.
+    /// Returns the function's properties.
     pub fn info(&self) -> &FunctionInfo {
         &self.info
     }
 
-    /// The time at which all lanes were ready and packets began to flow. `None` before.
+    /// Returns the time at which all lanes were ready and packets began to flow. `None` before.
     pub(crate) fn began(&self) -> Option<Instant> {
         self.began.get().copied()
     }

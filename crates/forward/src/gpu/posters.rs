@@ -32,11 +32,11 @@ pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
     MemoryOperation::Wait { address: word_address(lane, 0), value: 0, until: WaitUntil::Equal }
 }
 
-/// What posting must know of a ring. Tests implement it without a GPU.
+/// The state of a ring that posting needs. Tests implement it without a GPU.
 pub(super) trait RingView {
-    /// The number of slots.
+    /// Returns the number of slots.
     fn slots(&self) -> u64;
-    /// The number of items that the dispatcher has taken back.
+    /// Returns the number of items that the dispatcher has taken back.
     fn freed(&self) -> u64;
     /// Returns true if the item at `position` was submitted and its slot has not been reused.
     fn is_submitted(&self, position: u64) -> bool;
@@ -145,7 +145,7 @@ impl<'a> StreamPoster<'a> {
         Ok(true)
     }
 
-    /// The number of items that something was posted for.
+    /// Returns the number of items that something was posted for.
     pub(super) fn posted(&self) -> u64 {
         self.cursor.posted
     }
@@ -214,7 +214,7 @@ impl<'a> GraphPoster<'a> {
         Ok(true)
     }
 
-    /// The number of items that something was posted for.
+    /// Returns the number of items that something was posted for.
     pub(super) fn posted(&self) -> u64 {
         self.cursor.posted
     }

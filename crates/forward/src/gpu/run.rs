@@ -37,13 +37,13 @@ pub fn run(
     assert_eq!(pipeline.pool.region().address(), lane.packets, "the lane was created for another pool");
     let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
-    // Dropped, and so freed, only after the GPU can no longer write the packets.
+    // The items are dropped, and their packets freed, only after the GPU can no longer write them.
     let mut items = Items::new(&pool, lane.slots(), settings.burst);
     let circulation =
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
-        // An error at the end mostly repeats an error that a thread has already reported.
+        // An error at the end usually repeats an error that a thread has already reported.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
@@ -104,7 +104,7 @@ fn on_streams(
         _ => Ok(()),
     });
     if ended.is_err() || !clean {
-        // A failed pipeline ends the others; they drain first.
+        // A failed pipeline stops the others, which drain first.
         context.control.stop();
     }
     // Streams and graphs are destroyed only after all lanes have finished.

@@ -84,7 +84,7 @@ pub struct Settings {
     pub watchdog: Duration,
     /// If true, blocks are placed before waiting blocks of other jobs.
     pub high_priority: bool,
-    /// Whether the GPU's own counters of its PCIe link are sampled during the run.
+    /// True if the GPU's own counters of its PCIe link are sampled during the run.
     pub measure_pcie: bool,
 }
 
@@ -109,8 +109,9 @@ impl Default for Settings {
 /// The most threads per block. The kernels are compiled for it.
 pub(super) const MOST_THREADS: u32 = 512;
 
-/// The most items of a ring if each item may be a launch. The driver's queue is said to hold about a thousand launches; this is neither
-/// documented nor measured here. With a full queue a launch blocks, and forever if a function never returns.
+/// The largest number of items of a ring if each item may be a launch. The driver's queue is reported to hold about a
+/// thousand launches; this is neither documented nor measured here. A launch into a full queue blocks, and blocks forever if
+/// a function never returns.
 const MOST_LAUNCHES: usize = 512;
 
 /// The number of a GPU's hardware queues that inlane requests from the driver. More streams share queues, and a wait in one stream then
@@ -165,7 +166,7 @@ impl Settings {
         let warps = self.memory.pull() != 0 || kind == CallKind::Burst;
         let wanted = match (self.threads, warps) {
             (0, false) => burst.clamp(32, 256),
-            // Small items are better served by more blocks than by larger ones.
+            // For small items, more blocks are faster than larger blocks.
             (0, true) if burst < 64 => (burst * 32).clamp(128, 256),
             (0, true) => MOST_THREADS,
             (threads, _) => threads,

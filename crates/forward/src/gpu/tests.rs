@@ -273,7 +273,8 @@ fn every_item_is_posted_for_once() {
         dice ^= dice << 17;
         dice % sides
     };
-    // The stretch, how many may wait, and the most at once, as `stream` and `graph` use them.
+    // The number of items in a stretch, of stretches that may wait, and of items taken at once, as `stream` and `graph` use
+    // them.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
             // How often the other events happen for each time something is posted.
@@ -322,7 +323,7 @@ fn waiting_for_the_competing_job_ends() {
     use std::time::{Duration, Instant};
     let (stop, running) = (AtomicBool::new(true), AtomicBool::new(false));
     let (long, short) = (Duration::from_secs(3600), Duration::from_millis(20));
-    // A launch that never ends: the GPU was abandoned before, is abandoned meanwhile, or the launch is late.
+    // A launch that never ends. The GPU was abandoned before, is abandoned meanwhile, or the launch is late.
     let asked = AtomicBool::new(false);
     let never = || {
         asked.store(true, Ordering::Relaxed);

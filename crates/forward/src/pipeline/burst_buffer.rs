@@ -1,4 +1,4 @@
-//! An array of packets that this thread owns. They return to their pool also when the thread panics.
+//! An array of packets that this thread owns. They return to their pool even if the thread panics.
 
 use super::Tally;
 use inlane_core::ring::apply_verdicts;
@@ -20,7 +20,7 @@ impl BurstBuffer {
         Self { packets: vec![Packet::EMPTY; capacity].into(), start: 0, end: 0, pool }
     }
 
-    /// The number of packets.
+    /// Returns the number of packets.
     #[inline]
     pub fn len(&self) -> usize {
         self.end - self.start
@@ -32,20 +32,20 @@ impl BurstBuffer {
         self.start == self.end
     }
 
-    /// The packets.
+    /// Returns the packets.
     #[inline]
     pub fn as_slice(&self) -> &[Packet] {
         &self.packets[self.start..self.end]
     }
 
-    /// The packets, mutable.
+    /// Returns the packets, mutable.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [Packet] {
         &mut self.packets[self.start..self.end]
     }
 
-    /// Returns the free places behind the packets, so that there are at most `limit` in all. Fill them from the front, then
-    /// call [`BurstBuffer::extend`].
+    /// Returns the free places after the packets, limited so that the buffer holds at most `limit` packets. Fill them from
+    /// the front, then call [`BurstBuffer::extend`].
     #[inline]
     pub fn free_places(&mut self, limit: usize) -> &mut [Packet] {
         if self.start == self.end {
@@ -119,7 +119,7 @@ impl BurstBuffer {
         self.free_from(done.forwarded);
     }
 
-    /// The pool of the packets.
+    /// Returns the pool of the packets.
     pub fn pool(&self) -> &Arc<dyn Pool> {
         &self.pool
     }

@@ -42,7 +42,8 @@ impl Items {
         Self { in_flight: VecDeque::with_capacity(slots), spare }
     }
 
-    /// Takes the burst of `rx_stage`, which was submitted at `queued`, and gives it a spare buffer.
+    /// Takes the burst of `rx_stage`, and gives the stage a spare buffer. `queued` is the time at which the burst was
+    /// submitted.
     #[inline]
     fn push(&mut self, rx_stage: &mut RxStage, queued: u64) {
         let spare = self.spare.pop().expect("one buffer per slot");
@@ -50,13 +51,13 @@ impl Items {
         self.in_flight.push_back(Item { packets, received: rx_stage.received, queued });
     }
 
-    /// The number of packets in flight.
+    /// Returns the number of packets in flight.
     pub(crate) fn packets_in_flight(&self) -> u64 {
         self.in_flight.iter().map(|item| item.packets.len() as u64).sum()
     }
 }
 
-/// How many items may be in flight.
+/// The numbers of items that may be in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// With this many in flight, the thread does not receive.
@@ -66,11 +67,11 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Limited only by the ring.
+    /// No limit other than the ring.
     pub(crate) const NONE: Self = Self { all: u64::MAX, partial: u64::MAX };
 }
 
-/// What the dispatching thread also does for the executor.
+/// Hooks by which an executor adds work to the dispatching thread.
 pub(crate) trait CirculationHooks {
     /// Called after an item of `count` packets was submitted.
     ///
@@ -137,7 +138,7 @@ impl Circulation {
             self.tally.errors.push(error);
         }
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
-        // Only an aborted run has packets here.
+        // Only an aborted run still has packets here.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
         rx_stage.publish(context.progress);
         tx_stage.publish(context.progress, tally.dropped());

@@ -122,7 +122,7 @@ pub struct Tally {
     pub tx: Counters,
     /// Packets dropped because the burst ring or the sending port was full.
     pub dropped_overload: u64,
-    /// Those of them that the sending port refused. The others found the ring full.
+    /// The packets among `dropped_overload` that the sending port refused. The others found the ring full.
     pub refused_packets: u64,
     /// Packets dropped by verdict.
     pub dropped_verdict: u64,
@@ -136,9 +136,9 @@ pub struct Tally {
     pub stages: StageHistograms,
     /// The packet function's instances, for their reports.
     pub functions: Vec<Instance>,
-    /// What failed, the first failure first.
+    /// The errors, in the order in which they occurred.
     pub errors: Vec<Error>,
-    /// When packets began to flow, and when the last was sent. `None` if the pipeline failed early.
+    /// The times at which packets began to flow and at which the last was sent. `None` if the pipeline failed early.
     pub flowed: Option<(Instant, Instant)>,
 }
 
@@ -148,7 +148,7 @@ impl Tally {
         Self { errors: vec![error], ..Self::default() }
     }
 
-    /// Packets dropped before the sending stage.
+    /// Returns the number of packets dropped before the sending stage.
     #[inline]
     fn dropped(&self) -> u64 {
         self.dropped_overload + self.dropped_verdict + self.dropped_invalid

@@ -84,7 +84,7 @@ impl RxStage {
         if complete { Received::Burst } else { Received::Incomplete }
     }
 
-    /// Halves the next bursts under [`Overload::Shrink`]. Call it when the ring or the port behind is full.
+    /// Halves the next bursts under [`Overload::Shrink`]. Call it when the ring or the sending port is full.
     #[inline]
     pub fn shrink_bursts(&mut self) {
         if self.overload == Overload::Shrink {
@@ -92,7 +92,7 @@ impl RxStage {
         }
     }
 
-    /// Doubles the next bursts up to their full size. Call it when there was room.
+    /// Doubles the next bursts up to their full size. Call it when the ring and the sending port had room.
     #[inline]
     pub fn grow_bursts(&mut self) {
         if self.current < self.largest {
@@ -100,7 +100,7 @@ impl RxStage {
         }
     }
 
-    /// Publishes what was received so far.
+    /// Publishes the counts of the packets received so far.
     pub fn publish(&self, progress: &Progress) {
         let counters = self.rx.counters();
         progress.set_received(counters.packets, counters.bytes);

@@ -9,7 +9,7 @@ use inlane_function::PacketFunction;
 use proptest::prelude::*;
 use std::sync::Mutex;
 
-/// Generates `left` packets with their numbers in the payload, 1 to 7 per call.
+/// A port that generates `left` packets with their numbers in the payload, 1 to 7 per call.
 struct Source {
     pool: Arc<dyn Pool>,
     left: u64,
@@ -22,7 +22,7 @@ struct Source {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Exhausted,
-    /// Nothing more comes, but the port does not know.
+    /// The source has ended, but the port does not report it.
     Silent,
     Error,
     Panic,
@@ -64,7 +64,8 @@ unsafe impl Rx for Source {
     }
 }
 
-/// Takes at most `most` packets per call, and none in every third. Fails or panics after a number of calls, if one is set.
+/// A port that accepts at most `most` packets per call, and none in every third call. It fails or panics after a number of
+/// calls, if one is set.
 struct Sink {
     pool: Arc<dyn Pool>,
     seen: Arc<Mutex<Vec<u64>>>,
@@ -181,7 +182,7 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     (tally, seen)
 }
 
-/// Packets that were sent or counted as dropped.
+/// Returns the number of packets that were sent or counted as dropped.
 fn accounted(tally: &Tally) -> u64 {
     tally.tx.packets
         + tally.dropped_overload

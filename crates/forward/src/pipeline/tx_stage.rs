@@ -9,7 +9,7 @@ use inlane_core::{Pool, Tx};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a stopping run waits for a port that takes nothing.
+/// How long a stopping run waits for a port that accepts nothing.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends packets to the transmit queues of a pipeline.
@@ -24,7 +24,8 @@ pub struct TxStage {
     refused: u64,
     dropped_invalid: u64,
     dropped_unsent: u64,
-    /// A port took nothing for [`STOP_TIMEOUT`] while the run was stopping. Later bursts do not wait for it again.
+    /// True if a port accepted nothing for [`STOP_TIMEOUT`] while the run was stopping. Later bursts do not wait for it
+    /// again.
     timed_out: bool,
     error: Option<inlane_core::Error>,
 }
@@ -165,7 +166,7 @@ impl TxStage {
         at_once
     }
 
-    /// Writes out what the ports buffer.
+    /// Flushes the ports.
     pub fn flush(&mut self, control: &Control) {
         for tx in &mut self.txs {
             if let Err(error) = tx.flush() {
@@ -175,8 +176,7 @@ impl TxStage {
         }
     }
 
-    /// Writes out what the ports buffer at the end. Waits for slow readers until the run is stopped, and for [`STOP_TIMEOUT`] after
-    /// that.
+    /// Flushes the ports at the end. Waits for slow readers until the run is stopped, and for [`STOP_TIMEOUT`] after that.
     fn finish_ports(&mut self, control: &Control) {
         let mut stopped: Option<Instant> = None;
         let timed_out = self.timed_out;
@@ -203,14 +203,14 @@ impl TxStage {
         sum
     }
 
-    /// Publishes what was sent and dropped so far. `dropped` is what other stages dropped.
+    /// Publishes the counts of the packets sent and dropped so far. `dropped` is the number that other stages dropped.
     pub fn publish(&self, progress: &Progress, dropped: u64) {
         let counters = self.counters();
         let own = self.refused + self.dropped_invalid + self.dropped_unsent;
         progress.set_sent(counters.packets, counters.bytes, dropped + own);
     }
 
-    /// Ends the stage and adds what it counted to the tally.
+    /// Ends the stage, and adds its counts to the tally.
     pub fn finish(mut self, control: &Control, tally: &mut Tally) {
         self.finish_ports(control);
         tally.tx = self.counters();

@@ -28,7 +28,7 @@ pub struct RunOutcome {
     pub link_bits_per_second: Option<f64>,
     /// How the threads of each pipeline spent their time.
     pub time_shares: Vec<TimeShares>,
-    /// Nanoseconds in which the pipelines' threads were ready to run and others had the processors.
+    /// The nanoseconds in which the pipelines' threads were ready to run while other threads had the processors.
     pub queued_ns: u64,
     /// Packets that a port refused and `--overload drop` dropped; part of the packets dropped by overload.
     pub refused_packets: u64,
@@ -149,7 +149,7 @@ impl RunOutcome {
     }
 }
 
-/// The path of each direction: port, packet function with its executor, ports.
+/// Returns the path of each direction: port, packet function with its executor, ports.
 fn hops(
     config: &Config,
     ports: &[Box<dyn Port>],
@@ -185,7 +185,7 @@ fn stages(histograms: &StageHistograms) -> Stages {
     }
 }
 
-/// The parameters that distinguish this run from others. Most parameters at their defaults are left out.
+/// Returns the parameters that distinguish this run from others. Most parameters at their defaults are left out.
 fn parameters(config: &Config) -> Parameters {
     let (settings, executor) = (&config.per_pipeline, &config.executor);
     let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);

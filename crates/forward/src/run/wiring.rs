@@ -1,4 +1,4 @@
-//! Which port sends to which, and the pipelines that connect them.
+//! The directions of a run, and the pipelines that connect its ports.
 
 use super::open;
 use super::wrappers::Wrappers;

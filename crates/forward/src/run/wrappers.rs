@@ -33,7 +33,7 @@ impl Wrappers {
         };
         let capture = config.capture.as_ref().map(|path| Capture::open(path, timestamps, names));
         Ok(Self {
-            // A generator keeps to the rate itself, because it also notes when each packet was due.
+            // A generator limits its own rate, because it also records when each packet was due.
             rate: config.rate.filter(|_| !receives_from("gen")),
             faults: config.faults.as_deref().map(Faults::parse).transpose()?,
             capture: capture.transpose()?,

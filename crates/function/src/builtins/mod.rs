@@ -126,7 +126,7 @@ static BUILTINS: [Builtin; 7] = [
     },
 ];
 
-/// The settings of a function that has none.
+/// Returns the settings of a function that has none.
 fn none(settings: &str) -> Result<Vec<u8>, String> {
     if settings.is_empty() {
         Ok(Vec::new())
@@ -152,19 +152,19 @@ pub(crate) fn find(name: &str) -> Option<&'static Builtin> {
     BUILTINS.iter().find(|builtin| builtin.name == name)
 }
 
-/// The names of all built-in functions.
+/// Returns the names of all built-in functions.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     BUILTINS.iter().map(|builtin| builtin.name)
 }
 
 impl Builtin {
-    /// The function's compiled code.
+    /// Returns the function's compiled code.
     pub(crate) fn built(&self) -> &'static Built {
         let symbol = self.name.replace('-', "_");
         BUILT.iter().find(|built| built.symbol == symbol).expect("a test shows that every name has a source")
     }
 
-    /// The build for the CPU that this program runs on.
+    /// Returns the build for the CPU that this program runs on.
     pub(crate) fn entry(&self) -> *const FunctionEntry {
         let built = self.built();
         if has_avx2() { built.avx2 } else { built.any }

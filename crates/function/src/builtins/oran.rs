@@ -129,14 +129,14 @@ pub fn oran_slot(output: &[u8], n: u64) -> Option<OranSlot<'_>> {
 }
 
 impl<'a> OranSlot<'a> {
-    /// The frame (0 to 255), the subframe and the slot.
+    /// Returns the frame (0 to 255), the subframe and the slot.
     pub fn time(&self) -> (u8, u8, u8) {
         let [frame, subframe, slot] =
             [offset_of!(Record, frame), offset_of!(Record, subframe), offset_of!(Record, slot)];
         (self.record[frame], self.record[subframe], self.record[slot])
     }
 
-    /// The arrival of the slot's first packet and its delivery, in nanoseconds of the executor's clock.
+    /// Returns the arrival of the slot's first packet and its delivery, in nanoseconds of the executor's clock.
     pub fn times_ns(&self) -> (u64, u64) {
         (
             u64_at(self.record, offset_of!(Record, opened_ns)),
@@ -144,7 +144,7 @@ impl<'a> OranSlot<'a> {
         )
     }
 
-    /// Why the slot was delivered.
+    /// Returns why the slot was delivered.
     pub fn reason(&self) -> Reason {
         match self.record[offset_of!(Record, reason)] {
             0 => Reason::Complete,
@@ -153,18 +153,18 @@ impl<'a> OranSlot<'a> {
         }
     }
 
-    /// The numbers of PRBs that arrived and that did not.
+    /// Returns the numbers of PRBs that arrived and that did not.
     pub fn received_and_missing(&self) -> (u32, u32) {
         (u32_at(self.record, offset_of!(Record, received)), u32_at(self.record, offset_of!(Record, missing)))
     }
 
-    /// The number of PRBs that arrived of one symbol. `stream` is the position of the eAxC in the settings.
+    /// Returns the number of PRBs that arrived of one symbol. `stream` is the position of the eAxC in the settings.
     pub fn received(&self, stream: usize, symbol: usize) -> u32 {
         let counts = u32_at(self.record, offset_of!(Record, counts)) as usize;
         u32_at(self.output, counts + 4 * (stream * SYMBOLS + symbol))
     }
 
-    /// The first `prbs` PRBs of a symbol, one after the other. PRBs that did not arrive are zero.
+    /// Returns the first `prbs` PRBs of a symbol, one after the other. PRBs that did not arrive are zero.
     ///
     /// # Panics
     /// If the output region does not hold that many.
@@ -274,17 +274,17 @@ impl Settings {
         Ok(())
     }
 
-    /// The bytes of a PRB: twelve subcarriers of I and Q, and the exponent of block floating point.
+    /// Returns the bytes of a PRB: twelve subcarriers of I and Q, and the exponent of block floating point.
     fn prb_bytes(&self) -> usize {
         (12 * 2 * self.bits as usize).div_ceil(8) + self.block_floating_point as usize
     }
 
-    /// The bytes from one symbol to the next, as in the device half.
+    /// Returns the bytes from one symbol to the next, as in the device half.
     fn symbol_bytes(&self) -> usize {
         (self.prbs as usize * self.prb_bytes()).next_multiple_of(128)
     }
 
-    /// The value of udCompHdr: the width, 0 for 16, and the method.
+    /// Returns the value of udCompHdr: the width, 0 for 16, and the method.
     fn compression(&self) -> u32 {
         (self.bits % 16) << 4 | self.block_floating_point as u32
     }

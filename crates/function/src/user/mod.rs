@@ -14,7 +14,7 @@ use libloading::Library;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// A user's function: its source, and its CPU code once that was needed.
+/// A user's function: its source, and its CPU code once it was compiled.
 pub(crate) struct UserFunction {
     /// The struct's name in the source.
     pub symbol: String,

@@ -51,7 +51,7 @@ pub fn run_shaped(
     })
 }
 
-/// As [`run_shaped`], with any function that runs bursts.
+/// Runs frames as [`run_shaped`] does, with any function that runs bursts.
 pub fn run_by(
     frames: &[Vec<u8>],
     burst: usize,

@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 /// The doorbell bit that announces a written row.
 pub const DOORBELL: u64 = 1 << 33;
 const PAGE: u64 = 4096;
-/// A row is written again after this long without an answer.
+/// How long to wait for an answer before a row is written again.
 const REWRITE_AFTER: Duration = Duration::from_millis(20);
 
-/// What one side brings to the handshake.
+/// One side's memory and settings for the handshake.
 pub struct Offer<'a> {
     /// The memory onto which the peer gets a window.
     pub inbound: &'a Region,

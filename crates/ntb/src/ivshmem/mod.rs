@@ -47,7 +47,7 @@ pub struct Ivshmem {
     heartbeat: Option<JoinHandle<()>>,
 }
 
-/// What this side knows of a peer's heartbeat.
+/// The state of a peer's heartbeat, as this side sees it.
 #[derive(Default)]
 struct PeerHeartbeat {
     /// The heartbeat counter as last read.
@@ -226,7 +226,7 @@ impl Inner {
         }
     }
 
-    /// The heartbeat thread: advances this port's counter and checks the peers' counters.
+    /// Runs the heartbeat thread: advances this port's counter and checks the peers' counters.
     fn run_heartbeat(&self) {
         let mut since = vec![Instant::now(); self.peer_heartbeats.len()];
         while !self.stop.load(Ordering::Acquire) {

@@ -324,7 +324,7 @@ impl Bench {
         (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).clamp(1.0, 1e7) as u64
     }
 
-    /// At PE 0, compares the bytes it got with the pattern.
+    /// Compares the bytes of a get with the pattern, at PE 0.
     fn compare(&self, got: &[u8], size: usize) -> Result<()> {
         match self.driver && got[..size] != self.source[..size] {
             true => Err(Error::invalid(
@@ -335,8 +335,8 @@ impl Bench {
         }
     }
 
-    /// PE 1 compares what it received with the pattern. Both PEs learn the outcome. Returns the number of
-    /// compared bytes.
+    /// Compares the received bytes with the pattern, at PE 1. Both PEs learn the outcome. Returns the number of compared
+    /// bytes.
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {

@@ -99,7 +99,7 @@ impl Bench {
         Ok(series.into_iter().zip(MODES).map(point).collect())
     }
 
-    /// One put at a time, each answered before the next.
+    /// Measures puts one at a time, each answered before the next.
     pub(super) fn delivered(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::PutDelivered, "stores", size, 1, |mode, base, count| {
             for value in base + 1..=base + count {
@@ -115,7 +115,7 @@ impl Bench {
         })
     }
 
-    /// Both PEs put, then wait for the other's put.
+    /// Measures exchanges: both PEs put, then wait for the other's put.
     pub(super) fn exchanged(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::Exchange, "stores", size, 2, |mode, base, count| {
             for value in base + 1..=base + count {
@@ -126,7 +126,7 @@ impl Bench {
         })
     }
 
-    /// Series of puts, each followed by a word. The last one of a series is answered.
+    /// Measures series of puts, each followed by a word. The last put of a series is answered.
     pub(super) fn messages(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::Messages, "stores", size, SERIES, |mode, base, count| {
             for series_number in base + 1..=base + count {
@@ -144,7 +144,7 @@ impl Bench {
         })
     }
 
-    /// Gets that the owner pushes. The owner waits for the end in the same mode and serves meanwhile.
+    /// Measures gets that the owner pushes. The owner waits for the end in the same mode and serves meanwhile.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;
@@ -170,7 +170,7 @@ impl Bench {
         Ok(points)
     }
 
-    /// One transfer at a time by PE 0's mover.
+    /// Measures transfers by PE 0's mover, one at a time.
     pub(super) fn by_mover(&self, mover: &mut Option<Moving>, size: usize) -> Result<Vec<Point>> {
         let mut series: [Series; MODES.len()] = Default::default();
         if let Some(mover) = mover {

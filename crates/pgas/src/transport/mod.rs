@@ -17,7 +17,7 @@ pub mod windows;
 
 use crate::error::Result;
 
-/// An atomic operation. Every operation returns the value before.
+/// An atomic operation. Every operation returns the previous value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Reads the word.
@@ -92,7 +92,7 @@ pub trait Transport: Send + Sync + 'static {
     /// `destination` is writable for `length` bytes and does not overlap the source.
     unsafe fn get(&self, pe: u32, offset: usize, destination: *mut u8, length: usize) -> Result<()>;
 
-    /// Has the owner carry out an atomic and returns the value before.
+    /// Makes the owner carry out an atomic, and returns the previous value.
     ///
     /// # Errors
     /// [`crate::error::Error::Refused`] for a word outside symmetric memory, [`crate::error::Error::LinkLost`],
@@ -137,8 +137,8 @@ pub trait Transport: Send + Sync + 'static {
     /// [`crate::error::Error::LinkLost`] if the peer is lost.
     fn take_notification(&self, pe: u32) -> Result<()>;
 
-    /// Blocks until `done` returns true; it looks at this PE's symmetric memory. If it looks at one word only,
-    /// give the word's `(offset, width)`. Puts to other words then do not wake a sleeping thread.
+    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If it reads one word only, give the word's
+    /// `(offset, width)`. Puts to other words then do not wake a sleeping thread.
     ///
     /// # Errors
     /// [`crate::error::Error::LinkLost`] if a peer is lost meanwhile.

@@ -172,7 +172,7 @@ impl PeContext {
         self.stored(pe, peer, Stored::Control);
     }
 
-    /// The loop of the service thread: sleeps until a request rings, then serves.
+    /// Runs the service thread: sleeps until a request rings, then serves.
     pub(super) fn service(&self) {
         let (Ok(doorbell), Ok(link)) =
             (self.ntb.event(Event::Doorbell(self.request_vector)), self.ntb.event(Event::Link))

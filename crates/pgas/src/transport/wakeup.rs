@@ -184,7 +184,7 @@ mod tests {
         doorbell: AtomicU64,
     }
 
-    /// Two stores against two sleeps. A membarrier by the waiter orders as a full barrier on each side does
+    /// Models two stores against two sleeps. A membarrier by the waiter orders as a full barrier on each side does
     /// (membarrier(2)), so fences on both sides model it.
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();

@@ -42,8 +42,8 @@ pub struct Settings {
     /// Size in bytes from which gets ask the owner to push. `None`: never on coherent windows, from 256 on
     /// posted ones.
     pub push_from: Option<usize>,
-    /// The mover for bulk data, and the size in bytes from which it copies. `None`: from where it beats stores,
-    /// measured while connecting.
+    /// The mover for bulk data, and the size in bytes from which it copies. If the size is `None`, it is measured while
+    /// connecting: the size from which the mover beats stores.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
     /// The protocol step at which the process is killed, for tests.
     pub faults: Faults,

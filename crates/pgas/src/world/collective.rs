@@ -102,7 +102,7 @@ impl<T: Transport> World<T> {
         self.barrier(self.all())
     }
 
-    /// The last barrier of a PE. When it returns, this process may end at once: the other PEs have received
+    /// Waits at the last barrier of a PE. When it returns, this process may end at once: the other PEs have received
     /// everything that they need from it.
     ///
     /// # Errors

@@ -281,8 +281,8 @@ impl<T: Transport> World<T> {
         Ok(offset)
     }
 
-    /// Has `pe` carry out an atomic on the word of `width` bytes at symmetric address `target`. Returns the
-    /// value before.
+    /// Makes `pe` carry out an atomic on the word of `width` bytes at symmetric address `target`. Returns the previous
+    /// value.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`], [`Error::Misaligned`], and those of [`Transport::atomic`].

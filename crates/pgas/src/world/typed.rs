@@ -136,7 +136,7 @@ impl<T: Transport> World<T> {
         Ok(unsafe { at.read_volatile() })
     }
 
-    /// Blocks until element `index` of this PE's copy compares so with `value`. Returns the element that did.
+    /// Blocks until the comparison of element `index` of this PE's copy with `value` holds. Returns the element.
     ///
     /// # Errors
     /// Those of [`World::wait`].
@@ -158,7 +158,7 @@ impl<T: Transport> World<T> {
         Ok(seen)
     }
 
-    /// Has `pe` carry out an atomic on element `index` of its copy. Returns the value before.
+    /// Makes `pe` carry out an atomic on element `index` of its copy. Returns the previous value.
     ///
     /// # Errors
     /// Those of [`World::atomic`].

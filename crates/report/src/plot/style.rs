@@ -60,7 +60,7 @@ const DARK: &str = "<style>@media (prefers-color-scheme: dark) {\
     [stroke=\"#FFFFFF\"] { stroke: #16181d } [stroke=\"#000000\"] { stroke: #c8c8c8 } \
     [fill=\"#000000\"] { fill: #e6e6e6 } [stroke=\"#0072B2\"] { stroke: #4da3ff } [fill=\"#0072B2\"] { fill: #4da3ff } }</style>";
 
-/// Inserts the style sheet behind the opening tag.
+/// Inserts the style sheet after the opening tag.
 pub(super) fn with_dark_mode(svg: &str) -> String {
     match svg.split_once(">\n") {
         Some((tag, rest)) => format!("{tag}>\n{DARK}\n{rest}"),

@@ -197,7 +197,7 @@ __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const 
     complete(lane, at, count, call.now_ns, info);
 }
 
-// Pulls an item's packets into GPU memory and processes them there. Behind `given`, shared memory has room for the copies' descriptors
+// Pulls an item's packets into GPU memory and processes them there. After `given`, shared memory has room for the copies' descriptors
 // and for verdicts.
 __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
