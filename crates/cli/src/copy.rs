@@ -17,8 +17,9 @@ const EXAMPLES: &str = "\
 Endpoints:
   host                                  host memory, pinned if a GPU takes part
   gpu:N                                 memory of GPU N
-  pci:ADDRESS/barN[@START+LENGTH][:wc]  a BAR of a PCI device; :wc maps it write-combining. The device is bound to
-                                        vfio-pci, or has no driver and is named by --allow-device
+  pci:ADDRESS/barN[@START+LENGTH][:wc]  a BAR of a PCI device; :wc maps it write-combining. The
+                                        device is bound to vfio-pci, or has no driver and is
+                                        named by --allow-device
   twin:N                                a model of an accelerator; results say so
 
 Paths:
@@ -51,12 +52,14 @@ Examples:
   inlane copy --from twin:0 --to twin:1 --sizes 64K..1M
 
   # To a BAR, with stores counted as issued and as delivered
-  inlane copy --from host --to pci:0000:00:04.0/bar2@0+1M --allow-bar-write --allow-bar-read --sizes 64..64K
+  inlane copy --from host --to pci:0000:00:04.0/bar2@0+1M --allow-bar-write \
+      --allow-bar-read --sizes 64..64K
 
   # A published experiment, on models of its accelerators
   inlane copy --published
 
-Exit status: 0 done, 1 a measurement or a check failed, 2 wrong usage, 3 the environment is not ready (see inlane doctor).";
+Exit status: 0 done; 1 a measurement or a check failed; 2 wrong usage or settings; 3 the machine is
+not ready (run 'inlane doctor' to see how to fix it).";
 
 /// Measures transfers between accelerators, host memory and BARs, checks the bytes, and explains the path
 #[derive(Args, Debug)]

@@ -27,7 +27,7 @@ use trials::Trials;
 
 const EXAMPLES: &str = "\
 Examples:
-  inlane doctor                                every check, with the command that fixes what is missing
+  inlane doctor                                every check, with commands that fix what is missing
   inlane doctor gpu nvrtc                      these checks only
   inlane doctor --require af-xdp hugepages     exit status 3 if one of them is missing
   inlane doctor --json - | jq '.results[] | select(.state != \"ok\")'

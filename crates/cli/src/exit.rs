@@ -1,6 +1,8 @@
 //! Maps errors to exit statuses.
 
+use clap::error::ContextKind;
 use inlane_core::error::{Class, Error};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// The exit statuses, for `--help`.
@@ -45,6 +47,43 @@ pub fn report(error: &anyhow::Error) -> u8 {
     }
 }
 
+/// Prints why the command line could not be parsed, or the requested help. Returns the exit status. `origins` are the flags
+/// that a settings file or a variable set.
+pub fn unparsed(error: &clap::Error, origins: &[(String, String)]) -> u8 {
+    if !error.use_stderr() {
+        return match error.print() {
+            Err(failure) if failure.kind() != std::io::ErrorKind::BrokenPipe => {
+                crate::say(format_args!("inlane: cannot write standard output: {failure}"));
+                1
+            }
+            _ => 0,
+        };
+    }
+    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let text = if coloured { error.render().ansi().to_string() } else { error.render().to_string() };
+    crate::say(in_plain_words(&text).trim_end());
+    let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    let flag = flag.split([' ', '=']).next().unwrap_or_default();
+    for (_, place) in origins.iter().filter(|(name, _)| name == flag) {
+        crate::say(format_args!("inlane: {flag} was set by {place}"));
+    }
+    2
+}
+
+/// Replaces the phrases of Rust's number parser and of clap's ranges.
+fn in_plain_words(text: &str) -> String {
+    let text = text
+        .replace("invalid digit found in string", "it is not a whole number")
+        .replace("cannot parse integer from empty string", "it is not a whole number")
+        .replace("number too large to fit in target type", "it is too large");
+    let Some((before, after)) = text.split_once(" is not in ") else { return text };
+    let (range, rest) = after.split_once('\n').unwrap_or((after, ""));
+    match (before.rsplit_once(": "), range.split_once("..=")) {
+        (Some((before, _)), Some((least, most))) => format!("{before}: give {least} to {most}\n{rest}"),
+        _ => text,
+    }
+}
+
 /// Ends `main` with a status.
 ///
 /// If a GPU was abandoned, ends the process at once instead, because the CUDA library's exit handlers would wait for a kernel
@@ -55,4 +94,17 @@ pub fn with(status: u8) -> ExitCode {
         unsafe { libc::_exit(status.into()) };
     }
     ExitCode::from(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_plain_words;
+
+    #[test]
+    fn the_phrases_of_parsers_are_replaced() {
+        let error = "error: invalid value '0' for '--pes <N>': 0 is not in 1..=64\n\nFor more information";
+        let plain = "error: invalid value '0' for '--pes <N>': give 1 to 64\n\nFor more information";
+        assert_eq!(in_plain_words(error), plain);
+        assert_eq!(in_plain_words("'x': invalid digit found in string"), "'x': it is not a whole number");
+    }
 }

@@ -54,11 +54,15 @@ fn main() -> ExitCode {
             "inlane: warning: the environment variable {name} is ignored, because no flag has this name"
         ));
     }
-    let arguments = match settings::expand(&Cli::command(), std::env::args_os().collect(), &environment) {
-        Ok(arguments) => arguments,
+    let expanded = settings::expand(&Cli::command(), std::env::args_os().collect(), &environment);
+    let settings::Expanded { arguments, origins } = match expanded {
+        Ok(expanded) => expanded,
         Err(error) => return exit::with(exit::report(&error.into())),
     };
-    let cli = Cli::parse_from(&arguments);
+    let cli = match Cli::try_parse_from(&arguments) {
+        Ok(cli) => cli,
+        Err(error) => return exit::with(exit::unparsed(&error, &origins)),
+    };
     let outcome: anyhow::Result<()> = match cli.command {
         Command::Doctor(args) => doctor::run(&args),
         Command::Topo(args) => topo::run(&args),
@@ -77,8 +81,20 @@ fn main() -> ExitCode {
 
 /// Sends warnings to standard error. `INLANE_LOG=debug` shows more, such as DPDK's own messages.
 fn show_warnings() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("INLANE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let given = std::env::var("INLANE_LOG").unwrap_or_default();
+    // A name that is no level would select one target and hide all other warnings.
+    let known = ["off", "error", "warn", "info", "debug", "trace"].contains(&given.to_lowercase().as_str());
+    let filter = tracing_subscriber::EnvFilter::builder();
+    let filter = match given.as_str() {
+        "" => filter.parse_lossy("warn"),
+        directives if known || directives.contains('=') => filter.parse_lossy(directives),
+        other => {
+            say(format_args!(
+                "inlane: warning: INLANE_LOG={other} is ignored; choose error, warn, info or debug"
+            ));
+            filter.parse_lossy("warn")
+        }
+    };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)

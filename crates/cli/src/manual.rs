@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 const COMPLETION_EXAMPLES: &str = "\
 Examples:
   source <(inlane completion bash)                                  in this shell only
-  inlane completion zsh > ~/.zfunc/_inlane                          in every zsh that has ~/.zfunc in its fpath
+  inlane completion zsh > ~/.zfunc/_inlane                          in every zsh, if ~/.zfunc is
+                                                                    in its fpath
   inlane completion fish > ~/.config/fish/completions/inlane.fish   in every fish";
 
 /// Prints the script that completes inlane's commands and flags in a shell

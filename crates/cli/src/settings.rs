@@ -52,6 +52,15 @@ fn variable_of(table: &str, long: &str) -> String {
     format!("INLANE_{table}_{long}").to_uppercase().replace(['-', '.'], "_")
 }
 
+/// A command line into which the flags of the file and of the environment were inserted.
+#[derive(Default)]
+pub struct Expanded {
+    /// The command line.
+    pub arguments: Vec<OsString>,
+    /// The inserted flags, each with the variable or the file that set it.
+    pub origins: Vec<(String, String)>,
+}
+
 /// Returns the command line with the flags of the file and of the environment inserted behind the subcommand.
 ///
 /// # Errors
@@ -60,7 +69,7 @@ pub fn expand(
     command: &Command,
     arguments: Vec<OsString>,
     environment: &[(String, String)],
-) -> Result<Vec<OsString>, Error> {
+) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
     // Arguments after `--` belong to another program.
     let texts: Vec<&str> = texts.iter().map(String::as_str).take_while(|text| *text != "--").collect();
@@ -68,7 +77,7 @@ pub fn expand(
     let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
     for (index, text) in texts.iter().enumerate().skip(1) {
         if *text == "help" && subcommand.has_subcommands() {
-            return Ok(arguments);
+            return Ok(Expanded { arguments, ..Expanded::default() });
         }
         if let Some(found) = subcommand.find_subcommand(text) {
             let dot = if table.is_empty() { "" } else { "." };
@@ -76,7 +85,7 @@ pub fn expand(
         }
     }
     if at == 0 {
-        return Ok(arguments);
+        return Ok(Expanded { arguments, ..Expanded::default() });
     }
     let given = |name: &str| {
         let flags = texts[at..].iter().filter_map(|text| text.strip_prefix("--"));
@@ -86,6 +95,7 @@ pub fn expand(
         |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     let mut extra: Vec<OsString> = Vec::new();
     let mut set: Vec<String> = Vec::new();
+    let mut origins = Vec::new();
     for argument in subcommand.get_arguments() {
         let Some(long) = argument.get_long() else { continue };
         let name = variable_of(&table, long);
@@ -93,7 +103,8 @@ pub fn expand(
             set.push(long.to_string());
             if !given(long) {
                 push(&mut extra, argument, long, &toml::Value::String(value))
-                    .map_err(|why| invalid(name, why))?;
+                    .map_err(|why| invalid(name.clone(), why))?;
+                origins.push((format!("--{long}"), format!("the environment variable {name}")));
             }
         }
     }
@@ -105,22 +116,32 @@ pub fn expand(
     let named = named.or_else(|| variable(CONFIG_VARIABLE).filter(|path| !path.is_empty()));
     if let Some(path) = named {
         let refused = |why: String| invalid(format!("settings file {path}"), why);
-        let text = std::fs::read_to_string(&path).map_err(|error| {
-            refused(format!("cannot be read: {error}; give --config or INLANE_CONFIG an existing file"))
+        let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidData => refused("it is not text in UTF-8; give a TOML file".into()),
+            _ => refused(format!(
+                "cannot be read: {error}; give --config or INLANE_CONFIG a file that you may read"
+            )),
         })?;
-        let file: toml::Table = toml::from_str(&text).map_err(|error| refused(error.to_string()))?;
+        let file: toml::Table = toml::from_str(&text).map_err(|error| refused(one_line(&error, &text)))?;
         let mut settings = Vec::new();
         read(command, "", &file, &mut settings).map_err(refused)?;
         for Setting { argument, key, value, .. } in settings.iter().filter(|setting| setting.table == table) {
             if !given(key) && !set.contains(key) {
                 push(&mut extra, argument, key, value)
                     .map_err(|why| refused(format!("[{table}] {key} {why}")))?;
+                origins.push((format!("--{key}"), format!("the settings file {path}")));
             }
         }
     }
     let mut all = arguments;
     all.splice(at + 1..at + 1, extra);
-    Ok(all)
+    Ok(Expanded { arguments: all, origins })
+}
+
+/// Returns an error of the TOML parser in one line. The parser's own text repeats the line of the file, which may be very long.
+fn one_line(error: &toml::de::Error, text: &str) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    format!("line {}: {}", before.matches('\n').count() + 1, error.message().replace('\n', ", "))
 }
 
 fn invalid(what: String, why: impl Into<String>) -> Error {
@@ -161,6 +182,9 @@ fn read<'a>(
         match argument.filter(|_| !name.is_empty() && key != "config") {
             Some(argument) => {
                 settings.push(Setting { table: name.into(), argument, key: key.clone(), value });
+            }
+            None if name.is_empty() && !value.is_table() => {
+                return Err(format!("'{key}' must be in the table of its subcommand, such as [forward]"));
             }
             None if name.is_empty() => {
                 return Err(format!("there is no subcommand '{key}'; the tables are {}", tables.join(", ")));
@@ -252,7 +276,7 @@ mod tests {
         all.push(format!("--config={}", path.display()).into());
         all.extend(arguments.iter().map(OsString::from));
         let environment: Vec<_> = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
-        let all = expand(&command(), all, &environment)?;
+        let all = expand(&command(), all, &environment)?.arguments;
         let texts = all.into_iter().map(|argument| argument.into_string().unwrap());
         Ok(texts.filter(|text| !text.starts_with("--config")).skip(1 + subcommand.len()).collect())
     }
@@ -282,6 +306,21 @@ mod tests {
         );
         assert!(expanded(file, &[], &[]).unwrap().is_empty());
         assert!(of(&["help", "forward"], "", &[("INLANE_FORWARD_BURST", "2")], &[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn inserted_flags_have_an_origin() {
+        let environment = [("INLANE_FORWARD_BURST".to_string(), "x".to_string())];
+        let all = expand(&command(), vec!["inlane".into(), "forward".into()], &environment).unwrap();
+        let origin = ("--burst".into(), "the environment variable INLANE_FORWARD_BURST".into());
+        assert_eq!(all.origins, [origin]);
+    }
+
+    #[test]
+    fn a_long_line_of_the_file_is_not_repeated() {
+        let error =
+            expanded(&format!("[forward]\ntx = {}", "[".repeat(20_000)), &[], &[]).unwrap_err().to_string();
+        assert!(error.contains("line 2: ") && error.len() < 300, "{error}");
     }
 
     #[test]

@@ -65,10 +65,11 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             Endpoint::Gpu(index) => Kind::Gpu(Box::new(GpuMemory::open(*index)?)),
             Endpoint::Twin(index) => Kind::Twin(Accelerator::new(*index, Costs::published(*index))),
             Endpoint::Bar(spec) => {
-                let bar = Bar::open(&Sysfs::system(), spec, permission).map_err(|error| Error::Device {
-                    device: endpoint.to_string(),
-                    class: error.class(),
-                    why: error.to_string(),
+                let bar = Bar::open(&Sysfs::system(), spec, permission).map_err(|error| {
+                    let (device, why) = (endpoint.to_string(), error.to_string());
+                    // Some errors begin with the BAR's name, which the device's name repeats.
+                    let why = why.strip_prefix(&format!("{device} ")).unwrap_or(&why).to_owned();
+                    Error::Device { device, class: error.class(), why }
                 })?;
                 Kind::Bar { memory: Suballocator::new(bar.region()), permission: permission.clone() }
             }

@@ -46,7 +46,8 @@ impl FromStr for Endpoint {
                 format!("{why}; write host, gpu:0, twin:0 or pci:0000:b5:00.0/bar2[@START+LENGTH][:wc]"),
             )
         };
-        let number = |digits: &str| digits.parse::<u32>().map_err(|_| bad("its number is invalid"));
+        let number =
+            |digits: &str| digits.parse::<u32>().map_err(|_| bad("the part after the colon is not a number"));
         if text == "host" {
             return Ok(Endpoint::Host);
         }
@@ -57,10 +58,10 @@ impl FromStr for Endpoint {
             return Ok(Endpoint::Twin(number(digits)?));
         }
         if text.starts_with("pci:") {
-            return text
-                .parse()
-                .map(Endpoint::Bar)
-                .map_err(|error: inlane_pci::Error| bad(&error.to_string()));
+            return text.parse().map(Endpoint::Bar).map_err(|error: inlane_pci::Error| {
+                // This error already says what to write.
+                Error::invalid("endpoint", error.to_string())
+            });
         }
         Err(bad("unknown kind of endpoint"))
     }
@@ -84,7 +85,8 @@ mod tests {
             ["", "gpu", "gpu:", "gpu:-1", "gpu:x", "nic:0", "pci:0000:b5:00.0", "pci:0000:b5:00.8/bar0"]
         {
             let error = text.parse::<Endpoint>().unwrap_err();
-            assert!(error.to_string().contains("write host, gpu:0"), "{error}");
+            let example = if text.starts_with("pci:") { "write, for example, " } else { "write host, gpu:0" };
+            assert!(error.to_string().contains(example), "{error}");
         }
         for text in ["pci:0000:b5:00.0/bar6", "pci:0000:b5:00.0/barx", "pci:../../../../x/bar0"] {
             assert!(text.parse::<Endpoint>().is_err(), "{text}");

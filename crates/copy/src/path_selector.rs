@@ -70,7 +70,7 @@ impl PathSelector {
                 }
                 Err(error) if matches!(choice, PathChoice::Require(_)) => return Err(error),
                 Err(error) => {
-                    selector.fallback = Some(format!("{path} was requested but failed: {error}"));
+                    selector.fallback = Some(format!("{path} was requested but cannot be used: {error}"));
                     selector.refused.insert(path, error.to_string());
                 }
             }

@@ -16,7 +16,7 @@ pub enum Error {
         known: String,
     },
     /// A function does not have the given settings, or cannot read them.
-    #[error("packet function {name}: '{settings}': {why}")]
+    #[error("packet function {name}: {}{why}", quoted(settings, why))]
     Settings {
         /// The function's name.
         name: String,
@@ -67,5 +67,13 @@ impl Error {
             Error::Environment { .. } => Class::Environment,
             Error::Core(error) => error.class(),
         }
+    }
+}
+
+/// Returns the settings for a message, or nothing if the reason already begins with the wrong part.
+fn quoted(settings: &str, why: &str) -> String {
+    match settings.is_empty() || why.starts_with('\'') || why.starts_with("rule '") {
+        true => String::new(),
+        false => format!("'{settings}': "),
     }
 }

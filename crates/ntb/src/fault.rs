@@ -76,15 +76,23 @@ impl FromStr for Faults {
                     format!("expected a probability between 0 and 1, for example {key}=0.1"),
                 )),
             };
+            let time = || {
+                inlane_core::units::parse_time(value).map_err(|_| {
+                    Error::invalid(
+                        format!("fault '{part}'"),
+                        format!("expected a time, for example {key}=50us"),
+                    )
+                })
+            };
             match key {
-                "delay" => faults.delay = inlane_core::units::parse_time(value)?,
+                "delay" => faults.delay = time()?,
                 "reorder" => faults.reorder = true,
                 "torn" => faults.torn = true,
                 "lose" => faults.lose = probability()?,
                 "duplicate" => faults.duplicate = probability()?,
                 "early" => faults.early = probability()?,
                 "stale" => faults.stale = probability()?,
-                "flap" => faults.flap = inlane_core::units::parse_time(value)?,
+                "flap" => faults.flap = time()?,
                 "die" if STEPS.contains(&value) => faults.die = Some(value.to_string()),
                 "die" => {
                     let why = format!("unknown step; choose from {}", STEPS.join(", "));

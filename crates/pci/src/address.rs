@@ -41,7 +41,7 @@ impl FromStr for Address {
             u32::from_str_radix(field, 16)
                 .ok()
                 .filter(|&n| n <= most)
-                .ok_or_else(|| bad("a field is too large"))
+                .ok_or_else(|| bad("a field is larger than ff (bus), 1f (device) or 7 (function)"))
         };
         let (rest, function) =
             text.rsplit_once('.').ok_or_else(|| bad("there is no '.' before the function"))?;

@@ -266,6 +266,13 @@ impl Job {
             _ => {}
         }
         let window = self.heap_bytes.saturating_add(STATICS);
+        if window > 1 << 40 {
+            let what = format!("a symmetric heap of {} bytes", self.heap_bytes);
+            return Err(Error::invalid(
+                what,
+                "windows have at most 1 TiB; give a smaller --heap, such as 512G",
+            ));
+        }
         let hub = Hub::new(self.pes, window)?;
         let (sender, events) = channel();
         if let Some(seen) = hub.events() {
@@ -432,7 +439,11 @@ fn supervise(events: &Receiver<JobEvent>, running: &mut [Running]) -> (i32, Opti
         if let Some((status, why)) = verdict(running) {
             let others = running.iter().filter(|process| process.ended.is_none()).count();
             end_all(events, running);
-            let why = if others > 0 { format!("{why}; ended the other {others}") } else { why };
+            let why = match others {
+                0 => why,
+                1 => format!("{why}; the other PE was ended"),
+                _ => format!("{why}; the other {others} PEs were ended"),
+            };
             return (status, Some(why));
         }
         if running.iter().all(Running::is_settled) {

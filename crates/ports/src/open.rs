@@ -148,6 +148,9 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
                 };
                 Box::new(CaptureSink::open(name, source)?)
             }
+            "check" if is_rx => {
+                return Err(Error::port_usage(name, "a checker only sends; name it after --tx").into());
+            }
             "check" => {
                 let generator = match &received {
                     Received::Generator(generator) => Some(&**generator),

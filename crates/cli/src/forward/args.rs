@@ -12,22 +12,24 @@ use std::time::Duration;
 const EXAMPLES: &str = "\
 Ports, with their options after a comma (af_packet:eth1,frame=4096):
   null[:SIZE]      makes packets of SIZE bytes or discards packets, without touching their bytes
-  gen:SIZE|imix    generates flows with sequence numbers and checksums: flows=N (64), seed=N, v4, v6,
-                   udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N; with fcs, SIZE includes the
-                   4 bytes of the FCS, as in RFC 2544 (gen:64,fcs)
-  gen:oran         generates the packets of an O-RAN radio: eaxc=0+1, prbs=N, scs=15|30|60|120, mtu=N,
-                   shuffle=N, loss=N%, slots=N, realtime, downlink; seed, vlan, smac, dmac, rate
-  check            receives and verifies the packets of this run's gen; check:SIZE,... verifies those
-                   of another run's gen with the same options
+  gen:SIZE|imix    generates flows with sequence numbers and checksums: flows=N (64), seed=N,
+                   v4, v6, udp, tcp, vlan=N, smac=MAC, dmac=MAC, rate=RATE, packets=N; with fcs,
+                   SIZE includes the 4 bytes of the FCS, as in RFC 2544 (gen:64,fcs)
+  gen:oran         generates the packets of an O-RAN radio: eaxc=0+1, prbs=N, scs=15|30|60|120,
+                   mtu=N, shuffle=N, loss=N%, slots=N, realtime, downlink; seed, vlan, smac,
+                   dmac, rate
+  check            verifies the packets that this run's gen made; check:SIZE,OPTIONS verifies the
+                   packets of another run's gen, which has the same options
   pcap:FILE        reads or writes a capture; pcap:- is standard input or output
   net_null[:SIZE]  DPDK's null driver: copy=on touches the bytes
-  ring:NAME        returns the packets that are sent to it: prime=N packets at the start, size=BYTES each
+  ring:NAME        returns the packets that are sent to it: prime=N packets at the start,
+                   size=BYTES each
   af_xdp:IFACE     queue=N is the first queue (0), busy=N packets per busy poll, copy=on
   af_packet:IFACE  queues=N (one per pipeline), frame=BYTES of a slot, bypass=on skips the qdisc
   tap:NAME         creates the interface NAME: mac=fixed
   memif:SOCKET     role=server|client (client), id=N (0), wait=SECONDS (10), secret=TEXT
   pci:ADDRESS      a network card bound to vfio-pci
-  net_null and the ports after it take descriptors=N; af_xdp and the ports after it take mtu=BYTES.
+  net_null and the ports below it take descriptors=N; af_xdp and those below it take mtu=BYTES.
 
 Units:
   sizes are binary (4K = 4096 bytes); rates are decimal (10G = 10^10 bits/s of frames,
@@ -36,30 +38,34 @@ Units:
 
 Examples:
   # swap the MAC addresses of every packet in a capture, in order, with timestamps kept
-  inlane forward --rx pcap:in.pcap --tx pcap:out.pcap --function macswap --packets all --json result.json
+  inlane forward --rx pcap:in.pcap --tx pcap:out.pcap --function macswap --packets all \\
+      --json result.json
 
   # measure the pipeline of this machine without a network
   inlane forward --rx null:64 --tx null:64 --function macswap --duration 5s
 
   # verify that no generated packet is lost, duplicated, reordered or altered
-  inlane forward --rx gen:imix,flows=64 --tx check --function macswap --method split --packets 10000000
+  inlane forward --rx gen:imix,flows=64 --tx check --function macswap --method split \\
+      --packets 10000000
 
   # forward between two interfaces, both ways
   inlane forward --between af_xdp:eth1 af_xdp:eth2 --function l3-decrement
 
-  # find the highest rate without loss (RFC 2544)
+  # find the highest rate without loss, in trials of 2 s
   inlane forward --rx gen:64 --tx check --zero-loss --duration 2s
 
   # compare all methods at four burst sizes, three runs each, and draw rate against burst
-  inlane forward --rx null:1024 --tx null --on gpu:0 --function macswap --duration 1s \
+  inlane forward --rx null:1024 --tx null --on gpu:0 --function macswap --duration 1s \\
       --sweep burst=16,32,64,128 --sweep method=all --repeats 3 --svg figure.svg
 
   # measure latency against offered load, beside a job on the same GPU
-  inlane forward --rx gen:1024 --tx check --on gpu:0 --sweep method=persistent,stream --load --compete --svg figure.svg
+  inlane forward --rx gen:1024 --tx check --on gpu:0 --sweep method=persistent,stream \\
+      --load --compete --svg figure.svg
 
 INLANE_LOG=debug shows DPDK's own messages.
 
-Exit status: 0 done; 1 the run failed; 2 wrong usage; 3 the machine is not ready (try inlane doctor).";
+Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
+(run 'inlane doctor' to see how to fix it).";
 
 /// Receives packets, runs a packet function on them, and sends them
 #[derive(Args, Debug)]

@@ -81,7 +81,7 @@ impl Forward {
                     text.replace('_', "").parse().ok().filter(|&n| n > 0).ok_or_else(|| {
                         inlane_core::Error::Quantity {
                             text: text.into(),
-                            what: "a number of packets",
+                            what: "a number of packets for --packets",
                             why: "it must be a whole number above zero, or 'all'".into(),
                             example: "1000000 or all",
                         }

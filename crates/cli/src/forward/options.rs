@@ -71,7 +71,7 @@ pub(super) enum OnOverload {
 pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
     let bad = || inlane_core::Error::Quantity {
         text: list.into(),
-        what: "a list of cores",
+        what: "a list of cores for --cores",
         why: "it must be numbers and ranges, separated by commas".into(),
         example: "2,3 or 4-7 or none",
     };

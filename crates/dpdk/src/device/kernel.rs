@@ -171,7 +171,10 @@ pub(super) fn tap(spec: &EthSpec, interface: &str, fixed_mac: bool) -> Result<Pl
 fn find(spec: &EthSpec, name: &str) -> Result<Interface> {
     Interface::find(name).map_err(|error| Error::Missing {
         port: spec.text.clone(),
-        what: format!("interface {name} ({error})"),
+        what: match error.raw_os_error() {
+            Some(libc::ENODEV) => format!("interface {name}"),
+            _ => format!("interface {name} ({error})"),
+        },
         remedy: "list the interfaces of this network namespace: ip link".into(),
     })
 }

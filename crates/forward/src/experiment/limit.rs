@@ -134,12 +134,17 @@ fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
-    let (running, queued) = (result.cpu_ns as f64 / all, outcome.queued_ns as f64 / all);
-    let (noun, they) = if threads == 1 { ("the thread was", "it") } else { ("the threads were", "they") };
+    let running = result.cpu_ns as f64 / all;
+    // The kernel also counts the time in queues before the run.
+    let queued = (outcome.queued_ns as f64 / all).min((1.0 - running).max(0.0));
+    let (thread, noun, they) = match threads {
+        1 => ("the thread", "the thread was", "it"),
+        _ => ("the threads", "the threads were", "they"),
+    };
     if queued >= HELD_UP {
         let queued = percent(queued);
         return Some(format!(
-            "processors: {noun} ready for {queued} of the time while others had the processors"
+            "processors: {thread} waited {queued} of the time for cores that other threads used"
         ));
     }
     let slept = 1.0 - running - queued;

@@ -118,7 +118,12 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
         unsafe { Library::new(path) }.map_err(|error| failed(path, &error))
     };
     let cache = CodeCache::open("functions").unwrap_or_else(|error| {
-        tracing::warn!("compiled packet functions are not cached: {error}");
+        static WARNED: std::sync::Once = std::sync::Once::new();
+        WARNED.call_once(|| {
+            tracing::warn!(
+                "compiled packet functions are not cached: {error}; set INLANE_CACHE to a directory that the run's user may write"
+            );
+        });
         None
     });
     let cache = match cache {

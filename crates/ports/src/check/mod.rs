@@ -72,8 +72,8 @@ impl Checker {
             (Some((traffic, _)), _) => (Arc::new(traffic), None),
             (None, Some(source)) => (source.traffic().clone(), Some(source.sent().clone())),
             (None, None) => {
-                let why = "the checker does not know what is sent; receive from gen:SIZE, or give the options of a \
-                           generator elsewhere: check:64,flows=8";
+                let why = "there is nothing to compare with, because --rx is no generator; receive from gen:SIZE, or \
+                           give the options of another run's generator: check:64,flows=8";
                 return Err(Error::port_usage(text, why));
             }
         };

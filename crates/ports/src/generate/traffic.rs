@@ -96,7 +96,9 @@ impl Traffic {
             headers.extend((wanted && (udp || !tcp)).then_some(FlowHeaders { v6: is_v6, tcp: false }));
             headers.extend((wanted && tcp).then_some(FlowHeaders { v6: is_v6, tcp: true }));
         }
-        let mac = |value: &str| value.parse::<Mac>().map_err(|error| error.to_string());
+        let mac = |value: &str| {
+            value.parse::<Mac>().map_err(|_| "write a MAC address such as 02:00:00:00:00:01".into())
+        };
         let mut traffic = Self {
             sizes,
             headers,
@@ -117,9 +119,9 @@ impl Traffic {
             traffic.sizes.iter_mut().for_each(|size| *size = (*size).max(min));
         } else if traffic.sizes[0] < min {
             let min = min as u64 + fcs;
-            return Err(
-                spec.error(format!("these flows' headers and stamp need frames of {min} bytes or more"))
-            );
+            return Err(spec.error(format!(
+                "the headers and the number of a packet take {min} bytes; give {min} or more"
+            )));
         }
         spec.finish()?;
         Ok((traffic, load))

@@ -103,7 +103,7 @@ fn threads_that_others_keep_from_running_are_limited_by_processors() {
     let split = config("null");
     let mut crowded = outcome(&split, &[0.95]);
     (crowded.result.cpu_ns, crowded.queued_ns) = (500_000_000, 500_000_000);
-    assert_limit(&split, &crowded, &["processors: ", "ready for 50 % of the time"]);
+    assert_limit(&split, &crowded, &["processors: ", "waited 50 % of the time"]);
     // A kernel that does not count the time in queues.
     crowded.queued_ns = 0;
     assert_limit(&split, &crowded, &["processors or system calls: ", "not running for 50 %"]);
