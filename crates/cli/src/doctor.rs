@@ -55,7 +55,7 @@ pub struct Args {
     json: Option<String>,
 }
 
-/// What the checks read.
+/// The state of the machine that the checks read.
 struct Machine {
     files: Files,
     trials: Trials,

@@ -79,7 +79,7 @@ impl Ntb {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// Those of the subcommand.
+    /// Errors of the subcommand.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             NtbCommand::Run(run) => run.run(),

@@ -1,4 +1,4 @@
-//! Where a command's result goes: text to standard output, JSON and a figure to files.
+//! Writes a command's result: text to standard output, JSON and a figure to files.
 
 use inlane_core::result::{Document, Start};
 use inlane_ports::pcap::same_file;

@@ -1,4 +1,4 @@
-//! What a command does on SIGINT, SIGTERM and SIGHUP.
+//! The reaction of a command to SIGINT, SIGTERM and SIGHUP.
 
 use inlane_forward::control::Control;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

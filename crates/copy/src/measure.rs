@@ -76,7 +76,7 @@ pub struct Measurement {
     pub cpu_share: f64,
     /// Transfers in flight; 1 for a synchronous mover.
     pub window: usize,
-    /// What was checked of all transfers, those of the warm-up included.
+    /// The outcome of checking all transfers, including those of the warm-up.
     pub verification: ByteVerification,
 }
 

@@ -54,7 +54,7 @@ impl Default for PathOptions {
     }
 }
 
-/// Which path a transfer takes.
+/// The rule by which a transfer's path is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathChoice {
     /// The path with the least calibrated time for the transfer's size.

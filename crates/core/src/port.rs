@@ -39,17 +39,17 @@ impl std::ops::AddAssign for Counters {
 pub struct PortInfo {
     /// The name as the user wrote it.
     pub name: String,
-    /// What carries the packets, for the path in results: `DPDK net_af_xdp on v0, copy mode`.
+    /// The driver and mode that carry the packets, for the path in results: `DPDK net_af_xdp on v0, copy mode`.
     pub path: String,
-    /// Whether the port reads or writes packet bytes with the CPU. If so, buffers must lie in memory that the CPU maps.
+    /// True if the port reads or writes packet bytes with the CPU. Buffers must then lie in memory that the CPU maps.
     pub touches_payload: bool,
     /// The largest number of queues.
     pub max_queues: u16,
-    /// Whether the port spreads flows over its receive queues (RSS).
+    /// True if the port spreads flows over its receive queues (RSS).
     pub spreads_flows: bool,
     /// The link rate in bits per second, if there is a link.
     pub link_bits_per_second: Option<f64>,
-    /// Whether the port is a twin: its figures are those of a model.
+    /// True if the port is a twin. Its figures are then those of a model.
     pub twin: bool,
 }
 

@@ -24,7 +24,7 @@ pub enum Location {
         device: String,
         /// The BAR's number, 0 to 5.
         bar: u8,
-        /// Whether it is mapped as write-combining.
+        /// True if it is mapped as write-combining.
         write_combining: bool,
     },
     /// A window to a peer's memory, through an NTB or its twin.

@@ -41,7 +41,7 @@ impl BurstFunctions {
     };
 }
 
-/// What a port shares with the ends of its queues.
+/// The state that a port shares with the ends of its queues.
 pub(crate) struct PortContext {
     /// The port as the user wrote it.
     pub(crate) name: String,

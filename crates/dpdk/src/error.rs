@@ -107,7 +107,7 @@ pub enum Error {
     Gone {
         /// The port as it was written.
         port: String,
-        /// What disappeared.
+        /// The object that disappeared.
         what: String,
     },
     /// The process could not give up its privileges.

@@ -35,7 +35,7 @@ static PROGRAMS: Mutex<Vec<(Key, Weak<Program>)>> = Mutex::new(Vec::new());
 thread_local! {
     /// The sockets that this thread opened since [`record_sockets`].
     static OPENED: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
-    /// Why the last socket of this thread was not opened; 0 if it was.
+    /// The kernel's error for the last socket of this thread; 0 if it was opened.
     static FAILURE: Cell<i32> = const { Cell::new(0) };
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Program {
     map: OwnedFd,
 }
 
-/// Why no program of inlane is on an interface.
+/// The reason why inlane has no program on an interface.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// The interface has a program of somebody else. Its number and, if this process may read it, its name.

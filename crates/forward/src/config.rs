@@ -17,7 +17,7 @@ pub use executor::{CpuMethod, Device, Executor, Method};
 /// The largest data room: a frame of 64 KiB of IP with its Ethernet header and two VLAN tags fits.
 const MAX_ROOM: usize = 128 << 10;
 
-/// Where packets come from and go to.
+/// The ports that packets come from and go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// From one port to one or several others.
@@ -74,11 +74,11 @@ impl fmt::Display for Compete {
 /// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where packets come from and go to.
+    /// The ports that packets come from and go to.
     pub route: Route,
     /// The packet function, written as on the command line.
     pub function: String,
-    /// What runs the packet function.
+    /// The executor of the packet function.
     pub executor: Executor,
     /// Pipelines of each direction, 1 to 64. Each has a receive queue and threads of its own.
     pub pipelines: u16,

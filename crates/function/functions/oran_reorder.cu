@@ -50,7 +50,7 @@ struct oran_reorder {
     uint64_t next_record;
     alignas(128) window at[most_windows];
 
-    // What the block does next. Thread 0 decides, and the others read it after a barrier.
+    // The block's next action. Thread 0 decides it, and the others read it after a barrier.
     struct plan {
         uint32_t window;
         uint32_t step; // one of enum step

@@ -11,7 +11,7 @@ pub const ABI: u32 = 1;
 /// The value of [`FunctionInfo::reads`] and [`FunctionInfo::writes`] for a function that may touch every byte of a packet.
 pub const WHOLE_PACKET: u32 = u32::MAX;
 
-/// What an executor calls a function for.
+/// The unit for which an executor calls a function: a packet or a burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
     /// One thread calls the function once per packet.
@@ -80,7 +80,7 @@ impl FunctionInfo {
     }
 }
 
-/// What a function receives besides its packets: `inlane_context`.
+/// The arguments of a function besides its packets: `inlane_context`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CallContext {

@@ -44,7 +44,7 @@ pub enum Error {
     /// Something is missing on this machine.
     #[error("{what}: {why}")]
     Environment {
-        /// What failed.
+        /// The operation that failed.
         what: String,
         /// What is missing, and how to get it.
         why: String,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Where distributions install the list (packages pci.ids and hwdata).
+/// The paths at which distributions install the list (packages pci.ids and hwdata).
 const LISTS: [&str; 2] = ["/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids"];
 
 /// The known names. Empty if no list is installed.

@@ -33,7 +33,7 @@ pub enum Error {
     LinkLost {
         /// The peer's port.
         peer: u32,
-        /// What is known of the bytes sent to it.
+        /// The fate of the bytes sent to it, as far as known.
         lost: Lost,
     },
     /// A peer did not answer in time, although its link is up.
@@ -45,7 +45,7 @@ pub enum Error {
         what: &'static str,
         /// How long the wait lasted.
         waited: std::time::Duration,
-        /// What is known of the bytes sent to it.
+        /// The fate of the bytes sent to it, as far as known.
         lost: Lost,
     },
     /// The owner refused a request, because its offset, length or operation is invalid.
@@ -86,7 +86,7 @@ pub enum Error {
     },
 }
 
-/// What is known of the bytes sent over a lost link.
+/// The fate of the bytes sent over a lost link, as far as known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
     /// Bytes stored to the peer since the link came up.

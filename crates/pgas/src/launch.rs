@@ -95,7 +95,7 @@ impl Session {
     }
 }
 
-/// What copies bulk data, as users name it: `twin`, `twin:RATE` or `gpu:N`.
+/// The mover for bulk data, as users name it: `twin`, `twin:RATE` or `gpu:N`.
 ///
 /// A job's programs put from any of their memory, so their mover must reach all of it. The twin of a DMA engine does. A GPU
 /// reaches only memory that was registered with it, as the bench does with its own.
@@ -191,7 +191,7 @@ pub struct Job {
     pub faults: String,
     /// The PE at which faults are injected; all PEs if `None`.
     pub faulty: Option<u32>,
-    /// What copies bulk data; stores if `None`.
+    /// The mover for bulk data; `None` for stores.
     pub mover: Option<MoverChoice>,
     /// Size in bytes from which the mover copies. If `None`, it is measured.
     pub mover_from: Option<u64>,

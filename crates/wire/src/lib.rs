@@ -49,7 +49,7 @@ pub mod udp;
 pub use ethernet::Mac;
 pub use flow::{FiveTuple, Layers};
 
-/// Why a buffer does not begin with the expected header.
+/// The reason why a buffer does not begin with the expected header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The buffer ends before the header does.

@@ -118,7 +118,7 @@ impl BenchPe {
     /// Takes part in the bench. PE 0 writes the points to a file.
     ///
     /// # Errors
-    /// Those of the bench.
+    /// Errors of the bench.
     pub fn run(self) -> anyhow::Result<()> {
         let plan: Plan = serde_json::from_str(&self.plan).context("the plan")?;
         let points = inlane_pgas::bench::pe(&plan, None, || start(&self.mover))?;

@@ -35,7 +35,7 @@ const GAVE_UP: u64 = 1 << 30;
 /// How long a kernel waits for the other GPU, and the host for kernels to read commands, before giving up.
 pub(super) const STUCK: Duration = Duration::from_secs(5);
 
-/// Where the parts of the pinned span start.
+/// The offsets of the parts of the pinned span.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub tuning: SmTuning,
@@ -126,7 +126,8 @@ pub(super) struct CommandRing {
     sequence: u64,
     /// The newest command that every channel of the pusher is known to have read.
     read_by_all: u64,
-    /// The upper half of the command numbers for which the lines hold no older lap.
+    /// The upper half of the number of the next command when the lines were last cleared. Since then, no line holds an older
+    /// lap that equals a new one.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,

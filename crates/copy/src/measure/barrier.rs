@@ -12,7 +12,7 @@ pub(super) struct Barrier {
 struct State {
     members: usize,
     waiting: usize,
-    /// How often all members arrived.
+    /// The number of times that all members have arrived.
     generation: u64,
 }
 

@@ -92,7 +92,7 @@ pub trait Wait {
     /// Waits until the operation has completed.
     ///
     /// # Errors
-    /// Those of `poll`, `check` and `block`.
+    /// Errors of `poll`, `check` and `block`.
     #[inline]
     fn run(&mut self) -> Result<Waited, Self::Error> {
         let mut watched = false;

@@ -105,7 +105,7 @@ impl InFlight {
     /// Polls until `ticket` is done. `poll` returns the newest ticket that is done, and `device` names the device in errors.
     ///
     /// # Errors
-    /// Those of `poll`, and [`Error::Device`] if nothing completes for [`InFlight::timeout`].
+    /// Errors of `poll`, and [`Error::Device`] if nothing completes for [`InFlight::timeout`].
     pub fn wait_polling(
         &mut self,
         device: &dyn Fn() -> String,

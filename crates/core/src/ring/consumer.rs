@@ -5,7 +5,7 @@ use super::protocol::{self, Polled};
 use super::{Ring, RingWords};
 use std::sync::Arc;
 
-/// What a consumer's poll found.
+/// The result of a consumer's poll.
 pub enum Next<T> {
     /// An item.
     Item(T),

@@ -73,7 +73,7 @@ pub trait Words {
     fn end(&self) -> &Self::Word;
 }
 
-/// What a consumer's poll found.
+/// The result of a consumer's poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {
     /// The item in this slot belongs to the consumer until it is completed.
@@ -226,7 +226,7 @@ impl Consumer {
         }
     }
 
-    /// Hands the item that `poll` returned to the dispatcher.
+    /// Completes the item that `poll` returned, and hands it back to the dispatcher.
     #[inline]
     pub fn complete<W: Words>(&mut self, words: &W, info: u32) {
         let slot = slot_of(words, self.position);

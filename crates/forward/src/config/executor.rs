@@ -1,4 +1,4 @@
-//! What runs the packet function: threads of the CPU or a GPU, each with the settings that only it has.
+//! Executors, which run the packet function: threads of the CPU, or a GPU. Each has the settings that only it has.
 
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
@@ -108,7 +108,7 @@ pub enum CpuMethod {
     },
 }
 
-/// What runs the packet function.
+/// The executor of the packet function.
 #[derive(Clone, Debug)]
 pub enum Executor {
     /// Threads of the CPU.

@@ -105,14 +105,14 @@ pub(super) fn spent() -> (u64, u64) {
 pub struct Idle {
     /// Rounds of this stretch, at most [`Idle::SPINS`].
     rounds: u32,
-    /// Whether each round of this stretch is timed.
+    /// True if each round of this stretch is timed.
     timed: bool,
-    /// Whether the processor was yielded in this stretch.
+    /// True if the processor was yielded in this stretch.
     yielded: bool,
     /// The time of the last round, if that round was timed or yielded.
     last: u64,
     stretches: u32,
-    /// Whether this is a wait within the thread's loop.
+    /// True if this is a wait within the thread's loop.
     within: bool,
 }
 

@@ -25,7 +25,7 @@ const CARRIED: f64 = 0.95;
 /// Rates that differ by less than this count as equal.
 const EQUAL: f64 = 0.97;
 
-/// What `--method auto` aims at.
+/// The goal of `--method auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
     /// The most packets per second.

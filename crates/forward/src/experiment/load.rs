@@ -86,11 +86,11 @@ impl Search {
     }
 }
 
-/// Searches the highest rate without loss by bisection, to 0.5 %. Then measures the latency at each of `loads`, in per cent of
-/// that rate.
+/// Searches for the highest rate without loss by bisection, to 0.5 %. Then measures the latency at each of `loads`, in per
+/// cent of that rate.
 ///
-/// The method is that of RFC 2544, section 26.1; with trials of 60 s and more the rate is its throughput. Each trial lasts
-/// `config.duration`. Returns the document, and an error if no rate passed.
+/// The method is that of RFC 2544, section 26.1. With trials of at least 60 s, the rate is the throughput as the RFC defines
+/// it. Each trial lasts `config.duration`. Returns the document, and an error if no rate passed.
 ///
 /// # Errors
 /// When the source cannot be paced, several runs are impossible, or a trial cannot start.

@@ -89,7 +89,7 @@ pub(crate) fn run(
 /// The GPU's counters of its PCIe link.
 pub(crate) enum LinkMeter {}
 
-/// What the counters of a PCIe link showed: bytes per second in each window.
+/// The samples of a PCIe link's counters: bytes per second in each window.
 pub(crate) struct LinkSamples {
     pub(crate) received: Vec<f64>,
     pub(crate) sent: Vec<f64>,

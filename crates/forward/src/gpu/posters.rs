@@ -67,7 +67,7 @@ pub(super) struct PostingCursor {
     submitted: u64,
 }
 
-/// What to post next.
+/// The next thing to post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextPost {
     /// Nothing.

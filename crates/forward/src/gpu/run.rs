@@ -174,7 +174,7 @@ pub(super) fn on_threads(
     })
 }
 
-/// What the dispatching thread does for the GPU between its other work.
+/// The dispatching thread's additional work for a GPU.
 struct GpuHooks<'a> {
     /// Set for method `single`.
     launcher: Option<Launcher<'a>>,

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where packets are when the GPU processes them.
+/// The memory that packets lie in when the GPU processes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// In pinned host memory. The GPU processes them in place, over PCIe.
@@ -66,7 +66,7 @@ impl FromStr for Memory {
 pub struct Settings {
     /// The method.
     pub method: Method,
-    /// Where packets are when the GPU processes them.
+    /// The memory that packets lie in when the GPU processes them.
     pub memory: Memory,
     /// The number of blocks of a persistent kernel.
     pub blocks: u32,

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 pub use single::run as run_single;
 pub use split::run as run_split;
 
-/// What happens to packets when the burst ring or the sending port is full: back-pressure.
+/// The form of back-pressure when the burst ring or the sending port is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overload {
     /// Wait. The receiving port fills and counts what it misses.
@@ -67,7 +67,7 @@ pub struct PipelineSettings {
     pub overload: Overload,
     /// Time spent on each packet in addition to the packet function.
     pub work: Duration,
-    /// Whether each burst is timed at every stage.
+    /// True if each burst is timed at every stage.
     pub stages: bool,
     /// The number of packets to receive; `u64::MAX` for no limit.
     pub packets: u64,
@@ -99,11 +99,11 @@ pub struct Pipeline {
     pub instances: Vec<Instance>,
 }
 
-/// What the threads of one pipeline share with the run.
+/// The state that the threads of one pipeline share with the run.
 pub struct PipelineContext<'a> {
     /// Ends the run.
     pub control: &'a Control,
-    /// Where the pipeline publishes its counters.
+    /// The place where the pipeline publishes its counters.
     pub progress: &'a Progress,
     /// The run's clock.
     pub clock: &'a Clock,

@@ -18,7 +18,7 @@ struct Source {
     end: End,
 }
 
-/// What a port does at its end.
+/// The behaviour of a port at its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Exhausted,

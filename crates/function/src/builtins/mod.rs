@@ -32,7 +32,7 @@ include!(concat!(env!("OUT_DIR"), "/builtins.rs"));
 pub struct Builtin {
     /// The name on the command line.
     pub name: &'static str,
-    /// What the function does, in one line.
+    /// A description of the function in one line.
     pub about: &'static str,
     /// How settings are written after the name and a colon. Empty if there are none.
     pub syntax: &'static str,

@@ -101,7 +101,7 @@ const COUNTED: [&str; 10] = [
     "overtaken_slots",
 ];
 
-/// Why a slot was delivered.
+/// The reason why a slot was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// All of its PRBs had arrived.

@@ -92,7 +92,7 @@ impl Connection {
     }
 }
 
-/// What the caller must do after [`Handshake::read`].
+/// The caller's next step after [`Handshake::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Wait: nothing has changed.

@@ -283,7 +283,7 @@ impl Ntb for Ivshmem {
         let changes = u64::from(heartbeat.changes.load(Ordering::Acquire));
         Link {
             up: ours & theirs & 1 == 1 && !heartbeat.lost.load(Ordering::Acquire),
-            // The upper bits of our word would matter only after a million link changes.
+            // Only the low 20 bits of our word fit. They repeat only after a million link changes.
             generation: u64::from(theirs) | u64::from(ours & 0xf_ffff) << 32 | changes << 52,
         }
     }

@@ -49,7 +49,7 @@ impl Fabric {
     }
 }
 
-/// What a port's process did, as its hub reports it.
+/// An event of a port's process, as its hub reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortEvent {
     /// The process mapped the fabric.

@@ -84,7 +84,7 @@ impl Operation {
     }
 }
 
-/// What to measure.
+/// The settings of the bench.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Sizes in bytes.
@@ -134,7 +134,7 @@ pub struct Started {
 pub struct Point {
     /// The operation.
     pub operation: Operation,
-    /// What copies.
+    /// The mover or instruction that copies.
     pub path: String,
     /// Bytes of one operation.
     pub size_bytes: u64,
@@ -164,7 +164,7 @@ pub struct Point {
 /// at PE 0. Returns the points at PE 0, nothing at PE 1.
 ///
 /// # Errors
-/// Those of the session and the transport; [`Error::Invalid`] unless there are two PEs, and if bytes arrive
+/// Errors of the session and the transport; [`Error::Invalid`] unless there are two PEs, and if bytes arrive
 /// altered.
 pub fn pe(
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! Which failure a job reports, whatever the order of its events.
+//! Tests of which failure a job reports, whatever the order of its events.
 
 use super::*;
 

@@ -77,16 +77,16 @@ pub trait Transport: Send + Sync + 'static {
     /// Starts a copy to `pe`. The source stays in use until the next [`Transport::quiet`].
     ///
     /// # Errors
-    /// Those of [`Transport::put`].
+    /// As for [`Transport::put`].
     ///
     /// # Safety
-    /// That of [`Transport::put`], until the next quiet.
+    /// As for [`Transport::put`], until the next quiet.
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()>;
 
     /// Copies from `pe`. The bytes have arrived when it returns.
     ///
     /// # Errors
-    /// Those of [`Transport::put`]; [`crate::error::Error::LinkLost`] and [`crate::error::Error::Timeout`].
+    /// As for [`Transport::put`]; [`crate::error::Error::LinkLost`] and [`crate::error::Error::Timeout`].
     ///
     /// # Safety
     /// `destination` is writable for `length` bytes and does not overlap the source.
@@ -102,20 +102,20 @@ pub trait Transport: Send + Sync + 'static {
     /// Starts an atomic without a result. It is complete after the next [`Transport::quiet`].
     ///
     /// # Errors
-    /// Those of [`Transport::atomic`]. A refusal is reported by the next quiet or fence.
+    /// As for [`Transport::atomic`]. A refusal is reported by the next quiet or fence.
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()>;
 
     /// Orders puts: those before it arrive at each PE before all later puts and atomics to that PE.
     ///
     /// # Errors
-    /// Those of the mover.
+    /// Errors of the mover.
     fn order(&self) -> Result<()>;
 
     /// Orders puts and atomics: those before it arrive at each PE before all later ones to that PE. It waits
     /// for atomics without a result.
     ///
     /// # Errors
-    /// Those of [`Transport::order`] and [`Transport::atomic`].
+    /// As for [`Transport::order`] and [`Transport::atomic`].
     fn fence(&self) -> Result<()>;
 
     /// Blocks until all puts and atomics before it are delivered.

@@ -1,5 +1,5 @@
-//! What a hostile peer can do (garbage in handshakes, requests, replies and inboxes), timeouts, wake-ups, and
-//! lost links.
+//! Tests with a hostile peer (garbage in handshakes, requests, replies and inboxes), and of timeouts, wake-ups and lost
+//! links.
 
 use super::layout::{Layout, SLOTS};
 use super::record::CONTENTS;

@@ -27,7 +27,7 @@ fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
 /// or does not reach the window.
 ///
 /// # Errors
-/// Those of the mover and of the window.
+/// Errors of the mover and of the window.
 pub fn calibrate(mover: &mut dyn Mover, window: &Window, at: usize, room: usize) -> Result<usize> {
     let source = Region::host(room)?;
     if !mover.reaches(&source, window.region()) {

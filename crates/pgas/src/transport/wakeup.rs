@@ -43,7 +43,7 @@ pub enum Interest {
     Any,
 }
 
-/// What was stored.
+/// The kind of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// A notification or a reply.

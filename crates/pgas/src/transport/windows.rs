@@ -263,10 +263,10 @@ impl Windows {
     /// settings if `None`.
     ///
     /// # Errors
-    /// Those of [`Transport::get`](super::Transport::get).
+    /// As for [`Transport::get`](super::Transport::get).
     ///
     /// # Safety
-    /// That of [`Transport::get`](super::Transport::get).
+    /// As for [`Transport::get`](super::Transport::get).
     pub unsafe fn get_pushed(
         &self,
         pe: u32,

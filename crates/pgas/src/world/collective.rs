@@ -88,7 +88,7 @@ impl<T: Transport> World<T> {
     /// Blocks until every PE of the set has called it and the earlier puts of all of them are delivered.
     ///
     /// # Errors
-    /// Those of [`World::sync`].
+    /// As for [`World::sync`].
     pub fn barrier(&self, set: Set) -> Result<()> {
         self.quiet()?;
         self.sync(set)
@@ -97,7 +97,7 @@ impl<T: Transport> World<T> {
     /// Blocks until all PEs have called it and their earlier puts are delivered.
     ///
     /// # Errors
-    /// Those of [`World::sync`].
+    /// As for [`World::sync`].
     pub fn barrier_all(&self) -> Result<()> {
         self.barrier(self.all())
     }
@@ -106,7 +106,7 @@ impl<T: Transport> World<T> {
     /// everything that they need from it.
     ///
     /// # Errors
-    /// Those of [`World::sync`].
+    /// As for [`World::sync`].
     pub fn leave(&self) -> Result<()> {
         self.barrier_all()?;
         // A notification that is still on its way would be lost with the process.
@@ -117,7 +117,7 @@ impl<T: Transport> World<T> {
     /// PEs of the set, along a binomial tree.
     ///
     /// # Errors
-    /// Those of [`World::sync`] and [`World::put_bytes`].
+    /// As for [`World::sync`] and [`World::put_bytes`].
     ///
     /// # Safety
     /// At the root, `source` is readable for `bytes`.
@@ -176,7 +176,7 @@ impl<T: Transport> World<T> {
     /// The lengths may differ.
     ///
     /// # Errors
-    /// Those of [`World::broadcast`].
+    /// As for [`World::broadcast`].
     ///
     /// # Safety
     /// `source` is readable for `bytes`.
@@ -209,7 +209,7 @@ impl<T: Transport> World<T> {
     /// lengths.
     ///
     /// # Errors
-    /// Those of [`World::broadcast`].
+    /// As for [`World::broadcast`].
     ///
     /// # Safety
     /// `source` is readable for `bytes`.
@@ -255,7 +255,7 @@ impl<T: Transport> World<T> {
     /// index in its `destination`.
     ///
     /// # Errors
-    /// Those of [`World::broadcast`].
+    /// As for [`World::broadcast`].
     ///
     /// # Safety
     /// `source` is readable for `bytes` times the size of the set.
@@ -281,7 +281,7 @@ impl<T: Transport> World<T> {
     /// `destination` of every PE. All PEs get the same bits, because one PE computes each result.
     ///
     /// # Errors
-    /// Those of [`World::broadcast`].
+    /// As for [`World::broadcast`].
     ///
     /// # Safety
     /// `source` is readable for `count * width` bytes. It may be the destination.

@@ -55,7 +55,7 @@ impl Compare {
     }
 }
 
-/// What a signal does to its word.
+/// The effect of a signal on its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// Sets the word.
@@ -241,10 +241,10 @@ impl<T: Transport> World<T> {
     /// Starts a copy like [`World::put_bytes`]. The source stays in use until the next quiet.
     ///
     /// # Errors
-    /// Those of [`World::put_bytes`].
+    /// As for [`World::put_bytes`].
     ///
     /// # Safety
-    /// That of [`World::put_bytes`], until the next quiet.
+    /// As for [`World::put_bytes`], until the next quiet.
     #[inline]
     pub unsafe fn put_bytes_nbi(
         &self,
@@ -302,7 +302,7 @@ impl<T: Transport> World<T> {
     /// Starts an atomic without a result. It is complete after the next quiet.
     ///
     /// # Errors
-    /// Those of [`World::atomic`].
+    /// As for [`World::atomic`].
     pub fn atomic_nbi(
         &self,
         operation: Operation,
@@ -318,10 +318,10 @@ impl<T: Transport> World<T> {
     /// Puts bytes and then a signal. The peer that sees the signal also sees the bytes.
     ///
     /// # Errors
-    /// Those of [`World::put_bytes`] and [`World::atomic`].
+    /// As for [`World::put_bytes`] and [`World::atomic`].
     ///
     /// # Safety
-    /// That of [`World::put_bytes`].
+    /// As for [`World::put_bytes`].
     pub unsafe fn put_signal_bytes(
         &self,
         destination: usize,
@@ -345,7 +345,7 @@ impl<T: Transport> World<T> {
     /// Orders puts and atomics: those before it arrive at each PE before all later ones to that PE.
     ///
     /// # Errors
-    /// Those of [`Transport::fence`].
+    /// As for [`Transport::fence`].
     #[inline]
     pub fn fence(&self) -> Result<()> {
         self.transport.fence()
@@ -354,7 +354,7 @@ impl<T: Transport> World<T> {
     /// Blocks until all puts and atomics are delivered.
     ///
     /// # Errors
-    /// Those of [`Transport::quiet`].
+    /// As for [`Transport::quiet`].
     #[inline]
     pub fn quiet(&self) -> Result<()> {
         self.transport.quiet()
@@ -363,7 +363,7 @@ impl<T: Transport> World<T> {
     /// Blocks until `done` returns true. It may look at any of this PE's symmetric memory.
     ///
     /// # Errors
-    /// Those of [`Transport::wait`].
+    /// As for [`Transport::wait`].
     pub fn wait(&self, mut done: impl FnMut() -> bool) -> Result<()> {
         self.transport.wait(None, &mut done)
     }
@@ -372,7 +372,7 @@ impl<T: Transport> World<T> {
     /// `word`.
     ///
     /// # Errors
-    /// Those of [`Transport::wait`].
+    /// As for [`Transport::wait`].
     pub fn wait_word(&self, word: usize, bytes: usize, mut done: impl FnMut() -> bool) -> Result<()> {
         // A word outside symmetric memory works too: the wait then looks at every wake-up and backstop.
         let word = self.offset_of(word, bytes).ok().map(|offset| (offset, bytes));

@@ -75,7 +75,7 @@ impl<T: Transport> World<T> {
     /// Allocates a symmetric array of zeros. All PEs must call it with the same length.
     ///
     /// # Errors
-    /// Those of [`World::allocate`].
+    /// As for [`World::allocate`].
     pub fn array<E: Element>(&self, length: usize) -> Result<Symmetric<E>> {
         let bytes = length.saturating_mul(size_of::<E>());
         let address = self.allocate(bytes, 128)?;
@@ -88,7 +88,7 @@ impl<T: Transport> World<T> {
     /// Puts elements into `pe`'s copy from index `index` on.
     ///
     /// # Errors
-    /// Those of [`World::put_bytes`].
+    /// As for [`World::put_bytes`].
     pub fn put<E: Element>(&self, array: Symmetric<E>, index: usize, source: &[E], pe: u32) -> Result<()> {
         let at = array.at(index, source.len())?;
         // SAFETY: a slice of plain elements.
@@ -98,7 +98,7 @@ impl<T: Transport> World<T> {
     /// Gets elements of `pe`'s copy from index `index` on.
     ///
     /// # Errors
-    /// Those of [`World::get_bytes`].
+    /// As for [`World::get_bytes`].
     pub fn get<E: Element>(&self, array: Symmetric<E>, index: usize, into: &mut [E], pe: u32) -> Result<()> {
         let at = array.at(index, into.len())?;
         // SAFETY: a slice of plain elements, of which any bits are values.
@@ -108,7 +108,7 @@ impl<T: Transport> World<T> {
     /// Puts elements and then a signal. The peer that sees `signal` change also sees the elements.
     ///
     /// # Errors
-    /// Those of [`World::put_signal_bytes`].
+    /// As for [`World::put_signal_bytes`].
     pub fn put_signal<E: Element>(
         &self,
         array: Symmetric<E>,
@@ -139,7 +139,7 @@ impl<T: Transport> World<T> {
     /// Blocks until the comparison of element `index` of this PE's copy with `value` holds. Returns the element.
     ///
     /// # Errors
-    /// Those of [`World::wait`].
+    /// As for [`World::wait`].
     pub fn wait_until<E: Element>(
         &self,
         array: Symmetric<E>,
@@ -161,7 +161,7 @@ impl<T: Transport> World<T> {
     /// Makes `pe` carry out an atomic on element `index` of its copy. Returns the previous value.
     ///
     /// # Errors
-    /// Those of [`World::atomic`].
+    /// As for [`World::atomic`].
     pub fn fetch(
         &self,
         operation: Operation,
@@ -177,7 +177,7 @@ impl<T: Transport> World<T> {
     /// Adds the arrays of all PEs of the set element by element, into every PE's `into`.
     ///
     /// # Errors
-    /// Those of [`World::reduce`].
+    /// As for [`World::reduce`].
     pub fn sum<E: Element + std::ops::Add<Output = E>>(
         &self,
         set: Set,

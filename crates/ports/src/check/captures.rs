@@ -10,7 +10,7 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-/// What must be equal in both captures.
+/// The properties of a packet that must be equal in both captures.
 #[derive(PartialEq, Eq, Hash)]
 struct Entry {
     time_ns: u64,

@@ -7,7 +7,7 @@ use inlane_core::{Error, Result};
 use inlane_wire::{FiveTuple, Layers, checksum, ethernet, icmp, ipv4, ipv6, tcp, udp};
 use std::net::IpAddr;
 
-/// What a packet function must do with a frame.
+/// The verdict that a packet function must give on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpectedVerdict {
     /// Send it to port 0.

@@ -33,7 +33,7 @@ pub struct FlowHeaders {
     pub tcp: bool,
 }
 
-/// What a generator sends.
+/// The traffic of a generator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     /// Lengths of the frames of each flow in bytes without FCS, used in turn.

@@ -1,5 +1,5 @@
-//! Which packets an O-RAN radio sends. The content of each follows from its position in the sequence, so a receiver can compute
-//! which packets are missing and the expected value of every sample.
+//! The packets that an O-RAN radio sends. The content of each follows from its position in the sequence. So a receiver can
+//! compute which packets are missing and the expected value of every sample.
 //!
 //! ```text
 //! position -> number of the symbol since the start -> frame, subframe, slot, symbol
@@ -21,7 +21,7 @@ const MAX_PRBS: u64 = 1024;
 /// The largest number of PRBs that a section's length field can express. A 0 there stands for all PRBs.
 const MAX_COUNTED: usize = 255;
 
-/// What a radio sends.
+/// The packets of a radio.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Identifiers of the antenna-carriers.

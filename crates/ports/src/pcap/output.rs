@@ -1,4 +1,4 @@
-//! Where a capture is written: a file, a pipe, a device. Writing never blocks on a pipe whose reader pauses or is absent.
+//! The output of a capture: a file, a pipe, a device. Writing never blocks on a pipe whose reader pauses or is absent.
 
 use inlane_core::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

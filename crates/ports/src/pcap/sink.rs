@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Where the timestamps of a written capture come from.
+/// The origin of the timestamps in a written capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimestampSource {
     /// The packet's metadata, for packets that were read from a capture.

@@ -17,7 +17,7 @@ const REORDER_TIMEOUT_NS: u64 = 10_000_000;
 /// While this many packets are ready, or enough for the caller's burst, no more are received from the inner queue.
 const MAX_READY: usize = 1024;
 
-/// Which faults to inject. Probabilities are from 0 to 1.
+/// The faults to inject. Probabilities are from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
     /// Probability that a packet is dropped.

@@ -18,7 +18,7 @@ impl Windows {
     /// contents.
     ///
     /// # Errors
-    /// Those of the handshake. The connection then stays lost.
+    /// Errors of the handshake. The connection then stays lost.
     pub fn reconnect(&self, pe: u32, timeout: Duration) -> Result<Lost> {
         let context = &*self.context;
         let peer = context.peer(pe)?;
