@@ -84,7 +84,7 @@ pub struct Copy {
     #[arg(long, conflicts_with_all = NOT_PUBLISHED)]
     published: bool,
 
-    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M in steps of four (4K..256M,x2 in steps of two)
+    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M, each size four times the previous one (4K..256M,x2 in steps of two)
     #[arg(long, default_value = "4K..256M", value_name = "SIZES", value_parser = parse_sizes, help_heading = "Measurement")]
     sizes: Sizes,
     /// Which direction to measure

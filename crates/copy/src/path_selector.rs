@@ -39,7 +39,7 @@ impl PathSelector {
     /// Allocate the memory for transfers before: with [`PathOptions::resident`], allocation waits for running kernels.
     ///
     /// # Errors
-    /// [`Error::Device`] if no path can be opened, or not the required one; errors of calibration.
+    /// [`Error::Device`](inlane_core::Error::Device) if no path can be opened, or not the required one; errors of calibration.
     pub fn open(
         from: &Arc<Device>,
         to: &Arc<Device>,

@@ -40,7 +40,6 @@ struct EngineState {
 /// A software DMA engine. It reaches host, pinned and twin memory, and mapped windows.
 pub struct DmaEngine {
     name: String,
-    costs: DmaCosts,
     shared: Arc<EngineState>,
     queue: Option<Sender<(Region, Region)>>,
     thread: Option<JoinHandle<()>>,
@@ -64,17 +63,12 @@ impl DmaEngine {
             recovered: AtomicU64::new(0),
         });
         let (queue, requests) = channel();
-        let worker = Worker { shared: shared.clone(), costs: costs.clone(), copier: CpuMover::widest() };
+        let worker = Worker { shared: shared.clone(), costs, copier: CpuMover::widest() };
         let thread = std::thread::Builder::new()
             .name("twin-dma".into())
             .spawn(move || worker.run(&requests))
             .map_err(|source| Error::Os { what: format!("starting the thread of {name}"), source })?;
-        Ok(Self { name, costs, shared, queue: Some(queue), thread: Some(thread), flight: InFlight::new() })
-    }
-
-    /// Returns the costs of the model.
-    pub fn costs(&self) -> &DmaCosts {
-        &self.costs
+        Ok(Self { name, shared, queue: Some(queue), thread: Some(thread), flight: InFlight::new() })
     }
 
     /// Returns the faults that can be injected.

@@ -1,5 +1,5 @@
 //! Staging by SMs: a mover whose kernels push chunks into pinned host memory on one GPU and pull them out on the other.
-//! `staging.cu` describes how the kernels hand chunks over; [`command_ring`](super::command_ring) the memory they share.
+//! `staging.cu` describes how the kernels hand chunks over, and `command_ring.rs` the memory that they share with the host.
 //!
 //! Resident kernels run between transfers. They occupy one block per channel on each GPU, and allocating, freeing and
 //! loading code on these GPUs waits for them. [`Mover::quiesce`] ends them, and a timer parks them when no transfer came
