@@ -27,7 +27,7 @@ pub fn text(error: &anyhow::Error) -> String {
 
 /// Prints the error to standard error. Returns its exit status.
 pub fn report(error: &anyhow::Error) -> u8 {
-    crate::say(format_args!("inlane: {}", text(error)));
+    crate::print_to_stderr(format_args!("inlane: {}", text(error)));
     let class = error.chain().find_map(|cause| {
         if cause.is::<NotReady>() {
             return Some(Class::Environment);
@@ -53,7 +53,7 @@ pub fn unparsed(error: &clap::Error, origins: &[(String, String)]) -> u8 {
     if !error.use_stderr() {
         return match error.print() {
             Err(failure) if failure.kind() != std::io::ErrorKind::BrokenPipe => {
-                crate::say(format_args!("inlane: cannot write standard output: {failure}"));
+                crate::print_to_stderr(format_args!("inlane: cannot write standard output: {failure}"));
                 1
             }
             _ => 0,
@@ -61,11 +61,11 @@ pub fn unparsed(error: &clap::Error, origins: &[(String, String)]) -> u8 {
     }
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let text = if coloured { error.render().ansi().to_string() } else { error.render().to_string() };
-    crate::say(in_plain_words(&text).trim_end());
+    crate::print_to_stderr(in_plain_words(&text).trim_end());
     let flag = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
     let flag = flag.split([' ', '=']).next().unwrap_or_default();
     for (_, place) in origins.iter().filter(|(name, _)| name == flag) {
-        crate::say(format_args!("inlane: {flag} was set by {place}"));
+        crate::print_to_stderr(format_args!("inlane: {flag} was set by {place}"));
     }
     2
 }

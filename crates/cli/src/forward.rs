@@ -68,7 +68,7 @@ impl Forward {
         let show = |out: &mut dyn Write, document: &Document<PacketResult>| {
             let text = inlane_report::text(document);
             if sends_to_stdout {
-                crate::say(text.trim_end());
+                crate::print_to_stderr(text.trim_end());
                 return Ok(());
             }
             out.write_all(text.as_bytes())

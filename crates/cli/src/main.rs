@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         .filter(|(name, _)| name.starts_with("INLANE_"))
         .collect();
     for name in settings::unknown_variables(&Cli::command(), &environment) {
-        say(format_args!(
+        print_to_stderr(format_args!(
             "inlane: warning: the environment variable {name} is ignored, because no flag has this name"
         ));
     }
@@ -89,7 +89,7 @@ fn show_warnings() {
         "" => filter.parse_lossy("warn"),
         directives if known || directives.contains('=') => filter.parse_lossy(directives),
         other => {
-            say(format_args!(
+            print_to_stderr(format_args!(
                 "inlane: warning: INLANE_LOG={other} is ignored; choose error, warn, info or debug"
             ));
             filter.parse_lossy("warn")
@@ -112,6 +112,6 @@ fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result
 }
 
 /// Writes a line to standard error. A closed standard error is ignored.
-fn say(what: impl std::fmt::Display) {
+fn print_to_stderr(what: impl std::fmt::Display) {
     let _ = writeln!(io::stderr(), "{what}");
 }

@@ -106,7 +106,7 @@ impl Run {
         let (program, arguments) = self.program.split_first().context("no program given")?;
         let (status, why) = job.run(program, arguments)?;
         if let Some(why) = why {
-            crate::say(format_args!("inlane: {why}"));
+            crate::print_to_stderr(format_args!("inlane: {why}"));
         }
         // The job's status is the program's.
         std::process::exit(status)

@@ -65,7 +65,7 @@ impl Output {
         if let Some(svg) = self.svg {
             match figure(document) {
                 Some(figure) => svg.text(&figure)?,
-                None => crate::say("inlane: --svg: nothing to draw; no point has a finite value"),
+                None => crate::print_to_stderr("inlane: --svg: nothing to draw; no point has a finite value"),
             }
         }
         Ok(())

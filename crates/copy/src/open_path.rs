@@ -110,8 +110,8 @@ fn twin_bars(
     Ok(Box::new(Interruptible::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
 }
 
-/// Opens the CPU as a mover between two devices; `None` is host memory. The access width is the one asked for, else one
-/// that suits the memory.
+/// Opens the CPU as a mover between two devices; `None` is host memory. The access width is the requested one, or one that
+/// suits the memory.
 fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Result<Box<dyn Mover>> {
     let mut reads = true;
     let mut suits = Access::widest();

@@ -135,7 +135,7 @@ pub(crate) fn link_megabits(port: u16) -> Option<u32> {
 struct End {
     port: u16,
     queue: u16,
-    /// The number of calls since the last check that moved no packet.
+    /// The number of calls without a packet since the last check that the device still exists.
     idle: u32,
     gate: Arc<Gate>,
     mark: Arc<Mark>,

@@ -362,7 +362,8 @@ fn refusal(mark: &log::Mark) -> String {
     mark.explain(format!("{}; ask for fewer or smaller buffers", sys::error_text(sys::last_error())))
 }
 
-/// Returns the size of each thread's cache. A cache may hold half as many buffers again, and DPDK refuses a pool smaller than that.
+/// Returns the size of each thread's cache for a pool of `count` buffers. DPDK fills a cache up to one and a half times its
+/// size, and refuses a pool smaller than that.
 fn cache(count: u32) -> u32 {
     CACHE.min(count / 2).min(sys::RTE_MEMPOOL_CACHE_MAX_SIZE)
 }

@@ -254,8 +254,8 @@ impl EthPort {
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Software drivers count packets that they did not accept as send errors. The caller sends those again, so they are
-        // not lost.
+        // Software drivers report a packet that they did not accept as a send error. The caller sends it again, so it is not
+        // lost.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         if !self.receives() {
             // Nobody reads the receive queues of a send-only port. Packets that they drop are not lost.

@@ -278,7 +278,8 @@ fn af_xdp() {
     notices_a_deleted_interface("af_xdp:v0", "v0");
 }
 
-/// Otherwise the interface would drop frames for other MAC addresses while the port is open, or receive them for ever after.
+/// Checks the promiscuous mode. Without it the interface would drop frames for other MAC addresses while the port is open.
+/// If it stayed on, the interface would receive them afterwards, too.
 #[test]
 fn an_interface_is_promiscuous_while_its_port_is_open() {
     if !private_network("an_interface_is_promiscuous_while_its_port_is_open") {

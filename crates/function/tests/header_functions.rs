@@ -15,7 +15,7 @@ fn many(frame: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<Vec<
     proptest::collection::vec(frame, 0..70)
 }
 
-/// Returns the reference for `l3-decrement`.
+/// Applies the reference of `l3-decrement` to a frame.
 fn decremented(frame: &[u8]) -> Fate {
     let Some(ip) = dissect::ip(frame) else { return Fate::Forward(frame.to_vec()) };
     if is_discovery(frame, &ip) {
@@ -75,7 +75,7 @@ fn l3_decrement_leaves_neighbour_discovery_alone() {
     }
 }
 
-/// Returns the reference for `checksum`: whether the checksums are right. `None` if there is none to check.
+/// Applies the reference of `checksum`: returns true if all checksums are right, or `None` if there is none to check.
 fn is_right(frame: &[u8]) -> Option<bool> {
     let ip = dissect::ip(frame)?;
     if ip.version == 4 && ones_sum(&[&frame[ip.start..ip.upper]]) != 0xffff {

@@ -86,7 +86,11 @@ impl DmaEngine {
         self.flight.timeout = timeout;
     }
 
-    fn look(shared: &EngineState, name: &str) -> Result<Ticket> {
+    /// Returns the newest ticket that is done.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device is lost.
+    fn newest_done(shared: &EngineState, name: &str) -> Result<Ticket> {
         let done = Ticket(shared.done.load(Ordering::Acquire));
         if shared.lost.load(Ordering::Acquire) {
             return Err(Error::device_failed(
@@ -107,12 +111,13 @@ impl DmaEngine {
             // The interrupt is requested before the check. So either the check or the interrupt notices a completion between
             // the two.
             self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
-            let before = Self::look(&self.shared, &self.name)?;
+            let before = Self::newest_done(&self.shared, &self.name)?;
             self.flight.complete(before, false);
             if before >= ticket {
                 break;
             }
-            if !self.shared.interrupt.wait(BACKSTOP) && Self::look(&self.shared, &self.name)? > before {
+            if !self.shared.interrupt.wait(BACKSTOP) && Self::newest_done(&self.shared, &self.name)? > before
+            {
                 self.shared.recovered.fetch_add(1, Ordering::Relaxed);
             }
             if began.elapsed() > self.flight.timeout {
@@ -144,7 +149,7 @@ impl Mover for DmaEngine {
         if !self.reaches(source, destination) {
             return Err(out_of_reach(self, source, destination));
         }
-        Self::look(&self.shared, &self.name)?;
+        Self::newest_done(&self.shared, &self.name)?;
         let queue = self.queue.as_ref().expect("the queue is open until drop");
         let ticket = self.flight.submit(source.len());
         queue
@@ -154,7 +159,7 @@ impl Mover for DmaEngine {
     }
 
     fn done(&mut self) -> Result<Ticket> {
-        let done = Self::look(&self.shared, &self.name)?;
+        let done = Self::newest_done(&self.shared, &self.name)?;
         self.flight.complete(done, false);
         Ok(done)
     }
@@ -168,7 +173,7 @@ impl Mover for DmaEngine {
             if turns.is_multiple_of(64) {
                 std::thread::yield_now();
             }
-            Self::look(&shared, &name)
+            Self::newest_done(&shared, &name)
         };
         let device = || name.clone();
         match completion {

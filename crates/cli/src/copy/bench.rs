@@ -105,7 +105,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures a pair in the directions asked for. Breaks if the run must end.
+    /// Measures a pair in the requested directions. Breaks if the run must end.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
@@ -177,7 +177,7 @@ impl<'a> Bench<'a> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some(fallback) = selector.fallback() {
             let path = selector.path_for(way.options.largest as u64);
-            crate::say(format_args!("inlane: {way}: {fallback}; continuing with {path}"));
+            crate::print_to_stderr(format_args!("inlane: {way}: {fallback}; continuing with {path}"));
         }
         self.report.twin |= selector.is_twin();
         Ok(selector)

@@ -67,7 +67,7 @@ impl Copy {
         failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
     }
 
-    /// Opens endpoints. If a GPU is asked for and the machine has none, the error names the twin.
+    /// Opens endpoints. If a GPU is requested and the machine has none, the error names the twin.
     pub(super) fn open(&self, endpoints: &[Endpoint]) -> Result<Vec<Arc<Device>>, Error> {
         inlane_copy::open(endpoints, &self.permission()).map_err(|error| match error {
             Error::Device { device, why, class: Class::Environment }
@@ -127,7 +127,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Returns the devices of the matrix: those asked for, else the host and all GPUs, else the host and two twins.
+    /// Returns the devices of the matrix: the requested ones, or the host and all GPUs, or the host and two twins if there
+    /// is no GPU.
     fn devices_of_matrix(&self, report: &mut Report) -> Result<Vec<Endpoint>, Error> {
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for endpoint in &self.devices {
@@ -140,7 +141,7 @@ impl Copy {
             match gpus()? {
                 0 => {
                     let note = "there is no GPU; the matrix is of the host and two models, twin:0 and twin:1";
-                    crate::say(format_args!("inlane: {note}"));
+                    crate::print_to_stderr(format_args!("inlane: {note}"));
                     report.notes.push(note.into());
                     endpoints.extend([0, 1].map(Endpoint::Twin));
                 }

@@ -146,7 +146,7 @@ impl Series {
                 };
                 let name = point.name();
                 let colon = if name.is_empty() { "" } else { ": " };
-                crate::say(format_args!("[{done}/{total}] {name}{colon}{summary}"));
+                crate::print_to_stderr(format_args!("[{done}/{total}] {name}{colon}{summary}"));
                 if let Some(error) = error {
                     failed[index].get_or_insert(summary);
                     first.get_or_insert(error);

@@ -157,7 +157,7 @@ impl Bench {
                 bridge = Some(device.capabilities().clone());
                 let points = inlane_pgas::bench::pe(&plan, Some(Arc::new(device)), || start(&self.mover))?;
                 if points.is_empty() {
-                    crate::say("inlane: the other machine has the results");
+                    crate::print_to_stderr("inlane: the other machine has the results");
                     return Ok(());
                 }
                 points

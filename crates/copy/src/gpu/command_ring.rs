@@ -84,7 +84,8 @@ pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
 }
 
-/// Returns the newest command that all channels ended, or an older one if that is older than `oldest` anyway.
+/// Returns the newest command that all channels have ended. If that is older than `oldest`, returns any command older than
+/// `oldest`.
 pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
     let mut ended = u64::MAX;
     for channel in 0..channels as usize {

@@ -110,9 +110,9 @@ impl SmStaged {
     }
 
     /// Returns the newest ticket that is done.
-    fn look(&self) -> Result<Ticket> {
+    fn newest_done(&self) -> Result<Ticket> {
         let name = || short_name(&self.from, &self.to);
-        look(&self.memory, self.layout.tuning.channels, &self.entries, self.flight.done(), &name)
+        newest_done(&self.memory, self.layout.tuning.channels, &self.entries, self.flight.done(), &name)
     }
 
     /// Drops the regions of transfers that are done.
@@ -240,7 +240,7 @@ impl SmStaged {
         unsafe { stream.memory_operations(&waits)? };
         let notice = notices.push(stream, [self.memory.clone(), self.memory.clone()])?;
         notices.wait(&|| name.clone(), notice, CompletionMode::Interrupt, &[])?;
-        let seen = self.look()?;
+        let seen = self.newest_done()?;
         self.flight.complete(seen, false);
         Ok(())
     }
@@ -270,7 +270,7 @@ fn short_name(from: &Gpu, to: &Gpu) -> String {
 }
 
 /// Returns the newest ticket that is done. `entries` starts with the transfer after `first`.
-fn look(
+fn newest_done(
     memory: &Region,
     channels: u32,
     entries: &VecDeque<(u64, [Region; 2])>,
@@ -335,7 +335,7 @@ impl Mover for SmStaged {
     }
 
     fn done(&mut self) -> Result<Ticket> {
-        let done = self.look().map_err(|error| self.give_up(error))?;
+        let done = self.newest_done().map_err(|error| self.give_up(error))?;
         self.flight.complete(done, false);
         self.retire();
         Ok(done)
@@ -352,9 +352,9 @@ impl Mover for SmStaged {
                 let name = || short_name(from, to);
                 let mut looks = 0u32;
                 let poll = || {
-                    let done = look(memory, layout.tuning.channels, entries, first, &name)?;
+                    let done = newest_done(memory, layout.tuning.channels, entries, first, &name)?;
                     looks = looks.wrapping_add(1);
-                    // A kernel that died writes no word, so the GPUs are asked for errors now and then.
+                    // A kernel that died writes no word, so the GPUs are checked for errors from time to time.
                     if looks.is_multiple_of(1 << 15) && done < ticket {
                         check_alive(&push.stream, &pull.stream, ring.lock().is_running())?;
                     }

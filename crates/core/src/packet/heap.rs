@@ -327,7 +327,8 @@ mod tests {
                 let mut packets = [Packet::EMPTY; 13];
                 let got = pool.allocate(&mut packets[..1 + (round * seed) % 13]);
                 for packet in &packets[..got] {
-                    // SAFETY: just allocated, in host memory. A second holder would write it, too.
+                    // SAFETY: just allocated, in host memory. If two threads held one buffer, both would write here, and the
+                    // check below would fail.
                     unsafe { *(packet.address as *mut usize) = seed };
                 }
                 held.extend_from_slice(&packets[..got]);

@@ -215,9 +215,9 @@ impl Drop for AbortOnPanic<'_> {
     }
 }
 
-/// Spins for `each` times the number of packets.
+/// Spins for `each` times the number of packets, which simulates work on them.
 #[inline]
-fn work(clock: &Clock, each: Duration, packets: usize) {
+fn spin_per_packet(clock: &Clock, each: Duration, packets: usize) {
     if each.is_zero() {
         return;
     }

@@ -3,7 +3,9 @@
 use super::burst_buffer::BurstBuffer;
 use super::rx_stage::{Received, RxStage};
 use super::tx_stage::TxStage;
-use super::{Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, thread_failed, work};
+use super::{
+    Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, spin_per_packet, thread_failed,
+};
 use crate::control::{Idle, ThreadTime};
 use crate::error::Error;
 use inlane_core::ring::layout::{PacketVerdict, UNCHANGED};
@@ -51,7 +53,7 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                 let burst: &mut BurstBuffer = &mut rx_stage.burst;
                 let count = burst.len();
                 let queued = if settings.stages { clock.raw() } else { 0 };
-                work(clock, settings.work, count);
+                spin_per_packet(clock, settings.work, count);
                 let now = if needs_time { clock.now_ns() } else { 0 };
                 // SAFETY: this thread owns the packets. They lie in memory that the CPU maps, which was checked when the run was set
                 // up, and have the pool's room.

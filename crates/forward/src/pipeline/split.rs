@@ -4,7 +4,8 @@
 
 use super::circulate::{Circulation, Items, Limits};
 use super::{
-    AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, thread_failed, work,
+    AbortOnPanic, Pipeline, PipelineContext, PipelineSettings, Tally, panicked, pin, spin_per_packet,
+    thread_failed,
 };
 use crate::control::{Idle, ThreadTime};
 use crate::error::Error;
@@ -89,7 +90,7 @@ fn run_worker(
             Next::Item(mut item) => {
                 idle.found_work();
                 let (descriptors, verdicts) = item.parts();
-                work(context.clock, settings.work, descriptors.len());
+                spin_per_packet(context.clock, settings.work, descriptors.len());
                 let now = if needs_time { context.clock.now_ns() } else { 0 };
                 // SAFETY: the dispatching thread owns the packets and submitted them, so their bytes are this worker's until it
                 // completes the item. They lie in memory that the CPU maps, which was checked when the run was set up.

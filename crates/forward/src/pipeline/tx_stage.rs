@@ -47,7 +47,7 @@ impl TxStage {
         }
     }
 
-    /// Sends a burst that nobody changed since it was received. Otherwise as [`TxStage::send`].
+    /// Sends a burst whose packets are unchanged since they were received. Otherwise like [`TxStage::send`].
     #[inline]
     pub fn send_as_received(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         self.send_to(0, true, burst, control, clock)
