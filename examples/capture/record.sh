@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# examples/capture/record.sh [FILE]: records real traffic of real programs into FILE (default: mixed.pcap beside this script) and
-# writes what is in it into README.md there. Two network namespaces joined by a veth pair; nothing leaves the machine.
+# examples/capture/record.sh [FILE]: records traffic of real programs into FILE (default: mixed.pcap beside this script) and lists
+# its contents in README.md there. A veth pair connects two network namespaces; no packet leaves the machine.
 # Needs root, and: iproute2 ethtool tcpdump tshark (with mergecap) iputils-ping nginx curl dnsmasq dig iperf3.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -8,7 +8,7 @@ file=$(realpath -m "${1:-$here/mixed.pcap}")
 PATH=$PATH:/usr/sbin:/sbin
 
 for program in ip ethtool tcpdump tshark mergecap ping nginx curl dnsmasq dig iperf3; do
-    [ -n "$(command -v $program)" ] || { echo "record: $program is missing; install it" >&2 && exit 3; }
+    [ -n "$(command -v $program)" ] || { echo "record: $program is missing; install its package" >&2 && exit 3; }
 done
 [ "$(id -u)" = 0 ] || { echo "record: namespaces need root; run it with sudo" >&2 && exit 3; }
 
@@ -42,9 +42,9 @@ recorded() {
     kill -INT $tcpdump
     wait $tcpdump 2>/dev/null || true
 }
-until_ok() { # COMMAND...: waits until it succeeds, 10 s at most
+until_ok() { # COMMAND...: repeats the command until it succeeds, for at most 10 s
     for _ in $(seq 100); do "$@" >/dev/null 2>&1 && return || sleep 0.1; done
-    echo "record: gave up waiting for: $*" >&2
+    echo "record: this command failed for 10 s: $*" >&2
     return 1
 }
 
@@ -54,7 +54,7 @@ ip link add wire netns $client address 02:00:00:00:00:0a type veth peer name wir
 for end in "$client 1" "$server 2"; do
     set -- $end
     ip -n "$1" link set lo up
-    # Packets as on a cable: segments of the link's size, checksums filled in by the sender.
+    # Disables offloads, so packets look as on a cable: segments fit the MTU, and the sender fills in checksums.
     ip netns exec "$1" ethtool -K wire tx off rx off sg off tso off gso off gro off >/dev/null 2>&1
     ip -n "$1" address add "192.0.2.$2/24" dev wire
     ip -n "$1" address add "2001:db8::$2/64" dev wire nodad
@@ -63,7 +63,7 @@ done
 for end in $client $server; do ip -n $end link set wire up; done
 record "$work/1.pcap"
 
-# ARP, ping, IPv6 neighbour discovery; a ping that has to be fragmented.
+# ARP, ping, IPv6 neighbour discovery, and a ping that is larger than the MTU.
 until_ok in_client ping -c 1 -W 1 192.0.2.2
 in_client ping -q -c 3 -i 0.2 192.0.2.2 >/dev/null
 until_ok in_client ping -c 1 -W 1 2001:db8::2
@@ -71,7 +71,7 @@ in_client ping -q -c 3 -i 0.2 2001:db8::2 >/dev/null
 in_client ping -q -c 1 -s 4000 192.0.2.2 >/dev/null
 in_client ping -q -c 1 -s 4000 2001:db8::2 >/dev/null
 
-# DNS: dnsmasq with names of its own, asked by dig, over UDP and TCP, IPv4 and IPv6; one name that does not exist.
+# DNS: dig queries names that dnsmasq defines, over UDP and TCP, IPv4 and IPv6, and one name that does not exist.
 background $server dnsmasq --keep-in-foreground --no-resolv --no-hosts --no-daemon --pid-file= --user=root \
     --listen-address=192.0.2.2 --listen-address=2001:db8::2 --bind-interfaces \
     --address=/www.example.test/192.0.2.2 --address=/www.example.test/2001:db8::2 --local=/example.test/ \
@@ -84,7 +84,7 @@ for server_address in 192.0.2.2 2001:db8::2; do
     in_client dig +tcp @$server_address nowhere.example.test >/dev/null
 done
 
-# Web: nginx and curl, small and larger files, one connection and several, IPv4 and IPv6.
+# HTTP: nginx and curl, small and larger files, one and several connections, IPv4 and IPv6.
 mkdir "$work/www"
 printf '<h1>inlane</h1>\n' >"$work/www/index.html"
 seq 1 9000 >"$work/www/numbers.txt"
@@ -100,14 +100,14 @@ for host in 192.0.2.2 '[2001:db8::2]'; do
     in_client curl -s -I -o /dev/null "http://$host/"
 done
 
-# Bulk: a little of iperf3, TCP and UDP.
+# Short iperf3 runs, TCP and UDP.
 background $server iperf3 -s -B 192.0.2.2
 until_ok in_client iperf3 -c 192.0.2.2 -n 1K
 in_client iperf3 -c 192.0.2.2 -n 150K >/dev/null
 in_client iperf3 -c 192.0.2.2 -u -b 4M -n 60K >/dev/null
 in_client iperf3 -c 192.0.2.2 -u -l 64 -b 1M -n 4K >/dev/null
 
-# A tagged network on the same wire, where the kernel has 802.1Q.
+# A tagged network on the same link, if the kernel has 802.1Q.
 tagged=
 if ip -n $client link add link wire name wire.7 type vlan id 7 2>/dev/null; then
     tagged="; a tagged network"
@@ -122,7 +122,7 @@ else
     echo "record: SKIPPED the tagged network: this kernel has no 802.1Q (module 8021q)" >&2
 fi
 
-# Jumbo frames, into a second file: tcpdump takes no frame longer than the link allowed when it began.
+# Jumbo frames go to a second file, because tcpdump captures no frame larger than the MTU that the link had when it started.
 recorded
 for end in $client $server; do ip -n $end link set wire mtu 9000; done
 record "$work/2.pcap"
@@ -134,19 +134,21 @@ recorded
 mergecap -a -F nsecpcap -w "$file" "$work/1.pcap" "$work/2.pcap"
 
 size=$(stat -c %s "$file")
-[ "$size" -lt 1048576 ] || { echo "record: $file has $size bytes, 1 MiB is the most" >&2 && exit 1; }
-# The packet lengths, one histogram line each, and the protocols, as Wireshark sees them.
+[ "$size" -lt 1048576 ] || { echo "record: $file has $size bytes, the limit is 1 MiB" >&2 && exit 1; }
+# A histogram of packet lengths, and the protocols that tshark found.
 cat >"$here/README.md" <<TEXT
 # A capture of real traffic
 
-\`$(basename "$file")\`: what real programs said to each other over a veth pair between two network namespaces, recorded by
-tcpdump and made by [\`record.sh\`](record.sh): ARP and IPv6 neighbour discovery; ping, whole and in fragments; dnsmasq asked by
-dig, over UDP and TCP; nginx read by curl; a little of iperf3, TCP and UDP$tagged; jumbo frames. Segmentation and checksum
-offloads are off, so that packets are as on a cable. Classic pcap, nanoseconds, Ethernet, $(tshark -r "$file" 2>/dev/null | wc -l) packets, $size bytes.
+\`$(basename "$file")\`: traffic of real programs over a veth pair between two network namespaces. [\`record.sh\`](record.sh) generates the traffic and
+records it with tcpdump.
 
-Addresses are those that documentation uses (RFC 5737, RFC 3849), MAC addresses are locally administered.
+* Format: classic pcap, nanosecond timestamps, Ethernet, $(tshark -r "$file" 2>/dev/null | wc -l) packets, $size bytes.
+* Traffic: ARP and IPv6 neighbour discovery; ping, whole and fragmented; DNS from dnsmasq to dig over UDP and TCP; HTTP from nginx to
+  curl; iperf3 over TCP and UDP$tagged; jumbo frames.
+* Segmentation and checksum offloads are disabled, so packets look as they would on a cable.
+* IP addresses are from the ranges for documentation (RFC 5737, RFC 3849). MAC addresses are locally administered.
 
-## What is in it
+## Contents
 
 Frame lengths (\`tshark -z plen,tree\`) and protocols (\`tshark -z io,phs\`):
 
