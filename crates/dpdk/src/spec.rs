@@ -132,10 +132,11 @@ impl EthSpec {
         let remedy = match &self.kind {
             Kind::AfXdp { interface, queue: None, .. } => {
                 format!(
-                    "'ethtool -L {interface} rx {read}' or 'combined {read}', or queue=0 to read that queue alone"
+                    "reduce the queues with 'ethtool -L {interface} rx {read}' (of a card 'combined {read}'), or give queue=0 \
+                     to read that queue alone"
                 )
             }
-            Kind::AfPacket { queues: Some(_), .. } => format!("queues={read}"),
+            Kind::AfPacket { queues: Some(_), .. } => format!("give queues={read}"),
             _ => return Ok(()),
         };
         if read == 0 || read >= existing.into() {

@@ -138,6 +138,10 @@ fn no_program(spec: &EthSpec, interface: &str, refusal: Refusal) -> Error {
                 Some(libc::ERANGE | libc::EMSGSIZE | libc::E2BIG) => format!(
                     "{error}; the MTU is too large for XDP: lower it at both ends (ip link set {interface} mtu 1500)"
                 ),
+                Some(libc::ENOSPC) => format!(
+                    "{error}; if {interface} is a veth, its peer sends from more queues than {interface} receives on: \
+                     'ethtool -L PEER tx N' with the N of 'ethtool -l {interface}'"
+                ),
                 Some(libc::EINVAL | libc::EOPNOTSUPP) => {
                     format!("{error}; AF_XDP ports need Linux 5.9 or newer")
                 }
