@@ -82,7 +82,7 @@ fn pkg_config(arguments: &[&str]) -> String {
 
 /// Returns the include paths and the instruction set with which DPDK's inline functions must be compiled.
 fn compile_flags() -> Vec<String> {
-    // Without --static, which would require the packages of drivers that are not linked here.
+    // Does not pass --static, which would require the packages of drivers that are not linked here.
     let flags = pkg_config(&["--cflags", "libdpdk"]);
     flags.split_whitespace().map(str::to_owned).collect()
 }

@@ -32,7 +32,7 @@ fn compile(sources: &[PathBuf], variant: &str, flag: Option<&str>) {
         .cpp_link_stdlib(None)
         .include("include")
         .define("INLANE_VARIANT", format!("_{variant}").as_str())
-        // Optimized in debug builds, too, because tests would be slow otherwise.
+        // The functions are optimized in debug builds, too, because tests would be slow otherwise.
         .opt_level(3)
         .flags(["-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra", "-xc++"])
         .files(sources);
@@ -58,7 +58,8 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
     writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len())
         .expect("writing to a string cannot fail");
     for source in sources {
-        // Resolved when the crate is compiled, because the crate's folder and OUT_DIR may have been moved since this script ran.
+        // The path is resolved when the crate is compiled, because the crate's folder and OUT_DIR may have been moved since
+        // this script ran.
         let path = format!("/{}", source.to_str().expect("source names are plain UTF-8"));
         let name = name(source);
         writeln!(

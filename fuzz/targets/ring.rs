@@ -30,7 +30,7 @@ fuzz_target!(|bytes: &[u8]| {
     let (mut next, mut freed) = (0u64, 0u64);
     let mut input = bytes.iter().copied();
     loop {
-        // After the input, the consumer completes what is left as the protocol says.
+        // After the input, the consumer completes the remaining items by the protocol.
         let what = input.next();
         match what.map(|what| (what % 4, what as usize / 4)) {
             Some((0, argument)) => {

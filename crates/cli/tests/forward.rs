@@ -74,7 +74,7 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         assert_eq!(document["results"][0]["tx"]["packets"], 3000);
         assert_eq!(document["results"][0]["leaked_buffers"], 0);
         assert_eq!(document["results"][0]["verification"]["verified_packets"], 3000);
-        // Compared byte by byte, without inlane's own reader.
+        // The file is compared byte by byte, without inlane's own reader.
         let before = std::fs::read(&files.input).unwrap();
         let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
         assert_eq!(before.len(), after.len());
@@ -244,7 +244,7 @@ fn a_rate_is_kept() {
             continue;
         }
         let rate = result(&json)["results"][0]["tx"]["packets_per_second"].as_f64().unwrap();
-        // Never above the rate. Below it if other jobs use the machine.
+        // The rate is never exceeded. It is missed if other jobs use the machine.
         assert!((1_000.0..51_000.0).contains(&rate), "{source}: {rate}");
     }
 }

@@ -27,7 +27,7 @@ impl Namespace {
             eprintln!("SKIPPED {test}: no network namespace (ip netns add; apt-get install iproute2)");
             return None;
         }
-        // Otherwise the kernel sends packets of its own on a new link.
+        // Without these settings the kernel sends packets of its own on a new link.
         let quiet = ["sysctl", "-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"];
         let status = Command::new("ip").args(["netns", "exec", &name]).args(quiet).status();
         assert!(status.is_ok_and(|status| status.success()), "sysctl");

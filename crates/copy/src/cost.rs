@@ -59,10 +59,11 @@ impl Curve {
         }
         match self.points.len() {
             1 => Some(last.1 * bytes as f64 / last.0 as f64),
-            // At least half of the mean time per byte, so that noise in the last points cannot predict no time at all.
+            // The time per byte is at least half of its mean. Otherwise noise in the last points could predict a time of
+            // zero.
             count => {
-                let slope = line(&self.points[count - 2], last);
-                Some(slope.max(last.1 * 0.5 * bytes as f64 / last.0 as f64))
+                let extrapolated = line(&self.points[count - 2], last);
+                Some(extrapolated.max(last.1 * 0.5 * bytes as f64 / last.0 as f64))
             }
         }
     }

@@ -195,7 +195,7 @@ fn stream_once(
             mover.wait(oldest, completion)?;
             buffers.sample(rotation, count - window)?;
             if count >= window && clock.now_ns() > 20 * budget {
-                // At this rate two windows would take too long. The transfers in flight suffice.
+                // At this rate two windows would take too long, so the transfers in flight suffice.
                 break;
             }
         }
@@ -244,7 +244,8 @@ fn stream_with(
                 let cpu = thread_cpu_ns();
                 let streamed = stream_once(mover, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
-                // Even after a failure, because the other direction goes on to fill and check memory of the same GPUs.
+                // Quiesces even after a failure, because the other direction continues to fill and check memory of the same
+                // GPUs.
                 let quiesced = mover.quiesce();
                 Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))
             }

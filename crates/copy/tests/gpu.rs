@@ -426,7 +426,7 @@ fn stuck(completion: Option<CompletionMode>) {
     }
     let began = Instant::now();
     drop(engine);
-    // Without a wait before, the drop finds out after its timeout of 10 s.
+    // Without an earlier wait, the drop detects the stuck copy only after its timeout of 10 s.
     let most = Duration::from_secs(if completion.is_some() { 1 } else { 12 });
     assert!(began.elapsed() < most, "{:?}", began.elapsed());
     let began = Instant::now();

@@ -41,7 +41,7 @@ impl LinkMeter {
         let stopped = stop.clone();
         let sample = move || {
             let mut samples = LinkSamples::default();
-            // Looked up again, because the handle borrows from the library, which this thread owns.
+            // The device is looked up again, because its handle borrows from the library, which this thread owns.
             let Ok(device) = nvml.device_by_pci_bus_id(address.as_str()) else { return samples };
             while !stopped.load(Ordering::Relaxed) {
                 // Each call blocks for its window and returns kB per second.

@@ -153,7 +153,8 @@ type CreateProgram = unsafe extern "C" fn(
 ) -> nvrtcResult;
 type OnProgram<T> = unsafe extern "C" fn(nvrtcProgram, T) -> nvrtcResult;
 
-/// The loaded library's functions. cudarc's loader takes file names only, so it cannot load from the folders above.
+/// The loaded library's functions. cudarc's loader accepts only file names, so it cannot load from the folders that inlane
+/// searches.
 struct Compiler {
     path: PathBuf,
     version: String,

@@ -156,7 +156,8 @@ impl Pending {
         others: &[Stream],
     ) -> Result<()> {
         if !event.has_completed()? {
-            // Taken out, because a waiter that is still asleep when this function fails must not be used again.
+            // The waiter is taken out, because a waiter that is still asleep when this function fails must not be used
+            // again.
             let waiter = self.waiter.take().map_or_else(EventWaiter::start, Ok)?;
             waiter.request(event);
             let (mut done, mut progress) = (self.flight.done(), Instant::now());

@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn copies_in_every_mode_but_interrupt() {
-        // Only on a machine that has given a card to user space without an IOMMU.
+        // This happens only on a machine that has given a card to user space without an IOMMU.
         if !crate::eal::start().unwrap().virtual_addresses {
             eprintln!(
                 "SKIPPED copies_in_every_mode_but_interrupt: the skeleton driver takes virtual addresses only"

@@ -81,7 +81,7 @@ fn initialise() -> Result<Environment, String> {
         .map(|argument| CString::new(argument).map_err(|_| "an argument holds a zero byte".to_owned()))
         .collect::<Result<_, _>>()?;
     let mark = log::Mark::new();
-    // Leaked because DPDK keeps pointers into its arguments, and getopt permutes the list.
+    // The list is leaked, because DPDK keeps pointers into its arguments, and getopt permutes it.
     let arguments: &'static [CString] = arguments.leak();
     let mut pointers: Vec<*mut c_char> = arguments.iter().map(|a| a.as_ptr().cast_mut()).collect();
     pointers.push(std::ptr::null_mut());

@@ -54,7 +54,7 @@ impl Testpmd {
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // Killed, because its polling threads would end slowly.
+        // The process is killed, because its polling threads would end slowly.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -142,7 +142,7 @@ fn send_as_received_sends_every_kind_of_packet() {
     assert_eq!(unsafe { tx.send_as_received(&packets[..70]) }.unwrap(), 70);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Also a packet of two segments, and an allocated one, whose mbuf does not contain its length.
+    // Adds a packet of two segments, and an allocated one, whose mbuf does not contain its length.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     // SAFETY: the test holds this packet of this pool.

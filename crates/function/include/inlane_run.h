@@ -136,7 +136,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// From the first packets that are changed on: verdicts for all of them. `known` are those of `done` and some after.
+// Writes verdicts for all packets once some of them are changed. Forwards the first `done` packets unchanged, copies the
+// `some` verdicts in `known` after them, and runs the function on the rest.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {
@@ -191,7 +192,7 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 template <class F>
 INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                           const context &call) {
-    // Staged in the block's own memory, so that verdicts go out together, or not at all.
+    // Verdicts are staged in the block's own memory, so that they are written together, or not at all.
     INLANE_SHARED inlane_packet_verdict staged[INLANE_MAX_BURST];
     for (uint32_t i = thread_index(); i < count; i += threads())
         staged[i] = {descriptor_at(packets, stride, i).length, INLANE_FORWARD};

@@ -89,7 +89,7 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.extend(value("method"));
     words.extend(value("burst").map(|burst| format!("burst {burst}")));
     words.extend(value("memory").map(|memory| format!("memory {memory}")));
-    // With swept sizes, the ports' names differ in their size.
+    // If sizes are swept, the ports' names differ in their size.
     let swept = axis == "size" || keys.contains(&"size");
     let port = |port: &String| match swept {
         true => port.split([':', ',']).next().unwrap_or_default().to_string(),

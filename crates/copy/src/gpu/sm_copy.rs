@@ -48,7 +48,7 @@ impl Mover for SmCopy {
         if !self.reaches(source, destination) {
             return Err(out_of_reach(self, source, destination));
         }
-        // With more blocks than turns, some would be idle.
+        // If there were more blocks than turns, some would be idle.
         let blocks = (source.len().div_ceil(TURN) as u32).clamp(1, self.blocks);
         let config = LaunchConfig { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
         let arguments = Arguments([destination.address(), source.address(), source.len() as u64]);

@@ -251,7 +251,7 @@ mod tests {
             let mut idle = Idle::default();
             for _ in 0..2 {
                 wait(&mut idle, 11, 20);
-                // From the last round without work to the next round: work.
+                // The time from the last round without work to the next round counts as work.
                 pass(400);
                 idle.found_work();
             }

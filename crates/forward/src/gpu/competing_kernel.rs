@@ -128,7 +128,7 @@ pub(super) fn wait_for_end(
 ) -> Result<End> {
     let mut stopped = None;
     loop {
-        // Checked first, because the driver may no longer answer.
+        // This is checked first, because the driver of an abandoned GPU may no longer answer.
         if abandoned() {
             return Ok(End::Abandoned);
         }

@@ -165,7 +165,7 @@ impl Circulation {
         let mut receiving = true;
         while receiving || dispatcher.in_flight() > 0 {
             let mut busy = false;
-            // Completed items are sent first, because their buffers are the next to be received into.
+            // Completed items are sent first, because the next packets are received into their buffers.
             if let Some(completed) = dispatcher.poll() {
                 busy = true;
                 let mut item = items.in_flight.pop_front().expect("a completed item was in flight");

@@ -284,7 +284,7 @@ impl Settings {
         (self.prbs as usize * self.prb_bytes()).next_multiple_of(128)
     }
 
-    /// Returns the value of udCompHdr: the width, 0 for 16, and the method.
+    /// Returns the value of udCompHdr: the width, where 0 stands for 16 bits, and the compression method.
     fn compression(&self) -> u32 {
         (self.bits % 16) << 4 | self.block_floating_point as u32
     }

@@ -36,7 +36,7 @@ impl Bench {
     pub(super) fn trial(&self, mut body: impl FnMut(u64) -> Result<()>) -> Result<u64> {
         body(1)?;
         let (mut count, mut nanoseconds) = (1, 0.0);
-        // Long enough to be visible in the clock. It also warms caches and page tables.
+        // The loop runs until its time is long enough for the clock. It also warms caches and page tables.
         while nanoseconds < 200e3 && count < 1 << 20 {
             let start = Instant::now();
             body(count)?;
@@ -212,7 +212,7 @@ impl Bench {
         Ok(points)
     }
 
-    /// Passes a growing word to the other side and back. The loop polls and does nothing else.
+    /// Passes a number to the other side and back, greater by one each round. The loop polls and does nothing else.
     fn passing(&self, base: u64, count: u64, put: impl Fn(usize, u64) -> Result<()>) -> Result<()> {
         let (mine, theirs) = if self.driver { (ANSWER, SIGNAL) } else { (SIGNAL, ANSWER) };
         let word = self.word(mine);

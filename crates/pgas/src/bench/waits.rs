@@ -80,7 +80,7 @@ impl Bench {
         let mut series: [Series; MODES.len()] = Default::default();
         for _ in 0..self.plan.repeats {
             for ((series, mode), count) in series.iter_mut().zip(MODES).zip(counts) {
-                // Both begin together, or the faster side would wait for the slower one and measure that.
+                // Both sides begin together. Otherwise the faster side would wait for the slower one and measure that wait.
                 self.world.barrier_all()?;
                 let elapsed = series.timed(|| body(mode, base, count))?;
                 series.add(count * each, size, elapsed);

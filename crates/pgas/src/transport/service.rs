@@ -86,7 +86,7 @@ impl PeContext {
         };
         for pe in 0..self.pes {
             let tag = self.peers[pe as usize].tag.load(Ordering::Acquire);
-            // Bounded, so that a hostile peer that posts quickly does not keep the others waiting.
+            // The number of requests is bounded, so that a hostile peer that posts quickly does not keep the others waiting.
             for _ in 0..super::layout::SLOTS {
                 let number = expected[pe as usize];
                 let record = RecordAt(self, self.layout.request(pe, number));
@@ -191,7 +191,7 @@ impl PeContext {
             // between them.
             let awake = Instant::now();
             while {
-                // Cleared before the scan, so that a request during the scan rings again.
+                // The doorbell is cleared before the scan, so that a request during the scan rings again.
                 self.ntb.doorbell_clear(REQUEST);
                 self.serve(true);
                 std::hint::spin_loop();

@@ -166,7 +166,7 @@ fn hostile_requests_are_refused_and_touch_nothing() {
             } else {
                 random.next_u64()
             };
-            // Misaligned, because a valid atomic may change memory.
+            // The offset is misaligned, because a valid atomic may change memory.
             contents[1] |= 1;
             let at = layout.request(1, number);
             for (index, word) in contents.iter().enumerate() {
@@ -343,7 +343,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
             };
             let mut rung = [0; 2];
             for (rung, end) in rung.iter_mut().zip([0, 1]) {
-                // Long enough for it to be asleep.
+                // Sleeps long enough for the other side to fall asleep.
                 std::thread::sleep(Duration::from_millis(150));
                 for _ in 0..200 {
                     put(512, 7);
@@ -370,7 +370,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
         mover,
         |first, _| {
             for round in 1..=ROUNDS {
-                // By then it sleeps.
+                // Sleeps until the other side sleeps.
                 std::thread::sleep(Duration::from_millis(100));
                 grow(first, round);
                 first.take_notification(1).unwrap();

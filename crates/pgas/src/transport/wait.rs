@@ -160,7 +160,7 @@ impl PeContext {
     fn sleep_announced(&self, backstop: Duration, interest: Interest, done: &mut impl FnMut() -> bool) {
         self.faults.step("sleep");
         self.ntb.doorbell_clear(WAKE);
-        // Announced under the lock, so that peers see the counter in order.
+        // The sleep is announced under the lock, so that peers see the counter in order.
         {
             let mut waiter = lock(&self.waits.waiter);
             let announcement = waiter.announce(interest);

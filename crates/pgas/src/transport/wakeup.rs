@@ -43,7 +43,7 @@ pub enum Interest {
     Any,
 }
 
-/// The kind of a store.
+/// A store, as far as it decides who must be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// A notification or a reply.

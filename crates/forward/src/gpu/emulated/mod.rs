@@ -266,7 +266,7 @@ impl TestLane {
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
         let seed = self.dice.0;
         std::thread::scope(|scope| {
-            // Dropped if an assertion fails, so that the blocks end.
+            // The dispatcher is dropped if an assertion fails, so that the blocks end.
             let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;
