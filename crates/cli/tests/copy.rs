@@ -135,7 +135,7 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("continuing with bar"), "{line}");
-    // 4 KiB takes under a millisecond from here; 64 MiB takes 9 s for each transfer.
+    // From here, 4 KiB take less than a millisecond, and 64 MiB take 9 s per transfer.
     std::thread::sleep(Duration::from_secs(3));
     // SAFETY: sends a signal to a child that was not waited for yet.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);

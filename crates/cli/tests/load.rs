@@ -1,6 +1,7 @@
 //! `inlane forward --load` on the command line.
 //!
-//! The test has a file of its own, because cargo runs files one after the other: its trials need two processors for themselves.
+//! The test has a file of its own, because its trials need two processors for
+//! themselves, and cargo runs test files one after the other.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};

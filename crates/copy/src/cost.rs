@@ -158,7 +158,7 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
         let allocated: Result<Vec<_>> =
             ways.iter().map(|[a, b]| Ok([a.allocate(bytes)?, b.allocate(bytes)?])).collect();
         match allocated {
-            // Less is free than the capacity says.
+            // The device has less free memory than its capacity, so less is tried.
             Err(Error::Memory { .. }) if bytes > SIZES[0] => bytes = (bytes / 4).max(SIZES[0]),
             outcome => return outcome,
         }

@@ -18,8 +18,8 @@ pub struct ThreadGuard {
 }
 
 impl ThreadGuard {
-    /// Registers the calling thread. Returns `None` if DPDK has not started, if the thread is registered already, or if none of the 128
-    /// ids is free. Without an id everything works, slower.
+    /// Registers the calling thread. Returns `None` if DPDK has not started, if the thread is registered already, or if none
+    /// of the 128 ids is free. Without an id everything works, but more slowly.
     pub fn new() -> Option<Self> {
         // SAFETY: reads a thread-local; LCORE_ID_ANY is u32::MAX.
         if !crate::eal::is_started() || unsafe { sys::inlane_lcore() } != u32::MAX {

@@ -219,7 +219,8 @@ fn a_program_attached_after_ours_is_not_removed() {
     assert!(before.is_some());
 }
 
-/// Frame sizes around the largest that a buffer holds: those that open accepts arrive, those above are refused when the port is opened.
+/// Checks frame sizes around the largest that a buffer holds. Frames of an accepted MTU arrive. A larger MTU is refused when
+/// the port is opened.
 #[test]
 fn every_frame_of_an_accepted_mtu_arrives() {
     if !private_network("every_frame_of_an_accepted_mtu_arrives") {

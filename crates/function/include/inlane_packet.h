@@ -7,7 +7,7 @@
 namespace inlane {
 
 namespace detail {
-// Load and store those of sixteen bytes that are inside the packet. Kept out of line, because few accesses cross a packet's end.
+// Load and store 16 bytes, except those outside the packet. Kept out of line, because few accesses cross a packet's end.
 INLANE_RARE bytes16 get_some(const uint8_t *data, uint32_t length, uint32_t at) {
     bytes16 value = {0, 0};
     for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)

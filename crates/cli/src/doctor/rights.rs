@@ -14,7 +14,7 @@ const BPF: u32 = 39;
 /// Bytes of locked memory that are enough for a few pools of packets with their DMA mappings.
 const ENOUGH_LOCKED: u64 = 1 << 28;
 
-/// Returns the effective set of this process.
+/// Returns the effective capability set of this process.
 fn effective(machine: &Machine) -> u64 {
     let set = machine.files.field("/proc/self/status", "CapEff").unwrap_or_default();
     u64::from_str_radix(&set, 16).unwrap_or(0)

@@ -11,7 +11,7 @@ pub enum Next<T> {
     Item(T),
     /// No item yet.
     Empty,
-    /// No item ever again: the dispatcher has closed the ring, and this consumer has completed all its items.
+    /// No item will follow: the dispatcher has closed the ring, and this consumer has completed all its items.
     Closed,
 }
 

@@ -85,7 +85,7 @@ pub enum Polled {
     },
     /// No item yet.
     Empty,
-    /// No item ever again: the ring is closed, and the consumer has completed all its items.
+    /// No item will follow: the ring is closed, and the consumer has completed all its items.
     Closed,
 }
 

@@ -22,7 +22,7 @@ const TRIAL: Duration = Duration::from_millis(150);
 const LAST_START: Duration = Duration::from_secs(25);
 /// A method carries the offered rate if at least this share of it arrives. The rest covers the ends of a short run.
 const CARRIED: f64 = 0.95;
-/// Rates that differ by less than this count as equal.
+/// A rate that is at least this share of the highest rate counts as equal to it.
 const EQUAL: f64 = 0.97;
 
 /// The goal of `--method auto`.

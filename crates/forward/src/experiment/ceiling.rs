@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 
 /// The duration for which the packet function is timed.
 const CALIBRATION: Duration = Duration::from_millis(30);
-/// The number of packets on which it is timed. They stay in the first-level cache.
+/// The number of packets on which the function is timed. They stay in the first-level cache.
 const SAMPLE: usize = 64;
-/// How often it processes the sample before the packets' original bytes are restored.
+/// How often the function processes the sample before the packets' original bytes are restored.
 const ROUNDS: u64 = 32;
 
 /// Measures ceilings. Runs with the same ceiling share one measurement.

@@ -90,9 +90,9 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Ends the lane's work, after the dispatcher has ended. Waits until the GPU is idle, for at most the watchdog's limit, then abandons it.
-    /// `clean` is false if the run was aborted: kernels are then ordered to stop. `stuck` is true if the watchdog found a stuck item: the
-    /// GPU is then abandoned at once.
+    /// Ends the lane's work, after the dispatcher has ended. Waits until the GPU is idle, and abandons it if that takes
+    /// longer than the watchdog's limit. Set `clean` to false if the run was aborted: kernels are then ordered to stop. Set
+    /// `stuck` if the watchdog found a stuck item: the GPU is then abandoned at once.
     ///
     /// # Errors
     /// If a kernel failed, or did not end in time.

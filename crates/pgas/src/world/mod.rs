@@ -374,7 +374,7 @@ impl<T: Transport> World<T> {
     /// # Errors
     /// As for [`Transport::wait`].
     pub fn wait_word(&self, word: usize, bytes: usize, mut done: impl FnMut() -> bool) -> Result<()> {
-        // A word outside symmetric memory works too: the wait then looks at every wake-up and backstop.
+        // A word outside symmetric memory works too. The wait then calls `done` after every wake-up and backstop.
         let word = self.offset_of(word, bytes).ok().map(|offset| (offset, bytes));
         self.transport.wait(word, &mut done)
     }

@@ -29,7 +29,7 @@ use reference::ReferenceFunction;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tracker::{Counts, Tracker};
 
-/// The `check` port, which can only send.
+/// The `check` port. It has send queues only.
 pub struct Checker {
     info: PortInfo,
     clock: Clock,

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use template::{HEADER_ROOM, Template};
 pub use traffic::{OfferedLoad, Traffic};
 
-/// The `gen` port, which can only receive.
+/// The `gen` port. It has receive queues only.
 pub struct Generator {
     info: PortInfo,
     traffic: Arc<Traffic>,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// The largest number of positions that one call skips.
 const MAX_SKIPPED: usize = 4096;
 
-/// The `gen:oran` port, which can only receive.
+/// The `gen:oran` port. It has receive queues only.
 pub struct Radio {
     info: PortInfo,
     plan: Arc<Plan>,

@@ -270,7 +270,7 @@ impl CaptureWriter {
         if packets == 0 { Ok(()) } else { Err(error) }
     }
 
-    /// Writes the buffer as far as the output takes it. Returns true if all of it was written.
+    /// Writes the buffer as far as the output accepts it. Returns true if all of it was written.
     fn write_buffer(&mut self) -> Result<bool> {
         while self.written < self.buffer.len() {
             match self.output.write(&self.buffer[self.written..]) {

@@ -68,7 +68,7 @@ fn a_busy_thread_is_the_limit() {
 fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
     let mut split = with_method("gen:64", Method::Split);
     assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
-    // A port that receives had no more, or it had more and lost it.
+    // The receiving port had no more packets, or it had more and lost them.
     split.route = config("af_xdp:eth0").route;
     assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);
@@ -79,21 +79,21 @@ fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
 #[test]
 fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut config = with_method("gen:64", Method::Split);
-    // It takes nothing, and the thread spins and yields, on a machine that is busy with other jobs.
+    // The sending port accepts nothing, and the thread spins and yields, on a machine that is busy with other jobs.
     let mut waiting = outcome(&config, &[0.1]);
     waiting.time_shares[0].refused = 0.8;
     (waiting.result.cpu_ns, waiting.queued_ns) = (500_000_000, 1_400_000_000);
     assert_limit(&config, &waiting, &["sending port: ", "took nothing for 80 %"]);
-    // It sleeps in its system call, so the thread seems busy and is not running.
+    // The sending port sleeps in its system call, so the thread seems busy and is not running.
     let mut sleeping = outcome(&config, &[0.99]);
     sleeping.result.cpu_ns = 100_000_000;
     assert_limit(&config, &sleeping, &["system calls: ", "blocked for 95 %"]);
-    // It is full, and the thread is busy dropping.
+    // The sending port is full, and the thread is busy dropping.
     config.per_pipeline.overload = Overload::Drop;
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
     assert_limit(&config, &dropping, &["sending port: ", "full for 60 % of the packets"]);
-    // Packets that find the ring full say nothing about the port.
+    // Packets that were dropped because the ring was full are no evidence about the port.
     dropping.refused_packets = 0;
     assert_limit(&config, &dropping, &["thread: "]);
 }
@@ -104,7 +104,7 @@ fn threads_that_others_keep_from_running_are_limited_by_processors() {
     let mut crowded = outcome(&split, &[0.95]);
     (crowded.result.cpu_ns, crowded.queued_ns) = (500_000_000, 500_000_000);
     assert_limit(&split, &crowded, &["processors: ", "waited 50 % of the time"]);
-    // A kernel that does not count the time in queues.
+    // The kernel does not count the time in queues.
     crowded.queued_ns = 0;
     assert_limit(&split, &crowded, &["processors or system calls: ", "not running for 50 %"]);
     crowded.result.duration_ns = 1_000_000;

@@ -1,4 +1,4 @@
-// Drops all packets of a burst, and counts ticks, in which the threads of a block were given different times.
+// Drops all packets of a burst. Counts the ticks in which the threads of a block got different times.
 #include <inlane.h>
 
 struct clocks {
