@@ -23,7 +23,7 @@ def count(verification, what):
     return verification.get(f"{what}_packets", verification.get(what, 0))
 
 
-print("| run | Mpps (min to max) | Gb/s of frames | PCIe GB/s, modelled | bare kernel, Mpps | latency p50 / p99, us | checked |")
+print("| run | Mpps, median (minimum to maximum) | Gb/s of frames | PCIe, GB/s, modelled | bare kernel, Mpps | latency p50 / p99, us | checked |")
 print("| --- | --- | --- | --- | --- | --- | --- |")
 for label, documents in runs.items():
     results = [document["results"][0] for document in documents]
