@@ -223,7 +223,7 @@ impl Mover for PathSelector {
         Ok(issued)
     }
 
-    /// Returns whether the path of the newest transfer is synchronous.
+    /// Returns true if the path of the newest transfer is synchronous.
     fn is_synchronous(&self) -> bool {
         self.movers[self.current].1.is_synchronous()
     }

@@ -256,8 +256,7 @@ impl Wire {
         if state.random.happens(self.shared.plan.early) {
             return ring();
         }
-        // The doorbell register is not write-combining, so the doorbell waits for stores before the last fence
-        // only.
+        // The doorbell register is not write-combining, so the doorbell waits only for stores before the last fence.
         let due = Instant::now() + state.random.up_to(self.shared.plan.delay);
         state.push(&self.shared.plan, due, Action::Call(Box::new(ring)));
         drop(state);

@@ -140,7 +140,7 @@ impl Drop for Target {
     }
 }
 
-/// Writes to standard output. A closed pipe (`| head`) is no error, because its reader has seen enough.
+/// Writes to standard output. A closed pipe (`| head`) counts as success, because its reader has seen enough.
 ///
 /// # Errors
 /// If standard output cannot be written, for example because the disk is full.

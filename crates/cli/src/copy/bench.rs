@@ -289,7 +289,7 @@ impl<'a> Bench<'a> {
                     }
                     Err(error) => {
                         self.failed(rows.swap_remove(0), error)?;
-                        // The movers may not work any more, so they are opened again.
+                        // The movers may be unusable, so they are opened again.
                         drop(selectors);
                         selectors = match self.selectors(ways, costs.clone()) {
                             Ok(selectors) => selectors,

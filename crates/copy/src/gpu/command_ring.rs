@@ -160,7 +160,7 @@ impl CommandRing {
         self.running
     }
 
-    /// Notes that no resident kernels wait for commands any more.
+    /// Records that no resident kernels wait for commands.
     pub fn set_stopped(&mut self) {
         self.running = false;
     }
@@ -326,7 +326,7 @@ impl ParkedWhenIdle {
         self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that resident kernels run, and starts their idle time.
+    /// Records that resident kernels run, and starts their idle time.
     pub fn set_running(&self, ring: &mut CommandRing) {
         ring.running = true;
         ring.newest = Instant::now();

@@ -1,4 +1,4 @@
-//! The kernels of this crate, compiled for the GPU at hand.
+//! The kernels of this crate, compiled for the installed GPU.
 
 use inlane_core::Result;
 use inlane_cuda::{Gpu, Kernel, Module, Source, compile};

@@ -30,20 +30,20 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Notes the start of a transfer.
+    /// Records the start of a transfer.
     pub fn begin(&mut self, bytes: usize) {
         self.bytes = bytes;
         self.began = Instant::now();
     }
 
-    /// Notes that the transfer's command was written at `at`.
+    /// Records that the transfer's command was written at `at`.
     pub fn published(&mut self, sequence: u64, at: Instant) {
         self.sequence = sequence;
         let took = at.duration_since(self.began);
         self.note("cpu_published".into(), took.as_nanos() as f64);
     }
 
-    /// Notes that the end of the transfer was detected. `channels` are the words of all channels.
+    /// Records that the end of the transfer was detected. `channels` are the words of all channels.
     pub fn ended(&mut self, channels: &Region) {
         self.note("cpu_ended".into(), self.began.elapsed().as_nanos() as f64);
         // The kernels note their last timestamps after they signal the end.

@@ -185,7 +185,7 @@ fn read_early(start: u64, items: u64, describe: Describe) {
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let ring = Small::new(1, start);
-        // As the lap before left it.
+        // The words are as the previous lap left them.
         let old = lap_of(start, 1).wrapping_sub(1);
         let words = Arc::new([AtomicU64::new(old as u64), AtomicU64::new((old as u64) << 32)]);
         let consumer = {

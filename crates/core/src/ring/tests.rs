@@ -144,7 +144,7 @@ proptest! {
                 },
             }
         }
-        // A closed ring ends each consumer after its last item, and no earlier.
+        // A closed ring ends each consumer after its last item, but not before.
         prop_assert_eq!(ring.closed_at(), None);
         dispatcher.close();
         let published = freed + model.len() as u64;

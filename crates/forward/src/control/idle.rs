@@ -100,7 +100,7 @@ pub(super) fn spent() -> (u64, u64) {
     TIMES.with(|times| (times.busy(), times.refused.ticks()))
 }
 
-/// Waits of a polling loop. Spins for 512 rounds and yields the processor after that, so that work gets done on a machine with
+/// The waiting of a polling loop. Spins for 512 rounds, then yields the processor, so that work gets done on a machine with
 /// fewer cores than threads.
 pub struct Idle {
     /// Rounds of this stretch, at most [`Idle::SPINS`].

@@ -124,10 +124,11 @@ impl PeContext {
         slot.load(Ordering::Acquire) == 0
     }
 
-    /// Waits for the owner to do something, and rings it if it does not do so by itself.
+    /// Waits until `done` returns true, which depends on the owner. Rings the owner if that takes longer than
+    /// [`RING_AFTER`].
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
-        // A wait by interrupt looks too seldom to ring later.
+        // A wait by interrupt polls too seldom to ring later, so it rings at its first check.
         let after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
         self.wait_for(options, FailureScope::Peer(pe), || {

@@ -88,7 +88,7 @@ pub(super) fn connect_peer(
     })
 }
 
-/// Checks that the peer's layout equals ours, so that offsets mean the same. Returns whether the peer is
+/// Checks that the peer's layout equals ours, so that offsets mean the same. Returns true if the peer is
 /// registered for barriers.
 fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<bool> {
     let mut header = [0u64; HEADER_WORDS];

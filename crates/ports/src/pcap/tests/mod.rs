@@ -1,4 +1,4 @@
-//! Tests of captures, and what they share.
+//! Tests of captures, and their helpers.
 
 mod playing;
 mod reading;
