@@ -114,7 +114,7 @@ pub struct Copy {
     /// The duration of the unmeasured warm-up
     #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
     warm_up: Duration,
-    /// Bytes of the buffers that transfers rotate over at each end; at least two transfers
+    /// Memory at each end that transfers use in turns, so that caches do not hold the data; room for two transfers at least
     #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST), help_heading = "Measurement")]
     rotate: usize,
     /// Do not measure the ceilings of the links
@@ -169,7 +169,7 @@ pub struct Copy {
     /// Chunks in each channel's ring
     #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_slots: usize,
-    /// Chunks that each channel takes of a medium-sized transfer on an idle pipeline
+    /// Chunks into which each channel splits its part of a medium-sized transfer, if no other transfer is in flight
     #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_turns: usize,
     /// The largest transfer that is sent as lines, without fences; 0 for none

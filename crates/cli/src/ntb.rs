@@ -14,7 +14,7 @@ use inlane_core::units;
 use inlane_pgas::launch::{Job, MoverChoice};
 use std::ffi::OsString;
 
-/// Node to node over PCIe windows: run OpenSHMEM programs, measure and check windows
+/// Runs OpenSHMEM programs that communicate over PCIe windows; measures and checks the windows
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -41,7 +41,7 @@ enum NtbCommand {
     BenchPe(bench::BenchPe),
 }
 
-/// Start a program as several PEs that access each other's symmetric memory
+/// Starts a program as several PEs that access each other's symmetric memory
 ///
 /// Exits with the status of the first PE that fails, or 128 + n if signal n killed it. The other PEs are ended then.
 #[derive(Args)]
@@ -55,8 +55,9 @@ struct Run {
     /// How waits end: poll, interrupt or adaptive
     #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
     completion: CompletionMode,
-    /// Faults to inject: delay=50us,reorder,torn,lose=0.1,duplicate=0.1,early=0.1,stale=0.1,flap=20ms,die=STEP,seed=1
-    #[arg(long, value_name = "LIST", default_value = "")]
+    /// Faults to inject, joined by commas: delay=50us, reorder, torn, lose=0.1, duplicate=0.1, early=0.1, stale=0.1,
+    /// flap=20ms, die=STEP, seed=1
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     faults: String,
     /// Inject the faults at this PE only
     #[arg(long, value_name = "PE")]

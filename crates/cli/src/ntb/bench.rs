@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Measure windows: put, get, both ways, message rate, delivery by completion mode, doorbells, a mover
+/// Measures windows: put, get, both ways, message rate, delivery by completion mode, doorbells, a mover
 ///
 /// Runs two PEs of this machine. With --ivshmem, run it with the same options in each of two virtual machines that share the
 /// device.

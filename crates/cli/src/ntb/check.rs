@@ -12,7 +12,7 @@ use inlane_pgas::world::World;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Check windows: put, get, signals, atomics and reductions between all PEs, every result compared
+/// Checks windows: put, get, signals, atomics and reductions between all PEs, every result compared
 ///
 /// Run it under `inlane ntb run`, or in each of the virtual machines that share an ivshmem device.
 #[derive(Args)]

@@ -192,12 +192,12 @@ pub fn findings(points: &[Point]) -> Vec<String> {
             let most = shares.iter().map(|(share, _)| *share).reduce(f64::max);
             if let (Some((least, size)), Some(most)) = (least(&shares), most) {
                 findings.push(format!(
-                    "{}: {completion} reaches {:.0} % (at {}) to {:.0} % of polling's bandwidth from {}",
+                    "{}, {} and larger: {completion} reaches {:.0} % (at {}) to {:.0} % of polling's bandwidth",
                     operation.name(),
+                    inlane_core::units::bytes(from),
                     least * 100.0,
                     inlane_core::units::bytes(size),
-                    most * 100.0,
-                    inlane_core::units::bytes(from)
+                    most * 100.0
                 ));
             }
         }
