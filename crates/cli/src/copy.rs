@@ -13,6 +13,11 @@ use inlane_core::{CompletionMode, Error, units};
 use inlane_pci::{Address, Permission};
 use std::time::Duration;
 
+const USAGE: &str = "\
+inlane copy --from <ENDPOINT> --to <ENDPOINT> [OPTIONS]
+       inlane copy --matrix [OPTIONS]
+       inlane copy --published [OPTIONS]";
+
 const EXAMPLES: &str = "\
 Endpoints:
   host                                  host memory, pinned if a GPU takes part
@@ -63,7 +68,7 @@ not ready (run 'inlane doctor' to see how to fix it).";
 
 /// Measures transfers between accelerators, host memory and BARs, checks the bytes, and explains the path
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = USAGE)]
 pub struct Copy {
     /// The source endpoint
     #[arg(long, value_name = "ENDPOINT", requires = "to", required_unless_present_any = ["matrix", "published"])]

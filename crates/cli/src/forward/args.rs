@@ -9,6 +9,10 @@ use inlane_forward::gpu::Memory;
 use std::path::PathBuf;
 use std::time::Duration;
 
+const USAGE: &str = "\
+inlane forward --rx <PORT> --tx <PORT>... [OPTIONS]
+       inlane forward --between <PORT> <PORT> [OPTIONS]";
+
 const EXAMPLES: &str = "\
 Ports, with their options after a comma (af_packet:eth1,frame=4096):
   null[:SIZE]      makes packets of SIZE bytes or discards packets, without touching their bytes
@@ -69,7 +73,7 @@ Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine 
 
 /// Receives packets, runs a packet function on them, and sends them
 #[derive(Args, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = USAGE)]
 pub struct Forward {
     #[command(flatten)]
     pub(super) ports: PortArgs,
@@ -231,7 +235,7 @@ pub(super) struct RunArgs {
     /// End after this time [default: 5s; a capture runs to its end, --between until a signal]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     pub(super) duration: Option<Duration>,
-    /// End after this many packets per pipeline, or after 'all' packets of a capture
+    /// End after this many packets per pipeline, or after 'all' packets of a capture or of a generator that ends
     #[arg(long, value_name = "N|all")]
     pub(super) packets: Option<String>,
 }
