@@ -14,9 +14,7 @@ use crate::region::Region;
 
 pub use heap::{HEADROOM, HeapPool, PoolOwner};
 
-/// One packet: the address and length of its first contiguous bytes, and a cookie by which its pool knows the buffer. Its
-/// first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that a packet function can run on
-/// either.
+/// One packet: the address and length of its first contiguous bytes, and a cookie by which its pool knows the buffer.
 ///
 /// Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that a packet function can
 /// run on either.

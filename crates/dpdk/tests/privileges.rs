@@ -1,5 +1,5 @@
-//! Ports that are open work, and close without a leak, after the process has given up its privileges. Each case runs in a process of its
-//! own, which is this program started again, because privileges do not come back.
+//! Checks that open ports work, and close without a leak, after the process has given up its privileges. Each case runs in a
+//! process of its own, because privileges do not come back. That process is this program, started again.
 
 mod network;
 

@@ -88,7 +88,7 @@ pub enum Event {
 ///
 /// Any thread may call any method.
 pub trait Ntb: Send + Sync {
-    /// Returns what this bridge can do.
+    /// Returns the capabilities of this bridge.
     fn capabilities(&self) -> &Capabilities;
     /// Returns this side's port number.
     fn port(&self) -> u32;

@@ -1,5 +1,4 @@
-//! Checks that a looped capture costs nothing per lap: no allocation, and no reopened file. This test has its own process
-//! because it counts all allocations.
+//! Checks that a looped capture costs nothing per lap: no allocation, and no reopened file.
 //!
 //! This test has its own process because it counts all allocations.
 

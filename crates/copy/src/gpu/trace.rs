@@ -1,5 +1,4 @@
-//! Measures the steps of a staged transfer by SMs, from timestamps that the kernels record. Set `INLANE_COPY_TRACE=1` and
-//! measure one transfer at a time. Each repeat writes one line of JSON to standard error, with medians in microseconds.
+//! Measures the steps of a staged transfer by SMs, from timestamps that the kernels record.
 //!
 //! Set `INLANE_COPY_TRACE=1` and measure one transfer at a time. Each repeat writes one line of JSON to standard error,
 //! with medians in microseconds. The clocks of two GPUs and the CPU are not comparable: a GPU's times count from its first

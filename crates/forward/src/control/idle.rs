@@ -1,5 +1,4 @@
-//! Waiting in polling loops, and the account of how long a thread had no work. A loop calls [`Idle::wait`] in each round
-//! that finds no work and [`Idle::found_work`] in each other round.
+//! Waiting in polling loops, and the account of how long a thread had no work.
 //!
 //! A loop calls [`Idle::wait`] in each round that finds no work and [`Idle::found_work`] in each other round. Rounds without work
 //! form a stretch. Its time counts as idle from its first round to its last; what follows the last round is work, because that

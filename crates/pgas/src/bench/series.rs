@@ -18,7 +18,7 @@ fn process_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The times and rates of one case: one value a repeat, and the times of single operations.
+/// The times and rates of one case: one value per repeat, and the times of single operations.
 #[derive(Default)]
 pub(super) struct Series {
     latency: Vec<f64>,

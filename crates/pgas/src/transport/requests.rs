@@ -128,7 +128,7 @@ impl PeContext {
     /// [`RING_AFTER`].
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
-        // A wait by interrupt polls too seldom to ring later, so it rings at its first check.
+        // A wait by interrupt polls too seldom to ring later, so it does not wait for RING_AFTER.
         let after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
         self.wait_for(options, FailureScope::Peer(pe), || {

@@ -104,7 +104,7 @@ impl Generator {
         })
     }
 
-    /// Returns what the generator sends.
+    /// Returns the traffic that the generator sends.
     pub fn traffic(&self) -> &Arc<Traffic> {
         &self.traffic
     }

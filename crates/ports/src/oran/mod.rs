@@ -53,7 +53,7 @@ impl Radio {
         Ok(Self { info, plan: Arc::new(plan), load, clock: clock.clone(), queue: None })
     }
 
-    /// Returns what the radio sends.
+    /// Returns the plan of the packets that the radio sends.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
@@ -140,12 +140,10 @@ struct RadioRx {
 }
 
 impl RadioRx {
-    /// Returns the next position to send. Skips lost positions, and positions of the last block beyond the end. Returns
-    /// `None` at the end, and after [`MAX_SKIPPED`] skipped positions, so that a call takes bounded time even if most
-    /// packets are lost.
+    /// Returns the next position to send. Skips lost positions, and positions of the last block beyond the end.
     ///
-    /// Returns `None` at the end, and after [`MAX_SKIPPED`] skipped positions, so that a call takes a bounded time whatever the
-    /// loss.
+    /// Returns `None` at the end, and after [`MAX_SKIPPED`] skipped positions, so that a call takes bounded time even if
+    /// most packets are lost.
     fn position(&mut self) -> Option<u64> {
         let shuffle = self.plan.shuffle as u64;
         for _ in 0..MAX_SKIPPED {
