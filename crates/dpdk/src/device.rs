@@ -178,7 +178,7 @@ impl Device {
     }
 
     /// Makes the driver receive frames for every MAC address. Drivers without such a mode do so anyway. Does nothing for an
-    /// existing interface, which inlane has made promiscuous already. Its driver would set the administrator's flag and
+    /// existing interface: inlane has made it promiscuous already, while the driver would set the administrator's flag and
     /// leave it set.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {

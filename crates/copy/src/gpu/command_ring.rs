@@ -127,8 +127,8 @@ pub(super) struct CommandRing {
     sequence: u64,
     /// The newest command that every channel of the pusher is known to have read.
     read_by_all: u64,
-    /// The upper half of the number of the next command when the lines were last cleared. Since then, no line holds an older
-    /// lap that equals a new one.
+    /// The upper 32 bits of the next command's number when the lines were last cleared. While they stay the same, no line
+    /// can hold an old lap that looks like a new one.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,

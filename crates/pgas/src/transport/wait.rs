@@ -74,7 +74,7 @@ impl<F: FnMut() -> bool> OneWait<'_, F> {
 
 impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     type Error = Error;
-    // Most waits end at the first polls, without a clock.
+    // Most waits end at the first polls, before the clock is read.
     const FIRST_POLLS: u32 = 64;
     const POLLS: u32 = 64;
 
