@@ -31,8 +31,8 @@ impl BurstFunctions {
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// The functions for drivers that pass mbufs on without touching them. Prefetches the mbufs.
-    pub(crate) const PREFETCHING: Self = Self { receive: sys::inlane_rx_burst_prefetching, ..Self::PLAIN };
+    /// The functions for drivers that pass mbufs on without writing them. Several fields are loaded at once.
+    pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
     /// The functions for drivers that lose buffers when they close. Marks in each mbuf who holds it.
     pub(crate) const MARKING: Self = Self {
         receive: sys::inlane_rx_burst_marking,

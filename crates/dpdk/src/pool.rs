@@ -5,7 +5,7 @@
 //! any region:   objects as above without data, in host memory; data at  region + n * stride:  | headroom | data ... |
 //! ```
 //!
-//! A packet's cookie is the address of its mbuf. A thread gets a cache in every pool at its first call.
+//! A packet's cookie is the address of its mbuf, with a flag in bit 0 (`READ_MBUF` in `sys/mbuf.h`). A thread gets a cache in every pool at its first call.
 
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Mark, Pause};

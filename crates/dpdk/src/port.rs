@@ -116,7 +116,7 @@ impl EthPort {
         let info = Self::info_of(&spec, &device, &limits);
         let functions = match spec.kind {
             Kind::AfXdp { .. } => BurstFunctions::MARKING,
-            Kind::Ring { .. } => BurstFunctions::PREFETCHING,
+            Kind::Ring { .. } => BurstFunctions::SETTLED,
             _ => BurstFunctions::PLAIN,
         };
         let context = PortContext::new(

@@ -1,8 +1,8 @@
 /* Bursts: converts between the driver's mbufs and inlane's packets. */
 #include "mbuf.h"
 
-/* How many mbufs ahead are prefetched, where the driver has not just written them. */
-#define PREFETCH_DISTANCE 8
+/* Two cookies, so that one instruction copies both. */
+typedef uint64_t cookie_pair __attribute__((vector_size(16), aligned(8)));
 
 static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
 {
@@ -10,8 +10,21 @@ static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
 		mbuf->port = mark;
 }
 
-/* Describes a received mbuf as a packet of one segment. Returns its number of segments. */
-static inline __attribute__((always_inline)) unsigned int describe(struct rte_mbuf *mbuf, struct inlane_packet *packet,
+/* Returns the 64-bit word of data_off, refcnt, nb_segs and port. */
+static inline uint64_t rearm_word(const struct rte_mbuf *mbuf)
+{
+	return *(const uint64_t *)&mbuf->rearm_data;
+}
+
+/* Returns the field nb_segs of a rearm word. */
+static inline uint16_t segments_of(uint64_t rearm)
+{
+	_Static_assert(offsetof(struct rte_mbuf, nb_segs) - offsetof(struct rte_mbuf, rearm_data) == 4, "bits 32 to 47");
+	return (uint16_t)(rearm >> 32);
+}
+
+/* Describes a received mbuf as a packet of one segment. */
+static inline __attribute__((always_inline)) void describe(struct rte_mbuf *mbuf, struct inlane_packet *packet,
 		uint64_t *sum, const bool marks)
 {
 	const uint64_t length = mbuf->data_len;
@@ -19,11 +32,10 @@ static inline __attribute__((always_inline)) unsigned int describe(struct rte_mb
 	packet->address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
 	/* One store writes the length, and 0 as the port. */
 	*(uint64_t *)&packet->length = length;
-	packet->cookie = (uint64_t)(uintptr_t)mbuf + WHOLE;
+	packet->cookie = (uint64_t)(uintptr_t)mbuf;
 	if (marks)
 		mbuf->port = INLANE_MARK_HELD;
 	*sum += length;
-	return mbuf->nb_segs;
 }
 
 /* Corrects the description of packets of several segments. Returns the bytes in their further segments. */
@@ -35,7 +47,7 @@ static __attribute__((noinline)) uint64_t describe_chains(struct rte_mbuf **mbuf
 	for (unsigned int i = 0; i < count; i++) {
 		if (mbufs[i]->nb_segs == 1)
 			continue;
-		packets[i].cookie = (uint64_t)(uintptr_t)mbufs[i];
+		packets[i].cookie = (uint64_t)(uintptr_t)mbufs[i] + READ_MBUF;
 		sum += mbufs[i]->pkt_len - mbufs[i]->data_len;
 		if (marks)
 			mark_chain(mbufs[i], INLANE_MARK_HELD);
@@ -44,10 +56,10 @@ static __attribute__((noinline)) uint64_t describe_chains(struct rte_mbuf **mbuf
 }
 
 static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, uint16_t queue,
-		struct inlane_packet *packets, uint16_t count, uint64_t *bytes, const bool marks, const bool prefetches)
+		struct inlane_packet *packets, uint16_t count, uint64_t *bytes, const bool marks, const bool settled)
 {
-	struct rte_mbuf *mbufs[CHUNK + PREFETCH_DISTANCE];
-	uint64_t sum = 0;
+	struct rte_mbuf *mbufs[CHUNK];
+	uint64_t sum = 0, rearm = 0;
 	unsigned int segments = 0;
 
 	register_thread();
@@ -55,15 +67,18 @@ static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, ui
 	const size_t got = rte_eth_rx_burst(port, queue, mbufs, RTE_MIN(count, CHUNK));
 	if (got == 0)
 		return 0;
-	/* The loop below prefetches beyond the last mbuf. */
-	for (size_t i = 0; prefetches && i < PREFETCH_DISTANCE; i++)
-		mbufs[got + i] = mbufs[0];
+	/* Nothing is prefetched: the CPU executes iterations far enough ahead. */
 #pragma GCC unroll 4
 	for (size_t i = 0; i < got; i++) {
-		if (prefetches)
-			rte_prefetch0(mbufs[i + PREFETCH_DISTANCE]);
-		segments |= describe(mbufs[i], &packets[i], &sum, marks);
+		describe(mbufs[i], &packets[i], &sum, marks);
+		/* Loading the whole word takes one instruction less, but stalls on store forwarding if its fields were just written. */
+		if (settled)
+			rearm |= rearm_word(mbufs[i]);
+		else
+			segments |= mbufs[i]->nb_segs;
 	}
+	if (settled)
+		segments = segments_of(rearm);
 	if (unlikely(segments != 1))
 		sum += describe_chains(mbufs, packets, got, marks);
 	*bytes += sum;
@@ -75,8 +90,8 @@ uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *pa
 	return rx_burst(port, queue, packets, count, bytes, false, false);
 }
 
-uint16_t inlane_rx_burst_prefetching(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
-			       uint64_t *bytes)
+uint16_t inlane_rx_burst_settled(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
+				uint64_t *bytes)
 {
 	return rx_burst(port, queue, packets, count, bytes, false, true);
 }
@@ -188,6 +203,12 @@ uint16_t inlane_tx_burst_marking(uint16_t port, uint16_t queue, const struct inl
 	return tx_burst(port, queue, packets, count, bytes, errors, true);
 }
 
+/* Length in the lower half, port in the upper half. */
+static inline uint64_t length_and_port(const struct inlane_packet *packet)
+{
+	return *(const uint64_t *)&packet->length;
+}
+
 /* For packets whose address and length are as received. Their mbufs are not read. */
 uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 				     uint64_t *bytes, uint64_t *errors)
@@ -199,15 +220,27 @@ uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct
 	while (done < count) {
 		const size_t chunk = RTE_MIN(count - done, CHUNK);
 		const struct inlane_packet *from = &packets[done];
-		uint64_t whole = WHOLE, sum = 0;
+		cookie_pair either = { 0, 0 };
+		uint64_t sum = 0;
+		size_t i = 0;
 
-		for (size_t i = 0; i < chunk; i++) {
-			whole &= from[i].cookie;
-			sum += from[i].length;
-			mbufs[i] = mbuf_of(&from[i]);
+#pragma GCC unroll 4
+		for (; i + 2 <= chunk; i += 2) {
+			const cookie_pair cookies = { from[i].cookie, from[i + 1].cookie };
+
+			either |= cookies;
+			sum += length_and_port(&from[i]) + length_and_port(&from[i + 1]);
+			*(cookie_pair *)&mbufs[i] = cookies;
 		}
-		/* A packet was allocated from the pool instead of received, or has several segments. */
-		if (unlikely(!whole))
+		if (i < chunk) {
+			either[0] |= from[i].cookie;
+			sum += length_and_port(&from[i]);
+			mbufs[i] = (struct rte_mbuf *)(uintptr_t)from[i].cookie;
+		}
+		/* The ports are above the lower 32 bits, and the lengths of a chunk of received packets add up to less. */
+		sum = (uint32_t)sum;
+		/* A cookie is a pointer to an mbuf only if the flag is clear. */
+		if (unlikely((either[0] | either[1]) & READ_MBUF))
 			return done + tx_burst(port, queue, from, count - done, bytes, errors, false);
 		const size_t sent = rte_eth_tx_burst(port, queue, mbufs, chunk);
 		for (size_t i = sent; unlikely(i < chunk); i++)

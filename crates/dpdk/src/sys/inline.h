@@ -46,9 +46,9 @@ static const uint64_t INLANE_RX_SCATTER = RTE_ETH_RX_OFFLOAD_SCATTER;
 static const uint64_t INLANE_TX_MULTI_SEGS = RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
 
 uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes);
-/* For a driver that passes mbufs on without writing them (net_ring): they are no longer in the first-level cache. */
-uint16_t inlane_rx_burst_prefetching(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
-			       uint64_t *bytes);
+/* For a driver that passes mbufs on without writing them (net_ring). */
+uint16_t inlane_rx_burst_settled(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
+				uint64_t *bytes);
 uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 			 uint64_t *bytes, uint64_t *errors);
 uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,

@@ -19,13 +19,14 @@ static inline void register_thread(void)
 		inlane_dpdk_register_thread();
 }
 
-/* Set in the cookie of a received packet of one segment: its mbuf has the packet's address and length, unless the packet was changed.
- * The bit is free, because mbufs are aligned to 64 bytes. */
-#define WHOLE 1ull
+/* A flag in a packet's cookie: the packet was allocated from the pool, or has several segments, so its mbuf must be read when it is sent.
+ * The mbuf of any other packet has the packet's address and length, unless a packet function changed them. Bit 0 is free, because
+ * mbufs are aligned to 64 bytes. It is clear in most packets. Their cookies are the pointers that drivers take. */
+#define READ_MBUF 1ull
 
 static inline struct rte_mbuf *mbuf_at(uint64_t cookie)
 {
-	return (struct rte_mbuf *)(uintptr_t)(cookie & ~WHOLE);
+	return (struct rte_mbuf *)(uintptr_t)(cookie & ~READ_MBUF);
 }
 
 static inline struct rte_mbuf *mbuf_of(const struct inlane_packet *packet)

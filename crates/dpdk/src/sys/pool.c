@@ -60,7 +60,7 @@ static inline void describe_allocated(struct rte_mbuf *mbuf, struct inlane_packe
 	packet->address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
 	packet->length = 0;
 	packet->port = 0;
-	packet->cookie = (uint64_t)(uintptr_t)mbuf;
+	packet->cookie = (uint64_t)(uintptr_t)mbuf + READ_MBUF;
 	mbuf->port = INLANE_MARK_HELD;
 }
 
