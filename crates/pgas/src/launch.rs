@@ -224,7 +224,7 @@ struct Running {
     attached: bool,
     finished: bool,
     gone: bool,
-    /// The PE that this one lost and therefore ended.
+    /// The PE to which this PE lost its link, if it ended for that reason.
     lost: Option<u32>,
     ended: Option<(ExitStatus, Instant)>,
 }

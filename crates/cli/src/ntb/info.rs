@@ -90,7 +90,7 @@ impl Info {
     }
 }
 
-/// Connects two ports of a twin in this process, and returns what they can do.
+/// Connects two ports of a twin in this process. Returns their capabilities and thresholds.
 fn twin(mover: Option<&MoverChoice>) -> anyhow::Result<(Capabilities, Thresholds)> {
     let mover = mover.map(MoverChoice::start_twin).transpose()?.map(|mover| (mover, None));
     let bytes = Layout::overhead(2) + (1 << 20);

@@ -362,10 +362,10 @@ __device__ void serve(
                     if (!lines) fence_system();
                     store_relaxed(&channel->ready, chunks_done);
                 } else {
-                    // The puller loaded everything before the barrier. Only those who wait for the end of the transfer
-                    // need its stores to be visible. Those are in this GPU's memory, and every reader goes through this
-                    // GPU's L2 cache, so a fence at GPU scope is enough. One at system scope would take 2 us longer,
-                    // because it also waits for PCIe.
+                    // The puller loaded everything before the barrier. Its stores must be visible only
+                    // to those who wait for the end of the transfer. They are in this GPU's memory, and
+                    // every reader goes through this GPU's L2 cache, so a fence at GPU scope is enough.
+                    // A fence at system scope would take 2 us longer, because it also waits for PCIe.
                     if (last) {
                         fence_gpu();
                         MARK(channel->pulled, 3);

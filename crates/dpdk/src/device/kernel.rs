@@ -16,8 +16,8 @@ const LARGEST_SLOT: u32 = 1 << 17;
 
 /// Slots of a packet socket's rings, and the kernel's blocks that they lie in.
 ///
-/// DPDK's driver takes the ring for one array of slots. The kernel leaves the end of a block unused where no whole slot fits. So a block
-/// is a common multiple of slot and page.
+/// DPDK's driver treats the ring as one array of slots. The kernel leaves the end of a block unused where no whole slot
+/// fits. So a block is a common multiple of slot and page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slots {
     /// Bytes of a slot.
