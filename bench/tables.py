@@ -50,7 +50,7 @@ def packets(document):
 
 def transfers(document):
     """Prints latency and bandwidth of each size."""
-    print("\n| size | path | completion | latency, us (min to max) | GB/s (min to max) | of ceiling | verified, MB |")
+    print("\n| size | path | completion | latency, us (min to max) | GB/s (min to max) | of ceiling | verified, MB of transferred |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for row in document["results"]:
         latency = row.get("latency_ns")
@@ -59,10 +59,14 @@ def transfers(document):
         share = row.get("share_of_ceiling")
         size = row["size_bytes"]
         size = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
-        path = row["path"] if isinstance(row["path"], str) else " -> ".join(row["path"].get("hops", []))
+        path = row["path"] if isinstance(row["path"], str) else row["path"]["name"]
+        # Documents before schema version 3 have the count in the row.
+        verified = (row.get("verification") or {}).get("verified_bytes", row.get("verified_bytes", 0))
+        transferred = (row.get("verification") or {}).get("transferred_bytes")
+        bytes_ = f"{number(verified / 1e6)} of {number(transferred / 1e6)}" if transferred else number(verified / 1e6)
         print(
             f"| {size} | {path} | {row['completion']} | {latency} | {spread(rate, 1e9) if rate else ''} "
-            f"| {f'{share * 100:.0f} %' if share else ''} | {row.get('verified_bytes', 0) / 1e6:.0f} |"
+            f"| {f'{share * 100:.0f} %' if share else ''} | {bytes_} |"
         )
 
 
