@@ -1,7 +1,9 @@
 //! The competing job: a kernel that computes on every multiprocessor while an executor runs.
 //!
-//! Like most kernels it consists of many short blocks: eight times as many as the GPU holds, of 0.2 ms each, with two launches in flight.
-//! Its rate of work shows how much of the GPU the executor occupies. The executor's new kernels wait until some of its blocks end.
+//! Like most kernels, the competing job consists of many short blocks. Each block runs for 0.2 ms. A launch
+//! has eight times as many blocks as the GPU holds at once, and two launches are in flight. The job's rate of
+//! work shows how much of the GPU the executor leaves free. New kernels of the executor wait until some
+//! blocks of the job end.
 
 use super::ceilings::load;
 use crate::error::{Error, Result};
@@ -14,25 +16,29 @@ use std::time::{Duration, Instant};
 
 /// The time for which a block computes.
 const SLICE: Duration = Duration::from_micros(200);
-/// The number of blocks per launch, as a multiple of those that the GPU holds.
+/// The number of blocks per launch, divided by the number of blocks that the GPU holds at once.
 const WAVES: u32 = 8;
-/// The time between two checks whether a launch has ended. It is short compared with a launch, and another launch is in flight.
+/// The time between two checks whether a launch has ended. A late check leaves the GPU no gap, because the
+/// other launch is still in flight.
 const CHECK_EVERY: Duration = Duration::from_micros(100);
-/// The time that a launch may still take after the packets have ended. It can only be late if another kernel leaves it no room.
+/// The time that a launch may still take after the packets have ended. A launch exceeds it only if another
+/// kernel occupies the GPU.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The competing job on one GPU.
 pub(crate) struct CompetingKernel {
     kernel: Kernel,
-    /// The streams of the two launches in flight. Each has pinned memory for the rounds that each block completes.
+    /// For each of the two launches in flight: its stream, and pinned memory in which each block stores how
+    /// many rounds of arithmetic it completed.
     launches: [(Stream, Region); 2],
     shape: LaunchConfig,
     large: bool,
 }
 
 impl CompetingKernel {
-    /// Compiles and loads the kernel. Call it before a persistent kernel runs. If `large` is set, each block needs a multiprocessor's whole
-    /// shared memory, as the blocks of matrix products do. Then a multiprocessor with a block of the executor has no room for it.
+    /// Compiles and loads the kernel. Call it before a persistent kernel runs. If `large` is set, each block
+    /// uses the most shared memory that a block can have, as the blocks of matrix products do. Such a block
+    /// cannot run on a multiprocessor that runs a block of the executor.
     ///
     /// # Errors
     /// If the kernel does not compile, or a driver call fails.
@@ -41,7 +47,8 @@ impl CompetingKernel {
         let (threads, shared_bytes) =
             if large { (1024, gpu.max_shared_bytes_per_block()?) } else { (256, 0) };
         if large {
-            // The kernel declares no shared memory, so the launch may use all of it.
+            // The kernel declares no shared memory of its own, so its launches may use all that a block can
+            // have.
             kernel.set_max_dynamic_shared_bytes(shared_bytes)?;
         }
         let blocks = kernel.max_resident_blocks(threads, shared_bytes)? * WAVES;
@@ -50,7 +57,8 @@ impl CompetingKernel {
         Ok(Self { launches: [launch()?, launch()?], kernel, shape, large })
     }
 
-    /// Runs until `stop` is set. Returns the rate of work in rounds of arithmetic per second, over all blocks.
+    /// Runs the competing job until `stop` is set. Returns its rate of work: the rounds of arithmetic per
+    /// second of all blocks together.
     ///
     /// # Errors
     /// If a driver call fails, the GPU was abandoned, or a launch does not end.
@@ -81,7 +89,7 @@ impl CompetingKernel {
         Ok(())
     }
 
-    /// Waits until a launch has ended. Returns its rounds.
+    /// Waits until a launch has ended. Returns the rounds of arithmetic that its blocks completed.
     fn wait(&self, (stream, counts): &(Stream, Region), stop: &AtomicBool) -> Result<u64> {
         let gpu = stream.gpu();
         let why = match wait_for_end(|| Ok(stream.is_idle()?), || gpu.is_abandoned(), stop, LIMIT)? {
@@ -114,12 +122,13 @@ pub(super) enum End {
     Done,
     /// The GPU was abandoned.
     Abandoned,
-    /// The launch takes too long.
+    /// The launch had not ended when the time limit passed.
     Late,
 }
 
-/// Waits until a launch is `done`, the GPU is `abandoned`, or `stop` has been set for longer than `limit`. There is no limit while packets
-/// flow, because the executor's kernel may leave the launch no room.
+/// Waits until a launch is `done`, the GPU is `abandoned`, or `stop` has been set for longer than `limit`.
+/// The limit counts from `stop` on, because the executor's kernel may leave the launch no room while packets
+/// flow.
 pub(super) fn wait_for_end(
     mut done: impl FnMut() -> Result<bool>,
     abandoned: impl Fn() -> bool,
@@ -128,7 +137,8 @@ pub(super) fn wait_for_end(
 ) -> Result<End> {
     let mut stopped = None;
     loop {
-        // This is checked first, because the driver of an abandoned GPU may no longer answer.
+        // Checked before `done`, which calls the driver: for an abandoned GPU the driver may no longer
+        // answer.
         if abandoned() {
             return Ok(End::Abandoned);
         }

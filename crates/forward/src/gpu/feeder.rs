@@ -10,10 +10,11 @@ use crate::error::Result;
 use inlane_cuda::{Stream, argument};
 use std::time::{Duration, Instant};
 
-/// The least time between two calls of a function's `tick`.
+/// The shortest time between two calls of a function's `tick`.
 const TICK_EVERY: Duration = Duration::from_millis(1);
 
-/// A feeder, which launches or posts kernels as the method requires.
+/// Launches or posts kernels as the method requires. Method `persistent` launches once at the start; for
+/// method `single` the feeder launches nothing.
 pub(super) struct Feeder<'a> {
     lane: &'a Lane,
     streams: &'a [Stream],
@@ -30,7 +31,8 @@ enum Posting<'a> {
 }
 
 impl<'a> Feeder<'a> {
-    /// Allocates what the method needs. Nothing is running afterwards. `tick_stream` is the stream for ticks, if the function has a `tick`.
+    /// Allocates what the method needs and uses each stream once. No kernel is running when this returns.
+    /// `tick_stream` is the stream for ticks, if the function has a `tick`.
     ///
     /// # Errors
     /// If a driver call fails.
@@ -52,7 +54,7 @@ impl<'a> Feeder<'a> {
     /// Launches the persistent kernel, or posts the waits for the first items.
     ///
     /// # Errors
-    /// If a driver call fails. The GPU is abandoned then, if waits were posted.
+    /// If a driver call fails. If posting failed, the GPU is abandoned.
     pub(super) fn begin(&mut self) -> Result<()> {
         let lane = self.lane;
         if lane.settings.method == Method::Persistent {
@@ -60,7 +62,8 @@ impl<'a> Feeder<'a> {
             // SAFETY: the argument is the kernel's parameter, and the lane outlives its streams.
             unsafe { lane.loaded.persistent.launch(&self.streams[0], lane.shape, arguments)? };
         }
-        // After an error, nothing satisfies the waits that were already posted, and freeing memory would wait for them.
+        // After an error, nothing satisfies the waits that were already posted, and freeing memory would
+        // block on these waits. So the GPU is abandoned.
         while self.advance().inspect_err(|_| lane.loaded.gpu.abandon())? {}
         Ok(())
     }
@@ -72,7 +75,8 @@ impl<'a> Feeder<'a> {
     pub(super) fn run(&mut self, mut ticks: Option<Ticks<'_>>, control: &Control) -> Result<()> {
         let mut idle = Idle::default();
         while !control.aborting() {
-            // Read before the search for more items, so that no item can be submitted in between.
+            // The closing position is read before `advance` looks for items. So if the ring is closed and
+            // `advance` finds nothing, no item can have been missed.
             let closed_at = self.lane.closed_at();
             if self.advance()? {
                 idle.found_work();
@@ -90,9 +94,10 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Ends the lane's work, after the dispatcher has ended. Waits until the GPU is idle, and abandons it if that takes
-    /// longer than the watchdog's limit. Set `clean` to false if the run was aborted: kernels are then ordered to stop. Set
-    /// `stuck` if the watchdog found a stuck item: the GPU is then abandoned at once.
+    /// Ends the lane's work, after the dispatcher has ended. Waits until the lane's streams are idle.
+    /// Abandons the GPU if that takes longer than the watchdog's limit. Set `clean` to false if the run was
+    /// aborted or failed: kernels are then ordered to stop. Set `stuck` if the watchdog found a stuck item:
+    /// the GPU is then abandoned at once.
     ///
     /// # Errors
     /// If a kernel failed, or did not end in time.
@@ -108,7 +113,7 @@ impl<'a> Feeder<'a> {
         wait_until_idle(self.lane, self.streams)
     }
 
-    /// Launches or posts once, if something is due. Returns true if it did.
+    /// Launches or posts the next kernels, if any are due. Returns true if it launched or posted something.
     #[inline]
     fn advance(&mut self) -> Result<bool> {
         match &mut self.posting {
@@ -124,7 +129,7 @@ impl<'a> Feeder<'a> {
         self.lane.ring.release_waits(self.posted());
     }
 
-    /// Returns the number of items that something was launched or posted for.
+    /// Returns the number of items for which a kernel was launched or posted.
     fn posted(&self) -> u64 {
         match &self.posting {
             Posting::None => 0,
@@ -135,13 +140,13 @@ impl<'a> Feeder<'a> {
     }
 }
 
-/// Uses each stream once. The driver sets a stream up at its first use. Without this, the first packets would wait for the set-up, and its
-/// allocations would wait for what other lanes run.
+/// Uses each stream once, because the driver sets a stream up at its first use. The set-up allocates memory.
+/// During the run it would delay the first packets, and block on the kernels of other lanes.
 fn warm_up<'a>(lane: &Lane, streams: impl Iterator<Item = &'a Stream>) -> Result<()> {
     let streams: Vec<_> = streams.collect();
     for stream in &streams {
         if lane.settings.method == Method::Stream {
-            // SAFETY: the word lies in the lane's ring and has the value that is waited for.
+            // SAFETY: the word lies in the lane's ring and already has the value that the wait is for.
             unsafe { stream.memory_operations(&[unused_word(lane)])? };
         }
         // SAFETY: the lane outlives its streams. Nothing was submitted, so the kernel changes nothing.
@@ -158,12 +163,12 @@ pub(super) struct Ticks<'a> {
 }
 
 impl<'a> Ticks<'a> {
-    /// Creates it for a lane. `stream` is used for nothing else.
+    /// Creates the ticks of a lane. `stream` must not be used for anything else.
     pub(super) fn new(lane: &'a Lane, stream: &'a Stream) -> Self {
         Self { lane, stream, last: Instant::now() }
     }
 
-    /// Launches a tick if 1 ms has passed since the last one, and that one has ended.
+    /// Launches a tick if the last tick was launched at least 1 ms ago and has ended.
     ///
     /// # Errors
     /// If a driver call fails, or a kernel failed.
@@ -176,7 +181,8 @@ impl<'a> Ticks<'a> {
         Ok(())
     }
 
-    /// Launches the last tick of a run, after which no time limit is left.
+    /// Launches the last tick of a run. It passes the largest possible time, so every time limit in the
+    /// packet function has passed.
     ///
     /// # Errors
     /// As for [`Ticks::due`].
@@ -218,7 +224,8 @@ pub(super) fn wait_until_idle(lane: &Lane, streams: &[Stream]) -> Result<()> {
                 }
                 Ok(false) => std::thread::yield_now(),
                 Err(error) => {
-                    // A failed kernel makes every later driver call fail, so nothing can be freed.
+                    // After a failed kernel every driver call fails, so nothing can be freed. So the GPU is
+                    // abandoned.
                     lane.loaded.gpu.abandon();
                     return Err(error.into());
                 }

@@ -1,20 +1,23 @@
 //! The report of a lane whose pipeline has ended.
 
-/// How [`LaneReport::pcie_bytes`] is computed.
+/// The text in results that says how [`LaneReport::pcie_bytes`] is computed.
 pub const PCIE_MODEL: &str = "per item: 32 B of words read, 8 B written; per packet: its descriptor of 16 B, what is read of it in sectors of \
      32 B, what is written back; without PCIe packet headers, polling, and chunks around unaligned starts";
 
 /// The report of a lane whose pipeline has ended.
 #[derive(Clone, Debug)]
 pub struct LaneReport {
-    /// The memory that the burst ring's words lie in.
+    /// The memory that holds the burst ring's words, as text for the result. A word tells whether its item
+    /// was submitted or completed.
     pub flags: String,
-    /// The memory that packets lie in, and the part of their bytes that crosses PCIe.
+    /// The memory that holds the packets, and the part of each packet that crosses PCIe, as text for the
+    /// result.
     pub memory: String,
-    /// The numbers of blocks, threads and streams.
+    /// The numbers of blocks, threads and streams of the lane's kernels, as text for the result.
     pub shape: String,
-    /// Bytes that crossed PCIe, both ways, by [`PCIE_MODEL`].
+    /// The bytes that crossed PCIe in both directions. This number is computed as [`PCIE_MODEL`] says, not
+    /// measured.
     pub pcie_bytes: u64,
-    /// The packet function's state at the end.
+    /// The bytes of the packet function's state at the end of the run.
     pub state: Vec<u8>,
 }

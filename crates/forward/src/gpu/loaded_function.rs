@@ -12,10 +12,11 @@ use std::time::Instant;
 /// The source of the executor's kernels.
 pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
 
-/// The threads of the kernel that calls a function's `tick`. A multiple of 32, because functions rely on whole warps.
+/// The number of threads of the kernel that calls a function's `tick`. A multiple of 32, because functions
+/// rely on whole warps.
 pub(super) const TICK_THREADS: u32 = 128;
 
-/// The kernels of one packet function on one GPU. The pipelines of a run share it.
+/// The kernels of one packet function, loaded on one GPU. All pipelines of a run share them.
 pub struct LoadedFunction {
     pub(super) gpu: Arc<Gpu>,
     pub(super) function: PacketFunction,
@@ -24,7 +25,8 @@ pub struct LoadedFunction {
     pub(super) items: cuda::Kernel,
     pub(super) slots: cuda::Kernel,
     pub(super) tick: cuda::Kernel,
-    /// The number of lanes that are still allocating, and the number of lanes that are not finished.
+    /// The number of lanes that are still allocating memory. The next field is the number of lanes that have
+    /// not finished.
     pub(super) starting: AtomicU32,
     pub(super) users: AtomicU32,
     /// The time at which all lanes were ready.
@@ -35,10 +37,12 @@ pub struct LoadedFunction {
 }
 
 impl LoadedFunction {
-    /// Compiles `function` for `gpu` and for packets in `memory`, or takes the code from the cache, and loads it.
+    /// Compiles `function` for `gpu` and for packets in `memory`, and loads the code. Uses code from the
+    /// cache if there is some.
     ///
     /// # Errors
-    /// If the function does not compile, with the compiler's messages; or if it cannot be loaded.
+    /// If the function does not compile, or the code cannot be loaded. For a compile error, the error
+    /// contains the compiler's messages.
     pub fn new(gpu: &Arc<Gpu>, function: &PacketFunction, memory: Memory) -> Result<Arc<Self>> {
         let pulls = memory.pull() != 0;
         let compiled = compile(function, pulls, &gpu.info().arch(), &[])?;
@@ -74,8 +78,8 @@ impl LoadedFunction {
         &self.gpu
     }
 
-    /// Returns how many blocks of persistent kernels the GPU can run at the same time. If the function has a `tick`, room for that kernel is
-    /// left.
+    /// Returns how many blocks of persistent kernels the GPU can run at the same time. If the function has a
+    /// `tick`, the number is smaller, so that the tick kernel has room too.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -85,10 +89,11 @@ impl LoadedFunction {
         Ok(blocks.saturating_sub(kept))
     }
 
-    /// Allows launches with the shared memory that items of `burst` packets need. Returns its bytes per block.
+    /// Permits launches with the shared memory that items of `burst` packets need. Returns this memory's
+    /// bytes per block.
     ///
     /// # Errors
-    /// If a block of this GPU cannot have that much.
+    /// If a block of this GPU cannot have that much shared memory.
     pub(super) fn shared_for(&self, burst: usize, pulled: bool) -> Result<u32> {
         let most = self.gpu.max_shared_bytes_per_block()?;
         let bytes = shared_bytes(burst, pulled);
@@ -120,19 +125,20 @@ impl LoadedFunction {
     }
 }
 
-/// How a launch gets its shared memory.
+/// Whether a kernel needs the driver's permission for the amount of shared memory that its launches use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SharedMemory {
-    /// Every launch may have this much.
+    /// No permission is needed: every launch may use this amount.
     Usual,
-    /// The kernel must be allowed to have this much before the launch.
+    /// The amount must be permitted for the kernel before the launch.
     Allowed,
 }
 
-/// The bytes of shared memory per block that every launch may have.
+/// The most bytes of shared memory per block that a launch may use without permission.
 const USUAL_SHARED: u32 = 48 << 10;
 
-/// Returns the bytes of shared memory per packet: its descriptor; if packets are pulled, also the copy's descriptor and a verdict.
+/// Returns the bytes of shared memory per packet. They hold the packet's descriptor. If packets are pulled,
+/// they also hold the descriptor of the copy and a verdict.
 const fn shared_per_packet(pulled: bool) -> u32 {
     if pulled { 16 + 16 + 8 } else { 16 }
 }
@@ -142,10 +148,12 @@ pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
     burst as u32 * shared_per_packet(pulled)
 }
 
-/// Checks that this memory and the `fixed` bytes that the packet function declares fit into the `most` bytes of a block.
+/// Checks that the shared memory of a launch fits into the `most` bytes that a block can have. It is the
+/// bytes for `burst` packets plus the `fixed` bytes that the packet function declares.
 pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<SharedMemory, String> {
     let bytes = shared_bytes(burst, pulled);
-    // The launch's memory begins at a multiple of 16.
+    // The bytes for packets follow the declared ones and begin at a multiple of 16, so the declared bytes are
+    // rounded up.
     match fixed.next_multiple_of(16) + bytes {
         all if all <= USUAL_SHARED => Ok(SharedMemory::Usual),
         all if all <= most => Ok(SharedMemory::Allowed),
@@ -164,8 +172,9 @@ pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> R
     }
 }
 
-/// Compiles a function with the executor's kernels for one architecture. Needs no GPU. `pulls` selects kernels that can pull packets into
-/// GPU memory; the others are faster without them, because they need fewer registers. `more` are compiler options.
+/// Compiles a function with the executor's kernels for one architecture. Needs no GPU. If `pulls` is set, the
+/// kernels can pull packets into GPU memory. Without that code the kernels need fewer registers and are
+/// faster. `more` are additional compiler options.
 pub(super) fn compile(
     function: &PacketFunction,
     pulls: bool,
@@ -180,7 +189,8 @@ pub(super) fn compile(
     let headers = [&HEADERS[..], &[cuda::SYSTEM_HEADER]].concat();
     let program = cuda::Source { name: "executor.cu", source: &source, headers: &headers, options: &options };
     match cuda::compile(&program, arch) {
-        // Names the function, because the user does not know the file that includes it.
+        // The message names the packet function instead of executor.cu, because the user does not know that
+        // file.
         Err(cuda::Error::DoesNotCompile { arch, log, .. }) => Err(cuda::Error::DoesNotCompile {
             name: format!("packet function {}", function.name()),
             arch,

@@ -14,9 +14,11 @@
 //!                                                  or pulled into GPU memory
 //! ```
 //!
-//! At the end of a run the dispatcher closes the ring and the kernels drain it. Waits that were posted for items which will not come are
-//! released by words without packets. If a function never returns, the watchdog reports it and the GPU is abandoned. The process must
-//! then end without exit handlers (`inlane_cuda::any_abandoned`).
+//! At the end of a run the dispatcher closes the ring and the kernels drain it. Some waits may have been
+//! posted for items that are never submitted. The host satisfies these waits by submitting words with a
+//! packet count of 0. If a function never returns, the watchdog reports the function, and the GPU is
+//! abandoned: the run no longer waits for it, and its memory is never freed. The process must then end
+//! without exit handlers (`inlane_cuda::any_abandoned`).
 
 #[cfg(not(feature = "cuda"))]
 mod absent;
@@ -63,8 +65,8 @@ pub use loaded_function::LoadedFunction;
 pub use run::run;
 pub use settings::{Memory, Settings};
 
-/// Opens the GPU with this CUDA index. Also locates the run-time compiler while its folder is readable, because it is loaded after
-/// privileges are dropped.
+/// Opens the GPU with this CUDA index. Also locates the run-time compiler (NVRTC) now, while its folder is
+/// readable. The compiler is loaded only after privileges are dropped.
 ///
 /// # Errors
 /// If the driver or the GPU is missing.
@@ -75,12 +77,13 @@ pub(crate) fn open(index: u32) -> crate::error::Result<std::sync::Arc<Gpu>> {
     Ok(gpu)
 }
 
-/// Returns true if privileges must be dropped before `function` is loaded, because loading it runs code that the user chose:
-/// a packet function of the user's own, the run-time compiler that `INLANE_NVRTC` names, or, for a program with capabilities
-/// of its own, any run-time compiler, because the environment names its directory.
+/// Returns true if privileges must be dropped before `function` is loaded, because loading runs code that the
+/// user chose. Such code is a packet function from the user's file, or the run-time compiler that
+/// `INLANE_NVRTC` names. If the process does not run as root, any run-time compiler counts as such code: the
+/// process may have capabilities, and the environment decides which compiler is found.
 ///
-/// For root without `INLANE_NVRTC`, the installed compiler does not count. As nobody, root could not use its cache of compiled
-/// kernels.
+/// If root runs the process without `INLANE_NVRTC`, the installed compiler is trusted, so privileges are
+/// kept. Without privileges the process could not use root's cache of compiled kernels.
 pub(crate) fn runs_user_code(
     executor: &crate::config::Executor,
     function: &inlane_function::PacketFunction,

@@ -6,8 +6,8 @@
 //! split, stream, graph   [ receive -> submit ... take back -> send ]   [ launch, or post ahead ]
 //! ```
 //!
-//! The thread that starts the others owns the packets, the ring and the streams. So if one of them panics, the ring can still be drained
-//! and the GPU released.
+//! The thread that starts these threads owns the packets, the ring and the streams. So if one of the started
+//! threads panics, the ring can still be drained and the GPU released.
 
 use super::feeder::{Feeder, Ticks, wait_until_idle};
 use super::lane::Lane;
@@ -22,12 +22,13 @@ use crate::pipeline::{AbortOnPanic, Pipeline, PipelineContext, PipelineSettings,
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Runs `pipeline` on `lane` until it ends. Afterwards the GPU is idle, or it was abandoned and the tally has an error.
+/// Runs `pipeline` on `lane` until the pipeline ends. Afterwards the lane's streams are idle, or the GPU was
+/// abandoned.
 ///
 /// Returns what the pipeline counted. Also returns the lane's report, if there was no error.
 ///
 /// # Panics
-/// If the pipeline's pool is not the one that the lane was created for, because the GPU could not access its packets.
+/// If the lane was created for another pool. The GPU could not access this pool's packets.
 pub fn run(
     pipeline: Pipeline,
     mut lane: Lane,
@@ -37,13 +38,15 @@ pub fn run(
     assert_eq!(pipeline.pool.region().address(), lane.packets, "the lane was created for another pool");
     let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
-    // The items are dropped, and their packets freed, only after the GPU can no longer write them.
+    // Dropping the items frees their packets. They are declared here so that this happens only after the GPU
+    // can no longer write the packets.
     let mut items = Items::new(&pool, lane.slots(), settings.burst);
     let circulation =
         Circulation::new(rx, txs, pool, dispatcher, lane.settings.limits(settings.burst), settings);
     let mut tally = Tally::default();
     if let Err(error) = on_streams(&lane, circulation, &mut items, &mut tally, settings, context) {
-        // An error at the end usually repeats an error that a thread has already reported.
+        // An error at the end usually repeats an error that a thread has already reported, so it is added
+        // only if no thread reported one.
         if tally.errors.is_empty() {
             tally.errors.push(error);
         }
@@ -51,7 +54,8 @@ pub fn run(
     }
     lane.leave_together();
 
-    // Another lane may have abandoned the GPU. Reading from it would then wait forever.
+    // Another lane may have abandoned the GPU. Reading the state from that GPU could block forever, so there
+    // is no report then.
     let report = match tally.errors.is_empty() && !lane.loaded.gpu().is_abandoned() {
         true => lane
             .report(lane.closed_at().unwrap_or(0), tally.rx.packets, tally.rx.bytes)
@@ -84,7 +88,8 @@ fn on_streams(
     feeder.begin()?;
     let begun = Instant::now();
     let has_feeder = lane.settings.method.has_feeder();
-    // The feeder's thread launches ticks if there is one, otherwise the dispatching thread does.
+    // Ticks are launched by the feeder's thread if the method has a feeder, otherwise by the dispatching
+    // thread.
     let (dispatcher_ticks, feeder_ticks) = if has_feeder { (None, ticks) } else { (ticks, None) };
     let launcher = (lane.settings.method == Method::Single).then(|| Launcher::new(lane, &streams));
     let mut hooks = GpuHooks { launcher, ticks: dispatcher_ticks };
@@ -96,7 +101,7 @@ fn on_streams(
     let clean = !context.control.aborting() && tally.errors.is_empty();
     let stuck = tally.errors.iter().any(|error| matches!(error, Error::Stuck { .. }));
     let ended = feeder.finish(clean, stuck).and_then(|()| match &tick_stream {
-        // The last tick lets the function deliver what it has assembled so far.
+        // A packet function may hold back unfinished output. So a last tick makes the function deliver it.
         Some(stream) if !stuck => {
             Ticks::new(lane, stream).last()?;
             wait_until_idle(lane, std::slice::from_ref(stream))
@@ -104,17 +109,20 @@ fn on_streams(
         _ => Ok(()),
     });
     if ended.is_err() || !clean {
-        // A failed pipeline stops the others, which drain first.
+        // If this pipeline failed, the other pipelines must end too. They drain before they end.
         context.control.stop();
     }
-    // Streams and graphs are destroyed only after all lanes have finished.
+    // Blocks until all lanes have finished, because returning destroys the streams and graphs.
     lane.leave_together();
     ended
 }
 
-/// Runs `moving`, which moves packets, and `feeding`, which feeds the GPU, each on a thread of its own. The calling thread runs `watching`
-/// meanwhile, so a port that blocks cannot stop the watchdog. The sender of the channel that `watching` receives is dropped when the
-/// thread that moves packets ends. Returns when both threads have ended.
+/// Runs `moving` and `feeding` on two new threads, and `watching` on the calling thread. Returns when all
+/// three have ended.
+///
+/// `moving` moves packets, `feeding` launches or posts kernels, and `watching` is the watchdog. The watchdog
+/// has a thread of its own because `moving` may block in a port. `watching` gets the receiver of a channel.
+/// The channel is disconnected when `moving` ends, so `watching` can end then.
 pub(super) fn on_threads(
     moving: impl FnOnce() -> Tally + Send,
     feeding: Option<impl FnOnce() -> Result<()> + Send>,
@@ -136,7 +144,8 @@ pub(super) fn on_threads(
         let moving = named("io").spawn_scoped(scope, move || {
             let _moves = moves;
             pin(context.cores, 0);
-            // Without this, the feeder would wait for packets that will not come.
+            // If this thread panics, the guard aborts the run. Otherwise the feeder would wait forever for
+            // packets.
             let guard = AbortOnPanic(context.control);
             let tally = moving();
             std::mem::forget(guard);
@@ -174,9 +183,10 @@ pub(super) fn on_threads(
     })
 }
 
-/// The dispatching thread's additional work for a GPU.
+/// What the dispatching thread does for a GPU besides moving packets: it launches kernels for method
+/// `single`, and ticks if the method has no feeder.
 struct GpuHooks<'a> {
-    /// Set for method `single`.
+    /// Launches a kernel for each submitted item. `None` unless the method is `single`.
     launcher: Option<Launcher<'a>>,
     ticks: Option<Ticks<'a>>,
 }
