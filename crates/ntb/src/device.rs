@@ -100,7 +100,7 @@ pub trait Ntb: Send + Sync {
     /// Returns the state of the link to `peer`. The link to a port that does not exist is down.
     fn link(&self, peer: u32) -> Link;
 
-    /// Returns the memory of this side that translations may lead to.
+    /// Returns this side's inbound memory: the memory that peers can reach once a translation leads to it.
     fn inbound(&self) -> &Region;
     /// Makes `peer`'s window `window` lead to `memory`, which is a part of [`Ntb::inbound`].
     ///
@@ -118,18 +118,20 @@ pub trait Ntb: Send + Sync {
 
     /// Returns the doorbell bits that were rung and not cleared, whether masked or not.
     fn doorbell_read(&self) -> u64;
-    /// Clears doorbell bits. Clear them before scanning for what they announce. A ring during the scan then
-    /// sets the bit again.
+    /// Clears doorbell bits. Clear a bit before you look for the work that it signals. If a peer rings during
+    /// the look, the bit is then set again.
     fn doorbell_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise no event.
     fn doorbell_mask(&self) -> u64;
     /// Masks doorbell bits: they raise no event.
     fn doorbell_mask_set(&self, bits: u64);
-    /// Unmasks doorbell bits. A bit that was rung while masked raises no event, so scan again after unmasking.
+    /// Unmasks doorbell bits. A bit that was rung while masked raises no event, so look for work after
+    /// unmasking.
     fn doorbell_mask_clear(&self, bits: u64);
     /// Returns the doorbell bits that raise the event of vector `vector`.
     fn vector_bits(&self, vector: u32) -> u64;
-    /// Rings doorbell bits at `peer`. The peer that sees them also sees every store before a [`Window::fence`].
+    /// Rings doorbell bits at `peer`. If `peer` sees these bits, it also sees every store that was made
+    /// before the last [`Window::fence`].
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a peer that does not exist.

@@ -1,8 +1,9 @@
 //! Fault injection: the behaviour of a real link that shared memory hides.
 //!
-//! A [`Wire`] stands between a port and one peer. It cuts stores into pieces that arrive late, torn and in any
-//! order, but never across a fence. That is what posted write-combining stores promise. Doorbells travel behind
-//! the stores, unless the plan loses, doubles or advances them. One seed determines all random choices.
+//! A [`Wire`] carries the stores from a port to one peer. It cuts stores into pieces that arrive late, torn
+//! and in any order, but never across a fence. That is what posted write-combining stores promise. Doorbells
+//! travel behind the stores, unless the chosen [`Faults`] lose, double or advance them. One seed determines
+//! all random choices.
 
 use crate::error::{Error, Result};
 use inlane_core::region::Region;
@@ -149,7 +150,7 @@ enum Action {
 /// A piece of a store, or a register write, on its way to the peer.
 struct Piece {
     due: Instant,
-    /// Rank within the epoch; the piece with the lowest rank arrives first.
+    /// Position among the pieces between the same two fences. The piece with the lowest rank arrives first.
     rank: (Instant, u64),
     action: Action,
 }
@@ -176,10 +177,11 @@ impl Ord for Piece {
 }
 
 struct State {
-    /// The pieces between two fences. Those of the first epoch may arrive; the others wait for it to become empty.
+    /// One heap for each epoch, which is the pieces between two fences. Pieces of the first epoch may arrive.
+    /// Pieces of later epochs wait until the first epoch is empty.
     epochs: VecDeque<BinaryHeap<Piece>>,
     random: Random,
-    /// When the wire was made: the rank of pieces that arrive in order or without a delay.
+    /// When the wire was made. Pieces that arrive in order or without a delay have this time in their rank.
     start: Instant,
     sent: u64,
     mapped: Vec<Region>,
@@ -199,7 +201,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Makes a wire with the faults of `plan` and starts its thread. `stream` gives each wire of one seed its own sequence.
+    /// Makes a wire with the faults of `plan` and starts the thread that delivers the pieces. Give each wire
+    /// another `stream`, so that wires with the same seed make different random choices.
     pub fn new(plan: Faults, stream: u64) -> Self {
         let state = State {
             epochs: VecDeque::from([BinaryHeap::new()]),
@@ -220,7 +223,7 @@ impl Wire {
         self.shared.lock().mapped.push(region);
     }
 
-    /// Sends a store.
+    /// Cuts a store into pieces and queues them for delivery.
     ///
     /// # Safety
     /// `to` is writable for `length` bytes inside a region that was given to [`Wire::keep`]. `source` is
@@ -231,7 +234,7 @@ impl Wire {
         let mut done = 0;
         while done < length {
             let address = to as usize + done;
-            // A piece ends at a multiple of the granule, as a burst and a naturally aligned word do.
+            // End each piece at a multiple of the granule, so that an aligned word of 8 bytes is never split.
             let piece = (granule - address % granule).min(length - done);
             let mut bytes = [0; 64];
             // SAFETY: `done + piece` is at most `length`.
@@ -244,7 +247,8 @@ impl Wire {
         self.shared.changed.notify_all();
     }
 
-    /// Sends a doorbell, which rings after the stores that a fence has released.
+    /// Sends a doorbell. It rings after the stores before the last fence, unless a fault loses or advances
+    /// it.
     pub(crate) fn doorbell(&self, ring: impl Fn() + Send + Sync + 'static) {
         let mut state = self.shared.lock();
         if state.random.happens(self.shared.plan.lose) {
@@ -256,14 +260,16 @@ impl Wire {
         if state.random.happens(self.shared.plan.early) {
             return ring();
         }
-        // The doorbell register is not write-combining, so the doorbell waits only for stores before the last fence.
+        // The doorbell register is not write-combining. Push the doorbell into the current epoch, where it waits
+        // only for stores before the last fence.
         let due = Instant::now() + state.random.up_to(self.shared.plan.delay);
         state.push(&self.shared.plan, due, Action::Call(Box::new(ring)));
         drop(state);
         self.shared.changed.notify_all();
     }
 
-    /// Sends a register write, which keeps its order with all other stores and may arrive late.
+    /// Sends a register write. It arrives after all earlier stores and before all later ones, and possibly
+    /// late.
     pub(crate) fn register(&self, write: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.lock();
         let late = if state.random.happens(self.shared.plan.stale) {
@@ -354,7 +360,7 @@ impl WireShared {
         let mut state = self.lock();
         loop {
             match state.next() {
-                // Delivered under the lock, so that an empty queue means that everything has arrived.
+                // Deliver under the lock. An empty queue then means that everything has arrived.
                 Ok(Piece { action: Action::Store { to, bytes, length }, .. }) => {
                     // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped. Aligned words
                     // are stored whole, so a piece of 8 aligned bytes does not tear further.
@@ -364,7 +370,7 @@ impl WireShared {
                 Ok(Piece { action: Action::Call(call), .. }) => call(),
                 Err(_) if state.closed => return,
                 Err(wait) => {
-                    // Nothing can arrive now: wake `drain`, which waits for an empty queue.
+                    // No piece can arrive now, so wake `drain` to let it check whether all queues are empty.
                     self.changed.notify_all();
                     state = self
                         .changed
@@ -417,9 +423,9 @@ mod tests {
         }
     }
 
-    /// Checks that the time of a store grows only with its length. It once grew with the number of waiting pieces too: 1 MiB
-    /// in pieces of 8 bytes took 13.7 s, and the four of this test would take minutes. The limit leaves room for a slow
-    /// machine.
+    /// Checks that the time of a store grows only with its length. An earlier version also slowed down with
+    /// the number of queued pieces: 1 MiB in pieces of 8 bytes took 13.7 s. The limit of 60 s catches that,
+    /// and leaves room for a slow machine.
     #[test]
     fn the_time_of_a_store_grows_with_its_length_only() {
         for plan in ["torn", "torn,reorder", "torn,delay=1ms", "torn,reorder,delay=1ms"] {
@@ -443,7 +449,8 @@ mod tests {
         let wire = Wire::new(plan, 0);
         let order = Arc::new(Mutex::new(Vec::new()));
         {
-            // The pump delivers under the lock: all pieces are queued before the first one arrives.
+            // Hold the lock while queueing. The pump thread needs the lock to deliver, so no piece arrives
+            // before all are queued.
             let mut state = wire.shared.lock();
             for index in 0..100 {
                 let order = order.clone();

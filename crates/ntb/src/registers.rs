@@ -14,7 +14,7 @@ use inlane_core::region::Region;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Translations are whole pages.
+/// Translations start and end at multiples of this many bytes.
 const PAGE: u64 = 4096;
 
 /// The largest number of ports.
@@ -24,8 +24,8 @@ pub const SCRATCHPADS: u32 = 8 * MAX_PORTS;
 /// Number of doorbell vectors. Vector v covers the doorbell bits 32 v to 32 v + 31.
 pub const VECTORS: u32 = 2;
 
-/// A value with a 128-byte line of its own: a cache line and its prefetched neighbour. Values with different
-/// writers do not share lines.
+/// A value that has 128 bytes to itself: a cache line and the neighbour that the processor prefetches with
+/// it. Values with different writers therefore do not slow each other down.
 #[repr(C, align(128))]
 #[derive(Default)]
 pub(crate) struct PaddedWord<T>(pub T);
@@ -47,10 +47,11 @@ pub(crate) struct PortRegisters {
     pub mask: PaddedWord<AtomicU64>,
     /// Odd while this port has enabled its links. Each change adds one.
     pub link: PaddedWord<AtomicU32>,
-    /// Number of processes that have attached to this port. It tells the end of an old process from that of a
-    /// new one.
+    /// Number of processes that have attached to this port. The hub uses it to ignore the end of a process
+    /// that a later one has replaced.
     pub attachments: PaddedWord<AtomicU32>,
-    /// A counter that grows while the port's process lives, for back-ends without a hub that notices its end.
+    /// A counter that grows while the port's process runs. Back-ends without a hub use it to detect the end
+    /// of the process.
     pub heartbeat: PaddedWord<AtomicU32>,
     /// The translation of each peer's window onto this port.
     pub translations: [Translation; MAX_PORTS as usize],
@@ -71,7 +72,7 @@ pub(crate) fn limits(window_bytes: u64) -> WindowLimits {
 }
 
 impl PortRegisters {
-    /// Makes the link word odd (up) or even (down). Returns false if it was so already.
+    /// Makes the link word odd (up) or even (down). Returns false if the link already had that state.
     pub(crate) fn set_link(&self, up: bool) -> bool {
         use Ordering::{AcqRel, Acquire};
         self.link
@@ -80,8 +81,8 @@ impl PortRegisters {
             .is_ok()
     }
 
-    /// Sets doorbell bits and returns the vectors to interrupt. Only bits that were clear and are unmasked
-    /// interrupt, so doorbells coalesce.
+    /// Sets doorbell bits and returns the vectors to interrupt. A bit that was already set or is masked does
+    /// not interrupt, so several doorbells may cause one interrupt.
     pub(crate) fn ring(&self, bits: u64) -> impl Iterator<Item = u32> {
         let before = self.doorbell.0.fetch_or(bits, Ordering::SeqCst);
         let rings = bits & !before & !self.mask.0.load(Ordering::SeqCst);
@@ -109,12 +110,12 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Returns the part of this port's memory that the window of port `me` leads to. This port is `peer`, and
-    /// its memory has `window_bytes`.
+    /// Returns the part of this port's memory that the window of port `me` leads to. `peer` is the number of
+    /// this port, and `window_bytes` is the size of its memory.
     pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];
-        // Loaded once, so the checked values are the mapped values.
+        // Load each value once, so that the values checked here are also the values mapped by the caller.
         let bytes = translation.bytes.load(Ordering::Acquire);
         let offset = translation.offset.load(Ordering::Acquire);
         if bytes == 0 {

@@ -21,8 +21,8 @@ pub struct Window {
     wire: Option<Arc<Wire>>,
 }
 
-// SAFETY: another process shares the memory anyway. All accesses are bounds-checked raw copies or atomics. The
-// protocol above orders them between threads.
+// SAFETY: another process shares the memory in any case. All accesses are bounds-checked raw copies or
+// atomics. Callers order accesses from different threads.
 unsafe impl Send for Window {}
 // SAFETY: as for Send.
 unsafe impl Sync for Window {}
@@ -94,7 +94,8 @@ impl Window {
         unsafe { self.store_from(offset, bytes.as_ptr(), bytes.len()) }
     }
 
-    /// Stores `length` bytes from a source that other threads may write meanwhile; see [`Window::store`].
+    /// Stores `length` bytes at `offset`, like [`Window::store`]. Other threads may write the source
+    /// meanwhile.
     ///
     /// # Errors
     /// [`Error::Window`] if the bytes would end outside the window.
@@ -145,7 +146,8 @@ impl Window {
     pub unsafe fn load_into(&self, destination: *mut u8, offset: usize, length: usize) -> Result<()> {
         let from = self.at(offset, length)?;
         if let Some(wire) = &self.wire {
-            // A read does not pass the posted writes before it.
+            // On hardware, a read does not pass earlier posted writes. So deliver the writes that are still
+            // in the wire.
             wire.drain();
         }
         // SAFETY: `at` checked the source, and the caller guarantees the destination.
@@ -158,18 +160,20 @@ impl Window {
         Ok(())
     }
 
-    /// Orders all stores before it, through this and all other windows, before those after it.
+    /// Makes all stores before this call arrive before all later stores through this window. Without injected
+    /// faults this holds for stores through all windows together.
     #[inline(always)]
     pub fn fence(&self) {
         match (&self.wire, self.ordering) {
-            // Only the instruction orders non-temporal stores, which large copies may have used.
+            // Execute the fence instruction on coherent windows too. Large copies may use non-temporal
+            // stores, which only this instruction orders.
             (None, _) => store_fence(),
             (Some(wire), _) => wire.fence(),
         }
     }
 
-    /// Orders earlier word stores before later ones. Costs no instruction where the memory itself keeps their
-    /// order.
+    /// Makes word stores before this call arrive before later word stores. Costs no instruction if the memory
+    /// itself keeps the order of stores.
     #[inline(always)]
     pub fn fence_words(&self) {
         match (&self.wire, self.ordering) {
@@ -178,7 +182,8 @@ impl Window {
         }
     }
 
-    /// Blocks until all stores before it are in the peer's memory. Posted windows need a read-back for that.
+    /// Blocks until all stores before this call are in the peer's memory. On posted windows this takes a
+    /// read-back.
     pub fn flush(&self) {
         fence(Memory::SeqCst);
         store_fence();

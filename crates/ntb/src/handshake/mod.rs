@@ -1,8 +1,7 @@
 //! The handshake with one peer: both sides exchange sizes and epochs through scratchpads until they agree.
 //!
-//! [`protocol`] defines the exchanged values. This module writes them over a bridge and repeats them until the
-//! peer answers. A scratchpad that was lost before the peer was up costs time only, and so does a lost
-//! doorbell.
+//! [`protocol`] defines the exchanged values. This module writes them over a bridge and repeats them until
+//! the peer answers. A lost write or doorbell therefore only delays the handshake.
 
 pub mod protocol;
 #[cfg(test)]
@@ -15,7 +14,7 @@ use inlane_core::region::Region;
 use protocol::{Connection, Handshake, Progress, ROW, VERSION};
 use std::time::{Duration, Instant};
 
-/// The doorbell bit that announces a written row.
+/// The doorbell bit that is rung after a row of scratchpads was written. [`protocol`] describes the row.
 pub const DOORBELL: u64 = 1 << 33;
 const PAGE: u64 = 4096;
 /// How long to wait for an answer before a row is written again.
@@ -25,13 +24,14 @@ const REWRITE_AFTER: Duration = Duration::from_millis(20);
 pub struct Offer<'a> {
     /// The memory onto which the peer gets a window.
     pub inbound: &'a Region,
-    /// This side's epoch. Use another one for each attempt.
+    /// This side's epoch, a number that identifies one attempt to connect. Use a new number for each attempt.
     pub epoch: u32,
     /// How long to try before the handshake fails.
     pub timeout: Duration,
 }
 
-/// Returns a random epoch, so that an earlier process or connection of this port almost certainly used another.
+/// Returns a random epoch. It almost certainly differs from those of this port's earlier processes and
+/// connections.
 pub fn fresh_epoch() -> u32 {
     let mut bytes = [0u8; 4];
     // SAFETY: writes at most 4 bytes to a local.
@@ -46,15 +46,15 @@ fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
     std::array::from_fn(|index| ntb.scratchpad_read(peer * ROW as u32 + index as u32))
 }
 
-/// Returns the epoch in `peer`'s row. If it differs from the connection's, the peer has restarted or is
-/// reconnecting.
+/// Returns the epoch in `peer`'s row. If it differs from the epoch in the [`Connection`], the peer has
+/// restarted or is reconnecting.
 pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
     ntb.scratchpad_read(peer * ROW as u32 + 1)
 }
 
 fn write_row(ntb: &dyn Ntb, peer: u32, words: &[u32; ROW]) -> Result<()> {
     let row = ntb.port() * ROW as u32;
-    // The check is invalidated first, so a half-written row is never taken for a whole one.
+    // Invalidate the check word first, so the peer never takes a half-written row for a whole one.
     ntb.peer_scratchpad_write(peer, row + ROW as u32 - 1, !words[ROW - 1])?;
     for (index, word) in words.iter().enumerate() {
         ntb.peer_scratchpad_write(peer, row + index as u32, *word)?;
@@ -106,7 +106,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         }
         match progress {
             Progress::Connected(connection) => {
-                // The peer connects only after it has read this row.
+                // Write the row once more: the peer connects only after it has read this final row.
                 write_row(ntb, peer, &side.row().encode())?;
                 faults.step("connected");
                 return Ok(connection);
@@ -125,7 +125,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         if start.elapsed() > offer.timeout {
             return Err(Error::Handshake { peer, why: no_answer(ntb, peer, &side, offer) });
         }
-        // Sleep, because the peer may need this core.
+        // Sleep instead of polling, because the peer may need this core.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_micros(500));
     }

@@ -1,8 +1,8 @@
 //! The handshake as a state machine without registers and time, so that a model checker can run it.
 //!
-//! Each side writes what it knows into a row of 8 scratchpads at the peer. A row is a state, not a command. It
-//! may be read twice, late or half-written, and it may be left from an earlier process. The last word is a
-//! check over the others, so a torn row does not decode.
+//! Each side writes its epoch, its sizes and the epoch it has read into a row of 8 scratchpads at the peer. A
+//! row is a state, not a command. It may be read twice, late or half-written. It may also remain from an
+//! earlier process. The last word is a check over the other words, so a half-written row does not decode.
 //!
 //! ```text
 //! 0  magic << 16 | version         4  limit: pages of the largest window this side has onto the peer
@@ -39,7 +39,7 @@ pub struct Row {
 }
 
 fn check(words: &[u32]) -> u32 {
-    // FNV-1a suffices, because it guards against torn and stale rows, not against forged ones.
+    // FNV-1a suffices, because the check guards against torn and stale rows, not against forged rows.
     words.iter().fold(0x811C_9DC5, |hash, word| (hash ^ word).wrapping_mul(0x0100_0193))
 }
 
@@ -97,9 +97,9 @@ impl Connection {
 pub enum Progress {
     /// Wait: nothing has changed.
     Wait,
-    /// Write the own row, which has changed, and ring.
+    /// Write this side's row, which has changed, and ring the doorbell.
     Write,
-    /// The connection is established. Write the own row, which may have changed, and ring.
+    /// The connection is established. Write this side's row, which may have changed, and ring the doorbell.
     Connected(Connection),
     /// The peer answers this side, but uses another protocol version.
     OtherVersion(u16),
@@ -142,7 +142,8 @@ impl Handshake {
         self.own.seen = row.epoch;
         self.peer = Some(row);
         if row.version != VERSION {
-            // A stale row may have any version. Only a row that names our epoch was written for us.
+            // A stale row may have any version. Report another version only if the row names our epoch,
+            // because only then was it written for us.
             let ours = row.seen == self.own.epoch;
             return if ours { Progress::OtherVersion(row.version) } else { self.changed(fresh) };
         }

@@ -57,7 +57,7 @@ proptest! {
                 }
             }
         }
-        // Without further disturbance they connect.
+        // From here on no side restarts and no row is late, so three rounds must connect both sides.
         for _ in 0..3 {
             for me in 0..2 {
                 rows[1 - me] = sides[me].row().encode();
@@ -80,13 +80,15 @@ fn another_version_is_reported_only_for_a_current_row() {
     assert_eq!(side.read(&current.encode()), Progress::OtherVersion(2));
 }
 
-/// Rows as atomics: all interleavings of two sides that write and read, one of which has restarted.
+/// Runs all interleavings of two sides that write and read rows. One side has restarted: its old row is still
+/// there.
 #[test]
 fn loom_agreement() {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, Ordering};
 
-    // The scratchpads that differ between rows here; the check covers all of them.
+    // Only words 1, 2 and 7 differ between the rows of this test, so only these are modelled. Word 7 is the
+    // check over all words.
     struct Registers([[AtomicU32; 3]; 2]);
 
     fn write(registers: &Registers, to: usize, row: &Row) {
@@ -108,7 +110,7 @@ fn loom_agreement() {
     model.preemption_bound = Some(2);
     model.check(|| {
         let registers = Arc::new(Registers(Default::default()));
-        // An old process of the other side left its row.
+        // The other side's earlier process left this row. A connection must not use its epoch 30.
         write(&registers, 0, &Handshake::new(30, 1, 1, true).row());
         let theirs = registers.clone();
         let other = loom::thread::spawn(move || {

@@ -7,13 +7,13 @@
 //!         ...         inbound memory of port 0, of port 1, ...        equal shares of the rest
 //! ```
 //!
-//! The BARs, the instructions that access them, the MSI-X interrupts and the IOMMU are real. The memory behind
-//! BAR 2 is the host's and coherent. Stores are therefore not posted or reordered, and reads are as fast as
-//! stores. No address is translated: a port can offer only its share of the BAR. Windows still declare
-//! [`Promise::Posted`], so that the code above does what hardware would need.
+//! The BARs, the instructions that access them, the MSI-X interrupts and the IOMMU are real. The memory
+//! behind BAR 2 is ordinary coherent memory of the host. Stores are therefore not posted or reordered, and
+//! reads are as fast as stores. No address is translated: a port can offer only its share of the BAR. Windows
+//! still declare [`Promise::Posted`], so that the layers above execute the steps that real hardware needs.
 //!
-//! No event says that a machine has ended. Each port therefore advances a heartbeat counter. A counter that
-//! stops for [`HEARTBEAT_TIMEOUT`] takes the link down.
+//! No event signals that a machine has ended. Each port therefore advances a heartbeat counter. If a port's
+//! counter stops for [`HEARTBEAT_TIMEOUT`], its links go down.
 
 mod partition;
 
@@ -38,10 +38,11 @@ const DOORBELL: usize = 0x0c;
 const LINK_VECTOR: u32 = VECTORS;
 /// Interval between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
-/// A port whose heartbeat stops for this long is considered lost. An emulated machine may stop for a second.
+/// A port whose heartbeat stops for this long is considered lost. The limit is long, because an emulated
+/// machine may pause for a second.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// This machine's port. The ivshmem server assigned its number.
+/// One port of a bridge made of an ivshmem device. The ivshmem server assigns the port number.
 pub struct Ivshmem {
     inner: Arc<Inner>,
     heartbeat: Option<JoinHandle<()>>,
@@ -87,8 +88,8 @@ impl Ivshmem {
     /// * Errors of VFIO.
     /// * [`Error::Invalid`] if the device is not an ivshmem device with doorbells, or has too few vectors or
     ///   too little memory.
-    /// * [`Error::Invalid`] if another machine gave another number of ports, or this machine's number exceeds
-    ///   it.
+    /// * [`Error::Invalid`] if another machine was started with another number of ports, or if this machine's
+    ///   port number is not below `ports`.
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("pci:{address}"), why);
         let sysfs = Sysfs::system();
@@ -186,12 +187,12 @@ impl Inner {
 
     fn interrupt(&self, peer: u32, vector: u32) {
         if peer == self.port {
-            // The device does not reliably interrupt its own machine, so write the eventfd directly. A full
-            // counter needs no further wake-up.
+            // The device does not reliably interrupt its own machine, so write the eventfd directly. Ignore
+            // errors: if the eventfd's counter is full, a wake-up is already pending.
             let _ = rustix::io::write(self.interrupts.event(vector as usize), &1u64.to_ne_bytes());
         } else {
-            // The offset is inside the BAR and permitted, so this cannot fail. A machine that is not running
-            // ignores it.
+            // The offset is inside the BAR and permitted, so this write cannot fail. If the peer's machine is
+            // not running, the device drops the interrupt.
             let _ = self.control.write_u32(DOORBELL, peer << 16 | vector);
         }
     }
@@ -273,7 +274,8 @@ impl Ntb for Ivshmem {
         let ours = self.inner.registers(self.inner.port).link.0.load(Ordering::Acquire);
         let theirs = self.inner.registers(peer).link.0.load(Ordering::Acquire);
         let heartbeat = &self.inner.peer_heartbeats[peer as usize];
-        // The peer may have come back and completed a handshake before the heartbeat thread's next check.
+        // A lost peer may have come back and completed a handshake before the heartbeat thread's next check,
+        // so compare the heartbeat counters here too.
         if heartbeat.lost.load(Ordering::Acquire)
             && self.inner.registers(peer).heartbeat.0.load(Ordering::Acquire)
                 != heartbeat.counter.load(Ordering::Acquire)
@@ -283,7 +285,7 @@ impl Ntb for Ivshmem {
         let changes = u64::from(heartbeat.changes.load(Ordering::Acquire));
         Link {
             up: ours & theirs & 1 == 1 && !heartbeat.lost.load(Ordering::Acquire),
-            // Only the low 20 bits of our word fit. They repeat only after a million link changes.
+            // Only the low 20 bits of `ours` fit. They repeat after a million link changes.
             generation: u64::from(theirs) | u64::from(ours & 0xf_ffff) << 32 | changes << 52,
         }
     }

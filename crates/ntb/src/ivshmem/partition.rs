@@ -44,8 +44,8 @@ impl Partition {
     }
 }
 
-/// Marks the memory as partitioned among `ports`, or checks that it is. The first machine's number of ports
-/// counts.
+/// Records that the memory is divided among `ports`, if no machine has done so. Otherwise compares `ports`
+/// with the recorded number. Returns the reason if they differ or if the memory is used by another program.
 pub(super) fn claim(shared: &Region, ports: u32) -> Result<(), String> {
     // SAFETY: the first word of at least a page, aligned; every machine uses it as an atomic.
     let word = unsafe { AtomicU64::from_ptr(shared.as_ptr().cast()) };

@@ -20,7 +20,8 @@ const BATCH: usize = 64;
 /// How long to wait for a process to receive its descriptors.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes shared memory of `bytes` that cannot be resized, so no peer can make an access fault by shrinking it.
+/// Makes shared memory of `bytes` that cannot be resized. Without that, a peer could shrink it and make
+/// accesses fault.
 ///
 /// # Errors
 /// [`Error::Os`] if the system refuses.
@@ -85,8 +86,8 @@ pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Locat
     Ok(unsafe { Region::from_raw(address as u64, bytes, location, Arc::new(Mapping { address, bytes })) })
 }
 
-/// Sends `fds` in batches, each with one byte that holds its size. Waits while too many of the user's
-/// descriptors are in flight.
+/// Sends `fds` in batches. Each batch carries one byte, its number of descriptors. If the system reports too
+/// many of the user's descriptors in flight, retries for up to [`RECEIVE_TIMEOUT`].
 ///
 /// # Errors
 /// [`Error::Os`] if the socket fails or no process receives in time.

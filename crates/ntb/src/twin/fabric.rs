@@ -1,7 +1,8 @@
 //! The fabric of a twin: the memories and registers of all ports, and the hub that owns them.
 //!
-//! The hub plays the bridge's hardware. It outlives the ports' processes, so memory and registers survive a
-//! restart, stale scratchpads included. When a process ends, the hub takes its links down.
+//! The hub stands in for the bridge's hardware. It outlives the ports' processes, so memory and registers
+//! survive a restart, stale scratchpads included. When a port's process ends, the hub takes the port's links
+//! down.
 
 use super::descriptors;
 use crate::error::{Error, Result};
@@ -39,7 +40,7 @@ impl Fabric {
     }
 
     pub(super) fn signal(&self, port: u32, event: usize) {
-        // A full counter needs no further wake-up.
+        // Ignore errors: if the eventfd's counter is full, a wake-up is already pending.
         let _ = rustix::io::write(&self.eventfds[port as usize * EVENTS + event], &1u64.to_ne_bytes());
     }
 
@@ -56,7 +57,7 @@ pub enum PortEvent {
     Attached,
     /// The process has finished and will not use the fabric any more.
     Finished,
-    /// The process ends because the link to this port went down. The failure is not its own.
+    /// The process ends because its link to this port went down. The cause of the failure lies at this port.
     Lost(u32),
     /// The process asks for the end of all processes with this status.
     ExitAll(i32),
@@ -71,7 +72,7 @@ pub(super) const MESSAGE_LOST: u32 = 4;
 /// The process has started and asks for the fabric.
 pub(super) const MESSAGE_HELLO: u32 = 5;
 
-/// The owner of a fabric; see the module's documentation.
+/// The owner of a fabric. It admits processes to the ports and reports their events.
 pub struct Hub {
     fabric: Arc<Fabric>,
     events: Sender<(u32, PortEvent)>,
@@ -111,7 +112,7 @@ impl Hub {
         Ok(Self { fabric: Arc::new(fabric), events, receiver: Mutex::new(Some(receiver)) })
     }
 
-    /// Returns the receiver of the ports' events. Only the first call gets it.
+    /// Returns the receiver of the ports' events. Returns `None` after the first call.
     pub fn events(&self) -> Option<Receiver<(u32, PortEvent)>> {
         self.receiver.lock().unwrap_or_else(|poison| poison.into_inner()).take()
     }
@@ -161,8 +162,8 @@ fn send_fabric(fabric: &Fabric, port: u32, socket: &OwnedFd) -> Result<()> {
     descriptors::send_descriptors(socket.as_fd(), &fds)
 }
 
-/// Serves one port's process until its socket closes. The descriptors are sent when the process asks, because
-/// the system limits how many a user may have in flight to processes that do not receive yet.
+/// Serves one port's process until its socket closes. The descriptors are sent only when the process asks for
+/// them, because the system limits how many unreceived descriptors a user may have.
 fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, PortEvent)>) {
     let mut attachment = None;
     loop {
@@ -191,7 +192,8 @@ fn serve(fabric: &Fabric, port: u32, socket: &OwnedFd, events: &Sender<(u32, Por
         let _ = events.send((port, what));
     }
     let registers = fabric.port(port);
-    // A process that attached here later has its own socket. The end of an earlier process does not affect it.
+    // Take the link down only if no later process has attached to this port. A later process has its own
+    // socket.
     if attachment.is_some_and(|attachment| registers.attachments.0.load(Ordering::Acquire) == attachment)
         && registers.set_link(false)
     {

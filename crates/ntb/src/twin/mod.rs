@@ -1,9 +1,9 @@
 //! The twin: ports in processes of one machine, joined by shared memory and eventfds.
 //!
 //! A window is a mapping of the peer's memory, a translation an offset in it, a doorbell a bit in a shared
-//! register with an eventfd for each vector. The memory is coherent and ordered; [`crate::fault`] takes that
-//! away. One difference to hardware remains: a window that is mapped keeps working after its translation was
-//! cleared.
+//! register with an eventfd for each vector. The memory is coherent and ordered. The faults of
+//! [`crate::fault`] can delay, tear and reorder stores. One difference to hardware remains: a mapped window
+//! keeps working after its translation was cleared.
 
 mod descriptors;
 mod fabric;
@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// One port of a twin's fabric.
+/// One port of a twin's fabric. Each process attaches to its port and reaches the other ports through it.
 pub struct Twin {
     inner: Arc<Inner>,
 }
@@ -133,8 +133,8 @@ impl Twin {
         self.inner.send_message(MESSAGE_FINISHED, 0);
     }
 
-    /// Reports that this process ends because the link to `peer` went down. The launcher then looks for the
-    /// cause there.
+    /// Reports to the hub that this process ends because the link to `peer` went down. The launcher then
+    /// looks for the cause at `peer`.
     pub fn report_lost(&self, peer: u32) {
         self.inner.send_message(MESSAGE_LOST, peer);
     }
@@ -159,7 +159,8 @@ fn capabilities(window_bytes: u64) -> Capabilities {
     }
 }
 
-/// Takes the link down and up again, at random intervals around `faults.flap`, until the port is dropped.
+/// Takes the link down and up again until the port is dropped. The pauses are random, from half to one and a
+/// half times `faults.flap`.
 fn flap(port: Weak<Inner>, faults: Faults) {
     let mut random = Random::new(faults.seed ^ 0xF1A9);
     std::thread::spawn(move || {
@@ -181,7 +182,7 @@ fn send_message(socket: &OwnedFd, what: u32, value: u32) {
     let mut message = [0u8; 8];
     message[..4].copy_from_slice(&what.to_ne_bytes());
     message[4..].copy_from_slice(&value.to_ne_bytes());
-    // If the hub has ended, nobody needs the message.
+    // Ignore errors: if the hub has ended, nobody needs the message.
     let _ = rustix::net::send(socket, &message, SendFlags::NOSIGNAL);
 }
 
