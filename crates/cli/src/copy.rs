@@ -223,9 +223,9 @@ enum What {
 #[derive(Clone, Debug)]
 struct Sizes(Vec<usize>);
 
-/// The most bytes of a transfer, or of the rotating buffers.
+/// The most bytes that the flags allow for a transfer and for the buffers of `--rotate`.
 const LARGEST: usize = 1 << 40;
-/// The most bytes of a chunk.
+/// The most bytes that the flags allow for a chunk of a staged path.
 const LARGEST_CHUNK: usize = 1 << 30;
 /// Flags that have no effect on `--list`.
 const NOT_LISTED: [&str; 9] =
@@ -299,7 +299,7 @@ fn parse_choice(text: &str) -> Result<PathChoice, Error> {
 
 /// Parses `1M`, `4K,1M` and `4K..256M`.
 fn parse_sizes(text: &str) -> Result<Sizes, Error> {
-    // Every size fits, because LARGEST is a usize.
+    // LARGEST is a usize and bounds every size, so the cast to usize below loses nothing.
     let sizes = crate::sizes::parse(text, LARGEST as u64)?;
     Ok(Sizes(sizes.into_iter().map(|size| size as usize).collect()))
 }

@@ -55,7 +55,7 @@ pub struct Args {
     json: Option<String>,
 }
 
-/// The state of the machine that the checks read.
+/// What the checks read: files of the kernel, and the outcomes of system calls. Tests replace both.
 struct Machine {
     files: Files,
     trials: Trials,
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(fail_if_missing(&report.results, &args.require)?)
 }
 
-/// Fails if a required part is missing. A degraded part does not fail.
+/// Fails if one of the parts in `required` is missing. A degraded part does not count as missing.
 fn fail_if_missing(checks: &[Check], required: &[Name]) -> Result<(), NotReady> {
     let missing = |name: &&Name| checks.iter().any(|c| c.name == **name && c.state == State::Missing);
     let missing: Vec<String> = required.iter().filter(missing).map(|name| name.text()).collect();
@@ -118,7 +118,7 @@ const CHECKS: [(Name, CheckFunction); 19] = [
     (Name::Lab, lab::lab),
 ];
 
-/// Prints the report: one line per check, and the purpose and the fixes of each check that is not ok.
+/// Prints one line per check. For each check that is not ok, also prints the part's purpose and the fixes.
 fn show(out: &mut dyn Write, report: &DoctorReport, colour: bool) -> io::Result<()> {
     let host = &report.host;
     let memory = units::bytes(host.memory_bytes);

@@ -5,17 +5,17 @@ use inlane_core::error::{Class, Error};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-/// The exit statuses, for `--help`.
+/// The explanation of exit statuses that `--help` shows.
 pub const STATUSES: &str = "\
 Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
 (run 'inlane doctor' to see how to fix it).";
 
-/// The error of a machine that lacks something that the run requires.
+/// The error of a command that needs something that the machine lacks. It ends the command with status 3.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotReady(pub String);
 
-/// Returns the error and its causes in one line. A cause that the text already contains is not repeated.
+/// Returns the error and its causes in one line. Leaves out a cause whose text is already in the line.
 pub fn text(error: &anyhow::Error) -> String {
     let texts = error.chain().map(ToString::to_string);
     let whole = texts.reduce(|text, cause| match text.contains(&cause) {
@@ -25,7 +25,7 @@ pub fn text(error: &anyhow::Error) -> String {
     whole.unwrap_or_default()
 }
 
-/// Prints the error to standard error. Returns its exit status.
+/// Prints the error to standard error. Returns the exit status for its class.
 pub fn report(error: &anyhow::Error) -> u8 {
     crate::print_to_stderr(format_args!("inlane: {}", text(error)));
     let class = error.chain().find_map(|cause| {
@@ -47,8 +47,8 @@ pub fn report(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Prints why the command line could not be parsed, or the requested help. Returns the exit status. `origins` are the flags
-/// that a settings file or a variable set.
+/// Prints the requested help, or why the command line could not be parsed. Returns the exit status. `origins`
+/// lists the flags that a settings file or a variable set, so that the message can name the file or variable.
 pub fn unparsed(error: &clap::Error, origins: &[(String, String)]) -> u8 {
     if !error.use_stderr() {
         return match error.print() {
@@ -70,7 +70,7 @@ pub fn unparsed(error: &clap::Error, origins: &[(String, String)]) -> u8 {
     2
 }
 
-/// Replaces the phrases of Rust's number parser and of clap's ranges.
+/// Rewords messages of Rust's number parser and of clap, which use terms of the language Rust.
 fn in_plain_words(text: &str) -> String {
     let text = text
         .replace("invalid digit found in string", "it is not a whole number")

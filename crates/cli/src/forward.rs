@@ -27,7 +27,7 @@ use std::time::Duration;
 pub use args::Forward;
 
 impl Forward {
-    /// Runs the subcommand. `arguments` are the command line, which a sweep parses again for each point.
+    /// Runs the subcommand. `arguments` is the command line. A sweep parses it again for each point.
     ///
     /// # Errors
     /// If the flags are wrong, the run fails, or the result cannot be written.
@@ -50,7 +50,7 @@ impl Forward {
         }
         let control = Arc::new(Control::default());
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
-        // With a capture on standard output, the result goes to standard error.
+        // A capture may be written to standard output. The result then goes to standard error instead.
         let sends_to_stdout =
             matches!(&config.route, Route::OneWay { tx, .. } if tx.iter().any(|port| port == "pcap:-"));
         outputs::check(self, &config.route, arguments)?;
@@ -79,7 +79,7 @@ impl Forward {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Runs one point: a single run, or a search for the highest rate without loss.
+    /// Measures one set of flags: runs it once, or searches for the highest rate without loss.
     fn measure(
         &self,
         control: &Arc<Control>,
@@ -94,7 +94,7 @@ impl Forward {
         self.once(&config, control, ceilings, watch)
     }
 
-    /// Runs once: chooses the method for `auto`, measures the baseline, runs, and explains the result.
+    /// Runs once. Chooses the method for `auto`, measures the baseline, and explains the result.
     fn once(
         &self,
         config: &Config,
@@ -111,7 +111,8 @@ impl Forward {
         let config = &chosen;
         let baseline =
             || (!self.experiment.no_baseline).then(|| experiment::baseline(config, control)).flatten();
-        // A baseline on a GPU drops privileges before it compiles. If the run's ports need privileges, the run goes first.
+        // A baseline on a GPU drops privileges before it compiles. If the run's ports need privileges, the
+        // baseline is therefore measured after the run.
         let needs_privileges = config.drops_needed_privileges();
         let before = (!needs_privileges).then(baseline).flatten();
         let mut outcome = run::run(config, control, watch)?;

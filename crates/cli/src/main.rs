@@ -82,7 +82,8 @@ fn main() -> ExitCode {
 /// Sends warnings to standard error. `INLANE_LOG=debug` shows more, such as DPDK's own messages.
 fn show_warnings() {
     let given = std::env::var("INLANE_LOG").unwrap_or_default();
-    // A name that is no level would select one target and hide all other warnings.
+    // The logging library would take any other single word as the name of a module, and hide the warnings of
+    // all other modules. Such a word is therefore ignored with a warning.
     let known = ["off", "error", "warn", "info", "debug", "trace"].contains(&given.to_lowercase().as_str());
     let filter = tracing_subscriber::EnvFilter::builder();
     let filter = match given.as_str() {
@@ -104,7 +105,7 @@ fn show_warnings() {
         .init();
 }
 
-/// Writes text to standard output.
+/// Writes the text that `write` produces to standard output.
 fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     let mut text = Vec::new();
     write(&mut text)?;

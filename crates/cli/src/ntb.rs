@@ -1,4 +1,5 @@
-//! `inlane ntb`: jobs of processing elements (PEs) over PCIe windows, and what the windows carry.
+//! `inlane ntb`: starts jobs of processing elements (PEs) that communicate over PCIe windows, and measures
+//! and checks the windows.
 
 mod bench;
 mod check;
@@ -109,7 +110,7 @@ impl Run {
         if let Some(why) = why {
             crate::print_to_stderr(format_args!("inlane: {why}"));
         }
-        // The job's status is the program's.
+        // The command exits with the status of the program that it started.
         std::process::exit(status)
     }
 }

@@ -1,4 +1,4 @@
-//! Writes a command's result: text to standard output, JSON and a figure to files.
+//! Writes a command's result: text to standard output; JSON, CSV and a figure to files.
 
 use inlane_core::result::{Document, Start};
 use inlane_ports::pcap::same_file;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The open outputs of a command.
+/// The outputs of a command, opened before its run and written after it.
 pub struct Output {
     json: Option<Target>,
     csv: Option<Target>,
@@ -17,10 +17,10 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens the files. Call it before the run, so that a run whose result cannot be written does not start. The command's
-    /// duration counts from here.
+    /// Opens the output files. Call this before the run, so that a run does not start if its result cannot be
+    /// written. The command's duration starts here.
     ///
-    /// `json` may be `-`: the JSON then goes to standard output, in place of the text.
+    /// If `json` is `-`, the JSON goes to standard output and replaces the text.
     ///
     /// # Errors
     /// If a file cannot be opened for writing, or two outputs go to one file.
@@ -42,7 +42,8 @@ impl Output {
         })
     }
 
-    /// Sets the start and the duration of the command, and writes the outputs. The text comes first, because it is shown even if a file fails.
+    /// Sets the start and the duration of the command, then writes the outputs. The text is written first, so
+    /// it is shown even if a file cannot be written.
     ///
     /// # Errors
     /// If an output cannot be written.

@@ -71,7 +71,8 @@ impl ReportArgs {
 mod tests {
     use super::*;
 
-    /// Run with `INLANE_BLESS=1` to publish an intended change: `INLANE_BLESS=1 cargo test -p inlane schema`.
+    /// Compares the published schemas with the types. To accept an intended change: `INLANE_BLESS=1 cargo
+    /// test -p inlane schema`.
     #[test]
     fn the_published_schemas_are_those_of_the_types() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schema");

@@ -1,18 +1,19 @@
 //! Flags from a settings file and from the environment.
 //!
-//! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand with long flags as keys (`[forward]`,
-//! `[ntb.bench]`). The environment has `INLANE_<SUBCOMMAND>_<FLAG>`. Both are inserted into the command line before it is
-//! parsed. A flag on the command line wins over the environment, which wins over the file. An unknown key in the file is an
-//! error. An unknown variable is a warning, because another program may use it.
+//! A TOML file (`--config FILE` or `INLANE_CONFIG`) has a table per subcommand (`[forward]`, `[ntb.bench]`).
+//! Its keys are the names of long flags. Environment variables are named `INLANE_<SUBCOMMAND>_<FLAG>`. The
+//! settings of both are inserted into the command line before it is parsed. A flag on the command line wins
+//! over a variable, and a variable wins over the file. An unknown key in the file is an error. An unknown
+//! variable is a warning, because another program may use it.
 
 use clap::{Arg, Command};
 use inlane_core::Error;
 use std::ffi::OsString;
 
-/// The variable that names the settings file. `--config` wins over it.
+/// The variable that names the settings file. The flag `--config` wins over the variable.
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
-/// Variables that set no flag. The library and the launcher read them.
+/// `INLANE_*` variables that set no flag. The library and the launcher read them.
 const OTHER_VARIABLES: [&str; 12] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",
@@ -28,7 +29,7 @@ const OTHER_VARIABLES: [&str; 12] = [
     "INLANE_NTB_YIELD",
 ];
 
-/// Returns the names of `INLANE_*` variables that nothing reads: most are misspelt.
+/// Returns the names of `INLANE_*` variables that no part of inlane reads. Such a name is probably misspelt.
 pub fn unknown_variables<'a>(command: &Command, environment: &'a [(String, String)]) -> Vec<&'a str> {
     let mut known: Vec<String> = OTHER_VARIABLES.map(String::from).into();
     collect_variables(command, "", &mut known);
@@ -71,9 +72,10 @@ pub fn expand(
     environment: &[(String, String)],
 ) -> Result<Expanded, Error> {
     let texts: Vec<String> = arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-    // Arguments after `--` belong to another program.
+    // Arguments after `--` belong to the program that `ntb run` starts, so they are left out.
     let texts: Vec<&str> = texts.iter().map(String::as_str).take_while(|text| *text != "--").collect();
-    // Finds the innermost subcommand, its table's name, and the index of the argument that names it.
+    // Finds the innermost subcommand, the name of its table, and the index of the argument with the
+    // subcommand's name.
     let (mut subcommand, mut table, mut at) = (command, String::new(), 0);
     for (index, text) in texts.iter().enumerate().skip(1) {
         if *text == "help" && subcommand.has_subcommands() {
@@ -138,7 +140,8 @@ pub fn expand(
     Ok(Expanded { arguments: all, origins })
 }
 
-/// Returns an error of the TOML parser in one line. The parser's own text repeats the line of the file, which may be very long.
+/// Returns an error of the TOML parser as one line. The parser's text would repeat the faulty line of the
+/// file, which may be very long.
 fn one_line(error: &toml::de::Error, text: &str) -> String {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     format!("line {}: {}", before.matches('\n').count() + 1, error.message().replace('\n', ", "))
@@ -148,7 +151,7 @@ fn invalid(what: String, why: impl Into<String>) -> Error {
     Error::Invalid { what, why: why.into() }
 }
 
-/// A key of the file.
+/// A key of the settings file, with its table, its flag and its value.
 struct Setting<'a> {
     table: String,
     argument: &'a Arg,
@@ -156,7 +159,7 @@ struct Setting<'a> {
     value: &'a toml::Value,
 }
 
-/// Collects the keys of the table `name` and of the tables in it.
+/// Collects the keys of the table `name` and of its subtables.
 fn read<'a>(
     command: &'a Command,
     name: &str,
@@ -200,7 +203,8 @@ fn read<'a>(
     Ok(())
 }
 
-/// Appends the flag `name` with its value. The error says what the value must be.
+/// Appends the flag `name` with its value to the arguments. If the value has a wrong type, the error says
+/// which type is expected.
 fn push(
     arguments: &mut Vec<OsString>,
     argument: &Arg,

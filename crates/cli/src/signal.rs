@@ -5,10 +5,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::sync::Arc;
 
-/// Calls `act` for each signal, on a thread of its own, until the process ends. `act` receives the signal and the number of
-/// signals before it.
+/// Starts a thread that calls `act` for each SIGINT, SIGTERM and SIGHUP until the process ends. `act`
+/// receives the signal and the number of signals before it.
 ///
-/// SIGHUP is handled too, so that a run whose terminal closes ends in order. A process started by nohup keeps ignoring it.
+/// SIGHUP is included, so that a run shuts down cleanly when its terminal closes. A process started by nohup
+/// still ignores SIGHUP.
 ///
 /// # Errors
 /// If the handlers cannot be installed.
@@ -33,8 +34,9 @@ fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// Ends a packet run by signals. The first signal stops receiving and sends the packets in flight. The second gives these up.
-/// The third ends the process at once, which may be necessary if a file or pipe blocks.
+/// Installs the signal handling of a packet run. The first signal stops receiving and sends the packets in
+/// flight. The second signal gives up the packets in flight. The third ends the process at once, even if a
+/// write to a file or pipe blocks.
 ///
 /// # Errors
 /// As [`on_signal`].
@@ -50,7 +52,8 @@ pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     })
 }
 
-/// Removes output files that are still empty, and ends the process as the signal would.
+/// Removes output files that are still empty. Then ends the process with the status that this signal causes
+/// by default.
 pub fn end_by(signal: i32) {
     inlane_report::remove_fresh();
     let _ = signal_hook::low_level::emulate_default_handler(signal);

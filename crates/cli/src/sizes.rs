@@ -1,9 +1,9 @@
-//! The value of `--sizes`: one size, a list, or a range. It means the same in every command.
+//! Parses the value of `--sizes`: one size, a list, or a range. Every command uses the same syntax.
 
 use inlane_core::{Error, units};
 
-/// Parses `1M`, `4K,1M`, `4K..256M` (each size four times the one before) or `4K..256M,x2`. A range ends with its last size,
-/// whatever the step. A list keeps its order.
+/// Parses `1M`, `4K,1M`, `4K..256M` (each size four times the previous one) or `4K..256M,x2`. The last size
+/// of a range is always included, even if the step would skip it. A list keeps its order.
 ///
 /// # Errors
 /// If the text is no size, list or range, or a size is zero or above `largest`.

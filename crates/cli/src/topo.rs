@@ -13,7 +13,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-/// The payload of a PCIe packet for which ceilings are computed. Most machines set this size.
+/// The payload size of PCIe packets, in bytes, that the ceilings assume. Most machines use this size.
 const PAYLOAD_BYTES: u32 = 256;
 
 const EXAMPLES: &str = "\
@@ -72,7 +72,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns true for devices that data is moved to or from.
+    /// Returns true for GPUs, NICs and NVMe drives, the devices that are sources or destinations of data.
     fn is_endpoint(&self) -> bool {
         matches!(self.device.kind, Kind::Gpu | Kind::Nic | Kind::Nvme)
     }
@@ -157,7 +157,7 @@ fn show(out: &mut dyn Write, topology: &Topology, args: &Args) -> io::Result<()>
     }
 }
 
-/// Returns all functions, or the endpoints and the bridges above them.
+/// Returns the functions to show: all functions, or only the endpoints and the bridges above them.
 fn shown(topology: &Topology, all: bool) -> Vec<&Entry> {
     let endpoints = topology.devices.iter().filter(|entry| all || entry.is_endpoint());
     let mut wanted: BTreeSet<_> = endpoints.map(|entry| entry.device.address).collect();
@@ -214,7 +214,8 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Creates a machine with a bridge, a GPU below it that has half its lanes, and an audio device.
+    /// Creates a fake machine. It has a bridge, a GPU below the bridge whose link has half its lanes, and an
+    /// audio device.
     fn machine() -> (tempfile::TempDir, Sysfs) {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();

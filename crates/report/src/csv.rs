@@ -22,7 +22,8 @@ pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
         }
         lines.push(line);
     }
-    // A column that is an object in some rows and null in others has only the object's columns.
+    // A value may be an object in some rows and null in others. The object's fields have their own columns,
+    // so this removes the column of the null.
     columns.retain(|column| {
         let prefix = format!("{column}.");
         !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))

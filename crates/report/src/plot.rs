@@ -1,4 +1,5 @@
-//! Line plots as SVG, with the spread of each point, the ceiling, and the machine in the picture.
+//! Draws line plots as SVG, with the spread of each point, the ceilings, and a last line that names the
+//! machine.
 
 mod axis;
 mod style;
@@ -25,7 +26,7 @@ pub struct Point {
 /// A line of a plot.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
-    /// The name in the legend. It decides the colour: lines of the same name have the same colour.
+    /// The name in the legend. All lines with the same name have the same colour.
     pub name: String,
     /// The title of the panel in which the line is drawn. Each title gets a panel of its own.
     pub panel: String,
@@ -44,7 +45,7 @@ impl Line {
     }
 }
 
-/// A plot with named axes.
+/// A plot with labelled axes and one panel for each panel title of its lines.
 #[derive(Clone, Debug)]
 pub struct Plot {
     /// The title.
@@ -69,7 +70,7 @@ const SMALL: (u32, u32) = (400, 290);
 const COLUMNS: u32 = 2;
 /// The height of a plot's title.
 const TITLE: u32 = 34;
-/// The height of the line with the machine, below all plots.
+/// The height of the last line, which names the machine.
 const SOURCE: u32 = 26;
 /// The length of a line's sample in the legend.
 const SAMPLE: i32 = 26;
@@ -86,7 +87,8 @@ impl Plot {
         fits(self.x_scale, x) && fits(self.y_scale, y)
     }
 
-    /// Converts points to coordinates, without those that cannot be drawn.
+    /// Converts points to coordinates. Leaves out points that cannot be drawn, such as zero on a logarithmic
+    /// axis.
     fn places(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         let drawn = points.iter().filter(|point| self.drawable(**point));
         drawn.map(|&(x, y)| (self.x_scale.place(x), self.y_scale.place(y))).collect()
@@ -96,7 +98,7 @@ impl Plot {
         self.places(&line.points.iter().map(|point| (point.x, point.y)).collect::<Vec<_>>())
     }
 
-    /// Returns the spread bars of a line: x, minimum, value, maximum.
+    /// Returns the spread bars of a line. Each has x, minimum, median and maximum.
     fn spreads(&self, line: &Line) -> Vec<[f64; 4]> {
         let bars = line.points.iter().filter_map(|&Point { x, y, spread }| {
             let (low, high) = spread?;
@@ -109,7 +111,7 @@ impl Plot {
         .collect()
     }
 
-    /// Returns the points of a line's ceiling that are drawn.
+    /// Returns the points of a line's ceiling, without those too high to be drawn.
     fn ceiling(&self, line: &Line) -> Vec<(f64, f64)> {
         let values = self.lines.iter().flat_map(|line| &line.points).map(|point| point.y);
         let highest = values.filter(|value| value.is_finite()).fold(0.0, f64::max) * HIGHEST_CEILING;
@@ -117,7 +119,8 @@ impl Plot {
         self.places(&line.ceiling).into_iter().filter(|&(_, y)| near(self.y_scale.value(y))).collect()
     }
 
-    /// Returns all drawn coordinates. They determine the ranges of the axes, which all panels share.
+    /// Returns the coordinates of everything that is drawn. They determine the ranges of the axes, which all
+    /// panels share.
     fn all(&self) -> Vec<(f64, f64)> {
         let line = |line: &Line| {
             let mut all = self.solid(line);
@@ -168,7 +171,7 @@ impl Plot {
         let colours = style::colours(&names);
         let style_of = |name: &str| {
             let index = names.iter().position(|known| *known == name).unwrap_or(0);
-            // Names beyond the number of colours repeat them, with hollow points.
+            // If there are more names than colours, colours repeat. The repeated colours have hollow points.
             (COLOURS[colours.get(index).copied().unwrap_or(0)], index < COLOURS.len())
         };
         let all = self.all();
@@ -275,7 +278,8 @@ pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
             plot.draw(&area)?;
             rest = below;
         }
-        // A letter is about half as wide as high.
+        // A letter is about half as wide as it is high. The size is chosen so that the whole text fits into
+        // the width.
         let letters = (2 * (width - 32) / source.chars().count().max(1) as u32).clamp(7, 12);
         rest.draw(&Text::new(source.to_string(), (16, 6), ("sans-serif", letters))).ok()?;
         root.present().ok()?;
@@ -293,7 +297,7 @@ fn distinct<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     seen
 }
 
-/// Returns the size of letters at which a title fits into the width.
+/// Returns the font size at which a title fits into the width.
 fn title_size(title: &str, width: u32) -> u32 {
     (2 * (width - 32) / title.chars().count().max(1) as u32).clamp(8, 17)
 }
@@ -360,7 +364,7 @@ mod tests {
         let drawn = svg(lines).unwrap();
         assert_eq!(drawn.matches("\nburst 16\n").count(), 1);
         assert_eq!(drawn.matches("\nsplit\n").count(), 1, "the legend names a line once");
-        // Three panels and the legend.
+        // The line `single` is drawn in each of three panels, and its sample once in the legend.
         assert_eq!(
             drawn.matches("<polyline fill=\"none\" opacity=\"1\" stroke=\"#D55E00\"").count(),
             4,
@@ -387,7 +391,7 @@ mod tests {
     #[test]
     fn a_long_title_has_smaller_letters() {
         assert_eq!(title_size("Rate", 720), 17);
-        // A letter is about half as wide as high.
+        // A letter is about half as wide as it is high, so 120 letters of this size must fit into 720.
         let long = "x".repeat(120);
         assert!(title_size(&long, 720) * 120 / 2 <= 720);
     }

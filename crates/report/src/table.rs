@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use inlane_core::result::Cell;
 
-/// Named lines of text, aligned in two columns.
+/// Lines of a name and a text, printed as two aligned columns.
 #[derive(Default)]
 pub struct Lines(Vec<Cell>);
 
@@ -13,7 +13,7 @@ impl Lines {
         self.0.push(Cell::new(name, text));
     }
 
-    /// Adds a line if there is a text.
+    /// Adds a line if `text` is not `None`.
     pub fn line_if(&mut self, name: &str, text: Option<impl Into<String>>) {
         if let Some(text) = text {
             self.line(name, text);
@@ -25,7 +25,7 @@ impl Lines {
         self.0.extend(lines);
     }
 
-    /// Adds the lines that are not contained yet.
+    /// Adds each line that is not yet contained.
     pub fn extend_unique(&mut self, lines: impl IntoIterator<Item = Cell>) {
         for line in lines {
             if !self.0.contains(&line) {
@@ -39,7 +39,8 @@ impl Lines {
         self.0.append(&mut other.0);
     }
 
-    /// Returns the lines as text. Names are padded to one width. Texts are never wrapped, so that grep finds them whole.
+    /// Returns the lines as text. All texts start in the same column. A text is never wrapped, so that grep
+    /// finds the whole text.
     pub fn render(&self) -> String {
         let width = self.0.iter().map(|line| line.name.chars().count()).max().unwrap_or(0);
         self.0.iter().map(|Cell { name, text }| format!("{name:<width$}  {text}\n")).collect()

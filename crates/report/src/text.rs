@@ -1,9 +1,10 @@
-//! Documents as text for a terminal: the results first, then their context.
+//! Renders documents as text for a terminal: first the results, then notes and settings.
 
 use crate::table::{Lines, grid};
 use inlane_core::result::{Cell, Document, Row};
 
-/// Renders a document. A single row that has lines of its own is shown as lines, everything else as a table.
+/// Renders a document. If it has one row and the row provides its own lines, prints those lines. Otherwise
+/// prints a table.
 pub fn text<T: Row>(document: &Document<T>) -> String {
     let rows = &document.results;
     let mut context = Lines::default();
@@ -35,7 +36,8 @@ pub fn text<T: Row>(document: &Document<T>) -> String {
     out
 }
 
-/// Renders the rows as a table. Parameters that all rows share go to `context` instead.
+/// Renders the rows as a table. A parameter with the same value in all rows goes to `context` instead of a
+/// column.
 fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
     if rows.is_empty() {
         return String::new();
@@ -52,7 +54,8 @@ fn table<T: Row>(rows: &[T], context: &mut Lines) -> String {
         cell.map_or(String::new(), |cell| cell.text.clone())
     };
     names.retain(|name| {
-        // A run that failed early may lack the parameter. That does not make it different.
+        // A run that failed early may lack the parameter. Such a row is left out of the comparison, so it
+        // creates no column.
         let mut values: Vec<String> = (0..rows.len())
             .filter(|&index| {
                 rows[index].error().is_none() || parameters[index].iter().any(|cell| cell.name == *name)

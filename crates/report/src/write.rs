@@ -42,23 +42,25 @@ impl Error {
     }
 }
 
-/// A file for a result. Open it before the run, for two reasons: the run may drop the privileges that opening needs, and a run
-/// that cannot write its result need not start. Until something is written, an existing file keeps its content. Dropping the
-/// target removes a file that it created and did not write.
+/// A file or standard output for a result. Open the target before the run, because the run may drop the
+/// privileges that opening needs, and should not start if its result cannot be written. An existing file
+/// keeps its content until something is written. If the target created the file, and nothing was written,
+/// dropping the target removes the file.
 pub struct Target {
     path: PathBuf,
     /// `None` for standard output.
     file: Option<File>,
 }
 
-/// The files that targets created and did not write yet.
+/// Files that targets created but have not written yet. They are removed if the run ends early.
 static FRESH: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn fresh<T>(act: impl FnOnce(&mut Vec<PathBuf>) -> T) -> T {
     act(&mut FRESH.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Removes all files that targets created and did not write. Call it before ending the process without dropping its targets.
+/// Removes all files that targets created but have not written. Call this before ending the process by a
+/// signal or `exit`, which skip destructors.
 pub fn remove_fresh() {
     fresh(|paths| paths.drain(..).for_each(|path| drop(std::fs::remove_file(path))));
 }
@@ -75,7 +77,7 @@ impl Target {
         }
     }
 
-    /// Opens a file. `-` is a file name like any other.
+    /// Opens a file. Here `-` is an ordinary file name.
     ///
     /// # Errors
     /// As [`Target::open`].
@@ -115,7 +117,7 @@ impl Target {
     fn bytes(mut self, bytes: &[u8]) -> Result<(), Error> {
         self.unregister();
         let Some(file) = &mut self.file else { return stdout(bytes) };
-        // Devices and pipes cannot be truncated.
+        // Only a regular file is truncated. Devices and pipes would return an error.
         let is_file = file.metadata().is_ok_and(|kind| kind.is_file());
         let emptied = if is_file { file.set_len(0) } else { Ok(()) };
         emptied
@@ -123,7 +125,8 @@ impl Target {
             .map_err(|source| Error::Io { path: self.path.clone(), source })
     }
 
-    /// Unregisters the file from those to remove. Returns true if it was registered.
+    /// Removes the file from the list of files to remove at an early end. Returns true if the file was in the
+    /// list.
     fn unregister(&self) -> bool {
         fresh(|paths| {
             let found = paths.iter().position(|path| *path == self.path);
@@ -140,7 +143,8 @@ impl Drop for Target {
     }
 }
 
-/// Writes to standard output. A closed pipe (`| head`) counts as success, because its reader has seen enough.
+/// Writes to standard output. A closed pipe (as with `| head`) counts as success, because the reader needs no
+/// more.
 ///
 /// # Errors
 /// If standard output cannot be written, for example because the disk is full.
@@ -178,7 +182,7 @@ mod tests {
         drop((Target::file(&new).unwrap(), Target::file(&old).unwrap()));
         assert!(!new.exists());
         assert_eq!(std::fs::read_to_string(&old).unwrap(), "kept");
-        // An empty file that existed before stays.
+        // The target removes only files that it created, so an empty file that existed before stays.
         std::fs::write(&old, "").unwrap();
         drop(Target::file(&old).unwrap());
         assert!(old.exists());

@@ -1,5 +1,5 @@
-//! Measures pairs of devices into a result document. A failed measurement becomes a row with its error, and the next one
-//! follows.
+//! Measures pairs of devices and adds the rows to the result document. A measurement that fails becomes a row
+//! with its error, and the run continues with the next measurement.
 
 use super::{Copy, Direction, What};
 use inlane_copy::cost::{Cache, Costs};
@@ -14,10 +14,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The result document of `inlane copy`.
+/// The result document of `inlane copy`: one row for each measurement.
 pub type Report = Document<TransferResult>;
 
-/// The failures of a run.
+/// The failed measurements of a run. They decide the exit status.
 #[derive(Debug, Default)]
 pub struct Failures {
     /// The number of failed measurements.
@@ -26,7 +26,8 @@ pub struct Failures {
     pub first: Option<Error>,
 }
 
-/// Measures pairs of devices into a report.
+/// Measures pairs of devices by the command's flags. Adds rows and notes to the report, and failed
+/// measurements to `failures`.
 pub struct Bench<'a> {
     args: &'a Copy,
     plan: &'a Plan,
@@ -37,12 +38,12 @@ pub struct Bench<'a> {
     ceilings: ceiling::Ceilings,
 }
 
-/// The memory that a pair is measured with.
+/// The buffers for measuring a pair, and the sizes that fit into them.
 struct Memory {
-    /// One for each direction that runs.
+    /// The source and destination buffers, one entry for each direction that runs.
     buffers: Vec<Buffers>,
     sizes: Vec<usize>,
-    /// Rows of the sizes for which there is no memory.
+    /// A row with an error for each size for which the allocation failed.
     refused: Vec<(TransferResult, Error)>,
 }
 
@@ -64,13 +65,14 @@ impl std::fmt::Display for Way<'_> {
 }
 
 impl Way<'_> {
-    /// Creates a row without figures.
+    /// Creates a row for a size, a path and a completion mode. Its measured values are still empty.
     fn row(&self, size: usize, path: Explanation, completion: CompletionMode) -> TransferResult {
         let row = TransferResult::new(self.from.endpoint(), self.to.endpoint(), size, path, completion);
         TransferResult { both_directions: self.options.both_ways, store_end: self.store_end, ..row }
     }
 
-    /// Creates a row for a measurement that failed before a path was open.
+    /// Creates a row for a measurement that failed before a path was open. The row names the requested path
+    /// instead.
     fn row_without_path(&self, size: usize, completion: CompletionMode) -> TransferResult {
         let name = match self.choice {
             PathChoice::Auto => "auto".into(),
@@ -81,7 +83,7 @@ impl Way<'_> {
 }
 
 impl<'a> Bench<'a> {
-    /// Creates a bench that uses the kept calibration of this machine.
+    /// Creates a bench. Loads the calibration that earlier runs on this machine stored.
     pub fn new(
         args: &'a Copy,
         plan: &'a Plan,
@@ -93,8 +95,9 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns when transfers of a pair count as complete: for stores to a BAR when issued, and also when delivered if the
-    /// BAR may be read.
+    /// Returns the moments at which a transfer of this pair counts as complete; each is measured in its own
+    /// row. Stores to a BAR complete when issued, and also when delivered if the BAR may be read. Other pairs
+    /// have one entry, `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {
@@ -105,7 +108,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures a pair in the requested directions. Breaks if the run must end.
+    /// Measures a pair in the directions of the flags. Breaks if the run must end.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
@@ -131,7 +134,8 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Adds a row with an error. Breaks if the run was interrupted, or if a GPU was given up, because calls to it may block.
+    /// Adds a row with an error. Breaks if the run was interrupted. Also breaks if a GPU was given up,
+    /// because calls to that GPU may block.
     fn failed(&mut self, mut row: TransferResult, error: Error) -> ControlFlow<()> {
         progress("");
         if self.plan.stop.load(Ordering::Relaxed) {
@@ -152,8 +156,9 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Returns the costs of the paths if they are kept or the choice needs them. Calibrates before the run's own memory is
-    /// allocated, because a BAR has no further memory.
+    /// Returns the stored costs of the paths. Without stored costs, calibrates if the path is chosen by cost,
+    /// and else returns `None`. Call this before the buffers are allocated: on a BAR, calibration needs the
+    /// same memory.
     fn costs(&mut self, way: Way) -> Result<Option<Costs>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let kept = self.cache.get(way.from, way.to, way.options).filter(|_| !self.args.calibrate).cloned();
@@ -171,8 +176,9 @@ impl<'a> Bench<'a> {
         Ok(Some(costs))
     }
 
-    /// Opens the paths of one direction and reports a fallback. Memory must be allocated before, because allocation waits
-    /// for resident kernels.
+    /// Opens the paths of one direction. Prints a message if the requested path is not available and another
+    /// one is taken. Call this after all buffers are allocated: once a kernel is resident, an allocation
+    /// would wait for its end.
     fn selector(&mut self, way: Way, costs: Option<Costs>) -> Result<PathSelector> {
         let selector = PathSelector::open(way.from, way.to, way.choice, way.options, costs)?;
         if let Some(fallback) = selector.fallback() {
@@ -183,11 +189,13 @@ impl<'a> Bench<'a> {
         Ok(selector)
     }
 
-    /// Allocates memory for each direction. Drops the largest sizes until the rest fits.
+    /// Allocates buffers for each direction. If the memory is too small, leaves out the largest size and
+    /// tries again.
     fn memory(&self, ways: &[Way]) -> Result<Memory> {
         let (mut sizes, mut refused) = (self.args.sizes.0.clone(), Vec::new());
         loop {
-            // Zeroing hundreds of megabytes takes a while, so an interrupted run ends here.
+            // Each attempt zeroes hundreds of megabytes, so an interrupted run ends here instead of trying
+            // again.
             check_stop(&self.plan.stop)?;
             let largest = sizes.iter().copied().max().unwrap_or(1);
             let buffers = |way: &Way| Buffers::new(way.from, way.to, largest, self.args.rotate);
@@ -201,7 +209,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures the ceilings of both directions of a pair, unless the path crosses none of the links that are driven.
+    /// Measures the ceilings of a pair in both directions. Returns `None` with `--no-ceiling`, or if the
+    /// required path has no ceiling.
     fn ceilings(&mut self, way: Way) -> Result<Option<[ceiling::Ceiling; 2]>> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         let crosses_none =
@@ -213,7 +222,7 @@ impl<'a> Bench<'a> {
         self.ceilings.measure(way.from, way.to, self.host, way.options.both_ways, self.plan)
     }
 
-    /// Returns the ceiling of one path. Notes once why a path has none.
+    /// Returns the ceiling of one path. If the path has none, adds a note with the reason.
     fn ceiling_of(&mut self, way: Way, path: Path, measured: Option<&ceiling::Ceiling>) -> Option<Ceiling> {
         let (a, b) = (way.from.endpoint(), way.to.endpoint());
         if let Some(why) = ceiling::none_for(path, a, b) {
@@ -229,14 +238,14 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Adds a note once.
+    /// Adds a note to the report, unless the report already contains it.
     fn note(&mut self, note: String) {
         if !self.report.notes.contains(&note) {
             self.report.notes.push(note);
         }
     }
 
-    /// Measures one direction, or two at once, by size and completion mode.
+    /// Measures one direction, or two at once, with each size and each completion mode.
     fn measure(&mut self, ways: &[Way]) -> ControlFlow<()> {
         let way = ways[0];
         let first = way.row_without_path(way.options.largest, self.args.completion[0]);
@@ -289,7 +298,7 @@ impl<'a> Bench<'a> {
                     }
                     Err(error) => {
                         self.failed(rows.swap_remove(0), error)?;
-                        // The movers may be unusable, so they are opened again.
+                        // After an error the movers may be unusable, so this drops them and opens new ones.
                         drop(selectors);
                         selectors = match self.selectors(ways, costs.clone()) {
                             Ok(selectors) => selectors,
@@ -303,7 +312,7 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Measures one size in one completion mode, in each direction.
+    /// Measures one size in one completion mode. Returns one measurement for each direction.
     fn figures(
         &self,
         selectors: &mut [PathSelector],
@@ -318,7 +327,7 @@ impl<'a> Bench<'a> {
         };
         let what = self.args.measure;
         let single = if what == What::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
-        // With one transfer in flight, streaming would measure the same again.
+        // With one transfer in flight, streaming would repeat the latency measurement, so it is left out.
         let one_in_flight =
             what == What::Latency || self.args.window == Some(1) || selector.is_synchronous_for(size as u64);
         Ok(vec![match single {
@@ -336,8 +345,8 @@ impl<'a> Bench<'a> {
         }])
     }
 
-    /// Opens the paths of each direction, before any kernel is resident. All directions use the costs of the first, so that
-    /// they take the same path and do not compete as two different ones.
+    /// Opens the paths of each direction. Call this before any kernel is resident. All directions use the
+    /// costs of the first direction, so that both take the same path.
     fn selectors(&mut self, ways: &[Way], costs: Option<Costs>) -> Result<Vec<PathSelector>> {
         let mut selectors = vec![self.selector(ways[0], costs)?];
         for back in &ways[1..] {
@@ -348,7 +357,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Overwrites the progress line on standard error, if that is a terminal.
+/// Overwrites the progress line on standard error. Prints nothing if standard error is no terminal.
 fn progress(text: &str) {
     use std::io::{IsTerminal, Write};
     let mut stderr = std::io::stderr();

@@ -8,7 +8,7 @@ use inlane_copy::{Endpoint, PathOptions, list_paths};
 use inlane_core::result::Document;
 
 impl Copy {
-    /// Lists the paths between two endpoints.
+    /// Prints the paths between two endpoints, and why each is available or not.
     ///
     /// # Errors
     /// If an endpoint cannot be opened, or the output cannot be written.

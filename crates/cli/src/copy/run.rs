@@ -1,4 +1,4 @@
-//! Runs `inlane copy`: opens the endpoints, has pairs measured, and writes the result.
+//! Runs `inlane copy`: opens the endpoints, measures the pairs, and writes the result.
 
 use super::bench::{Bench, Failures, Report};
 use super::{Copy, Direction, What};
@@ -67,7 +67,7 @@ impl Copy {
         failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
     }
 
-    /// Opens endpoints. If a GPU is requested and the machine has none, the error names the twin.
+    /// Opens endpoints. If the flags name a GPU and the machine has none, the error suggests the twin.
     pub(super) fn open(&self, endpoints: &[Endpoint]) -> Result<Vec<Arc<Device>>, Error> {
         inlane_copy::open(endpoints, &self.permission()).map_err(|error| match error {
             Error::Device { device, why, class: Class::Environment }
@@ -127,8 +127,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Returns the devices of the matrix: the requested ones, or the host and all GPUs, or the host and two twins if there
-    /// is no GPU.
+    /// Returns the devices of the matrix: those of `--devices`. By default, these are the host and all GPUs,
+    /// or the host and two twins if the machine has no GPU.
     fn devices_of_matrix(&self, report: &mut Report) -> Result<Vec<Endpoint>, Error> {
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for endpoint in &self.devices {
@@ -163,7 +163,7 @@ impl Copy {
 /// # Errors
 /// If the driver does not work.
 fn gpus() -> Result<u32, Error> {
-    // CUDA_ERROR_NO_DEVICE.
+    // The error code CUDA_ERROR_NO_DEVICE, which counts as 0 GPUs below.
     const NO_DEVICE: u32 = 100;
     match inlane_cuda::device_count() {
         Ok(count) => Ok(count),
@@ -177,7 +177,8 @@ fn is_pair(from: &Endpoint, to: &Endpoint) -> bool {
     from != to || *from == Endpoint::Host
 }
 
-/// Runs the published experiment. A failed transfer ends it.
+/// Measures the published experiment on twins of its accelerators. The first failed transfer ends the
+/// experiment.
 fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failures) {
     report.twin = true;
     report.devices = [0, 1].map(|slot| inlane_twin::Costs::published(slot).name).into();
@@ -199,7 +200,8 @@ fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failure
         row.published = Some(PublishedRates {
             published_bytes_per_second: line.published_mib.map(|rate| rate * 1_048_576.0),
             predicted_bytes_per_second: line.predicted,
-            // The best repeat, because a model's time has no noise of its own.
+            // The best repeat gives the model's rate, because only other load on this machine can make a
+            // repeat slower.
             model_bytes_per_second: line
                 .measured
                 .latency_ns
@@ -215,10 +217,11 @@ fn published_experiment(plan: &Plan, report: &mut Report, failures: &mut Failure
     }
 }
 
-/// Adds notes on how the run ended. Returns what failed although there are figures.
+/// Adds notes on how the run ended. Returns a description of the failure if some measurements failed or were
+/// interrupted, and others succeeded.
 ///
 /// # Errors
-/// The first failure, if there is no figure.
+/// The first failure, if no measurement succeeded.
 fn failure_of(
     plan: &Plan,
     measured: usize,
@@ -253,14 +256,14 @@ fn failure_of(
     Ok(failure)
 }
 
-/// Notes the devices of a run.
+/// Adds the run's devices to the report.
 fn describe(report: &mut Report, devices: &[Arc<Device>]) {
     report.devices = devices.iter().map(|device| device.describe()).collect();
     report.devices.dedup();
     report.twin = devices.iter().any(|device| device.endpoint().is_twin());
 }
 
-/// Returns a note if the links of two devices differ in rate.
+/// Returns a note if the PCIe links of two devices have different rates.
 fn unequal_links(from: &Device, to: &Device) -> Option<String> {
     let (a, b) = (from.link()?, to.link()?);
     let (slower, faster) = if a.1 < b.1 { ((from, a), (to, b)) } else { ((to, b), (from, a)) };

@@ -28,7 +28,8 @@ pub fn gpu(machine: &Machine) -> Check {
         "packet functions run on it (--on gpu:N), and inlane copy moves data from and to its memory";
     let check = |evidence: String| Check::ok(Name::Gpu, purpose, evidence);
     let driver = machine.files.text("/proc/driver/nvidia/version").and_then(|text| {
-        // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ..."
+        // The file has a line such as "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release
+        // Build ...". The first word of digits and dots is the release.
         let is_release =
             |word: &&str| word.contains('.') && word.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         text.split_whitespace().find(is_release).map(String::from)
@@ -134,7 +135,7 @@ pub fn pcie_links(machine: &Machine) -> Check {
     let purpose = "a link with half the lanes or half the speed has half the bandwidth";
     let check = |evidence: String| Check::ok(Name::PcieLinks, purpose, evidence);
     let topology = Topology::read(&Sysfs::at(machine.files.root().join("sys")));
-    // Bridges are skipped: the device in a bridge's slot has the same link.
+    // Leaves out bridges: a bridge and the device below it share a link, which would be counted twice.
     let ends = topology.devices().filter(|device| device.class >> 16 != BRIDGE);
     let (mut whole, mut short, mut idle) = (0, Vec::new(), Vec::new());
     for device in ends {
@@ -144,7 +145,8 @@ pub fn pcie_links(machine: &Machine) -> Check {
         let (payload, best) = (256, link.max.bits_per_second());
         if let Some(shortfall) = topology.shortfall(device) {
             let line = format!("{}{name}: {shortfall}", device.address);
-            // An idle GPU lowers its link's speed, but not its width.
+            // An idle GPU lowers its link's speed to save power. Slow but wide links of GPUs are therefore
+            // listed separately.
             let idles = device.class >> 16 == DISPLAY && !shortfall.narrow();
             if idles { idle.push(line) } else { short.push(line) }
         } else if let Some((above, rate)) = narrowest.filter(|(_, rate)| rate.bits_per_second() < best) {

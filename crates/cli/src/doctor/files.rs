@@ -1,25 +1,27 @@
-//! The kernel's files (`/proc`, `/sys`, `/dev`), below a root that tests choose. A file that cannot be read counts as absent. Text that is
-//! too long is cut, and bytes that are no text are replaced.
+//! Reads the kernel's files (`/proc`, `/sys`, `/dev`) below a root directory, which tests replace. A file
+//! that cannot be read counts as absent. Text that is too long is cut, and bytes that are not UTF-8 are
+//! replaced.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Most bytes that are read of a file. Only `/proc/cpuinfo` can be longer, and its first processor is enough.
+/// The most bytes that are read from a file. Only `/proc/cpuinfo` can be longer; the entry of its first
+/// processor fits.
 const MOST: u64 = 256 * 1024;
 
-/// The files that the checks read.
+/// Reads files of the kernel below a root directory.
 pub struct Files {
     root: PathBuf,
 }
 
 impl Files {
-    /// Reads below `root`, which is `/` for this machine.
+    /// Creates a reader of files below `root`. On this machine, `root` is `/`.
     pub fn under(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Returns the root.
+    /// Returns the root directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -31,7 +33,8 @@ impl Files {
     /// Returns the text of a file without white space at its ends.
     pub fn text(&self, path: &str) -> Option<String> {
         let path = self.at(path);
-        // Opening a pipe may block, and opening a device may act on it.
+        // Opening a pipe may block, and opening a device may change its state. So only regular files are
+        // opened.
         if !fs::metadata(&path).ok()?.is_file() {
             return None;
         }
@@ -45,7 +48,7 @@ impl Files {
         self.text(path)?.parse().ok()
     }
 
-    /// Returns the value of a line `name: value`.
+    /// Returns the value of the line `name: value` in a file.
     pub fn field(&self, path: &str, name: &str) -> Option<String> {
         self.text(path)?.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;
@@ -81,7 +84,7 @@ pub fn processors(list: &str) -> Vec<u32> {
         let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) else {
             continue;
         };
-        // Linux supports at most 8192 processors.
+        // Linux supports at most 8192 processors, so a malformed range cannot grow the list beyond that.
         found.extend(first..=last.min(8191));
     }
     found

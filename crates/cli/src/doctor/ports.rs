@@ -4,7 +4,8 @@ use super::check::{Check, Name};
 use super::{Machine, rights};
 use rustix::io::Errno;
 
-/// The Linux release since which XDP programs can be attached by a link, which the kernel removes when the process ends.
+/// The first Linux release in which an XDP program can be attached by a link. The kernel removes such a
+/// program when the process ends.
 const LINKS_SINCE: (u32, u32) = (5, 9);
 
 pub fn dpdk(machine: &Machine) -> Check {
@@ -34,7 +35,7 @@ pub fn af_xdp(machine: &Machine) -> Check {
     }
 }
 
-/// Returns the kernel's release if it is older than `version`.
+/// Returns the kernel's release if it is older than `version`, else `None`.
 fn kernel_before(machine: &Machine, version: (u32, u32)) -> Option<String> {
     let release = machine.files.text("/proc/sys/kernel/osrelease")?;
     let mut numbers = release.split(['.', '-']).map_while(|number| number.parse().ok());

@@ -4,23 +4,24 @@ use super::Machine;
 use super::check::{Check, Name};
 use inlane_core::units;
 
-/// A bit of the kernel's capability sets (`linux/capability.h`), as those below.
+/// The bit of CAP_NET_ADMIN in the kernel's capability sets (`linux/capability.h`). The next constants are
+/// bits, too.
 pub const NET_ADMIN: u32 = 12;
 const NET_RAW: u32 = 13;
 const IPC_LOCK: u32 = 14;
 const SYS_ADMIN: u32 = 21;
 const BPF: u32 = 39;
 
-/// Bytes of locked memory that are enough for a few pools of packets with their DMA mappings.
+/// The limit of locked memory, in bytes, that is enough for a few packet pools with their DMA mappings.
 const ENOUGH_LOCKED: u64 = 1 << 28;
 
-/// Returns the effective capability set of this process.
+/// Returns the effective capabilities of this process as a bit set.
 fn effective(machine: &Machine) -> u64 {
     let set = machine.files.field("/proc/self/status", "CapEff").unwrap_or_default();
     u64::from_str_radix(&set, 16).unwrap_or(0)
 }
 
-/// Returns true if the process has the capability.
+/// Returns true if the process has the capability with this bit number.
 pub fn has(machine: &Machine, capability: u32) -> bool {
     effective(machine) >> capability & 1 == 1
 }
@@ -30,7 +31,8 @@ pub fn can_load_bpf(machine: &Machine) -> bool {
     has(machine, NET_ADMIN) && (has(machine, BPF) || has(machine, SYS_ADMIN))
 }
 
-/// Returns the command that gives this program's file the capabilities that ports need. A run drops them before it loads the user's code.
+/// Returns the `setcap` command that gives this program's file the capabilities that ports need. A run drops
+/// its capabilities before it loads a user's packet function.
 pub fn setcap(machine: &Machine) -> String {
     let program = machine.trials.program.display();
     format!("sudo setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep {program}")

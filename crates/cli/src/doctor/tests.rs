@@ -1,9 +1,10 @@
-//! The checks on machines made of files.
+//! Runs the checks on fake machines: a folder of files, and chosen outcomes of system calls.
 
 use super::*;
 use rustix::io::Errno;
 
-/// A machine made of files and of outcomes of system calls. By default, it has nothing.
+/// A fake machine: a folder of files, and chosen outcomes of system calls. Without changes by a test, almost
+/// every part is missing.
 struct Fake {
     root: tempfile::TempDir,
     trials: Trials,
@@ -202,7 +203,8 @@ fn memory_lock_reads_the_soft_limit() {
     assert_eq!(with("much").state, State::Degraded);
 }
 
-/// Checks a device of a class with its current and its best link, each as width and speed.
+/// Checks the PCIe link of a device. `now` and `best` are the width and the speed that the link has and could
+/// have.
 fn link(class: &str, now: (&str, &str), best: (&str, &str)) -> Check {
     let base = "sys/bus/pci/devices/0000:b5:00.0";
     let fake = Fake::new(&[]);

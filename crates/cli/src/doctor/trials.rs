@@ -1,4 +1,5 @@
-//! Properties of the machine that only a system call shows. Each is tried once, and what it opened is closed again.
+//! Finds properties of the machine that only a system call shows. Each call is tried once, and what it opened
+//! is closed again.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -22,10 +23,11 @@ pub struct Trials {
     pub program: PathBuf,
     /// The directories in `PATH`.
     pub programs: Vec<PathBuf>,
-    /// Returns the GPUs that the CUDA driver reports. A function, because starting the driver takes long and only one check needs
-    /// it.
+    /// Returns the GPUs that the CUDA driver reports. This is a function, because starting the driver takes
+    /// long and only one check calls it.
     pub gpus: fn() -> Result<Vec<String>, String>,
-    /// Returns the version and the file of NVRTC, found and loaded as for compiling packet functions.
+    /// Returns the version and the file of NVRTC. Searches for it in the same places as a run that compiles
+    /// packet functions.
     pub nvrtc: fn() -> Result<(String, PathBuf), String>,
 }
 
@@ -49,7 +51,7 @@ impl Trials {
     }
 }
 
-/// Returns the error without its advice, because the check has its own.
+/// Returns the error's text up to the first `;`. What follows is advice, which the check replaces by its own.
 fn cause(error: inlane_cuda::Error) -> String {
     error.to_string().split(';').next().unwrap_or_default().to_string()
 }

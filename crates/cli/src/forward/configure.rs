@@ -1,4 +1,4 @@
-//! From flags to the configuration of a run.
+//! Turns the flags into the configuration of a run.
 
 use super::args::{Forward, GpuArgs};
 use super::options::{Choice, Compete, OnOverload, PlayPace, Priority, cores};
@@ -32,7 +32,8 @@ impl Forward {
         }
         let method = match self.function.method {
             Choice::Method(method) => method,
-            // --method auto starts from this executor. Only split has workers.
+            // The search of --method auto starts from this executor. Only method split has workers, so
+            // --workers selects it.
             Choice::Auto if self.function.workers > 0 => Method::Split,
             Choice::Auto => Method::Single,
         };
@@ -94,7 +95,7 @@ impl Forward {
             Some("none") => Some(Vec::new()),
             Some(list) => Some(cores(list)?),
         };
-        // A source without an end runs for 5 s, so that the default run ends. --between runs until a signal.
+        // By default, a run whose source has no end takes 5 s. A run with --between ends by a signal only.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
         config.duration = match self.run.duration {
             Some(duration) => Some(duration),

@@ -1,17 +1,18 @@
 //! The figure of a sweep: rate, latency, and the speed that a competing job keeps, against one parameter.
 //!
-//! The method, or else the first other swept parameter, distinguishes the lines. The remaining ones distinguish the panels.
+//! The method names the lines. If the method is not swept, the first other swept parameter does. Each
+//! combination of the remaining swept parameters gets a panel.
 
 use inlane_core::result::Document;
 use inlane_forward::experiment::OFFERED;
 use inlane_forward::result::{PacketResult, Quantity};
 use inlane_report::{Line, Plot, Point, Scale};
 
-/// The ratio of the largest to the smallest x value from which the axis is logarithmic.
+/// If the largest x value is at least this multiple of the smallest, the x axis is logarithmic.
 const LOG_FROM: f64 = 6.0;
 
-/// Draws the results against the parameter `axis`. `keys` are the other swept parameters. Returns `None` if no result has
-/// something to draw.
+/// Draws the results against the parameter `axis`. `keys` are the other swept parameters. Returns `None` if
+/// there is nothing to draw.
 pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Option<String> {
     let results = &document.results;
     let by_size = axis == "size";
@@ -48,7 +49,8 @@ pub fn svg(document: &Document<PacketResult>, axis: &str, keys: &[&str]) -> Opti
             lines,
         }
     };
-    // Against the offered rate, both axes have the same scale.
+    // If x is the offered rate, the y axis is logarithmic like the x axis. Runs without loss then lie on a
+    // straight line.
     let rate_scale = if ["rate", OFFERED].contains(&axis) { Scale::Log } else { Scale::Linear };
     let rate_unit = if by_size { "Gb/s of frames" } else { "Mpps" };
     let plots = [
@@ -77,7 +79,7 @@ fn label(key: &str, results: &[PacketResult]) -> String {
     }
 }
 
-/// Returns what all results have in common, for the title.
+/// Returns the parameters that are the same in all results, for the figure's title.
 fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     let Some(first) = results.iter().find(|result| result.error.is_none()) else { return String::new() };
     let value = |key: &str| -> Option<String> {
@@ -89,7 +91,7 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.extend(value("method"));
     words.extend(value("burst").map(|burst| format!("burst {burst}")));
     words.extend(value("memory").map(|memory| format!("memory {memory}")));
-    // If sizes are swept, the ports' names differ in their size.
+    // The ports' names contain the packet size. If the size is swept, the title shows each name without it.
     let swept = axis == "size" || keys.contains(&"size");
     let port = |port: &String| match swept {
         true => port.split([':', ',']).next().unwrap_or_default().to_string(),
@@ -99,7 +101,8 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.join(", ")
 }
 
-/// Returns the key whose values name the lines, and the keys whose values name the panels.
+/// Splits the swept parameters: returns the one whose values name the lines, and those whose values name the
+/// panels.
 fn split_keys<'a>(keys: &[&'a str]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())
@@ -123,7 +126,8 @@ fn lines(
                 .iter()
                 .filter_map(|&key| {
                     let value = result.parameters.get(key)?;
-                    // These values need no name.
+                    // The values of these parameters are clear without the parameter's name, so the name is
+                    // left out.
                     let plain = ["method", "on", "function", "memory"].contains(&key);
                     Some(if plain { value.to_string() } else { format!("{key} {value}") })
                 })
@@ -156,7 +160,7 @@ mod tests {
         result
     }
 
-    /// The name, the panel and the points of a line.
+    /// A line of the figure: its name, its panel and its points.
     type Drawn = (String, String, Vec<(f64, f64)>);
 
     fn drawn(results: &[PacketResult], keys: &[&str]) -> Vec<Drawn> {

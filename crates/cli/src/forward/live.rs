@@ -5,7 +5,8 @@ use inlane_forward::control::ProgressSnapshot;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-/// The progress display. A terminal shows one line with the rates of the last second. `--interval` prints a line each time.
+/// The progress display. On a terminal, it updates one line with the current rates. With `--interval`, it
+/// prints a new line at each interval.
 pub(super) struct Live {
     terminal: bool,
     interval: Option<Duration>,
@@ -14,15 +15,17 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// Creates the display. With an interval, lines are printed even if standard error is no terminal.
+    /// Creates the display. With an interval, it prints lines even if standard error is no terminal.
     pub(super) fn new(interval: Option<Duration>) -> Self {
         Self { terminal: std::io::stderr().is_terminal(), interval, last: Default::default() }
     }
 
-    /// Shows the rates since the last display. The run calls this about once per second.
+    /// Shows the rates since the last display, if a new display is due. The run calls this about once per
+    /// second.
     pub(super) fn show(&mut self, elapsed: Duration, reading: ProgressSnapshot) {
         let since = elapsed.saturating_sub(self.last.0);
-        // The calls come a little early or late.
+        // `show` may be called a little before the interval has passed, so 100 ms less count as a full
+        // interval.
         let due = self.interval.map(|interval| since + Duration::from_millis(100) >= interval);
         let text = match due {
             Some(false) => return,
@@ -48,7 +51,7 @@ impl Live {
         )
     }
 
-    /// Clears the terminal's line.
+    /// Clears the progress line on the terminal.
     pub(super) fn end(&self) {
         if self.terminal && self.interval.is_none() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");

@@ -67,7 +67,7 @@ pub(super) enum OnOverload {
     Shrink,
 }
 
-/// Parses a list of cores: `0,2,4-7`.
+/// Parses a list of core numbers and ranges, such as `0,2,4-7`.
 pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
     let bad = || inlane_core::Error::Quantity {
         text: list.into(),
@@ -88,7 +88,7 @@ pub(super) fn cores(list: &str) -> inlane_core::Result<Vec<usize>> {
     Ok(cores)
 }
 
-/// Parses a percentage of the highest rate without loss.
+/// Parses a value of `--load`: a percentage of the highest rate without loss.
 pub(super) fn percent(text: &str) -> Result<f64, &'static str> {
     text.parse()
         .ok()
@@ -96,7 +96,7 @@ pub(super) fn percent(text: &str) -> Result<f64, &'static str> {
         .ok_or("must be a percentage from 0.01 to 100; above 100 packets would be lost")
 }
 
-/// Parses the interval of progress lines.
+/// Parses the value of `--interval`, the time between progress lines.
 pub(super) fn interval(text: &str) -> inlane_core::Result<Duration> {
     match units::parse_time(text)? {
         time if time >= Duration::from_secs(1) => Ok(time),

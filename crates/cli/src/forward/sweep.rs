@@ -1,7 +1,8 @@
 //! `--sweep` and `--repeats`: runs the same command line with different values of its flags.
 //!
-//! A point of a sweep is the command line with the point's values appended. So every flag with one value can be swept, and a
-//! wrong value gets the flag's own error message before anything runs. A point that fails is recorded, and the next one runs.
+//! A point of a sweep is the command line with the point's values appended. So every flag with one value can
+//! be swept. A wrong value gets the flag's own error message before the first run. If a point fails, its
+//! error is recorded and the sweep continues.
 
 mod axis;
 
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 pub use axis::Axis;
 
-/// One run of a sweep.
+/// A point of a sweep: one combination of the swept values, run once per repeat.
 struct Point {
     /// The swept flags with this point's values.
     values: Vec<(String, String)>,
@@ -34,7 +35,7 @@ impl Point {
     }
 }
 
-/// All points of a sweep and their repeats.
+/// The points of a sweep and the number of repeats.
 pub struct Series {
     /// The swept flags.
     keys: Vec<String>,
@@ -45,10 +46,10 @@ pub struct Series {
 }
 
 impl Series {
-    /// Creates and checks all points. `arguments` are the command line that `forward` was parsed from.
+    /// Creates and checks all points. `arguments` is the command line from which `forward` was parsed.
     ///
     /// # Errors
-    /// If a flag is unknown or takes several values, or refuses one of its values.
+    /// If a swept flag is unknown or takes several values, or if a value is not valid for its flag.
     pub fn new(forward: &Forward, arguments: &[OsString]) -> anyhow::Result<Self> {
         let keys: Vec<String> = forward.experiment.sweep.iter().map(|axis| axis.key.clone()).collect();
         let by_load = forward.experiment.load.is_some();
@@ -66,7 +67,8 @@ impl Series {
             |key: &str| forward.experiment.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
         for values in combinations(&forward.experiment.sweep)? {
             let point = Point { forward: parse(arguments, &values)?, values };
-            // `all` stands for the values that the device supports.
+            // The value `all` means those that the device supports, so this leaves out values for a GPU if
+            // the device is a CPU.
             let forward = &point.forward;
             let only_gpu = (all("method")
                 && matches!(forward.function.method, Choice::Method(m) if !m.is_cpu()))
@@ -87,7 +89,8 @@ impl Series {
         self.points.is_empty()
     }
 
-    /// Returns the parameter for the x axis of figures: the offered rate, or the first swept number.
+    /// Returns the parameter on the x axis of the figure: the offered rate, or the first swept parameter
+    /// whose values are numbers.
     pub fn axis(&self) -> Option<&str> {
         if self.by_load {
             return Some(OFFERED);
@@ -104,11 +107,11 @@ impl Series {
         self.keys.iter().map(String::as_str).filter(|&key| Some(key) != self.axis()).collect()
     }
 
-    /// Runs all points, once per repeat in turns, and prints a line of progress for each run. Returns the results and the
-    /// first failure.
+    /// Runs all points in turns, once per repeat. Prints a line of progress for each run. Returns the results
+    /// and the first failure.
     ///
     /// # Errors
-    /// If no point could run: the error of the first.
+    /// If every point failed: the error of the first failed point.
     pub fn run(
         &self,
         control: &Arc<Control>,
@@ -131,7 +134,7 @@ impl Series {
                 let own = Arc::new(Control::child_of(control));
                 let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());
                 if control.stopping() {
-                    // The signal cut this run short.
+                    // The signal interrupted this run, so its result is left out and the sweep ends.
                     break 'all;
                 }
                 done += 1;
@@ -216,14 +219,16 @@ impl Series {
         }
         document.notes.extend(notes.into_iter().map(|(note, mut of)| {
             of.dedup();
-            // A note of several points is shown once, without their names.
+            // A note that applies to several points is shown once without a point's name. A note of one point
+            // starts with the point's name.
             if of.len() > 1 || self.points.len() == 1 { note } else { format!("{}: {note}", of[0]) }
         }));
         document
     }
 }
 
-/// Merges the repeats of a point: returns the run with the median rate, with the medians and the spread of all runs.
+/// Merges the repeats of a point. Returns the run with the median rate, and replaces its values by the
+/// medians and the spread over all repeats.
 fn merge(mut runs: Vec<PacketResult>) -> PacketResult {
     let rate = |run: &PacketResult| run.tx.packets_per_second;
     runs.sort_by(|a, b| rate(a).total_cmp(&rate(b)));

@@ -92,7 +92,7 @@ fn part(text: &str) -> Result<Part, &'static str> {
     }
 }
 
-/// Starts the mover. The bench's memory is its own, so a GPU can register it.
+/// Starts the mover. The bench allocates the windows' memory itself, so a GPU can register that memory.
 fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     match *mover {
         MoverChoice::Gpu(number) => through_gpu(number),
@@ -105,7 +105,8 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
     let gpu = Gpu::open(number).map_err(core)?;
     let mover = Box::new(GpuStagedCopy::new(&gpu).map_err(core)?);
     let reach = move |memory: Region| {
-        // SAFETY: a window of the twin is ordinary host memory; the region keeps its mapping.
+        // SAFETY: a window of the twin is ordinary host memory. `memory.clone()` keeps it mapped while `host`
+        // exists.
         let host = unsafe {
             Region::from_raw(memory.address(), memory.len(), Location::Host, Arc::new(memory.clone()))
         };
@@ -115,7 +116,7 @@ fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
 }
 
 impl BenchPe {
-    /// Takes part in the bench. PE 0 writes the points to a file.
+    /// Runs one PE of the bench. PE 0 writes the measured points to a file.
     ///
     /// # Errors
     /// Errors of the bench.
@@ -184,7 +185,7 @@ impl Bench {
         let (status, why) = job.run(&this.into_os_string(), &arguments)?;
         let points = std::fs::read(&out);
         let _ = std::fs::remove_file(&out);
-        // The processes have printed their own errors already.
+        // Each process has already printed its error, so this error only adds the exit status.
         let why = || format!("the bench's processes failed: {}", why.unwrap_or_default());
         match status {
             0 => {}
@@ -195,7 +196,7 @@ impl Bench {
         Ok(serde_json::from_slice(&points.context("reading the points of the bench's processes")?)?)
     }
 
-    /// Makes the document. `bridge` is the device that was measured, or `None` for the twin.
+    /// Creates the result document. `bridge` is the measured device, or `None` for the twin.
     fn document(&self, points: &[Point], bridge: Option<&Capabilities>) -> Document<WindowResult> {
         let mut document = Document::new("ntb bench");
         document.twin = bridge.is_none_or(|bridge| bridge.is_twin);

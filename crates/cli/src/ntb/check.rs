@@ -1,4 +1,5 @@
-//! `inlane ntb check`: every operation of the transport, checked from both sides.
+//! `inlane ntb check`: runs every operation of the transport between the PEs and compares the results on both
+//! sides.
 
 use clap::Args;
 use inlane_core::completion::CompletionMode;
@@ -32,7 +33,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// Checks, and prints one line if everything is right.
+    /// Runs the check. Prints one line if every result is right.
     ///
     /// # Errors
     /// The first wrong result, and errors of the bridge.

@@ -1,4 +1,4 @@
-//! Axes: scales, ranges, ticks and the format of numbers.
+//! The axes of a plot: scales, ranges, ticks and number formats.
 
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use std::ops::Range;
@@ -12,7 +12,8 @@ pub enum Scale {
     Log,
 }
 
-/// A linear axis of coordinates with chosen ticks.
+/// An axis for the plotting library. Coordinates are linear on it, because [`Scale`] has already taken
+/// logarithms.
 pub(super) struct Axis {
     pub(super) range: Range<f64>,
     pub(super) ticks: Vec<f64>,
@@ -45,7 +46,8 @@ pub(super) fn range(values: &[f64], from_zero: bool) -> Range<f64> {
     if from_zero { low..high + margin } else { low - margin..high + margin }
 }
 
-/// The largest number of values that get a tick each.
+/// The most values for which each value gets a tick of its own. If there are more, ticks are at round
+/// numbers.
 const FEW: usize = 12;
 
 impl Scale {
@@ -59,8 +61,8 @@ impl Scale {
         if self == Scale::Log { place.exp2() } else { place }
     }
 
-    /// Returns the coordinates of the ticks: at the values themselves if they are few and far enough apart, else at round
-    /// numbers.
+    /// Returns the coordinates of the ticks. If the values are few and far enough apart, each value gets a
+    /// tick. Otherwise the ticks are at round numbers.
     pub(super) fn ticks(self, range: &Range<f64>, values: &[f64]) -> Vec<f64> {
         let mut own = values.to_vec();
         own.sort_by(f64::total_cmp);
@@ -80,7 +82,8 @@ impl Scale {
                 let first = (low / step).ceil();
                 (0..=10).map(|n| (first + n as f64) * step).take_while(|&value| value <= high).collect()
             }
-            // Powers of two if all values are whole; only some of them if there are many.
+            // If all values are whole numbers, the ticks are powers of two. If there are many, some are left
+            // out.
             Scale::Log if whole => {
                 let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
                 let step = (last - first) / FEW as i32 + 1;
@@ -126,7 +129,7 @@ pub(super) fn short(value: f64) -> String {
         v if v >= 1e3 => (value / 1e3, "k"),
         _ => (value, ""),
     };
-    // Two digits of a small number are significant: 0.002, not 0.
+    // A small number keeps two significant digits, so 0.002 is not shown as 0.
     let digits = match scaled.abs() {
         s if s >= 100.0 => 0,
         s if s >= 0.1 || s == 0.0 => 2,

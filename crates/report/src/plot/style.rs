@@ -15,7 +15,8 @@ pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(128, 128, 128),
 ];
 
-/// Names whose lines have the same colour in every figure: methods, paths and completion modes.
+/// Names and their indices into [`COLOURS`]: methods, paths and completion modes keep their colour in every
+/// figure.
 const FIXED: [(&str, usize); 16] = [
     ("single", 0),
     ("split", 1),
@@ -35,8 +36,9 @@ const FIXED: [(&str, usize); 16] = [
     ("adaptive", 2),
 ];
 
-/// Chooses an index into [`COLOURS`] for each name. A name that starts with a fixed word has the word's colour, unless an
-/// earlier name took it. The others take free colours in order, and repeat them if there are more names than colours.
+/// Chooses an index into [`COLOURS`] for each name. A name that starts with a word of `FIXED` gets that
+/// word's colour, unless an earlier name has it. Other names get the free colours in order. If there are more
+/// names than colours, colours repeat.
 pub(super) fn colours(names: &[&str]) -> Vec<usize> {
     let fixed = |name: &str| {
         let word = name.split([',', ' ']).next().unwrap_or(name);
@@ -54,13 +56,14 @@ pub(super) fn colours(names: &[&str]) -> Vec<usize> {
     chosen.into_iter().map(|colour| colour.or_else(|| free.next()).unwrap_or(0)).collect()
 }
 
-/// Adapts the picture to dark mode. The picture has a white background of its own otherwise, so it is readable on any page.
+/// The style sheet that adapts a plot to dark mode. Without dark mode, a plot has a white background, so it
+/// is readable on any page.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) {\
     rect[fill=\"#FFFFFF\"] { fill: #16181d } text { fill: #e6e6e6 } \
     [stroke=\"#FFFFFF\"] { stroke: #16181d } [stroke=\"#000000\"] { stroke: #c8c8c8 } \
     [fill=\"#000000\"] { fill: #e6e6e6 } [stroke=\"#0072B2\"] { stroke: #4da3ff } [fill=\"#0072B2\"] { fill: #4da3ff } }</style>";
 
-/// Inserts the style sheet after the opening tag.
+/// Inserts the style sheet after the opening tag of the SVG.
 pub(super) fn with_dark_mode(svg: &str) -> String {
     match svg.split_once(">\n") {
         Some((tag, rest)) => format!("{tag}>\n{DARK}\n{rest}"),

@@ -1,4 +1,5 @@
-//! The axes of a sweep: flags with lists of values, and the command line of each combination.
+//! The axes of a sweep: a flag with its list of values, the combinations of all axes, and the command line of
+//! each combination.
 
 use super::Forward;
 use crate::{Cli, Command};
@@ -9,11 +10,12 @@ use inlane_forward::result::Quantity;
 use std::ffi::OsString;
 use std::str::FromStr;
 
-/// Flags that cannot be swept although they take one value: all points share them, or their values contain commas.
+/// Flags that take one value but cannot be swept. Either all points must share the value, or the values
+/// contain commas.
 const REFUSED: [&str; 10] =
     ["config", "json", "csv", "svg", "interval", "capture", "repeats", "faults", "cores", "goal"];
 
-/// The largest number of points. A sweep with more is taken for a typing error.
+/// The most points that a sweep may have. A larger sweep is refused, because it is probably a typing error.
 const MOST_POINTS: usize = 10_000;
 
 /// The value of one `--sweep`: a flag and its values.
@@ -75,7 +77,7 @@ pub(super) fn combinations(axes: &[Axis]) -> Result<Vec<Vec<(String, String)>>, 
     Ok(combinations)
 }
 
-/// Returns the values of an axis, with `all` replaced by the list of all values.
+/// Returns the values of an axis. The value `all` is replaced by every value that the flag accepts.
 fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
     let mut command = Cli::command();
     command.build();
@@ -108,7 +110,8 @@ fn expand(axis: &Axis) -> Result<Vec<String>, Error> {
     Ok(listed)
 }
 
-/// Converts a flag's value to a quantity. The placeholder in the flag's help tells the unit.
+/// Converts a flag's value to a quantity with a unit. The unit comes from the placeholder in the flag's help,
+/// such as TIME.
 pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
     let mut command = Cli::command();
     command.build();
@@ -118,7 +121,8 @@ pub(super) fn quantity(flag: &str, value: &str) -> Quantity {
     Quantity::of_flag(names.and_then(|names| names.first()).map_or("", |name| name.as_str()), value)
 }
 
-/// Parses the command line with these values in place of its own.
+/// Parses the command line for one point of a sweep. `values` are flags and their values at this point. Each
+/// replaces the value that the command line gives to the same flag.
 pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Result<Forward, Error> {
     let flags = values.iter().map(|(key, value)| OsString::from(format!("--{key}={value}")));
     let again = Cli::command().mut_subcommand("forward", |forward| forward.args_override_self(true));
@@ -129,7 +133,7 @@ pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Resu
         Ok(Cli { command: Command::Forward(forward), .. }) => Ok(*forward),
         Ok(_) => unreachable!("the arguments start with this subcommand"),
         Err(error) => {
-            // Drops the hints that clap appends to the error.
+            // clap appends a usage line and hints to its error. Only the lines before them are kept.
             let text = error.to_string();
             let lines = text.trim_start_matches("error: ").lines().map(str::trim);
             let hint = |line: &&str| !line.starts_with("For more") && !line.starts_with("Usage");
