@@ -1,7 +1,7 @@
 //! Stands in for the GPU executor in builds without the cargo feature `cuda`.
 //!
-//! It has the names that a run uses, over a GPU that cannot be opened. No value of its types exists, so the compiler removes the
-//! code that uses them.
+//! This module defines the types and functions that a run needs. A GPU cannot be opened, and no value of
+//! these types can exist. So the compiler removes the code that uses them.
 
 use super::{LaneReport, Memory, Settings};
 use crate::error::{Error, Result};
@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// A GPU: none can be opened.
+/// A GPU. No value exists, because this build cannot open a GPU.
 pub enum Gpu {}
 
 /// Refuses to open the GPU `index`.
 ///
 /// # Errors
-/// Always: [`Error::Config`] with the feature to build with.
+/// Always: [`Error::Config`], which names the cargo feature that is missing.
 pub(crate) fn open(index: u32) -> Result<Arc<Gpu>> {
     let why = "this build has no GPU support; build inlane-forward with the cargo feature cuda";
     Err(Error::config(format!("--on gpu:{index}"), why))
@@ -89,7 +89,7 @@ pub(crate) fn run(
 /// The GPU's counters of its PCIe link.
 pub(crate) enum LinkMeter {}
 
-/// The samples of a PCIe link's counters: bytes per second in each window.
+/// The samples of a PCIe link's counters: the bytes per second in each sampling interval.
 pub(crate) struct LinkSamples {
     pub(crate) received: Vec<f64>,
     pub(crate) sent: Vec<f64>,

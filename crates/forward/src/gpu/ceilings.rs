@@ -1,5 +1,6 @@
-//! Measures the ceilings of GPU runs: bare kernels that move the same bytes, the copy engine, and a round trip with the same dependent
-//! reads. Call these functions while no other kernel runs.
+//! Measures the ceilings of GPU runs: the rate of bare kernels that move the same bytes, the rate of the copy
+//! engine, and the latency of a bare kernel with the same dependent reads. Call the functions of this module
+//! while no other kernel runs.
 
 use super::Memory;
 use crate::error::{Error, Result};
@@ -24,12 +25,13 @@ pub(super) fn load(gpu: &Arc<Gpu>) -> Result<Arc<Module>> {
     Ok(Module::load(gpu, &compile(&program, &gpu.info().arch())?)?)
 }
 
-/// The most that one GPU and its link allow.
+/// The highest rates that one GPU and its PCIe link allow, measured on this machine.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Ceilings {
     /// The rate of a large copy from pinned memory by the copy engine. `None` if packets are in GPU memory.
     pub copy_engine_bytes_per_second: Option<f64>,
-    /// For each burst: the rate of a bare kernel that pulls packets and writes 16 bytes of each back.
+    /// For each burst size: the rate of a bare kernel that pulls packets and writes 16 bytes of each packet
+    /// back.
     pub pull: Vec<Pull>,
 }
 
@@ -44,27 +46,28 @@ pub struct Pull {
     pub moved: u32,
     /// The number of blocks of the fastest shape that was tried.
     pub blocks: u32,
-    /// The number of threads per block of that shape.
+    /// The number of threads per block of the fastest shape.
     pub threads: u32,
-    /// The rate in bytes of packets per second.
+    /// The rate in bytes per second. A packet counts with its full size, even if only part of it was pulled.
     pub bytes_per_second: f64,
     /// The rate in packets per second.
     pub packets_per_second: f64,
 }
 
-/// Measures the ceilings for packets of `size` bytes in `memory`, of which the first `moved` are pulled, for each number of packets per
-/// item in `bursts`.
+/// Measures the ceilings for packets of `size` bytes in `memory`. The first `moved` bytes of each packet are
+/// pulled. Each entry of `bursts` is a number of packets per item, which is measured separately.
 ///
 /// # Errors
 /// If a driver call fails, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
-    // The memory of a pipeline's pool. Less would fit into caches, in which packets do not stay.
+    // The kernel cycles through this much memory, as much as a pipeline's pool has. A smaller footprint would
+    // stay in caches, unlike the packets of a run.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;
     let kernel = module.kernel("bare_pull")?;
     let stream = gpu.stream()?;
-    // The distance of buffers in a pool: 128 bytes of headroom and the packet, rounded up to 128.
+    // The distance between buffers in a pool: 128 bytes of headroom, and the packet rounded up to 128 bytes.
     let stride = size.next_multiple_of(128) + 128;
     let largest = bursts.iter().max().map_or(0, |&burst| burst as usize * stride as usize);
     let buffer = BUFFER.max(largest);
@@ -89,7 +92,8 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
         for (blocks, threads) in
             [(32, 512), (64, 512), (128, 512), (256, 512), (64, 256), (128, 256), (132, 1024)]
         {
-            // Enough items for a launch of some milliseconds, which is long compared with the cost of launching.
+            // Enough items for the launch to run for some milliseconds, so the cost of launching hardly
+            // matters.
             let items = ((1u64 << 28) / (burst as u64 * moved.max(64) as u64))
                 .min((1 << 21) / burst as u64)
                 .max(4096);
@@ -107,7 +111,8 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
                     argument(&chunks),
                     argument(&stride),
                 ];
-                // SAFETY: the arguments are the kernel's parameters. `period` items fit the buffers, with a line of `done` each.
+                // SAFETY: the arguments are the kernel's parameters. The buffers hold `period` items, and
+                // `done` has a cache line for each.
                 unsafe { kernel.launch(&stream, shape, arguments) }.map_err(Error::from)
             })?;
             let rate = items as f64 * burst as f64 / seconds;
@@ -128,7 +133,8 @@ pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &
     Ok(found)
 }
 
-/// Returns the median time in seconds of the work that `queue` queues.
+/// Returns the time in seconds that the GPU takes for the work that `queue` puts on `stream`: the median of
+/// `repeats` rounds.
 fn timed(
     gpu: &Arc<Gpu>,
     stream: &Stream,
@@ -143,7 +149,7 @@ fn timed(
         queue()?;
         stream.record(&end)?;
         end.synchronize()?;
-        // The first round warms up.
+        // The first round warms up, so it is not counted.
         if round > 0 {
             times.push(end.since_ns(&start)? / 1e9);
         }
@@ -152,14 +158,16 @@ fn timed(
     Ok(times[times.len() / 2])
 }
 
-/// The latency of a bare kernel that handles items of one packet.
+/// The latency of a bare kernel that processes items of one packet.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct RoundTrip {
-    /// From writing the flag to seeing the answer: the GPU reads the flag, the descriptor and the packet, writes the packet, and answers.
+    /// The time from the host's write of the flag until the host sees the answer. In between, the GPU reads
+    /// the flag, the descriptor and the packet, changes the packet, and writes the answer. `None` if nothing
+    /// was measured.
     pub nanoseconds: Option<Percentiles>,
 }
 
-/// Measures the round trip `rounds` times, one after the other. The first tenth is not counted.
+/// Measures the round trip `rounds` times, one after the other. The first tenth of the rounds is not counted.
 ///
 /// # Errors
 /// [`Error::Stuck`] if the kernel does not answer within 2 s, or if a driver call fails.

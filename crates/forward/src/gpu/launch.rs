@@ -1,5 +1,5 @@
-//! Launching kernels for items that were submitted: for methods `single` and `split`, and for `stream` when items come faster than waits
-//! can be posted.
+//! Launching kernels for submitted items. Methods `single` and `split` always do this. Method `stream` does
+//! it if items arrive faster than waits can be posted.
 
 use super::lane::Lane;
 use crate::error::{Error, Result};
@@ -42,13 +42,14 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
-    /// Returns the number of items launched so far.
+    /// Returns the number of items for which a kernel was launched so far.
     pub(super) fn position(&self) -> u64 {
         self.position
     }
 }
 
-/// Launches one kernel for `items` items from `position` on, with a block per item. An item has at most `most` packets.
+/// Launches one kernel for `items` items from `position` on, with a block per item. None of these items has
+/// more than `most` packets.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.
@@ -66,7 +67,8 @@ pub(super) unsafe fn launch_items(
     unsafe { lane.loaded.items.launch(stream, shape, arguments) }.map_err(Error::from)
 }
 
-/// Launches the kernel of item 0 before that item was submitted. The kernel finds nothing and ends.
+/// Launches the kernel of item 0 before item 0 is submitted. The kernel finds no packets and ends. Call it to
+/// make the driver set up the stream.
 ///
 /// # Safety
 /// The lane lives until the kernel has run.

@@ -1,6 +1,6 @@
-//! Detects a GPU that stopped making progress, and sends it the host's heartbeat.
+//! The watchdog: detects that a GPU makes no progress, and sends the host's heartbeat to the GPU.
 //!
-//! Runs on a thread of its own. The thread that moves packets may block in a port, so it cannot do either.
+//! The watchdog has a thread of its own, because the thread that moves packets may block in a port.
 
 use super::lane::Lane;
 use crate::control::Control;
@@ -35,15 +35,18 @@ pub(super) fn watch_until(
     Ok(())
 }
 
-/// Returns the position of the oldest item that was submitted and is not complete. Returns `None` if the GPU has nothing to do.
+/// Returns the position of the oldest item that was submitted and is not complete. Returns `None` if no item
+/// is in flight.
 pub(super) fn oldest_in_flight(ring: &Ring) -> Option<u64> {
     let position = ring.freed();
-    // Waits released at the end of a run are items without packets, which no kernel completes.
+    // At the end of a run, waits are released by words with a packet count of 0. No kernel completes these,
+    // so they do not count as submitted items.
     let submitted = ring.submitted(position).is_some_and(|packets| packets > 0);
     (submitted && !ring.is_completed(position)).then_some(position)
 }
 
-/// Measures for how long the same item has been the oldest one in flight.
+/// Measures how long the same item has been the oldest in flight, and reports the item as stuck after a time
+/// limit.
 pub(super) struct Watchdog {
     limit: Duration,
     /// The oldest item in flight, and the time at which it became the oldest.
@@ -51,7 +54,7 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Creates a watchdog that reports an item which takes longer than `limit`.
+    /// Creates a watchdog with the time limit `limit`.
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, oldest: None }
     }

@@ -1,4 +1,5 @@
-// Drops all packets of a burst. Counts the ticks in which the threads of a block got different times.
+// Checks that all threads of a block get the same time. If the times of a burst differ, drops its packets. If
+// the times of a tick differ, counts the tick.
 #include <inlane.h>
 
 struct clocks {

@@ -1,4 +1,5 @@
-// Emulates the parts of CUDA that the executor's kernels use beyond emulated/cuda.h. At loads that poll, another emulated thread may run.
+// Emulates the parts of CUDA that the executor's kernels use and that emulated/cuda.h lacks. The functions
+// that call turn() may switch to another emulated thread.
 #include <time.h>
 
 #define __global__
@@ -33,7 +34,7 @@ inline unsigned long long __shfl_sync(uint32_t, unsigned long long value, int fr
 }
 inline void __nanosleep(unsigned) { emulated::turn(); }
 
-// The functions of inlane_cuda's system.cuh.
+// Replacements for the functions of inlane_cuda's system.cuh.
 namespace inlane_system {
 struct pair {
     unsigned long long low;

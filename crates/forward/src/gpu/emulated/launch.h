@@ -1,4 +1,4 @@
-// Runs one emulated block of one of the executor's kernels. Included after the kernels.
+// Runs one emulated block of one of the executor's kernels. Include this file after the kernels.
 namespace emulated {
 
 static struct {

@@ -1,5 +1,5 @@
-// Bare kernels: the memory traffic of an executor without a ring, host threads or ports. Their rates are the ceilings that results
-// show, and one of them is the competing job.
+// Bare kernels: two cause the memory traffic of an executor without a ring, host threads or ports. Their
+// rates are the ceilings that results show. The third is the competing job.
 #include "system.cuh"
 
 typedef unsigned char uint8_t;
@@ -8,9 +8,10 @@ typedef unsigned long uint64_t;
 
 using namespace inlane_system;
 
-// Pulls `items` items of `count` packets from pinned or GPU memory to `stage`, writes each packet's first sixteen bytes back, and stores a
-// word per item with release. A packet has `chunks` chunks of sixteen bytes; packets are `stride` bytes apart. Item i uses the packets
-// of item i % period.
+// Pulls `items` items of `count` packets from pinned or GPU memory to `stage`, writes each packet's first
+// sixteen bytes back, and stores a word per item with release semantics. A packet has `chunks` chunks of
+// sixteen bytes; packets are `stride` bytes apart. Memory holds the packets of `period` items, so item i uses
+// the memory of item i % period.
 extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uint64_t *done, uint64_t items,
                                      uint32_t period, uint32_t count, uint32_t chunks, uint32_t stride) {
     uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -44,9 +45,10 @@ extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uin
     }
 }
 
-// The least that an executor does for an item of one packet, for items 1 to `last`: reads the flag, the descriptor and the packet, one after
-// the other, changes the packet, and writes the flag back with release. Gives up after 50 million polls.
-//   line: [0] the flag to the GPU, [2..3] the descriptor; answer: the flag to the host
+// Does only what every executor must do for an item of one packet: reads the flag, then the descriptor, then
+// the packet, changes the packet, and stores the answer. Repeats this for items 1 to `last`. Ends early if an
+// item does not arrive within 50 million polls. `line[0]` is the flag from the host and `line[2]`, `line[3]`
+// the descriptor; `answer` is the flag to the host.
 extern "C" __global__ void bare_round_trip(const uint64_t *line, uint64_t *answer, uint64_t last) {
     for (uint64_t item = 1; item <= last; item++) {
         for (uint32_t polls = 0; load_acquire(line) != item; polls++)

@@ -1,20 +1,23 @@
 // The GPU executors' kernels. They take items from the burst ring, run the packet function on them, and complete them.
 //
-// gpu/loaded_function.rs compiles this text after PacketFunction::gpu_source, which contains inlane.h and defines inlane_run_item.
-// INLANE_PULLS is 1 if the kernels can pull packets into GPU memory before they work on them.
+// gpu/loaded_function.rs puts PacketFunction::gpu_source before this text and compiles both. That source
+// contains inlane.h and defines inlane_run_item. INLANE_PULLS is 1 if the kernels can pull packets into GPU
+// memory before they process them.
 //
 //   inlane_persistent   method persistent: block b takes items b, b+n, ... until the ring ends
 //   inlane_items        methods single, split and stream: one block per item, launched for given positions
 //   inlane_slots        method graph: one block per item, launched for given slots
 //   inlane_tick         calls the function's `tick`
 //
-// Memory order: one thread acquires the item's word at system scope, a barrier follows, then all threads read the item. All threads
-// write their results, a barrier follows, then one thread releases the completed word at system scope. Descriptors of small bursts are
-// read together with the word. Each contains its item's lap, which shows whether it belongs to the item (core's ring/protocol.rs).
+// Memory order: one thread acquires the item's word at system scope, a barrier follows, then all threads read
+// the item. All threads write their results, a barrier follows, then one thread releases the completed word
+// at system scope. Descriptors of small bursts are read together with the word. Each descriptor contains the
+// lap of its item. If that lap differs from the word's, the descriptor is stale (core's ring/protocol.rs).
 
 #include "system.cuh"
 
-// One pipeline's ring, buffers and settings. lane.rs has the same struct; both compilers check that the layouts agree.
+// One pipeline's ring, buffers and settings. lane.rs has the same struct. Assertions appended to this text
+// make compilation fail if the layouts differ.
 struct inlane_lane {
     const uint8_t *submit;         // the ring's submit half, in pinned memory; the host writes it
     uint8_t *complete;             // the ring's complete half, in pinned memory; kernels write it
@@ -138,7 +141,8 @@ __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, co
     }
 }
 
-// Writes the chunks that the function changed back to the packets in host memory. `verdicts` are null if no length changed.
+// Copies the chunks that the function changed from `stage` back to the packets in host memory. `verdicts` is
+// null if the function wrote no verdicts; the packets' lengths are then unchanged.
 __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given,
                            const inlane_packet_verdict *verdicts) {
     uint32_t chunks = lane.shadow_stride / 16;
@@ -158,13 +162,14 @@ __device__ void write_back(const inlane_lane &lane, const slot &at, uint32_t cou
         if (begin == chunk * 16 && stop == chunk * 16 + 16) {
             *reinterpret_cast<uint4 *>(from.host + chunk * 16) = value;
         } else {
-            // The rest of the chunk belongs to other packets, so single bytes are written.
+            // Other bytes of this chunk may belong to other packets, so only this packet's bytes are written.
             for (uint32_t byte = begin; byte < stop; byte++) from.host[byte] = stage[byte];
         }
     }
 }
 
-// Returns the time. All threads of a block get the same value, because a function may reach a barrier depending on it.
+// Returns the current time, the same value for all threads of a block. Otherwise a function whose barriers
+// depend on the time could deadlock.
 __device__ __forceinline__ uint64_t time_of_block() {
     __shared__ uint64_t time;
     if (threadIdx.x == 0) time = now_ns();
@@ -172,13 +177,15 @@ __device__ __forceinline__ uint64_t time_of_block() {
     return time;
 }
 
-// Returns the time of an item, or 0 if neither the function nor the added work needs it.
+// Returns the time at which an item's processing begins, or 0 if neither the function nor the added work
+// needs the time.
 __device__ __forceinline__ uint64_t time_of_item(const inlane_lane &lane) {
     if constexpr (inlane_needs_time) return time_of_block();
     return lane.work_ns ? now_ns() : 0;
 }
 
-// Completes an item. All threads of the block call it. Afterwards no thread may read the item's shared data.
+// Completes an item: stores its completed word. All threads of the block call it. Afterwards the slot may be
+// reused, so no thread may access the item or its packets.
 __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at, uint32_t count, uint64_t begun_ns, uint32_t info) {
     if (lane.work_ns) {
         uint64_t until = begun_ns + static_cast<uint64_t>(lane.work_ns) * ((count + blockDim.x - 1) / blockDim.x);
@@ -189,7 +196,8 @@ __device__ __forceinline__ void complete(const inlane_lane &lane, const slot &at
     if (threadIdx.x == 0) store_release(at.complete, at.lap | static_cast<uint64_t>(info) << 32);
 }
 
-// Processes an item, with the packets where they are. `given` is the descriptors in shared memory. All threads of a block call it.
+// Processes an item without copying its packets. `given` points to the descriptors in shared memory. All
+// threads of a block call it.
 __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -197,8 +205,8 @@ __device__ __forceinline__ void process_in_place(const inlane_lane &lane, const 
     complete(lane, at, count, call.now_ns, info);
 }
 
-// Pulls an item's packets into GPU memory and processes them there. After `given`, shared memory has room for the copies' descriptors
-// and for verdicts.
+// Pulls an item's packets into GPU memory and processes the copies. `given` points to the descriptors in
+// shared memory. Behind them is room for the copies' descriptors and for verdicts.
 __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     inlane_context call = {lane.state, lane.output, lane.output_bytes, time_of_item(lane), lane.room, 0};
     inlane_packet_verdict *verdicts = reinterpret_cast<inlane_packet_verdict *>(at.complete + INLANE_RING_ENTRIES);
@@ -214,7 +222,7 @@ __device__ __forceinline__ void process_pulled(const inlane_lane &lane, const sl
     complete(lane, at, count, call.now_ns, info);
 }
 
-// Processes an item in the way that the lane is set up for.
+// Processes an item: pulls its packets if the lane has memory for that, otherwise works on them in place.
 __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at, uint32_t count, uint4 *given) {
     if constexpr (INLANE_PULLS) {
         if (lane.stage != nullptr) return process_pulled(lane, at, count, given);
@@ -222,9 +230,10 @@ __device__ __forceinline__ void process(const inlane_lane &lane, const slot &at,
     process_in_place(lane, at, count, given);
 }
 
-// A persistent block's variables, in shared memory, if packets are pulled. Processing is then a function of its own: if it were inlined,
-// variables that live across it would make its loops spill registers. The lane is copied here because the out-of-line function would read
-// the kernel's parameter through memory, and again after each acquire.
+// The variables of a persistent block in kernels that can pull packets. They lie in shared memory. Such
+// kernels process items in a function that is not inlined, because inlining makes the loops spill registers.
+// The lane is copied here because that function would otherwise reread the kernel's parameter from memory
+// after each acquire.
 struct block_variables {
     inlane_lane lane;
     uint64_t position;
@@ -237,8 +246,9 @@ __device__ __noinline__ void process_out_of_line(const block_variables &own, uin
 
 // ---- Waiting, in the persistent kernel. ---------------------------------------------------------------------------------
 
-// The threads of a block's first warp poll different words with one load instruction. So a poll takes the time of one read over PCIe. A
-// quarter of a warp loads together, so threads 0 to 7 read the item's line in one piece.
+// The threads of a block's first warp poll different words with one load instruction. So a poll takes the
+// time of one read over PCIe. The hardware combines the loads of a quarter of a warp, so threads 0 to 7 read
+// the item's line in one piece.
 constexpr uint32_t ITEM = 0;       // this thread polls the item's word; threads 1 to 7 the descriptors after it, if those are all
 constexpr uint32_t RELAY = 8;      // polls what block 0 found
 constexpr uint32_t END = 9;        // in block 0, in some polls: the ring's end
@@ -248,19 +258,23 @@ constexpr uint32_t CHECK_EVERY_POLLS = 32;
 constexpr uint64_t CHECK_HEARTBEAT_EVERY_NS = 200000000;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// True if an item's descriptors all fit the line of its word.
+// True if all descriptors of an item fit into the cache line of its word.
 
 __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_TOGETHER; }
 
-// Waits for the item at `position`. The whole first warp of a block calls it. Returns the item's word, or 0 if the block must end. If the
-// descriptors were read with the word, this warp has written them to `given`. `polls` counts the polls of block 0.
+// Waits for the item at `position`. All threads of a block's first warp call it. Returns the item's word, or
+// 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. In block 0,
+// `polls` counts the polls, because only every 32nd poll makes the checks that concern all blocks.
 //
-// The words are in host memory, so every poll is a read over PCIe. Reads of one line by several blocks queue up, at microseconds per
-// block. So each block polls only its own item's word. Block 0 also polls the words that concern all blocks, and relays them through
-// GPU memory.
+// The polled words are in host memory, so every poll is a read over PCIe. If several blocks read the same
+// line, their reads queue up, which costs microseconds per block. So each block polls only the word of the
+// item that it waits for. Block 0 also polls the words that concern all blocks, and copies them to GPU
+// memory, where the other blocks poll them.
 //
-// An order to stop applies even if the item is there, because working off a full ring could take long; the host takes back what is
-// left. The ring's end applies only if there is no item: it is one more than the number of items, and items before it will arrive.
+// An order to stop is followed even if the item was submitted, because processing a full ring could take
+// long. The host then frees the packets of the unprocessed items. The word for the ring's end is 0 while the
+// ring is open, then the number of items plus one. A block ends only if `position` is beyond the last item,
+// because all items before the end still arrive.
 __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &polls,
                                              uint4 *given) {
     static_assert(INLANE_RING_TOGETHER < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
@@ -304,7 +318,8 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
             uint64_t word = __shfl_sync(ALL, found.low, ITEM);
             if (comes_with_word(lane) && me - 1 < min(static_cast<uint32_t>(word >> 32), lane.burst)) {
                 uint4 descriptor = make_uint4(found.low, found.low >> 32, found.high, found.high >> 32);
-                // The descriptor is older than the word, so it is read again.
+                // If its lap differs from the word's, the descriptor is older than the word. So it is read
+                // again.
                 if (descriptor.w != at.lap || at.lap == 0) descriptor = load16(place);
                 given[me - 1] = descriptor;
             }
@@ -317,7 +332,8 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
 
 } // namespace
 
-// An item's descriptors. If packets are pulled, also the copies' descriptors and the verdicts.
+// The block's shared memory. It holds an item's descriptors. If packets are pulled, the descriptors of the
+// copies and the verdicts follow.
 extern __shared__ uint4 inlane_shared[];
 
 // Runs until the ring ends, the host orders a stop, or the host's heartbeat stops. All blocks must be resident at once.
@@ -358,22 +374,26 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_pers
     }
 }
 
-// Processes the items from `position` on, one per block. Each was published before the kernel runs. Slots without packets are ignored:
-// before the first item, and after waits were released.
+// Processes the items from `position` on, one per block. Each item was submitted before the kernel runs. A
+// block ends at once if its slot has no packets. That happens if the kernel is launched before the first item
+// to set up a stream, or after the host released the waits.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_items(const __grid_constant__ inlane_lane lane, uint64_t position, uint32_t most) {
     slot at = slot_of(lane, position + blockIdx.x);
-    // The word and the descriptors can be read together, because all were written before the launch. No item has more than `most` packets.
+    // The descriptors are read without waiting for the word, because both were written before the kernel
+    // runs. No item has more than `most` packets, so `most` descriptors are enough.
     uint64_t word = inlane_system::load_acquire(at.submit);
     const uint8_t *entries = at.submit + INLANE_RING_ENTRIES;
     for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) inlane_shared[i] = inlane_system::load16(entries + i * 16);
-    // The host releases waits for items that will not come by words without packets.
+    // A wait for an item that is never submitted is released by a word with a packet count of 0, so the block
+    // ends here. A word of another lap belongs to another item.
     if (static_cast<uint32_t>(word) != at.lap || word >> 32 == 0) return;
     __syncthreads();
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// As inlane_items, for graphs: a graph has fixed parameters, so it knows slots but not laps. The lap is taken from the word, if it is
-// odd or even as `odd` says.
+// As inlane_items, for graphs. A graph's parameters are fixed, so it passes a slot index but no lap. The
+// kernel takes the lap from the word. It ends at once if the lap is not odd (`odd` is 1) or not even (`odd`
+// is 0).
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);
