@@ -91,7 +91,8 @@ pub enum Error {
 pub struct Lost {
     /// Bytes stored to the peer since the link came up.
     pub issued_bytes: u64,
-    /// Bytes of these that are known to be in the peer's memory: those before the last completed quiet.
+    /// Of the issued bytes, those that are known to be in the peer's memory: all before the last completed
+    /// quiet.
     pub delivered_bytes: u64,
     /// Requests (gets, atomics) without an answer. They may have been carried out.
     pub unanswered: u64,

@@ -33,10 +33,11 @@ pub const HEAP: u64 = 1 << 30;
 const STATICS: u64 = 4 << 30;
 /// Time between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long to wait for the hub's events of an ended process, and for the end of a PE that it lost.
+/// How long to wait, after a process has ended, for the hub's last events of it and for the end of the PE to
+/// which it lost its link.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
-/// A process's place in a job.
+/// A process's place in a job: its port and its settings.
 pub struct Session {
     /// Its port.
     pub twin: Twin,
@@ -97,11 +98,12 @@ impl Session {
 
 /// The mover for bulk data, as users name it: `twin`, `twin:RATE` or `gpu:N`.
 ///
-/// A job's programs put from any of their memory, so their mover must reach all of it. The twin of a DMA engine does. A GPU
-/// reaches only memory that was registered with it, as the bench does with its own.
+/// A job's programs put from any of their memory, so a job's mover must reach all of it. The twin of a DMA
+/// engine does. A GPU reaches only memory that was registered with it, so only the bench, which registers its
+/// memory, can use a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MoverChoice {
-    /// A DMA engine's twin with this rate in bits a second. Without a rate it is as fast as a core copies.
+    /// A DMA engine's twin with this rate in bits a second. `None`: as fast as a core copies.
     Twin(Option<f64>),
     /// The copy engines of a GPU.
     Gpu(u32),
@@ -161,8 +163,8 @@ impl MoverChoice {
 }
 
 fn inherited(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: a system call on a number; it fails if the descriptor is not open. If the program has closed and
-    // reused the number, the descriptor is a socket without a hub or no socket, and attaching fails.
+    // SAFETY: a system call on a number; it fails if the descriptor is not open. The program may have closed
+    // the descriptor and reused its number. Attaching then fails, because no hub answers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     if flags < 0 {
         return Err(Error::invalid(
@@ -170,7 +172,7 @@ fn inherited(fd: RawFd) -> Result<OwnedFd> {
             "that descriptor is not open; start the program with `inlane ntb run`, not through a program that closes it",
         ));
     }
-    // Programs that this process starts are not PEs.
+    // Close the descriptor in programs that this process starts, because they are not PEs.
     // SAFETY: as above; the launcher made the descriptor for this process, which owns it from here.
     unsafe {
         libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC);
@@ -191,11 +193,11 @@ pub struct Job {
     pub faults: String,
     /// The PE at which faults are injected; all PEs if `None`.
     pub faulty: Option<u32>,
-    /// The mover for bulk data; `None` for stores.
+    /// The mover that copies large puts. If `None`, the processor stores all puts.
     pub mover: Option<MoverChoice>,
-    /// Size in bytes from which the mover copies. If `None`, it is measured.
+    /// Size in bytes from which the mover copies. If `None`, each PE measures the size while connecting.
     pub mover_from: Option<u64>,
-    /// If set, binds each PE to its share of the processors, if there are enough.
+    /// If set, binds each PE to its share of the processors. Ignored if there are more PEs than processors.
     pub bind: bool,
 }
 
@@ -224,14 +226,14 @@ struct Running {
     attached: bool,
     finished: bool,
     gone: bool,
-    /// The PE to which this PE lost its link, if it ended for that reason.
+    /// The PE to which this PE lost its link, if this PE ended for that reason.
     lost: Option<u32>,
     ended: Option<(ExitStatus, Instant)>,
 }
 
 impl Running {
-    /// Returns true if the process has ended and the hub has reported its end. A child process may keep the
-    /// socket open, so this also becomes true after [`SETTLE_TIME`].
+    /// Returns true if the process has ended and the hub has no more events of it. A child process may keep
+    /// the socket to the hub open. Therefore also returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
@@ -307,8 +309,8 @@ impl Job {
         let fd = socket.as_raw_fd();
         let processors = processors();
         let crowded = self.pes as usize > processors.len();
-        // Each PE gets an equal share of neighbouring processors, so that its service thread has room beside
-        // the program.
+        // Give each PE an equal share of neighbouring processors. Its service thread then has room beside the
+        // program.
         let share = processors.len() / self.pes as usize;
         let bound = self.bind && !crowded && self.pes > 1;
         let own = if bound { processors[pe as usize * share..][..share].to_vec() } else { Vec::new() };
@@ -406,13 +408,13 @@ fn failure(pe: usize, process: &Running) -> Option<(i32, String)> {
     }
 }
 
-/// Returns the failure to report. A PE that lost another one is reported only if that one did not fail itself.
-/// The order of the events does not show which PE ended first.
+/// Returns the failure to report, or `None` if there is none yet. PEs that ended because they lost a peer are
+/// reported only if no other PE has failed. The order of the events does not show which PE ended first.
 fn verdict(running: &[Running]) -> Option<(i32, String)> {
     let failed = |pe: usize| running[pe].is_settled().then(|| failure(pe, &running[pe])).flatten();
     let alone = |pe: usize| {
         let next = |process: &&Running| process.lost.and_then(|peer| running.get(peer as usize));
-        // PEs may have lost each other in a circle.
+        // PEs may have lost each other in a circle, so follow at most as many links as there are PEs.
         let mut lost = std::iter::successors(Some(&running[pe]), next).take(running.len() + 1).skip(1);
         lost.all(Running::is_settled) || running[pe].ended.is_some_and(|(_, at)| at.elapsed() > SETTLE_TIME)
     };
@@ -423,7 +425,7 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
 
 fn supervise(events: &Receiver<JobEvent>, running: &mut [Running]) -> (i32, Option<String>) {
     loop {
-        // The hub may still have events of processes that have ended.
+        // After a process has ended, the hub may still have events of it, so look again soon.
         let some_ended = running.iter().any(|process| process.ended.is_some());
         let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match events.recv_timeout(limit) {

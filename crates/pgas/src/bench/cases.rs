@@ -1,5 +1,5 @@
-//! Cases without waits: issued puts beside a plain copy and the peer's, gets by loads, one word one way, and
-//! doorbells.
+//! Cases without waits: puts that are issued only, beside a plain copy and UCX's put; gets by loads; a word
+//! passed back and forth; and doorbells.
 
 use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};
@@ -36,7 +36,8 @@ impl Bench {
     pub(super) fn trial(&self, mut body: impl FnMut(u64) -> Result<()>) -> Result<u64> {
         body(1)?;
         let (mut count, mut nanoseconds) = (1, 0.0);
-        // The loop runs until its time is long enough for the clock. It also warms caches and page tables.
+        // Repeat with more operations until the time is long enough for the clock. The first runs also warm
+        // caches and page tables.
         while nanoseconds < 200e3 && count < 1 << 20 {
             let start = Instant::now();
             body(count)?;
@@ -46,13 +47,13 @@ impl Bench {
         Ok(self.count(nanoseconds / (count / 4) as f64))
     }
 
-    /// Measures put, a plain copy and the peer's put in turn, so that the machine's other load affects all of
-    /// them.
+    /// Measures put, a plain copy and UCX's put in turn. Other load on the machine then affects all three
+    /// alike.
     pub(super) fn put_and_plain_copy(&self, size: usize) -> Result<Vec<Point>> {
         let (mut put, mut plain) = (Series::default(), Series::default());
         let mut theirs = Vec::new();
         let mut plain_verified = 0;
-        // A plain copy needs a window that is ordinary memory to the processor.
+        // The plain copy is measured only if the processor can use the window as ordinary memory.
         let mapped = self.world.direct(self.inbox.as_ptr() as usize, self.other).is_some();
         if self.driver {
             let puts = self.trial(|count| self.putting(count, size))?;
@@ -69,7 +70,8 @@ impl Bench {
                 put.add(puts, size, elapsed);
                 if let Some(ucx) = self.plan.ucx.as_ref().filter(|ucx| repeat < ucx.repeats && size >= 8) {
                     theirs.push(peer::ucx_put(ucx, &self.pair, size as u64, self.plan.batch_us)?);
-                    // The peer's processes have used the caches, so warm them up again.
+                    // UCX's processes have displaced this case's data from the caches, so warm the caches up
+                    // again.
                     self.copying(1, size)?;
                     self.putting(1, size)?;
                 }
@@ -133,7 +135,7 @@ impl Bench {
             let nanoseconds = elapsed.as_nanos() as u64;
             self.world.put(self.words, NANOSECONDS, &[nanoseconds], self.other)?;
             self.world.barrier_all()?;
-            // The slower side bounds both.
+            // The slower side determines the rate of both, so use the longer of the two times.
             let slower = nanoseconds.max(self.world.load(self.words, NANOSECONDS)?);
             series.add(2 * count, size, Duration::from_nanos(slower));
             self.world.barrier_all()?;
@@ -181,7 +183,7 @@ impl Bench {
                 None => None,
             };
             base += 2 * count;
-            // The first repeat warms up.
+            // The first repeat only warms up, so its time is not counted.
             if repeat > 0 {
                 puts.add(2 * count, 8, elapsed);
                 if let Some(bare) = bare {
@@ -195,7 +197,7 @@ impl Bench {
         }
         self.world.barrier_all()?;
         puts.halve_samples();
-        // Each side has compared every word that it received.
+        // Each side has compared every word that it received, so the words of both sides count as verified.
         let words = |repeats: u64| 8 * 2 * count * repeats;
         let verified = words(u64::from(self.plan.repeats)) + 16 * SAMPLES.min(count);
         let mut points = vec![puts.point(Operation::OneWay, "stores", 8, CompletionMode::Poll, verified)];
@@ -212,7 +214,8 @@ impl Bench {
         Ok(points)
     }
 
-    /// Passes a number to the other side and back, greater by one each round. The loop polls and does nothing else.
+    /// Passes a number to the other side and back `count` times, and adds one in each round. The loop only
+    /// polls.
     fn passing(&self, base: u64, count: u64, put: impl Fn(usize, u64) -> Result<()>) -> Result<()> {
         let (mine, theirs) = if self.driver { (ANSWER, SIGNAL) } else { (SIGNAL, ANSWER) };
         let word = self.word(mine);
@@ -226,7 +229,8 @@ impl Bench {
                 std::hint::spin_loop();
                 looks += 1;
                 if looks.is_multiple_of(1 << 24) {
-                    // This takes long: let the transport find out whether the peer still runs.
+                    // The wait is unusually long. Wait in the transport, which reports an error if the peer
+                    // has ended.
                     self.await_word(mine, value, 8, CompletionMode::Poll)?;
                 }
                 seen = word.load(Ordering::Acquire);
@@ -257,7 +261,7 @@ impl Bench {
             }
             Ok(())
         };
-        // No thread sleeps on the doorbell while it is measured.
+        // Wait at a barrier first, so that no thread sleeps on the doorbell while it is measured.
         self.world.barrier_all()?;
         ntb.doorbell_clear(DOORBELL);
         if completion == CompletionMode::Poll {

@@ -11,8 +11,8 @@ fn median(values: &[f64]) -> Option<f64> {
     Summary::of(values).map(|summary| summary.median)
 }
 
-/// Returns the median of the ratios of two cases whose repeats took turns. Other load on the machine affects
-/// both of a pair.
+/// Returns the median ratio of two cases whose repeats took turns. Each ratio compares two repeats that ran
+/// one after the other, so other load on the machine affects both alike.
 fn ratio(one: &Point, other: &Point) -> Option<f64> {
     let pairs = one.bytes_per_second.iter().zip(&other.bytes_per_second);
     median(&pairs.map(|(one, other)| one / other).collect::<Vec<_>>())
@@ -24,7 +24,8 @@ fn find<'a>(points: &'a [Point], operation: Operation, completion: &str, size: u
     })
 }
 
-/// Returns, for each size of `operation` of at least `from` bytes, the ratio to the point that `other` finds.
+/// Returns the ratio of bandwidths for each size of `operation` that is at least `from` bytes. `other` finds
+/// the point to compare with.
 fn ratios<'a>(
     points: &'a [Point],
     operation: Operation,
@@ -45,7 +46,8 @@ fn least(ratios: &[(f64, u64)]) -> Option<(f64, u64)> {
     ratios.iter().copied().min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-/// The description of the ceiling of puts and gets.
+/// Description of the ceiling of puts and gets. The ceiling is the highest rate that the memory allows,
+/// measured here.
 const CEILING: &str = "a plain copy of the same size between the same memories";
 const COMPARED: &str = "the receiver compares every byte of a case's last transfer";
 const COUNTED: &str = "each side compares every word that it receives";
@@ -63,7 +65,7 @@ fn row(point: &Point, points: &[Point], path: &Path) -> WindowResult {
     let bounded = matches!(point.operation, Put | PutDelivered | Get | GetPushed | Messages);
     let plain = find(points, PlainCopy, "poll", point.size_bytes).filter(|_| bounded);
     let share = plain.and_then(|plain| match point.operation {
-        // The repeats of put and plain copy took turns.
+        // The repeats of put and plain copy took turns, so compare them pair by pair.
         Put => ratio(point, plain),
         _ => Some(median(&point.bytes_per_second)? / median(&plain.bytes_per_second)?),
     });
@@ -125,8 +127,8 @@ fn latency(points: &[Point], operation: Operation) -> Option<f64> {
     median(&points.iter().find(|point| point.operation == operation)?.latency_ns)
 }
 
-/// Returns the largest share of a polling wait's processor time that an adaptive wait for the mover takes, from
-/// 4 MiB.
+/// Returns how much processor time an adaptive wait for the mover takes, as a share of a polling wait's time.
+/// Uses sizes of at least 4 MiB and returns the largest share.
 fn waiting_share(points: &[Point]) -> Option<f64> {
     let of = |completion: &str| {
         let points = points.iter().filter(move |point| {
@@ -229,7 +231,8 @@ mod tests {
 
     #[test]
     fn shares_are_medians_of_pairs() {
-        // Both values of the second pair are from a time when the machine was slow.
+        // Both values of the second pair are low because the machine was slow. The ratio must not change for
+        // that.
         let points = [
             point(Operation::Put, "poll", &[9.6, 4.8, 9.7], 1.0),
             point(Operation::PlainCopy, "poll", &[10.0, 5.0, 10.0], 1.0),

@@ -1,8 +1,8 @@
-//! The measurements of `inlane ntb bench`. Two PEs go through the same plan.
+//! The measurements of `inlane ntb bench`. Two PEs run the same cases in the same order.
 //!
-//! PE 0 drives and keeps the time; PE 1 answers and compares the bytes. Repeats of cases that are compared
-//! alternate, so that other load on the machine affects all of them. Source and destination are the same memory
-//! each time, as in ucx_perftest, so small sizes stay in caches.
+//! PE 0 drives and keeps the time. PE 1 answers and compares the bytes. Cases that are compared alternate
+//! their repeats, so that other load on the machine affects all of them. Source and destination are the same
+//! memory in each repeat, as in ucx_perftest, so small sizes stay in caches.
 
 mod cases;
 mod figure;
@@ -84,18 +84,18 @@ impl Operation {
     }
 }
 
-/// The settings of the bench.
+/// The settings of the bench: what to measure, and for how long.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Sizes in bytes.
     pub sizes: Vec<u64>,
-    /// Duration of one batch in microseconds.
+    /// Duration of one batch in microseconds. A batch is one timed run of many operations.
     pub batch_us: u64,
     /// Number of batches. Their median is shown.
     pub repeats: u32,
-    /// The program to measure in turn with ours.
+    /// The settings of ucx_perftest, whose puts are measured in turn with inlane's. `None` leaves them out.
     pub ucx: Option<Ucx>,
-    /// The only part to measure, or all.
+    /// The only part to measure. `None` measures all parts.
     pub only: Option<Part>,
 }
 
@@ -106,26 +106,26 @@ pub const LEAST_MOVED: u64 = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Put, beside a plain copy and the peer's put.
+    /// Puts by stores, in turn with a plain copy and UCX's put.
     Puts,
-    /// Put by the mover.
+    /// Puts by the mover.
     Mover,
 }
 
-/// UCX's ucx_perftest, as the peer.
+/// UCX's ucx_perftest, the program that inlane's puts are compared with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ucx {
     /// Path of the program.
     pub program: PathBuf,
-    /// Number of repeats in which it takes part. Each starts two processes.
+    /// Number of repeats in which ucx_perftest is measured. Each repeat starts two processes.
     pub repeats: u32,
 }
 
-/// A mover, and a function that makes host memory reachable for it.
+/// A mover that was started for the bench, and a function that makes host memory reachable for the mover.
 pub struct Started {
     /// The mover.
     pub mover: Box<dyn Mover>,
-    /// Returns the same memory as a region that the mover reaches.
+    /// Returns the same memory as a region that the mover can copy from or to.
     pub reach: Box<dyn Fn(Region) -> Result<Region>>,
 }
 
@@ -160,8 +160,8 @@ pub struct Point {
     pub verified_bytes: u64,
 }
 
-/// Takes part as one PE: over `bridge`, or in the job that the environment describes. `start` starts the mover
-/// at PE 0. Returns the points at PE 0, nothing at PE 1.
+/// Takes part in the bench as one PE. Uses `bridge` if given, else the job that the environment describes.
+/// `start` starts the mover at PE 0. Returns the points at PE 0, and an empty list at PE 1.
 ///
 /// # Errors
 /// Errors of the session and the transport; [`Error::Invalid`] unless there are two PEs, and if bytes arrive
@@ -171,8 +171,9 @@ pub fn pe(
     bridge: Option<Arc<dyn Ntb>>,
     start: impl FnOnce() -> Result<Started>,
 ) -> Result<Vec<Point>> {
-    // Each measuring thread gets a processor. Service threads and the mover's thread run on others if there are
-    // any. The mover keeps one processor, because a thread that moves leaves its cache behind.
+    // Give each measuring thread a processor of its own. Run service threads and the mover's thread on others
+    // if there are any. Bind the mover to one processor, because a thread that changes processors loses its
+    // cache.
     let processors = processors();
     let (spare, engines) = (processors.get(4..).unwrap_or(&[]), processors.get(2..).unwrap_or(&[]));
     bind(if spare.is_empty() { &processors } else { spare });
@@ -200,7 +201,7 @@ pub fn pe(
     if let Some(engine) = engines.get(own % engines.len().max(1)) {
         bind(&[*engine]);
     }
-    // PE 0 drives.
+    // Only PE 0 drives the mover, so only PE 0 starts it.
     let mover = if own == 0 && plan.only != Some(Part::Puts) { Some(start()?) } else { None };
     if let Some(own) = processors.get(own) {
         bind(&[*own]);
@@ -271,13 +272,14 @@ impl Bench {
                 points.extend(self.both_ways(size)?);
                 points.extend(self.exchanged(size)?);
                 points.extend(self.delivered(size)?);
-                // A series of larger messages would take seconds.
+                // A series of larger messages would take seconds, so measure up to 1 MiB.
                 if size <= 1 << 20 {
                     points.extend(self.messages(size)?);
                 }
             }
         }
-        // Both sides have the same kind of window. Movers reach only windows that are memory to the processor.
+        // A mover reaches only windows that the processor can use as memory. Both sides have the same kind of
+        // window, so both come to the same result here.
         let reached = self.world.direct(self.words.as_ptr() as usize, self.other).is_some();
         if self.plan.only == Some(Part::Mover) && !reached {
             return Err(Error::invalid(
@@ -307,7 +309,7 @@ impl Bench {
         Ok(Moving { mover, source: reach(source)?, destination: reach(destination)? })
     }
 
-    /// Sends PE 0's number to both PEs, and returns it.
+    /// Sends PE 0's number to PE 1, and returns it at both.
     fn agree(&self, value: u64) -> Result<u64> {
         if self.driver {
             self.world.put(self.words, BATCH, &[value], self.other)?;
@@ -324,7 +326,7 @@ impl Bench {
         (self.plan.batch_us as f64 * 1e3 / nanoseconds.max(1.0)).clamp(1.0, 1e7) as u64
     }
 
-    /// Compares the bytes of a get with the pattern, at PE 0.
+    /// Compares the bytes of a get with the pattern at PE 0. Returns an error if they differ.
     fn compare(&self, got: &[u8], size: usize) -> Result<()> {
         match self.driver && got[..size] != self.source[..size] {
             true => Err(Error::invalid(
@@ -335,8 +337,8 @@ impl Bench {
         }
     }
 
-    /// Compares the received bytes with the pattern, at PE 1. Both PEs learn the outcome. Returns the number of compared
-    /// bytes.
+    /// Compares the received bytes with the pattern at PE 1, and sends the result to PE 0. Returns the number
+    /// of compared bytes.
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {
@@ -345,7 +347,7 @@ impl Bench {
             let wrong = received != &self.source[..size];
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;
             self.world.put(self.words, WRONG, &[wrong as u64], 1)?;
-            // Poison for the next case.
+            // Overwrite the bytes, so that the next case cannot pass with old ones.
             // SAFETY: as above, and only this side writes.
             unsafe { std::ptr::write_bytes(self.inbox.as_ptr(), 0xA5, size) };
         }
@@ -360,7 +362,8 @@ impl Bench {
     }
 }
 
-/// Returns byte `index` of the pattern, which does not repeat at any power of two.
+/// Returns byte `index` of the pattern. The pattern does not repeat at a power of two, so a misplaced block
+/// is found.
 fn pattern(index: usize) -> u8 {
     (index % 251) as u8 ^ (index / 251 % 241) as u8 | 1
 }

@@ -1,4 +1,5 @@
-//! The peer to compare with: UCX's shared-memory put, as ucx_perftest measures it. Both sides are issued puts.
+//! The program to compare with: UCX's ucx_perftest and its shared-memory put. In both programs the time ends
+//! when the puts are issued.
 
 use super::{Operation, Point, Ucx};
 use crate::error::{Error, Result};
@@ -40,31 +41,33 @@ fn command(program: &Path, port: u16, processor: Option<usize>) -> Command {
 fn parse(output: &str) -> Option<f64> {
     let line = output.lines().rev().find(|line| line.split(',').count() >= 8)?;
     // The columns are iterations, three latencies, average and overall MB/s, average and overall messages a
-    // second.
+    // second. Column 5 is the overall MB/s.
     let megabytes: f64 = line.split(',').nth(5)?.trim().parse().ok()?;
     Some(megabytes * 1048576.0)
 }
 
-/// Returns the bytes a second of ucx_perftest's `ucp_put_bw` of `size` bytes, measured for about `batch_us`.
-/// Its two processes run on the processors `pair`.
+/// Runs ucx_perftest's `ucp_put_bw` with messages of `size` bytes for about `batch_us`. Returns its bytes a
+/// second. Its two processes run on the processors `pair`.
 ///
 /// # Errors
-/// [`Error::Os`] if it does not start, [`Error::Invalid`] if it prints no result.
+/// [`Error::Os`] if ucx_perftest does not start, [`Error::Invalid`] if it prints no result.
 pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Result<f64> {
     static RUNS: AtomicU16 = AtomicU16::new(0);
     let program = &ucx.program;
     let start =
         |command: &mut Command| command.spawn().map_err(|error| Error::starting(program.as_os_str(), error));
-    // About the duration of a batch at 10 GB/s and 100 ns a message.
+    // Choose a count that takes about one batch, if a message costs 100 ns and the bytes move at 10 GB/s.
     let each = (size as f64 / 10e9 + 100e-9) * 1e9;
     let count = (batch_us as f64 * 1e3 / each).clamp(10.0, 1e7) as u64;
     let mut output = String::new();
-    // A server whose port is in use ends at once. The ports lie below those that the system assigns.
+    // A server ends at once if its port is in use, so try up to three ports. They lie below the ports that
+    // the system assigns.
     for _ in 0..3 {
         let port =
             20_000 + (std::process::id() as u16 % 60) * 200 + RUNS.fetch_add(1, Ordering::Relaxed) % 200;
         let mut server = Server(start(command(program, port, pair.get(1).copied()).stdout(Stdio::null()))?);
-        // The server needs time to listen, more on a busy machine. It serves one client.
+        // The server needs time before it listens, more on a busy machine. So try the client again after a
+        // pause. The server serves one client.
         for attempt in 0..60 {
             std::thread::sleep(Duration::from_millis(10 + attempt * 4));
             let mut client = command(program, port, pair.first().copied());
@@ -83,7 +86,7 @@ pub(super) fn ucx_put(ucx: &Ucx, pair: &[usize], size: u64, batch_us: u64) -> Re
     Err(Error::invalid(format!("{}", program.display()), format!("no result for {size} bytes in: {output}")))
 }
 
-/// Returns its rates as a point.
+/// Returns ucx_perftest's rates as a point.
 pub(super) fn point(size: u64, rates: Vec<f64>) -> Point {
     Point {
         operation: Operation::PeerPut,

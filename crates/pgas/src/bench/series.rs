@@ -6,9 +6,9 @@ use inlane_core::clock::thread_cpu_ns;
 use inlane_core::completion::CompletionMode;
 use std::time::{Duration, Instant};
 
-/// Operations that are timed one by one for the percentiles, after the repeats.
+/// Number of operations that are timed one by one after the repeats, for the percentiles.
 pub(super) const SAMPLES: u64 = 500;
-/// Fewer samples than this give no percentiles.
+/// The fewest samples from which percentiles are computed.
 pub(super) const FEWEST_SAMPLES: usize = 20;
 
 fn process_cpu_ns() -> u64 {
@@ -53,7 +53,7 @@ impl Series {
         Ok(elapsed)
     }
 
-    /// Runs `body` for one operation of `size` bytes and keeps its time for the percentiles.
+    /// Runs `body`, which is one operation of `size` bytes, and keeps its time for the percentiles.
     pub fn sample(&mut self, size: usize, body: impl FnOnce() -> Result<()>) -> Result<()> {
         let start = Instant::now();
         body()?;
@@ -62,12 +62,12 @@ impl Series {
         Ok(())
     }
 
-    /// Halves the sampled times: each was a round trip, and one way is half of it.
+    /// Halves the sampled times. Use it if each sample is a round trip and the result is one way.
     pub fn halve_samples(&mut self) {
         self.samples.iter_mut().for_each(|sample| *sample /= 2);
     }
 
-    /// Makes the point of this case. `verified` counts the bytes that the receiver compared.
+    /// Makes the point of this case. `verified` is the number of bytes that the receiver compared.
     pub fn point(
         self,
         operation: Operation,
@@ -76,7 +76,7 @@ impl Series {
         mode: CompletionMode,
         verified: u64,
     ) -> Point {
-        // Nanoseconds a byte are seconds for each 10^9 bytes.
+        // Nanoseconds for each byte equal seconds for each 10^9 bytes, so no conversion is needed.
         let per_gigabyte = |cpu: u64| (self.moved > 0).then(|| cpu as f64 / self.moved as f64);
         Point {
             operation,

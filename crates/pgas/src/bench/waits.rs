@@ -1,5 +1,5 @@
-//! Cases that end by waiting, each for all completion modes: delivered, exchanged, in series, pushed, or by a
-//! mover.
+//! Cases that end by waiting, each for all completion modes: delivered puts, exchanges, series of messages,
+//! pushed gets, and puts by a mover.
 //!
 //! The modes take turns within a repeat, so that other load on the machine affects all of them.
 
@@ -24,7 +24,8 @@ const SERIES: u64 = 64;
 const IDLE: Duration = Duration::from_millis(250);
 
 impl Bench {
-    /// Waits until a word of this side reaches `value`. The peer puts it after `size` bytes.
+    /// Waits until a word of this side reaches `value`. The peer stores the word after it has put `size`
+    /// bytes.
     pub(super) fn await_word(
         &self,
         index: usize,
@@ -46,7 +47,7 @@ impl Bench {
             .wait_with(options, FailureScope::Peer(self.other), || word.load(Ordering::Acquire) >= value)
     }
 
-    /// Puts `size` bytes and then `value` into a word of the peer.
+    /// Puts `size` bytes at the peer, then puts `value` into the peer's word `index`.
     fn put_and_signal(&self, size: usize, index: usize, value: u64) -> Result<()> {
         // SAFETY: the source has `size` bytes.
         unsafe {
@@ -80,7 +81,8 @@ impl Bench {
         let mut series: [Series; MODES.len()] = Default::default();
         for _ in 0..self.plan.repeats {
             for ((series, mode), count) in series.iter_mut().zip(MODES).zip(counts) {
-                // Both sides begin together. Otherwise the faster side would wait for the slower one and measure that wait.
+                // Let both sides begin together. Otherwise the faster side's time would include waiting for
+                // the slower side.
                 self.world.barrier_all()?;
                 let elapsed = series.timed(|| body(mode, base, count))?;
                 series.add(count * each, size, elapsed);
@@ -115,7 +117,7 @@ impl Bench {
         })
     }
 
-    /// Measures exchanges: both PEs put, then wait for the other's put.
+    /// Measures exchanges: both PEs put, then each waits for the other PE's put.
     pub(super) fn exchanged(&self, size: usize) -> Result<Vec<Point>> {
         self.in_turn(Operation::Exchange, "stores", size, 2, |mode, base, count| {
             for value in base + 1..=base + count {
@@ -144,7 +146,8 @@ impl Bench {
         })
     }
 
-    /// Measures gets that the owner pushes. The owner waits for the end in the same mode and serves meanwhile.
+    /// Measures gets that the owner pushes. The owner waits for the end of the batch in the same mode and
+    /// serves the gets while it waits.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;
@@ -183,7 +186,8 @@ impl Bench {
                 }
                 Ok(())
             };
-            // An adaptive wait learns its time within some tens of runs.
+            // An adaptive wait needs some tens of runs to learn how long an operation takes, so run that many
+            // first.
             for mode in MODES {
                 moving(mode, if size <= 4 << 20 { 40 } else { 12 })?;
             }
@@ -210,8 +214,8 @@ impl Bench {
         Ok(series.into_iter().zip(MODES).map(point).collect())
     }
 
-    /// Measures the processor time of a wait while nothing arrives: PE 1 waits, PE 0 sleeps and then ends the
-    /// wait.
+    /// Measures the processor time of a wait while nothing arrives. PE 1 waits. PE 0 sleeps and then ends PE
+    /// 1's wait.
     pub(super) fn idle(&self) -> Result<Vec<Point>> {
         let mut points = Vec::new();
         self.reset_words()?;
@@ -237,8 +241,8 @@ impl Bench {
     }
 }
 
-/// A mover and memory that it reaches: the source with the pattern, as long as the largest size, and the peer's
-/// inbox.
+/// A mover and the memory that it copies between: the source with the pattern, and the peer's inbox. Both are
+/// as long as the largest size.
 pub(super) struct Moving {
     pub mover: Box<dyn Mover>,
     pub source: Region,

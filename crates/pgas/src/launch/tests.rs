@@ -1,4 +1,4 @@
-//! Tests of which failure a job reports, whatever the order of its events.
+//! Tests which failure a job reports. The result must not depend on the order of the events.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn the_cause_is_reported_whatever_the_order_of_the_news() {
             JobEvent::Ended(0, exited(1)),
         ]
     };
-    // All orders that keep the hub's events of PE 0 in theirs.
+    // Try all orders in which the hub's two events of PE 0 keep their order.
     for order in permutations(5) {
         let place = |index: usize| order.iter().position(|one| *one == index).unwrap();
         if place(2) > place(3) {
@@ -76,7 +76,7 @@ fn a_lost_link_to_a_running_process_is_a_failure() {
     assert_eq!(verdict(&running), None, "PE 1 may be about to end");
     running[0].ended = Some((exited(1), Instant::now() - SETTLE_TIME - Duration::from_millis(1)));
     assert_eq!(verdict(&running).unwrap().0, 1);
-    // A PE number that does not exist.
+    // PE 77 does not exist, so PE 0's own failure must be reported.
     running[0].lost = Some(77);
     assert_eq!(verdict(&running).unwrap().0, 1);
 }
