@@ -5,8 +5,10 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::exit;
 
-/// The drivers to link. Each is linked as a whole, because it registers itself by a constructor that nothing refers to. Drivers that
-/// the installed DPDK lacks are skipped. Drivers that need a vendor's library are not linked (mlx5: rdma-core).
+/// The drivers to link. Each driver's archive is linked as a whole: a driver registers itself by a
+/// constructor, and the linker would leave out a constructor that nothing refers to. Drivers that the
+/// installed DPDK lacks are skipped. Drivers that need a vendor's library are not linked (mlx5 needs
+/// rdma-core).
 const DRIVERS: &[&str] = &[
     "bus_pci",
     "bus_vdev",
@@ -31,21 +33,24 @@ const DRIVERS: &[&str] = &[
     "net_vmxnet3",
 ];
 
-/// Libraries of DPDK that register themselves by constructors, too. Of the others only what is used is linked.
+/// The libraries of DPDK that also register parts of themselves by constructors, and are therefore linked as
+/// a whole. From DPDK's other libraries, the linker takes only the object files that are used.
 const WHOLE: &[&str] = &["ethdev", "eal", "mempool", "mbuf", "ring"];
 
-/// System libraries that the drivers use, linked statically where the distribution has the archive. Their licences
-/// (BSD and zlib) only ask for a notice, see THIRD-PARTY-NOTICES.txt.
+/// System libraries that the drivers use. They are linked statically if the distribution has the archive.
+/// Their licences (BSD and zlib) require only a notice: THIRD-PARTY-NOTICES.txt.
 const SYSTEM_STATIC: &[&str] = &["xdp", "bpf", "z", "bsd", "md"];
 
-/// System libraries under the LGPL, which lets users replace them; linked dynamically for that reason.
+/// System libraries under the LGPL. They are linked dynamically, because the LGPL demands that users can
+/// replace them.
 const SYSTEM_DYNAMIC: &[&str] = &["elf", "numa"];
 
 /// The driver of AF_XDP ports. It is linked from a copy in which [`REPLACED_CALLS`] are renamed.
 const AF_XDP: &str = "net_af_xdp";
 
-/// Functions that the AF_XDP driver calls, and the functions of `src/sys/xdp.c` that it calls instead. The driver would replace and
-/// remove XDP programs of other processes.
+/// Pairs of names. The first is a function that the AF_XDP driver calls. The second is the function of
+/// `src/sys/xdp.c` that the driver calls instead. The original functions would replace and remove XDP
+/// programs of other processes.
 const REPLACED_CALLS: &[(&str, &str)] =
     &[("xsk_socket__create", "inlane_xsk_socket_create"), ("bpf_xdp_detach", "inlane_bpf_xdp_detach")];
 
@@ -82,7 +87,8 @@ fn pkg_config(arguments: &[&str]) -> String {
 
 /// Returns the include paths and the instruction set with which DPDK's inline functions must be compiled.
 fn compile_flags() -> Vec<String> {
-    // Does not pass --static, which would require the packages of drivers that are not linked here.
+    // `--static` is left out, because pkg-config would then require the packages of drivers that are not
+    // linked here.
     let flags = pkg_config(&["--cflags", "libdpdk"]);
     flags.split_whitespace().map(str::to_owned).collect()
 }
@@ -126,9 +132,10 @@ fn inline_functions(flags: &[String]) {
     build
         .files(["src/sys/burst.c", "src/sys/environment.c", "src/sys/pool.c"])
         .flag("-std=gnu11")
-        // One 64-bit store writes a packet's length and port.
+        // `burst.c` writes a packet's length and port by one 64-bit store, which strict aliasing forbids.
         .flag("-fno-strict-aliasing")
-        // A vector store could not be forwarded to later loads of single words.
+        // Without this flag, GCC may merge stores into a vector store. Later loads of single words would then
+        // stall, because a CPU cannot forward a part of a vector store.
         .flag_if_supported("-fno-tree-slp-vectorize")
         .opt_level(3)
         .warnings(false);
@@ -140,7 +147,8 @@ fn inline_functions(flags: &[String]) {
     }
 }
 
-/// Compiles `xdp.c` into a library of its own. [`link`] places it beside the driver that calls it.
+/// Compiles `xdp.c` into a library of its own. [`link`] prints this library next to the AF_XDP driver, which
+/// calls its functions.
 fn xdp_functions() {
     let mut build = cc::Build::new();
     build.file("src/sys/xdp.c").flag("-std=gnu11").opt_level(2).cargo_metadata(false);
@@ -151,7 +159,8 @@ fn xdp_functions() {
     }
 }
 
-/// Writes the copy of the AF_XDP driver with renamed calls, and returns its library name.
+/// Writes a copy of the AF_XDP driver in which [`REPLACED_CALLS`] are renamed. Returns the library name of
+/// the copy.
 fn renamed_af_xdp_driver(directory: &Path) -> String {
     let name = "inlane_net_af_xdp";
     let archive = directory.join(format!("librte_{AF_XDP}.a"));
@@ -174,12 +183,13 @@ fn renamed_af_xdp_driver(directory: &Path) -> String {
     name.to_owned()
 }
 
-/// Prints the libraries to link, in the order of DPDK's own static list. `-bundle` leaves the archives to the final link.
+/// Prints the libraries to link, in the order of DPDK's own static list. The modifier `-bundle` makes the
+/// final link of the program read the archives, instead of copying them into this crate's library.
 fn link() {
     let directory = PathBuf::from(pkg_config(&["--variable=libdir", "libdpdk"]));
     println!("cargo:rustc-link-search=native={}", directory.display());
     println!("cargo:rustc-link-search=native={}", env::var("OUT_DIR").expect("cargo sets it"));
-    // The list names all of DPDK as whole archives: only its order is used.
+    // DPDK's list gives every library of DPDK as a whole archive, so only the order of the list is used.
     let list = pkg_config(&["--static", "--libs-only-l", "--libs-only-other", "libdpdk"]);
     let archives: Vec<&str> = list
         .split_whitespace()

@@ -1,7 +1,8 @@
-//! Measures the cost of a burst: receives packets from a port, swaps their MAC addresses, sends them to the same port, on one core.
+//! Measures the cost of a burst on one core: receives packets from a port, swaps the MAC addresses of each
+//! packet, and sends the packets to the same port.
 //!
-//! `cargo bench -p inlane-dpdk --bench turnaround -- [PORT [BURST [MBUFS [SECONDS]]]]`. Rates are per second of CPU time, so other programs
-//! on the machine disturb them little.
+//! `cargo bench -p inlane-dpdk --bench turnaround -- [PORT [BURST [MBUFS [SECONDS]]]]`. Rates are per second
+//! of this thread's CPU time, so other programs on the machine change the rates little.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_dpdk::{MbufPool, open};
@@ -29,7 +30,8 @@ fn main() {
             for _ in 0..1000 {
                 let count = rx.receive(&mut packets).unwrap();
                 if function == "macswap" {
-                    // SAFETY: just received, in host memory. The port's frames have at least 16 bytes.
+                    // SAFETY: the packets were just received and lie in host memory. The port's frames have
+                    // at least 16 bytes.
                     unsafe { swap(&packets[..count]) };
                 }
                 // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.

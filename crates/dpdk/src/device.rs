@@ -1,4 +1,5 @@
-//! From a port specification to a DPDK device: checks what the port needs, writes the driver's arguments, explains refusals.
+//! Turns a port specification into a DPDK device: checks what the port needs, writes the driver's arguments,
+//! and explains refusals.
 
 mod card;
 mod kernel;
@@ -30,23 +31,24 @@ pub(crate) struct Device {
     bus: &'static CStr,
     /// The name of the device on its bus.
     name: CString,
-    /// What carries packets, for results.
+    /// The driver and its kernel interface, if there is one, for results: `DPDK net_af_packet on eth0`.
     pub(crate) path: String,
-    /// The kernel interface below the device.
+    /// The kernel interface that the device sends and receives on, if there is one.
     pub(crate) interface: Option<Interface>,
-    /// Bytes of data room that the driver demands of each buffer.
+    /// The data room in bytes that the driver demands of each buffer, if it demands any.
     pub(crate) required_room: Option<u32>,
     /// The packet sockets that the driver opened.
     pub(crate) packet_sockets: Vec<RawFd>,
-    /// Counts the frames that these sockets refuse.
+    /// Counts the frames that the packet sockets refuse.
     pub(crate) refused: Option<RefusedFrames>,
-    /// The socket that keeps an existing interface promiscuous while it is open.
+    /// A socket that keeps an existing kernel interface promiscuous. Closing the socket ends the promiscuous
+    /// mode.
     promiscuous: Option<OwnedFd>,
     /// The XDP program of an AF_XDP port. The ports of an interface share it, and dropping the last reference detaches it.
     program: Option<Arc<xdp::Program>>,
 }
 
-/// The driver's arguments, and the other objects that the port needs.
+/// What [`attach`] passes to DPDK to create the device, and the objects that the port needs besides.
 struct Plan {
     bus: &'static CStr,
     name: String,
@@ -59,7 +61,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Creates the plan of a virtual device of `driver`.
+    /// Creates the plan of a software device of `driver` (DPDK's virtual bus), with a unique name.
     fn new(driver: &'static str, arguments: String) -> Self {
         let name = format!("{driver}{}", ATTACHED.fetch_add(1, Ordering::Relaxed));
         Self { bus: c"vdev", name, arguments, driver, interface: None, slots: None, program: None }
@@ -89,17 +91,17 @@ impl Plan {
     }
 }
 
-/// Locks the configuration of devices. Drivers keep lists of their devices without a lock, so every call that sets a device up or closes
-/// one is made with this lock held.
+/// Locks the configuration of devices. DPDK's drivers keep lists of their devices without a lock. Hold this
+/// lock during every call that sets a device up or closes one.
 pub(crate) fn control() -> MutexGuard<'static, ()> {
     static CONTROL: Mutex<()> = Mutex::new(());
     CONTROL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Checks what the port needs, and attaches its device.
+/// Checks what the port of `spec` needs, and attaches its device.
 ///
 /// # Errors
-/// When something is missing, in use or forbidden, or the driver refuses.
+/// If something is missing, in use or forbidden, or if the driver refuses the device.
 pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
     let plan = Plan::of(spec)?;
     let c_string = |text: String| {
@@ -177,9 +179,9 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the driver receive frames for every MAC address. Drivers without such a mode do so anyway. Does nothing for an
-    /// existing interface: inlane has made it promiscuous already, while the driver would set the administrator's flag and
-    /// leave it set.
+    /// Makes the driver receive frames for every MAC address. Drivers without such a mode receive them
+    /// anyway. Does nothing for an existing kernel interface, because [`Interface::make_promiscuous`] was
+    /// used. The driver would set the administrator's promiscuous flag, and leave the flag set.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
             // SAFETY: a valid port.
@@ -187,7 +189,7 @@ impl Device {
         }
     }
 
-    /// Releases the port's hold on its interface: the XDP program and the promiscuous mode.
+    /// Releases the XDP program and ends the promiscuous mode of the port's interface.
     pub(crate) fn release_interface(&mut self) {
         (self.program, self.promiscuous) = (None, None);
     }
@@ -198,8 +200,8 @@ impl Device {
         self.remove();
     }
 
-    /// Stops and closes the device, and detaches it. The driver holds no buffer afterwards. `closed` runs after the device has been
-    /// closed, which ends its accesses to memory, and before it is detached.
+    /// Stops, closes and detaches the device. Runs `closed` after the device was closed and before it is
+    /// detached: the device no longer accesses memory then. Buffers that the driver lost are not freed here.
     pub(crate) fn close(&self, started: bool, closed: impl FnOnce()) {
         let _lock = control();
         // SAFETY: the port is valid, and no thread calls its driver any more.
@@ -222,7 +224,8 @@ impl Device {
 /// Turns an error number of DPDK into an error of this crate.
 pub(crate) fn failed(spec: &EthSpec, doing: &str, code: i32, mark: &log::Mark) -> Error {
     let port = spec.text.clone();
-    // The AF_XDP driver does not return the kernel's error, so the recorded one is used.
+    // The AF_XDP driver does not return the kernel's error, so this line takes the error that [`xdp`]
+    // recorded.
     let code = match (&spec.kind, xdp::last_failure(), code) {
         (Kind::AfXdp { .. }, failure, code) if code != 0 && failure != 0 => -failure,
         (_, _, -1) => -sys::last_error(),

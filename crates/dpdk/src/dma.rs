@@ -1,15 +1,16 @@
 //! Makes pool memory accessible to network cards.
 //!
-//! DPDK maps its own memory for devices when it allocates it. A pool has memory of its own, which is registered with DPDK and mapped in the
-//! IOMMU while a card uses the pool. Cards under vfio-pci share one set of mappings. A pool that two cards use, one to receive and one to
-//! send, is therefore mapped for the first and unmapped after the last.
+//! DPDK maps the memory that it allocates itself for devices. A pool's memory is not allocated by DPDK. It is
+//! therefore registered with DPDK, and mapped in the IOMMU while a card uses the pool. Cards under vfio-pci
+//! share one set of mappings. Suppose one card receives into a pool and another sends from it: the pool is
+//! mapped for the first card, and unmapped when neither uses it.
 
 use crate::error::{Error, Result};
 use crate::{MbufPool, eal, log, sys};
 use inlane_core::Pool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The mapped pools: address, and the number of cards that use the pool.
+/// The mapped pools. For each pool: its address, and the number of cards that use it.
 static MAPPED: Mutex<Vec<(u64, usize)>> = Mutex::new(Vec::new());
 
 /// A pool that is mapped for a card. Drop it after the card has been closed and before it is detached.
@@ -19,7 +20,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `pool` for `card`, the device of the port `port`.
+    /// Maps `pool` for `card`, which is the device of port `port`.
     ///
     /// # Errors
     /// [`Error::Device`] with the reason and what to do.
@@ -43,7 +44,8 @@ impl Mapping {
         } else if eal::start()?.virtual_addresses {
             let mark = log::Mark::new();
             if !pool.is_external() {
-                // SAFETY: whole pages of the pool's memory. They are unregistered before the pool is dropped, which is held here.
+                // SAFETY: whole pages of the pool's memory. This value holds the pool, and unregisters the
+                // pages before it lets the pool go.
                 let code = unsafe {
                     let (start, length) = span(&pool);
                     sys::rte_extmem_register(start, length, std::ptr::null_mut(), 0, PAGE)
@@ -52,7 +54,8 @@ impl Mapping {
                     return Err(refuse(mark.explain(sys::error_text(sys::last_error()))));
                 }
             }
-            // SAFETY: registered memory, mapped at the addresses that its mbufs contain. The device is attached.
+            // SAFETY: registered memory, mapped at the addresses that the pool's mbufs contain. The device is
+            // attached.
             let code = unsafe {
                 let (start, length) = span(&pool);
                 sys::rte_dev_dma_map(card, start, base, length)
@@ -81,7 +84,7 @@ impl Drop for Mapping {
         }
         mapped.swap_remove(index);
         let (start, length) = span(&self.pool);
-        // SAFETY: mapped in `new`. No card uses it any more, and this one is still attached.
+        // SAFETY: the memory was mapped in `new`. No card uses it any more, and `card` is still attached.
         if unsafe { sys::rte_dev_dma_unmap(self.card, start, base, length) } != 0 {
             tracing::warn!("DPDK cannot unmap packet buffers: {}", sys::error_text(sys::last_error()));
         }
@@ -95,11 +98,12 @@ fn span(pool: &MbufPool) -> (*mut std::ffi::c_void, usize) {
     (pool.region().as_ptr().cast(), pool.region().len())
 }
 
-/// Unregisters the memory of a pool. Memory that the user gave stays registered as long as its pool lives.
+/// Unregisters the memory of a pool. Skips memory that the user gave, which stays registered as long as its
+/// pool lives.
 fn unregister(pool: &MbufPool) {
     if !pool.is_external() {
         let (start, length) = span(pool);
-        // SAFETY: registered in `Mapping::new`, and used by no card any more.
+        // SAFETY: the memory was registered in `Mapping::new`, and no card uses it any more.
         unsafe { sys::rte_extmem_unregister(start, length) };
     }
 }

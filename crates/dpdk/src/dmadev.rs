@@ -1,6 +1,8 @@
-//! A DPDK DMA device as a mover: the skeleton driver, a software device whose thread copies.
+//! A mover that copies with a DPDK DMA device: the device of the skeleton driver, which is software and
+//! copies with a thread.
 //!
-//! Hardware devices (ioat, idxd, DPAA2) have the same interface. They need memory that is registered for DMA, and are not supported.
+//! Hardware DMA devices (ioat, idxd, DPAA2) are unsupported, because they need memory that is registered for
+//! DMA.
 
 use crate::error::{Error, Result};
 use crate::{eal, log, sys};
@@ -12,14 +14,14 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The largest copy that the device gets, in bytes. A longer transfer consists of several copies.
+/// The largest copy in bytes that the device is given. A longer transfer is split into several copies.
 const PIECE: usize = 1 << 20;
 /// Length of the device's queue in copies.
 const DESCRIPTORS: u16 = 1024;
-/// The largest number of pieces of one transfer, so that two transfers fit the queue.
+/// The largest number of pieces of a transfer. Two transfers of this size fit into the queue.
 const MOST_PIECES: usize = DESCRIPTORS as usize / 2 - 1;
 
-/// The number of devices opened so far, which makes their names unique.
+/// The number of devices opened so far. Each device's name contains this number, so names are unique.
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
 /// A DMA device with one channel, which copies from memory to memory.
@@ -27,15 +29,16 @@ pub struct DmaDev {
     id: i16,
     name: CString,
     flight: InFlight,
-    /// For each transfer in flight, oldest first: the pieces that have not completed, and its regions.
+    /// The transfers in flight, oldest first.
     entries: VecDeque<Entry>,
-    /// Pieces in the device's queue.
+    /// The number of pieces in the device's queue.
     queued: usize,
-    /// True if a copy failed. The device then accepts no more.
+    /// True if a copy failed. The device then accepts no more copies.
     lost: bool,
 }
 
-/// A transfer in flight: its pieces that have not completed, and its regions, which stay alive until then.
+/// A transfer in flight: the number of its pieces that have not completed, and its two regions. The regions
+/// stay alive until the entry is dropped.
 type Entry = (usize, [Region; 2]);
 
 impl DmaDev {
@@ -60,7 +63,7 @@ impl DmaDev {
         }
         // SAFETY: as above.
         let id = unsafe { sys::rte_dma_get_dev_id_by_name(name.as_ptr()) };
-        // From here on `drop` closes and detaches the device.
+        // From here on, dropping `device` closes and detaches the device.
         let device = Self {
             id: id as i16,
             name,
@@ -98,7 +101,8 @@ impl DmaDev {
         format!("dpdk {}", name.to_string_lossy())
     }
 
-    /// Polls the device and returns the newest ticket that is done. `first` is the ticket before the oldest entry's.
+    /// Polls the device and returns the newest ticket that is done. `first` is the ticket before that of the
+    /// oldest entry.
     fn poll(
         id: i16,
         queued: &mut usize,
@@ -107,7 +111,7 @@ impl DmaDev {
         name: &CString,
     ) -> inlane_core::Result<Ticket> {
         let mut failed = 0;
-        // SAFETY: the device is started. The exclusive references show that this thread alone uses it.
+        // SAFETY: the device is started. The exclusive references show that only this thread uses the device.
         let mut completed = usize::from(unsafe { sys::inlane_dma_completed(id, DESCRIPTORS, &mut failed) });
         *queued -= completed;
         if failed != 0 {
@@ -139,7 +143,7 @@ impl DmaDev {
         Ok(done)
     }
 
-    /// Drops the entries of transfers that are done, and with them their regions.
+    /// Drops the entries of completed transfers, and with the entries their regions.
     fn drop_completed(&mut self) {
         while self.entries.len() > self.flight.in_flight() {
             self.entries.pop_front();
@@ -180,7 +184,8 @@ impl Mover for DmaDev {
         while self.queued + pieces > usize::from(DESCRIPTORS) - 2 {
             self.advance()?;
         }
-        // The entry keeps the regions before the first piece is queued, because pieces are still copied if a later one is refused.
+        // The entry is added before the first piece is queued. If a later piece is refused, the device still
+        // copies the earlier pieces, so the regions must stay alive.
         self.entries.push_back((pieces, [source.clone(), destination.clone()]));
         let ticket = self.flight.submit(source.len());
         for index in 0..pieces {
@@ -208,10 +213,10 @@ impl Mover for DmaDev {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> inlane_core::Result<()> {
         let Self { id, flight, entries, queued, name, .. } = self;
         let text = || Self::text(name);
-        // No entry is dropped during the wait, so tickets count from here.
+        // No entry is dropped during the wait, so `first` stays the ticket before the oldest entry.
         let first = flight.done();
         let mut poll = || {
-            // The device's thread may need this core.
+            // The device's copying thread may need this core, so the polling thread yields it.
             std::thread::yield_now();
             DmaDev::poll(*id, queued, entries, first, name)
         };
@@ -231,7 +236,7 @@ impl Mover for DmaDev {
 
 impl Drop for DmaDev {
     fn drop(&mut self) {
-        // Queued copies still access the regions, so they get time to complete.
+        // Queued copies still access the regions, so `drop` waits up to 5 s until the copies have completed.
         let began = Instant::now();
         while self.queued > 0 && !self.lost && began.elapsed() < Duration::from_secs(5) {
             if self.advance().is_err() {
@@ -239,7 +244,8 @@ impl Drop for DmaDev {
             }
             std::thread::yield_now();
         }
-        // SAFETY: the device is stopped, which ends its thread, then closed, then detached. Nothing uses it afterwards.
+        // SAFETY: the device is stopped, which ends its thread. Then it is closed and detached. Nothing uses
+        // it afterwards.
         unsafe {
             if self.id >= 0 {
                 sys::rte_dma_stop(self.id);
@@ -256,7 +262,8 @@ mod tests {
 
     #[test]
     fn copies_in_every_mode_but_interrupt() {
-        // This happens only on a machine that has given a card to user space without an IOMMU.
+        // On a machine that has given a card to user space without an IOMMU, DPDK uses physical addresses.
+        // The skeleton driver cannot use those, so the test is skipped.
         if !crate::eal::start().unwrap().virtual_addresses {
             eprintln!(
                 "SKIPPED copies_in_every_mode_but_interrupt: the skeleton driver takes virtual addresses only"
@@ -267,7 +274,7 @@ mod tests {
         for length in [1usize, 4096, (3 << 20) + 17] {
             for completion in [CompletionMode::Poll, CompletionMode::Adaptive] {
                 let (source, destination) = (Region::host(length).unwrap(), Region::host(length).unwrap());
-                // SAFETY: the test's own memory. The device accesses it between submit and wait only.
+                // SAFETY: the test's own memory. The device accesses it only between submit and wait.
                 let (from, to) = unsafe {
                     (
                         std::slice::from_raw_parts_mut(source.as_ptr(), length),

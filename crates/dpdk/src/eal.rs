@@ -1,8 +1,10 @@
 //! DPDK's environment. It starts once, with the first port or pool.
 //!
-//! It keeps no files and shares nothing with other DPDK processes. It probes no PCI device by itself, opens no telemetry socket, and leaves
-//! the affinity of the program's threads alone. It uses hugepages if some are free, otherwise ordinary memory. Devices are given virtual
-//! addresses, unless a card is bound to a driver that translates none. [`set_extra_arguments`] adds what inlane has no option for.
+//! inlane starts it so that it creates no files, and shares nothing with other DPDK processes. It probes no
+//! PCI device by itself, opens no telemetry socket, and leaves the affinity of the program's threads alone.
+//! It uses hugepages if enough are free, and otherwise ordinary memory. Devices get virtual addresses, unless
+//! a card is bound to a driver that cannot translate them. [`set_extra_arguments`] passes further arguments
+//! to DPDK.
 
 use crate::error::{Error, Result};
 use crate::{log, sys};
@@ -12,7 +14,8 @@ use std::sync::{Mutex, OnceLock};
 static STARTED: OnceLock<Result<Environment, String>> = OnceLock::new();
 static EXTRA: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// The total size of free hugepages from which on they are used. Less would not fit some pools.
+/// Hugepages are used if their total free size is at least this many bytes. Some pools would not fit into
+/// less.
 const LEAST_HUGEPAGE_BYTES: u64 = 64 << 20;
 
 /// The memory that the environment uses.
@@ -20,12 +23,13 @@ const LEAST_HUGEPAGE_BYTES: u64 = 64 << 20;
 pub struct Environment {
     /// True if DPDK's memory lies in hugepages.
     pub hugepages: bool,
-    /// True if devices are given virtual addresses, false for physical addresses. Software ports and cards with an IOMMU
-    /// take virtual ones.
+    /// True if devices get virtual addresses, false if they get physical addresses. Software ports and cards
+    /// behind an IOMMU work with virtual addresses.
     pub virtual_addresses: bool,
 }
 
-/// Adds arguments for DPDK, as `dpdk-testpmd` takes them before its `--`. Call it before the first port is opened.
+/// Sets additional arguments for DPDK: those that `dpdk-testpmd` takes before its `--`. Call it before the
+/// first port is opened.
 ///
 /// # Errors
 /// [`Error::Environment`] if DPDK has started.
@@ -39,7 +43,7 @@ pub fn set_extra_arguments(arguments: impl IntoIterator<Item = String>) -> Resul
     Ok(())
 }
 
-/// Starts the environment, if it has not started.
+/// Starts DPDK's environment, unless it has started already.
 ///
 /// # Errors
 /// [`Error::Environment`] with DPDK's messages. Later calls return the same error, because DPDK starts at most once in a process.
@@ -64,7 +68,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 fn start_once() -> Result<Environment, String> {
-    // rte_eal_init binds its thread to a core and makes it lcore 0, so it gets a thread of its own.
+    // `rte_eal_init` binds the calling thread to a core and makes it lcore 0. So it is called on a thread of
+    // its own.
     std::thread::Builder::new()
         .name("dpdk-start".into())
         .spawn(initialise)
@@ -81,18 +86,20 @@ fn initialise() -> Result<Environment, String> {
         .map(|argument| CString::new(argument).map_err(|_| "an argument holds a zero byte".to_owned()))
         .collect::<Result<_, _>>()?;
     let mark = log::Mark::new();
-    // The list is leaked, because DPDK keeps pointers into its arguments, and getopt permutes it.
+    // The list is leaked, because DPDK keeps pointers to its arguments. DPDK's parser (getopt) also reorders
+    // the pointers.
     let arguments: &'static [CString] = arguments.leak();
     let mut pointers: Vec<*mut c_char> = arguments.iter().map(|a| a.as_ptr().cast_mut()).collect();
     pointers.push(std::ptr::null_mut());
     let pointers: &'static mut [*mut c_char] = pointers.leak();
-    // SAFETY: the stream that it makes lives for the process. It calls back into `log`.
+    // SAFETY: the log stream that the call makes lives as long as the process. The stream calls
+    // `inlane_dpdk_log`.
     if unsafe { sys::inlane_log_route() } != 0 {
         tracing::warn!("DPDK's messages go to stderr, because no stream could be made for them");
     }
     // SAFETY: a null-terminated list of strings that live for the process. It is called once.
     let outcome = unsafe { sys::rte_eal_init(arguments.len() as i32, pointers.as_mut_ptr()) };
-    // While it started, the environment replaced the stream.
+    // The environment replaced the log stream while it started, so the stream is set again.
     // SAFETY: as above.
     unsafe { sys::inlane_log_route() };
     if outcome < 0 {
@@ -112,12 +119,13 @@ fn initialise() -> Result<Environment, String> {
 
 fn arguments(hugepages: bool) -> Vec<String> {
     let mut arguments: Vec<String> = ["inlane", "--no-telemetry"].map(str::to_owned).into();
-    // One lcore that floats over every CPU of this process. Other threads register with their first burst.
+    // One lcore that may run on every CPU of this process. Other threads register with their first burst.
     arguments.push(format!("--lcores=0@({})", allowed_cpus()));
-    // The address of no network card: with an allow list, a device is probed only when a port asks for it.
+    // This is the address of no network card. With an allow list, DPDK probes a device only when a port asks
+    // for it.
     arguments.push("--allow=0000:00:00.0".into());
-    // By default DPDK chooses physical addresses if hugepages are reserved and root runs it. Software DMA devices refuse
-    // these.
+    // By default DPDK chooses physical addresses if hugepages are reserved and root runs it. Software DMA
+    // devices refuse physical addresses, so virtual addresses are requested.
     if !some_card_needs_physical_addresses() {
         arguments.push("--iova-mode=va".into());
     }
@@ -134,15 +142,16 @@ fn arguments(hugepages: bool) -> Vec<String> {
     arguments
 }
 
-/// Returns the CPUs that this process may use, as DPDK writes lists.
+/// Returns the CPUs that this process may use, in the list format of the kernel and DPDK.
 fn allowed_cpus() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     list.map(str::trim).filter(|list| !list.is_empty()).unwrap_or("0").to_owned()
 }
 
-/// Returns the limit of DPDK's heap without hugepages, in MiB. Pools have memory of their own. The heap is only reserved
-/// until a card under vfio-pci is opened. Then all of it is mapped for the card and therefore locked.
+/// Returns the limit in MiB for DPDK's heap without hugepages. The heap need not hold pools, which have
+/// memory of their own. Until a card under vfio-pci is opened, the heap is only reserved address space. Then
+/// the whole heap is mapped for the card, and therefore locked in memory.
 fn ordinary_memory_mib() -> u64 {
     let information = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = information
@@ -154,13 +163,13 @@ fn ordinary_memory_mib() -> u64 {
     (total_kib / 1024 / 4).clamp(64, 512)
 }
 
-/// Returns true if some PCI device is bound to a driver under which DPDK gives it physical addresses: one of the uio drivers, or vfio-pci without
-/// an IOMMU.
+/// Returns true if DPDK must give some PCI device physical addresses. Such a device is bound to one of the
+/// uio drivers, or to vfio-pci without an IOMMU.
 fn some_card_needs_physical_addresses() -> bool {
     let bound = |driver: &str| {
         let folder = std::path::Path::new("/sys/bus/pci/drivers").join(driver);
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        // The entries named by a PCI address are links to the devices.
+        // Only the entries named by a PCI address are devices. Such a name contains two colons.
         entries.filter(|entry| entry.file_name().to_string_lossy().matches(':').count() == 2).count() > 0
     };
     let no_iommu = || {
@@ -170,7 +179,7 @@ fn some_card_needs_physical_addresses() -> bool {
     bound("uio_pci_generic") || bound("igb_uio") || (no_iommu() && bound("vfio-pci"))
 }
 
-/// Returns the bytes in free hugepages of every size.
+/// Returns the total bytes of free hugepages of every size.
 pub fn free_hugepage_bytes() -> u64 {
     let Ok(sizes) = std::fs::read_dir("/sys/kernel/mm/hugepages") else { return 0 };
     let bytes_of = |entry: std::fs::DirEntry| -> Option<u64> {

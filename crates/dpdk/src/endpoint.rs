@@ -1,4 +1,5 @@
-//! The receiving and the sending end of a queue. One call per burst goes into `burst.c` and from there into the driver.
+//! The receiving and the sending end of a queue. An end makes one call per burst to `burst.c`, which calls
+//! the driver.
 
 use crate::error::Error;
 use crate::gate::{Gate, Mark};
@@ -25,15 +26,18 @@ pub(crate) struct BurstFunctions {
 }
 
 impl BurstFunctions {
-    /// The functions for drivers that have just written the mbufs that they return.
+    /// The functions for drivers that have just written the mbufs that they return. They load each field of
+    /// an mbuf by itself.
     pub(crate) const PLAIN: Self = Self {
         receive: sys::inlane_rx_burst,
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// The functions for drivers that pass mbufs on without writing them. Several fields are loaded at once.
+    /// The functions for drivers that pass mbufs on without writing them. They load several fields of an mbuf
+    /// at once.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
-    /// The functions for drivers that lose buffers when they close. Marks in each mbuf who holds it.
+    /// The functions for drivers that lose buffers when they close. They mark in each mbuf whether a program
+    /// or a device holds it.
     pub(crate) const MARKING: Self = Self {
         receive: sys::inlane_rx_burst_marking,
         send: sys::inlane_tx_burst_marking,
@@ -47,11 +51,12 @@ pub(crate) struct PortContext {
     pub(crate) name: String,
     /// DPDK's port number.
     pub(crate) port: u16,
-    /// The kernel interface below the port.
+    /// The kernel interface of the port, if it has one.
     pub(crate) interface: Option<Interface>,
-    /// True if the port ends when its peer disconnects (memif).
+    /// True for a memif port: it ends when its peer disconnects.
     pub(crate) has_peer: bool,
-    /// True if the driver loses buffers when it closes. The port finds them by their marks: [`crate::pool::reclaim`].
+    /// True if the driver loses buffers when it closes. [`crate::pool::reclaim`] finds the buffers by their
+    /// marks.
     pub(crate) loses_buffers: bool,
     functions: BurstFunctions,
     gate: Arc<Gate>,
@@ -83,12 +88,13 @@ impl PortContext {
         })
     }
 
-    /// Opens the gate, so that the ends can call the driver. The device must have started.
+    /// Opens the port's gate: from now on the ends can call the driver. The device must have started.
     pub(crate) fn open_gate(&self) {
         self.gate.open();
     }
 
-    /// Closes the gate for good, so that no end calls the driver. When this returns, none is inside it.
+    /// Closes the port's gate for good. When this returns, no end is inside the driver, and no end can call
+    /// it.
     pub(crate) fn close_gate(&self) {
         self.gate.close();
         self.stopped.store(true, Ordering::Release);
@@ -121,7 +127,7 @@ pub(crate) fn link_is_up(port: u16) -> bool {
 /// Returns the link rate of an open device in Mb/s as its driver reports it, `None` while the link is down.
 pub(crate) fn link_megabits(port: u16) -> Option<u32> {
     let mut link = sys::rte_eth_link::default();
-    // C reads the fields, whose places differ between DPDK releases.
+    // C code reads the fields, because their offsets differ between DPDK releases.
     // SAFETY: the first call writes the structure, or refuses an invalid port; the second reads it.
     unsafe {
         match sys::rte_eth_link_get_nowait(port, &mut link) {
@@ -131,7 +137,7 @@ pub(crate) fn link_megabits(port: u16) -> Option<u32> {
     }
 }
 
-/// The state that receiving and sending ends have in common. The fields that each burst needs are adjacent.
+/// The state that receiving and sending ends have in common. The fields that each burst uses are adjacent.
 struct End {
     port: u16,
     queue: u16,
@@ -158,7 +164,8 @@ impl End {
         }
     }
 
-    /// Counts a burst that moved no packet. Checks from time to time that the device still exists.
+    /// Counts a burst that moved no packet. Every [`CHECK_EVERY`] calls it checks that the device still
+    /// exists.
     #[inline]
     fn count_idle(&mut self) -> Result<()> {
         self.idle += 1;
@@ -179,16 +186,16 @@ impl EthRx {
     }
 }
 
-// SAFETY: the driver returns mbufs of the pool that the queue was configured with, which nobody else holds; `burst.c` takes address and
-// length from the mbuf.
+// SAFETY: the driver returns mbufs of the pool that the queue was configured with, and nobody else holds
+// these mbufs. `burst.c` takes each packet's address and length from its mbuf.
 unsafe impl Rx for EthRx {
     #[inline]
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, functions, counters, .. } = &mut self.0;
         let count = packets.len().min(u16::MAX as usize) as u16;
         let received = gate.pass(mark, || {
-            // SAFETY: there is room for `count` packets, whose layout is asserted. The gate is open, so the device is started
-            // with this queue, which only this value receives from.
+            // SAFETY: there is room for `count` packets, whose layout is asserted. The gate is open, so the
+            // device is started with this queue. Only this value receives from the queue.
             unsafe {
                 (functions.receive)(*port, *queue, packets.as_mut_ptr().cast(), count, &mut counters.bytes)
                     as usize
@@ -219,18 +226,20 @@ impl EthTx {
         Self(End::new(context, queue))
     }
 
-    /// Sends with one of the functions of `burst.c`.
+    /// Sends packets with `send`, one of the functions of `burst.c`.
     ///
     /// # Safety
-    /// As for [`Tx::send`] or [`Tx::send_as_received`], whichever `send` is for.
+    /// The caller keeps the promises of [`Tx::send`]. If `send` is the function for unchanged packets, it
+    /// keeps those of [`Tx::send_as_received`].
     #[inline(always)]
     unsafe fn send_with(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, counters, .. } = &mut self.0;
         let count = packets.len().min(u16::MAX as usize) as u16;
         let errors_before = counters.errors;
         let sent = gate.pass(mark, || {
-            // SAFETY: each packet is an mbuf of a pool that the port was given, and the caller holds it, as it promises. The gate is
-            // open, so the device is started with this queue, which only this value sends to.
+            // SAFETY: each packet is an mbuf of a pool that the port was given, and the caller promises to
+            // hold it. The gate is open, so the device is started with this queue. Only this value sends to
+            // the queue.
             unsafe {
                 let packets = packets.as_ptr().cast();
                 send(*port, *queue, packets, count, &mut counters.bytes, &mut counters.errors) as usize
@@ -240,7 +249,8 @@ impl EthTx {
             let why = "it is not started, or was stopped".to_owned();
             return Err(Error::Usage { port: self.0.context.name.clone(), why }.into());
         };
-        // Packets whose length or address lies outside their buffer were accepted and dropped.
+        // `sent` includes packets whose length or address lies outside their buffer. Those were dropped and
+        // counted as errors, so they are subtracted.
         counters.packets += sent as u64 - (counters.errors - errors_before);
         if sent == 0 && count > 0 {
             self.0.count_idle()?;
@@ -249,7 +259,8 @@ impl EthTx {
     }
 }
 
-// SAFETY: `burst.c` returns how many packets the driver accepted, and gives it no further ones. A closed gate gives it none.
+// SAFETY: `burst.c` returns how many packets the driver accepted, and gives the driver no packet after these.
+// A closed gate gives the driver no packet.
 unsafe impl Tx for EthTx {
     #[inline]
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {

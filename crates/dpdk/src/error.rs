@@ -2,7 +2,7 @@
 
 use inlane_core::error::Class;
 
-/// An error of the DPDK layer. Each names the object that failed and says what to do.
+/// An error of the DPDK layer. Each error names the object that failed and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,7 +30,7 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
-    /// Another port or program uses what the port needs.
+    /// What the port needs is used by another port or program.
     #[error("port {port}: {what} is in use; {remedy}")]
     Busy {
         /// The port as it was written.
@@ -40,7 +40,7 @@ pub enum Error {
         /// What to do.
         remedy: String,
     },
-    /// The interface or device exists, and its present state prevents its use.
+    /// The interface or device exists, but its present state prevents its use.
     #[error("port {port}: {why}; {remedy}")]
     Unavailable {
         /// The port as it was written.
@@ -61,10 +61,10 @@ pub enum Error {
         doing: String,
         /// The capabilities that allow it.
         capabilities: &'static str,
-        /// The command that gives them to the program's file.
+        /// The shell command (`setcap`) that gives the missing capabilities to the program's file.
         command: String,
     },
-    /// A pool of packet buffers could not be made.
+    /// A pool of packet buffers could not be created.
     #[error("a pool of {count} mbufs of {room} bytes: {why}")]
     Pool {
         /// Requested number of buffers.
@@ -74,7 +74,7 @@ pub enum Error {
         /// The reason, and what to do.
         why: String,
     },
-    /// A port was called out of order, or beyond its limits.
+    /// A call on a port came at the wrong time or with values outside the port's limits.
     #[error("port {port}: {why}")]
     Usage {
         /// The port as it was written.
@@ -82,12 +82,12 @@ pub enum Error {
         /// What is wrong, and what to do.
         why: String,
     },
-    /// DPDK or its driver refused a step.
+    /// DPDK or its driver refused a step of opening, configuring or starting the port.
     #[error("port {port}: {doing} failed: {why}")]
     Device {
         /// The port as it was written.
         port: String,
-        /// The step.
+        /// The step that was refused.
         doing: String,
         /// The error, and the driver's own messages.
         why: String,
@@ -149,7 +149,7 @@ impl From<Error> for inlane_core::Error {
             | Error::Device { port, .. }
             | Error::NoPeer { port, .. }
             | Error::Gone { port, .. } => {
-                // The core error adds the port to the front itself.
+                // The core error puts the port in front of `why`, so the port is removed here.
                 let why = text.strip_prefix(&format!("port {port}: ")).unwrap_or(&text).to_owned();
                 Core::Port { port, why, class }
             }

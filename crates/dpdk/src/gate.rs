@@ -1,29 +1,33 @@
-//! Keeps threads out of a driver while its device closes, and out of the pools while a port takes back what its driver lost.
+//! Gates: locks that keep threads out of some code. A port closes its gate to keep threads out of its driver
+//! while the device closes. [`Pause`] holds every gate while a port takes back the buffers that its driver
+//! lost, so that no thread uses a pool meanwhile.
 //!
-//! A port may be stopped while other threads still use its queues. Each queue sets a flag while its thread is inside the driver, by plain
-//! stores. The closing thread orders them by a memory barrier on all threads (membarrier(2)), so a burst needs no fence. The gate of a port
-//! is closed until the port is started, too.
+//! A port may be stopped while other threads still use its queues. A thread sets a flag while it is inside
+//! the driver, by plain stores. The closing thread runs a memory barrier on all threads (membarrier(2)), so a
+//! burst needs no fence. A port's gate is also closed until the port is started.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 const CLOSED: u8 = 0;
 const OPEN: u8 = 1;
-/// Threads wait in front of the gate until it is open again or closed.
+/// Threads wait in [`Gate::pass`] until the gate is open or closed again.
 const PAUSED: u8 = 2;
 
-/// All gates. Locked while one is opened, and as long as they are paused.
+/// All gates. Locked while a gate is created or opened, and during a [`Pause`].
 static GATES: Mutex<Vec<Weak<Gate>>> = Mutex::new(Vec::new());
 
-/// A gate through which threads pass while it is open.
+/// Guards code that must not run at certain times, such as the calls of a port's driver. Threads run that
+/// code by [`Gate::pass`]. A closed gate refuses them; a paused gate makes them wait. Closing or pausing the
+/// gate waits until all threads have left.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: AtomicU8,
     marks: Mutex<Vec<Weak<Mark>>>,
 }
 
-/// A flag that is set while its thread is inside. One thread at a time uses it. It has cache lines of its own, because each burst writes it
-/// twice.
+/// A thread's flag at a gate: set while the thread is inside. Only one thread at a time uses a mark. A mark
+/// has cache lines of its own, because each burst writes it twice.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Mark {
@@ -31,7 +35,7 @@ pub(crate) struct Mark {
 }
 
 impl Gate {
-    /// Creates a gate that is closed until [`Self::open`].
+    /// Creates a closed gate. [`Self::open`] opens it.
     pub(crate) fn new() -> Arc<Self> {
         let gate = Arc::<Self>::default();
         let mut gates = lock(&GATES);
@@ -40,7 +44,7 @@ impl Gate {
         gate
     }
 
-    /// Makes a mark with which one thread at a time may pass.
+    /// Creates a mark. A thread passes its mark to [`Self::pass`]; one thread at a time may use it.
     pub(crate) fn mark(&self) -> Arc<Mark> {
         let mark = Arc::<Mark>::default();
         let mut marks = lock(&self.marks);
@@ -49,11 +53,13 @@ impl Gate {
         mark
     }
 
-    /// Runs `work` inside. Returns `None` without running it if the gate is closed.
+    /// Runs `work` if the gate is open, and marks the calling thread as inside meanwhile. Waits while the
+    /// gate is paused. Returns `None` without running `work` if the gate is closed.
     #[inline(always)]
     pub(crate) fn pass<T>(&self, mark: &Mark, work: impl FnOnce() -> T) -> Option<T> {
         loop {
-            // The store comes before the load in program order. The compiler keeps the order, and `shut` makes every CPU keep it.
+            // The store of the flag must come before the load of the state. The fence makes the compiler keep
+            // this order. [`barrier_on_all_threads`] makes every CPU keep it.
             mark.inside.store(true, Ordering::Relaxed);
             compiler_fence(Ordering::SeqCst);
             let state = self.state.load(Ordering::Acquire);
@@ -77,22 +83,23 @@ impl Gate {
         }
     }
 
-    /// Opens the gate, so that threads pass.
+    /// Opens the gate.
     pub(crate) fn open(&self) {
-        // The lock waits for the end of a pause.
+        // [`Pause`] holds this lock, so the gate opens only after a pause has ended.
         let _gates = lock(&GATES);
         self.state.store(OPEN, Ordering::SeqCst);
     }
 
-    /// Closes the gate: keeps threads out from now on, and waits until none is inside.
+    /// Closes the gate. No thread enters any more; waits until every thread inside has left.
     pub(crate) fn close(&self) {
         self.state.store(CLOSED, Ordering::SeqCst);
         barrier_on_all_threads();
         self.wait_until_empty();
     }
 
-    /// Waits until no thread is inside. Call it after the state was changed and [`barrier_on_all_threads`] returned. A thread that sets its flag
-    /// after the barrier reads the new state. A flag that was set before it is read here.
+    /// Waits until no thread is inside. Change the state and call [`barrier_on_all_threads`] before this.
+    /// Then a thread that sets its flag after the barrier reads the new state, and a flag that was set before
+    /// the barrier is seen here.
     fn wait_until_empty(&self) {
         for mark in lock(&self.marks).iter().filter_map(Weak::upgrade) {
             while mark.inside.load(Ordering::Acquire) {
@@ -102,13 +109,14 @@ impl Gate {
     }
 }
 
-/// The pause of all gates. Dropping it lets threads pass again.
+/// Holds all open gates paused: threads wait in [`Gate::pass`]. Dropping this value opens the gates again.
 pub(crate) struct Pause {
     gates: MutexGuard<'static, Vec<Weak<Gate>>>,
 }
 
 impl Pause {
-    /// Pauses every open gate, and waits until no thread is inside one. The calling thread must not be inside either.
+    /// Pauses every open gate, and waits until no thread is inside one. The calling thread must not be inside
+    /// a gate.
     pub(crate) fn begin() -> Self {
         let pause = Self { gates: lock(&GATES) };
         pause.change(OPEN, PAUSED);
@@ -117,7 +125,8 @@ impl Pause {
         pause
     }
 
-    /// Changes the state of every gate from `from` to `to`. A gate that is closed meanwhile stays closed.
+    /// Changes the state of every gate that is in state `from` to `to`. A gate that was closed meanwhile
+    /// stays closed.
     fn change(&self, from: u8, to: u8) {
         for gate in self.gates.iter().filter_map(Weak::upgrade) {
             let _ = gate.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
@@ -151,7 +160,8 @@ fn barrier_on_all_threads() {
             return;
         }
     }
-    // Kernels without the call (before Linux 4.3): wait longer than a store stays in a store buffer.
+    // Kernels before Linux 4.3 lack membarrier(2). There the thread sleeps longer than a store stays in a
+    // CPU's store buffer.
     std::sync::atomic::fence(Ordering::SeqCst);
     std::thread::sleep(std::time::Duration::from_millis(50));
 }
@@ -176,7 +186,8 @@ mod tests {
     fn nobody_is_inside_during_a_pause() {
         let gate = Gate::new();
         gate.open();
-        // A counter for each thread, odd while the thread is inside.
+        // A counter for each thread. It is odd while the thread is inside, so a paused gate must show even
+        // values.
         let inside: Arc<[AtomicU64; 3]> = Arc::default();
         let threads: Vec<_> = (0..3)
             .map(|index| {

@@ -1,26 +1,30 @@
-//! Network interfaces of the kernel: existence, MTU, queues, link rate; and the kernel's drivers of PCI devices.
+//! Network interfaces of the kernel: their existence, MTU, queues and link rate. Also finds the kernel driver
+//! of a PCI device.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// The numbers of queues of an interface, 1 if its driver does not report them.
+/// The numbers of queues of an interface. Each number is 1 if the interface's driver does not report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// All receive queues, those of pairs included.
+    /// The number of all receive queues, including those of pairs.
     pub(crate) receive: u16,
-    /// Pairs of a receive and a send queue ("combined"). DPDK's AF_XDP driver counts only these.
+    /// The number of pairs of a receive and a send queue ("combined"). DPDK's AF_XDP driver counts only
+    /// pairs.
     pub(crate) pairs: u16,
 }
 
-/// A kernel interface below a port, in the network namespace in which the port was opened.
+/// A kernel interface that a port uses, in the network namespace in which the port was opened.
 #[derive(Debug)]
 pub(crate) struct Interface {
     name: String,
     index: u32,
-    /// The socket for queries. It stays in the opener's namespace, whichever thread uses it.
+    /// The socket for queries about the interface. The socket stays in the namespace in which it was opened,
+    /// whichever thread uses it.
     socket: OwnedFd,
-    /// The driver's descriptor of a tap interface. It stays attached if the interface is moved to another namespace.
+    /// For a tap interface: the descriptor that DPDK's driver has open. It still belongs to the interface if
+    /// the interface is moved to another namespace.
     tap: Option<RawFd>,
 }
 
@@ -42,7 +46,7 @@ impl Interface {
         Ok(Self { name: name.to_owned(), index, socket: unsafe { OwnedFd::from_raw_fd(fd) }, tap: None })
     }
 
-    /// Finds a tap interface that this process has made.
+    /// Finds a tap interface that a driver in this process has created.
     pub(crate) fn find_own_tap(name: &str) -> std::io::Result<Self> {
         let descriptors = std::fs::read_dir("/proc/self/fd")?
             .flatten()
@@ -52,7 +56,8 @@ impl Interface {
         Ok(Self { tap, ..Self::find(name)? })
     }
 
-    /// Returns true if the interface still exists. It may have been renamed, and a tap may have been moved to another namespace.
+    /// Returns true if the interface still exists. It still exists after it was renamed. A tap interface also
+    /// still exists after it was moved to another namespace.
     pub(crate) fn exists(&self) -> bool {
         // SAFETY: all zero is an ifreq.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -73,11 +78,11 @@ impl Interface {
         if code == 0 { unsafe { request.ifr_ifru.ifru_mtu as u32 } } else { 1500 }
     }
 
-    /// Makes the interface receive frames for every MAC address, as long as the returned socket is open. The administrator's flag
-    /// (`ip link set promisc on`) does not change.
+    /// Makes the interface receive frames for every MAC address until the returned socket is closed. Does not
+    /// change the administrator's flag (`ip link set promisc on`).
     ///
     /// # Errors
-    /// The system's, as without CAP_NET_RAW.
+    /// The system's error, for example without CAP_NET_RAW.
     pub(crate) fn make_promiscuous(&self) -> std::io::Result<OwnedFd> {
         // SAFETY: no memory is passed. Without a protocol the socket receives nothing.
         let descriptor = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
@@ -109,18 +114,20 @@ impl Interface {
         self.index
     }
 
-    /// Returns how many packets the kernel dropped while sending to the interface. For a tap these are packets that the port did not read
-    /// in time. Returns 0 if the interface was moved to another namespace.
+    /// Returns how many packets the kernel dropped while it sent to the interface. For a tap interface, these
+    /// are packets that the port did not read in time. Returns 0 if the interface was moved to another
+    /// namespace.
     pub(crate) fn dropped_on_sending(&self) -> u64 {
         let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
         let counters = table.lines().find_map(|line| {
             line.split_once(':').filter(|(name, _)| name.trim() == self.name).map(|(_, counters)| counters)
         });
-        // Eight numbers for receiving, then for sending: bytes, packets, errors, dropped.
+        // The line has eight numbers for receiving, then those for sending: bytes, packets, errors, dropped.
+        // So number 11, counted from 0, is the dropped packets.
         counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
     }
 
-    /// Returns the number of its queues, by the kernel's ethtool interface.
+    /// Returns the numbers of queues of the interface, as the kernel's ethtool interface reports them.
     pub(crate) fn queues(&self) -> Queues {
         /// `struct ethtool_channels` of `linux/ethtool.h`.
         #[repr(C)]
@@ -140,7 +147,7 @@ impl Interface {
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         self.write_name(&mut request);
         request.ifr_ifru.ifru_data = (&raw mut channels).cast();
-        // SAFETY: request and channels live through the call, which fills the latter in.
+        // SAFETY: request and channels live through the call, which fills in the channels.
         let code = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, &mut request) };
         let count = |count: u32| if code == 0 { count.clamp(1, 1024) as u16 } else { 1 };
         Queues { receive: count(channels.rx.max(channels.combined)), pairs: count(channels.combined) }
@@ -163,12 +170,14 @@ impl Interface {
     }
 }
 
-/// Returns the name of the interface that a descriptor of `/dev/net/tun` is attached to, `None` if the interface was deleted.
+/// Returns the name of the tap interface to which a descriptor of `/dev/net/tun` belongs. Returns `None` if
+/// the interface was deleted.
 fn tap_name(descriptor: RawFd) -> Option<String> {
     const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
     // SAFETY: all zero is an ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // SAFETY: the request lives through the call, which fills in a name. Other descriptors refuse it.
+    // SAFETY: the request lives through the call, which fills in a name. The call fails on other kinds of
+    // descriptors.
     if unsafe { libc::ioctl(descriptor, TUNGETIFF as _, &mut request) } != 0 {
         return None;
     }
@@ -188,7 +197,8 @@ pub(crate) fn is_network_card(address: &str) -> bool {
     std::fs::read_to_string(class).is_ok_and(|class| class.starts_with("0x02"))
 }
 
-/// Returns the kernel driver that a PCI device is bound to: empty without a driver, `None` if the device does not exist.
+/// Returns the name of the kernel driver that a PCI device is bound to. The name is empty if no driver is
+/// bound. Returns `None` if the device does not exist.
 pub(crate) fn pci_driver(address: &str) -> Option<String> {
     let device = Path::new("/sys/bus/pci/devices").join(address);
     if !device.exists() {

@@ -1,25 +1,27 @@
-//! Counters that the kernel keeps for the sockets of a port, and DPDK's drivers do not report: packets dropped because the port was not
-//! read in time.
+//! Counters of packets that the kernel dropped because a port's sockets were not read in time. The kernel
+//! keeps the counters for each socket, and DPDK's drivers do not report them.
 
 use crate::interface::Interface;
 use crate::xdp;
 use std::mem::zeroed;
 use std::os::fd::RawFd;
 
-/// Returns how many packets these packet sockets dropped since the last call. Reading the kernel's counter clears it.
+/// Returns how many packets the packet sockets `sockets` dropped since the last call. Reading the kernel's
+/// counter clears it.
 pub(crate) fn dropped_by_packet_sockets(sockets: &[RawFd]) -> u64 {
     let statistics = sockets.iter().filter_map(|&socket| packet_statistics(socket));
     statistics.map(|[_, dropped]| u64::from(dropped)).sum()
 }
 
-/// Returns a packet socket's `struct tpacket_stats`: received packets, the dropped ones included, and dropped packets. Both count from
-/// the last call.
+/// Returns a packet socket's `struct tpacket_stats`: the number of received packets, which includes the
+/// dropped packets, and the number of dropped packets. Both numbers count from the last call.
 pub(crate) fn packet_statistics(socket: RawFd) -> Option<[u32; 2]> {
     let mut statistics = [0u32; 2];
     read(socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut statistics).map(|()| statistics)
 }
 
-/// Returns the packet sockets of this process on `interface` that have rings of version 2, as DPDK's driver makes them.
+/// Returns the packet sockets of this process on `interface` that have rings of version 2. DPDK's driver
+/// creates such sockets.
 pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
     const TPACKET_V2: i32 = 1;
     let has_ring = |&descriptor: &RawFd| {
@@ -31,8 +33,8 @@ pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
     open_descriptors().filter(has_ring).collect()
 }
 
-/// Returns how many packets these AF_XDP sockets dropped because their receive ring was full. Packets that found no buffer are in the
-/// driver's own count.
+/// Returns how many packets the AF_XDP sockets `sockets` dropped because their receive rings were full.
+/// Packets dropped because no buffer was free are not included: DPDK's driver counts those.
 pub(crate) fn dropped_by_full_xdp_rings(sockets: &[xdp::Socket]) -> u64 {
     const XDP_STATISTICS: i32 = 7;
     let dropped = |socket: &xdp::Socket| {
@@ -46,7 +48,8 @@ pub(crate) fn dropped_by_full_xdp_rings(sockets: &[xdp::Socket]) -> u64 {
 
 fn read<T>(descriptor: RawFd, level: i32, option: i32, value: &mut T) -> Option<()> {
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: at most `length` bytes are written, into plain integers. Descriptors of other kinds are refused.
+    // SAFETY: at most `length` bytes are written, into plain integers. The call fails on other kinds of
+    // descriptors.
     let code = unsafe { libc::getsockopt(descriptor, level, option, (&raw mut *value).cast(), &mut length) };
     (code == 0).then_some(())
 }
@@ -58,12 +61,12 @@ fn open_descriptors() -> impl Iterator<Item = RawFd> {
     all.into_iter()
 }
 
-/// Returns true for a packet socket that is bound to the interface of this number.
+/// Returns true if `descriptor` is a packet socket that is bound to the interface with number `index`.
 fn is_bound_to(descriptor: RawFd, index: u32) -> bool {
     // SAFETY: all zero is an address of no family.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: at most `length` bytes are written. Descriptors of other kinds are refused.
+    // SAFETY: at most `length` bytes are written. The call fails on other kinds of descriptors.
     let code = unsafe { libc::getsockname(descriptor, (&raw mut address).cast(), &mut length) };
     code == 0
         && i32::from(address.sll_family) == libc::AF_PACKET

@@ -47,8 +47,8 @@ pub use thread::ThreadGuard;
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
 
-/// Ends the waits of ports that are starting, for a peer or for a link, now and later in this process. Call it when the program is about
-/// to end.
+/// Ends all waits of starting ports for a peer or a link, and prevents such waits from now on. Call it when
+/// the program is about to end.
 pub fn stop_waiting() {
     STOPPING.store(true, Ordering::Relaxed);
 }

@@ -1,5 +1,5 @@
-//! DPDK's log. Its messages become `tracing` events with target `dpdk`. Error messages contain the last warnings, because drivers
-//! often give the reason of a failure only in the log.
+//! DPDK's log. Its messages become `tracing` events with target `dpdk`. Error messages contain the last
+//! warnings, because drivers often give the reason of a failure only in the log.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -18,16 +18,17 @@ struct RecentWarnings {
 static RECENT_WARNINGS: Mutex<RecentWarnings> =
     Mutex::new(RecentWarnings { messages: VecDeque::new(), count: 0 });
 
-/// A position in the log, taken before a call whose failure is to be explained.
+/// A position in the log. Take it before a call that may fail. [`Mark::explain`] then adds the warnings of
+/// that call to the error message.
 pub(crate) struct Mark(u64);
 
 impl Mark {
-    /// Creates a mark at the present end of the log.
+    /// Returns a mark at the present end of the log.
     pub(crate) fn new() -> Self {
         Mark(lock().count)
     }
 
-    /// Returns the warnings since the mark, joined by semicolons.
+    /// Returns the remembered warnings since the mark, joined by semicolons.
     fn warnings(&self) -> String {
         let recent = lock();
         let new = (recent.count - self.0).min(recent.messages.len() as u64) as usize;
@@ -50,7 +51,7 @@ fn lock() -> std::sync::MutexGuard<'static, RecentWarnings> {
     RECENT_WARNINGS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Receives a message of DPDK's log. DPDK's log stream calls it, on any thread.
+/// Receives a message of DPDK's log. DPDK's log stream calls this function, on any thread.
 ///
 /// # Safety
 /// `text` points to `length` bytes.

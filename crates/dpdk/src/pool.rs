@@ -1,11 +1,13 @@
-//! Pools of mbufs, in host memory of their own or over any region: pinned memory, a GPU's memory.
+//! Pools of mbufs. Packet data lies in the pool's own host memory, or in a region that the user gives: pinned
+//! memory or a GPU's memory.
 //!
 //! ```text
 //! own memory:   | mempool header | mbuf | private: PacketMeta | headroom | data ... | next object ...
 //! any region:   objects as above without data, in host memory; data at  region + n * stride:  | headroom | data ... |
 //! ```
 //!
-//! A packet's cookie is the address of its mbuf, with a flag in bit 0 (`READ_MBUF` in `sys/mbuf.h`). A thread gets a cache in every pool at its first call.
+//! A packet's cookie is the address of its mbuf, with a flag in bit 0 (`READ_MBUF` in `sys/mbuf.h`). A thread
+//! gets an lcore id at its first call, and thereby a cache in every pool.
 
 use crate::error::{Error, Result};
 use crate::gate::{Gate, Mark, Pause};
@@ -18,17 +20,19 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// The number of buffers that a thread caches; less if the pool is small. testpmd uses 250; this is a multiple of whole
-/// bursts.
+/// The size of a thread's cache in buffers. Small pools have smaller caches. testpmd uses 250; 256 is a
+/// multiple of whole bursts.
 const CACHE: u32 = 256;
 
-/// The mempools of all living pools. Locked while a thread flushes its caches and while a port takes buffers back.
+/// The addresses of all living mempools. Locked while a thread flushes its caches, and while a port takes
+/// lost buffers back.
 static POOLS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// Numbers pools, because DPDK demands unique names.
+/// The number of pools created so far. A pool's name contains this number, because DPDK demands unique names.
 static NAMES: AtomicU32 = AtomicU32::new(0);
 
-/// The gate through which every thread allocates and frees. It is only ever paused, by [`reclaim`].
+/// The gate that every thread passes to allocate and free. [`reclaim`] pauses it while it reads the caches of
+/// all threads. The gate is never closed.
 static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
     let gate = Gate::new();
     gate.open();
@@ -36,48 +40,50 @@ static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// This thread's gate and mark.
+    /// The gate of pools, and this thread's mark at the gate.
     static PASS: (Arc<Gate>, Arc<Mark>) = (GATE.clone(), GATE.mark());
 }
 
-/// Runs `work`, which calls a mempool, while no port reads this thread's caches.
+/// Runs `work`, which uses a mempool. Waits first while [`reclaim`] reads the caches of threads.
 #[inline(always)]
 fn pass<T>(work: impl FnOnce() -> T) -> T {
     let mut work = Some(work);
     let mut run = |gate: &Gate, mark: &Mark| gate.pass(mark, || work.take().expect("passes once")());
-    // A thread whose locals are being destroyed creates a mark for this one call.
+    // The mark of an ending thread may be destroyed already. Such a thread creates a mark for this one call.
     let outcome = PASS.try_with(|(gate, mark)| run(gate, mark)).unwrap_or_else(|_| run(&GATE, &GATE.mark()));
     outcome.expect("the gate of pools is never closed")
 }
 
-/// A pool of mbufs.
+/// A pool of packet buffers that are DPDK mbufs. Ports of this crate use only such pools.
 pub struct MbufPool {
     raw: NonNull<sys::rte_mempool>,
     capacity: usize,
     room: usize,
     region: Region,
-    /// True if the user gave the region. It is then registered with DPDK as external memory.
+    /// True if the user gave the region. The region is then registered with DPDK as external memory.
     external: bool,
     hugepages: bool,
 }
 
-// SAFETY: threads may share a mempool; the rest is plain data.
+// SAFETY: threads may share a mempool. The other fields are plain data.
 unsafe impl Send for MbufPool {}
 // SAFETY: as above.
 unsafe impl Sync for MbufPool {}
 
 impl MbufPool {
-    /// Makes a pool of `count` buffers with `room` bytes of data room each, in host memory: in hugepages if enough are free, otherwise in
-    /// transparent hugepages if the system has them.
+    /// Creates a pool of `count` buffers with `room` bytes of data room each, in host memory. The memory
+    /// consists of reserved hugepages if enough are free, and otherwise of transparent hugepages if the
+    /// system has them.
     ///
     /// # Errors
     /// [`Error::Pool`] if the sizes are out of range or memory is short. [`Error::Environment`] if DPDK does not start.
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
-        // With virtual addresses, all of the memory is contiguous.
+        // Devices with virtual addresses see all of the memory as contiguous, so objects may cross pages (0).
+        // With physical addresses, only a hugepage is contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
-        // SAFETY: computes a size.
+        // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
         let refuse = |why: String| Error::Pool { count, room, why };
         let mark = log::Mark::new();
@@ -85,7 +91,8 @@ impl MbufPool {
             .map_err(|error| refuse(format!("{error}; ask for fewer or smaller buffers")))?;
         let name = name();
         let page = if environment.virtual_addresses { 0 } else { memory.page() };
-        // SAFETY: the memory is the pool's own, of that length. The region keeps it until the pool has been freed.
+        // SAFETY: the pool owns memory of that length. The region keeps the memory until the pool has been
+        // freed.
         let raw = unsafe {
             sys::inlane_pool_create(
                 name.as_ptr(),
@@ -105,11 +112,13 @@ impl MbufPool {
         Ok(Self::registered(raw, count, room, region, false, hugepages))
     }
 
-    /// Makes a pool whose packet data lies in `region`, with as many buffers of `room` bytes as fit. The mbufs themselves lie in host
-    /// memory. A port that touches payload needs a region that the CPU maps. For a network card the region is mapped for DMA.
+    /// Creates a pool whose packet data lies in `region`, with as many buffers of `room` bytes as fit. The
+    /// mbufs themselves lie in host memory. A port that reads or writes packet bytes with the CPU needs a
+    /// region that the CPU maps. If a network card uses the pool, the region is mapped for DMA.
     ///
     /// # Errors
-    /// [`Error::Pool`] if not one buffer fits, the region is not aligned to 4 KiB, or DPDK refuses it.
+    /// [`Error::Pool`] if the region is too small for one buffer, is not aligned to 4 KiB, or is refused by
+    /// DPDK.
     pub fn over(region: Region, room: usize) -> Result<Arc<Self>> {
         eal::start()?;
         let stride = stride(room);
@@ -121,7 +130,8 @@ impl MbufPool {
             return Err(refuse(format!("{region:?} does not begin and end at a multiple of {page} bytes")));
         }
         let mark = log::Mark::new();
-        // SAFETY: the region stays valid until it is unregistered in `drop`. DPDK reads no byte of it.
+        // SAFETY: the region stays valid until it is unregistered in `drop`. DPDK reads no byte of the
+        // region.
         let code = unsafe {
             sys::rte_extmem_register(
                 region.as_ptr().cast(),
@@ -156,7 +166,7 @@ impl MbufPool {
         };
         let Some(raw) = NonNull::new(raw) else {
             let why = refusal(&mark);
-            // SAFETY: registered above.
+            // SAFETY: the region was registered above.
             unsafe { sys::rte_extmem_unregister(region.as_ptr().cast(), region.len()) };
             return Err(refuse(why));
         };
@@ -206,13 +216,13 @@ impl MbufPool {
         CHUNKS.contains(&chunk).then(|| chunk - headroom)
     }
 
-    /// Appends a segment with a copy of `bytes` to a packet.
+    /// Appends a segment to a packet, and copies `bytes` into the segment.
     ///
     /// # Errors
     /// [`Error::Pool`] if no buffer is free or the bytes do not fit one.
     ///
     /// # Safety
-    /// The caller holds the packet, and it is from this pool.
+    /// The caller holds the packet, and the packet is from this pool.
     pub unsafe fn append_segment(&self, packet: &Packet, bytes: &[u8]) -> Result<()> {
         let refuse = |why: String| Error::Pool {
             count: self.capacity,
@@ -242,23 +252,26 @@ impl Drop for MbufPool {
         let out = self.outstanding();
         pools().retain(|&raw| raw != self.raw() as usize);
         if out > 0 {
-            // Their holders may still write them, so the memory is never freed.
+            // The holders of these packets may still write them, so the memory must stay: forgetting a
+            // reference to the region keeps it forever.
             tracing::warn!(
                 "a pool was dropped while {out} of its packets were in use; its memory is not freed"
             );
             std::mem::forget(self.region.clone());
             return;
         }
-        // SAFETY: no packet is in use, and the pool has left the list by which others find it.
+        // SAFETY: no packet is in use. The pool is no longer in the list, so [`reclaim`] and [`flush_caches`]
+        // do not use it.
         unsafe { sys::rte_mempool_free(self.raw()) };
         if self.external {
-            // SAFETY: registered in `over`, and used by no mempool any more.
+            // SAFETY: the region was registered in `over`, and no mempool uses it any more.
             unsafe { sys::rte_extmem_unregister(self.region.as_ptr().cast(), self.region.len()) };
         }
     }
 }
 
-// SAFETY: DPDK allocates an mbuf to one caller until it is freed. Its data lies in the region, with `room` bytes from the packet's address.
+// SAFETY: DPDK gives an mbuf to one caller until the caller frees it. The mbuf's data lies in the region,
+// with `room` bytes from the packet's address.
 unsafe impl Pool for MbufPool {
     fn allocate(&self, packets: &mut [Packet]) -> usize {
         let count = packets.len().min(u32::MAX as usize) as u32;
@@ -291,7 +304,8 @@ unsafe impl Pool for MbufPool {
     }
 
     unsafe fn meta(&self, packet: &Packet) -> PacketMeta {
-        // SAFETY: the caller holds this packet of this pool. Its private area contains a `PacketMeta`, zero at first.
+        // SAFETY: the caller holds this packet of this pool. The packet's private area contains a
+        // `PacketMeta`, which is zero at first.
         unsafe { *sys::inlane_packet_meta_of(packet.cookie).cast::<PacketMeta>() }
     }
 
@@ -303,7 +317,7 @@ unsafe impl Pool for MbufPool {
     unsafe fn for_each_segment(&self, packet: &Packet, visit: &mut dyn FnMut(u64, u32)) {
         visit(packet.address, packet.length);
         let (mut address, mut length) = (0, 0);
-        // SAFETY: the caller holds the packet, and with it its segments.
+        // SAFETY: the caller holds the packet, and thereby all its segments.
         let mut next = unsafe { sys::inlane_segment(packet.cookie, &mut address, &mut length) };
         while next != 0 {
             // SAFETY: as above.
@@ -320,12 +334,13 @@ fn pools() -> MutexGuard<'static, Vec<usize>> {
 /// Returns the buffers in the calling thread's caches to their pools. `lcore` is the thread's lcore id.
 pub(crate) fn flush_caches(lcore: u32) {
     for &raw in pools().iter() {
-        // SAFETY: a mempool is in the list until it is freed. The cache is this thread's, and the lock keeps `reclaim` out.
+        // SAFETY: a mempool is in the list until it is freed. The cache belongs to this thread. The lock of
+        // the list keeps [`reclaim`] out.
         unsafe { sys::inlane_flush_cache(raw as *mut _, lcore) }
     }
 }
 
-/// Frees the packets that wait in a receive queue.
+/// Frees the packets that are waiting in a receive queue.
 ///
 /// # Safety
 /// The queue was configured, and no other thread calls the driver of `port`.
@@ -334,9 +349,11 @@ pub(crate) unsafe fn free_received(port: u16, queue: u16) {
     pass(|| unsafe { sys::inlane_free_received(port, queue) });
 }
 
-/// Frees the mbufs that the closed device `port` held. `filled` lists the pools that it received into. Returns how many there were.
+/// Frees the mbufs that the closed device `port` still held. `filled` lists the pools that the device
+/// received into. Returns the number of freed mbufs.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // Drivers use mempools while devices are set up or closed.
+    // Drivers use mempools while devices are set up or closed, so this lock keeps other threads from doing
+    // that.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();
@@ -346,8 +363,10 @@ pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
         // SAFETY: a mempool is in the list until it is freed.
         if unsafe { sys::rte_mempool_in_use_count(raw) } > 0 {
             let receives_into = filled.iter().any(|pool| std::ptr::eq(pool.raw(), raw)).into();
-            // SAFETY: as above. The device is closed, so nobody else holds its mbufs. No other thread uses a mempool: those that drive
-            // queues, allocate or free wait, those that set devices up wait for the lock, and so do those that end.
+            // SAFETY: a mempool is in the list until it is freed. The device is closed, so nobody else holds
+            // its mbufs. No other thread uses a mempool: threads that allocate, free, or drive queues wait at
+            // their gates, threads that set devices up wait for `_control`, and ending threads wait for
+            // `pools`.
             reclaimed += unsafe { sys::inlane_reclaim(raw, port, receives_into) };
         }
     }
@@ -362,20 +381,22 @@ fn refusal(mark: &log::Mark) -> String {
     mark.explain(format!("{}; ask for fewer or smaller buffers", sys::error_text(sys::last_error())))
 }
 
-/// Returns the size of each thread's cache for a pool of `count` buffers. DPDK fills a cache up to one and a half times its
-/// size, and refuses a pool smaller than that.
+/// Returns the size of each thread's cache for a pool of `count` buffers. DPDK fills a cache up to one and a
+/// half times this size, and refuses a pool with fewer buffers than that.
 fn cache(count: u32) -> u32 {
     CACHE.min(count / 2).min(sys::RTE_MEMPOOL_CACHE_MAX_SIZE)
 }
 
-/// Returns the bytes from one buffer of an external region to the next: a multiple of two cache lines, as in `HeapPool`.
+/// Returns the distance in bytes from one buffer of an external region to the next. It is a multiple of two
+/// cache lines, as in `HeapPool`.
 fn stride(room: usize) -> usize {
     (HEADROOM + room).next_multiple_of(128)
 }
 
 /// Checks the number and size of buffers against DPDK's limits.
 fn in_range(count: usize, room: usize) -> Result<(u32, u32)> {
-    // An mbuf's buffer length has 16 bits. It includes headroom and rounding.
+    // The buffer length of an mbuf has 16 bits. It includes the headroom and up to 127 bytes of rounding, so
+    // both are subtracted.
     let most = 65535 - HEADROOM - 127;
     if !(1..=1 << 24).contains(&count) || !(1..=most).contains(&room) {
         return Err(Error::Pool { count, room, why: format!("give 1 to 16M buffers of 1 to {most} bytes") });

@@ -1,7 +1,7 @@
-//! Every ethdev as a port: attach, configure, queues, start, stop.
+//! Ports on DPDK devices (ethdevs): opens, configures, starts and stops a device, and splits it into queues.
 //!
-//! A stopped port is closed. Its device then holds no buffer: the port also frees those that the driver lost. A pool whose packets are
-//! still in use after that has a leak elsewhere.
+//! Stopping a port closes its device, which then holds no buffer: the port also frees the buffers that the
+//! driver lost. If packets of a pool are still in use after that, they leaked elsewhere.
 
 mod configure;
 mod wait;
@@ -22,14 +22,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the kernel may take to release the queue of a closed AF_XDP socket.
+/// The longest wait for the kernel to release the queue of a closed AF_XDP socket.
 const QUEUE_RELEASE: Duration = Duration::from_millis(1000);
 
-/// The number of buffers in the pool that a send-only port gets. Drivers with pairs of queues fill their receive queues from
-/// it.
+/// The number of buffers in the pool that a send-only port gets. Drivers that have only pairs of queues fill
+/// their receive queues from this pool.
 const BUFFERS_OF_SENDER: usize = 4096;
 
-/// Opens the port that `spec` describes ([`crate::spec`]), for one queue. The first call starts DPDK.
+/// Opens the port that `spec` describes ([`crate::spec`]) for one queue in each direction. The first call
+/// starts DPDK.
 ///
 /// # Errors
 /// If the specification is invalid, the device is missing, in use or forbidden, or DPDK does not start.
@@ -37,7 +38,8 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>> {
     open_for(spec, 1)
 }
 
-/// Opens a port for a run that will use `queues` queues of it. Some drivers need the number when they are opened.
+/// Opens a port for a run that will use `queues` of its queues. Some drivers must be given the number when
+/// they are opened.
 ///
 /// # Errors
 /// As for [`open`].
@@ -55,28 +57,30 @@ pub fn open_for(spec: &str, queues: u16) -> Result<Box<dyn Port>> {
     }
 }
 
-/// A port on one ethdev.
+/// A port on one DPDK device (ethdev).
 pub struct EthPort {
     spec: EthSpec,
     info: PortInfo,
     device: Device,
     limits: sys::rte_eth_dev_info,
     context: Arc<PortContext>,
-    /// The pools that receive queues are filled from. The device holds buffers of them until it is closed.
+    /// The pools from which the receive queues get buffers. The device holds buffers of these pools until it
+    /// is closed.
     filled: Vec<Arc<MbufPool>>,
-    /// The pools of sent packets. The device holds buffers of them, too, until it is closed.
+    /// The pools of the packets that the port sends. The device holds buffers of these pools until it is
+    /// closed.
     sent: Vec<Arc<dyn Pool>>,
-    /// The pools that a card can reach.
+    /// The pools whose memory is mapped for the port's network card.
     mapped: Vec<dma::Mapping>,
-    /// For each configured receive queue: true if its end was taken.
+    /// For each configured receive queue: true if the caller has taken its receiving end.
     rx_taken: Vec<bool>,
-    /// For each configured send queue: true if its end was taken.
+    /// For each configured send queue: true if the caller has taken its sending end.
     tx_taken: Vec<bool>,
     /// The sockets of an AF_XDP port.
     sockets: Vec<xdp::Socket>,
     state: State,
-    /// The number of packets that packet sockets dropped until the last query. The sum is kept here because reading the
-    /// kernel's counter clears it.
+    /// The number of packets that packet sockets had dropped at the last query. Reading the kernel's counter
+    /// clears it, so the sum is kept here.
     dropped: AtomicU64,
     last_counters: Counters,
 }
@@ -89,7 +93,7 @@ enum State {
     Closed,
 }
 
-// SAFETY: DPDK's configuration calls may come from any thread, one at a time. They need `&mut self`.
+// SAFETY: any thread may make DPDK's configuration calls, but only one at a time. The calls need `&mut self`.
 unsafe impl Send for EthPort {}
 
 impl EthPort {
@@ -174,8 +178,8 @@ impl EthPort {
         }
     }
 
-    /// Returns the number of queues from this port's first on, if each needs a device of its own: on an AF_XDP interface
-    /// whose queues are not paired. Returns `None` for other ports.
+    /// Returns the number of queues from this port's first queue on, if each queue needs a device of its own.
+    /// That is so on an AF_XDP interface whose queues are not paired. Returns `None` for all other ports.
     fn queues_of_separate_devices(&self) -> Option<u16> {
         let Kind::AfXdp { queue, .. } = self.spec.kind else { return None };
         let existing = self.context.interface.as_ref()?.queues();
@@ -186,7 +190,8 @@ impl EthPort {
         Error::Usage { port: self.spec.text.clone(), why: why.into() }
     }
 
-    /// Makes a DPDK call that configures this port. If it fails, the error explains why.
+    /// Makes a DPDK call that configures this port, with the lock of [`device::control`]. Returns an error
+    /// with DPDK's warnings if the call fails. `doing` names the step.
     fn call(&self, doing: &str, call: impl FnOnce(u16) -> i32) -> Result<()> {
         let mark = log::Mark::new();
         let _lock = device::control();
@@ -196,7 +201,7 @@ impl EthPort {
         }
     }
 
-    /// Returns the pool as a pool of mbufs that this port can use.
+    /// Returns `pool` as a pool of mbufs. Returns an error if this port cannot use it.
     fn mbuf_pool(&self, pool: &Arc<dyn Pool>) -> Result<Arc<MbufPool>> {
         let any: Arc<dyn Any + Send + Sync> = pool.clone();
         let pool = any
@@ -217,7 +222,8 @@ impl EthPort {
         !self.rx_taken.is_empty()
     }
 
-    /// Puts packets into a queue of a ring port. They circulate, because packets sent to the ring are received again.
+    /// Puts `count` packets of `size` bytes into a queue of a ring port. The packets circulate, because
+    /// packets sent to the ring are received again.
     fn prime(&self, queue: u16, count: u32, size: u16) -> Result<()> {
         let pool = &self.filled[queue as usize % self.filled.len()];
         let mut packets = vec![Packet::EMPTY; count as usize];
@@ -234,7 +240,8 @@ impl EthPort {
             }
         }
         let mut tx = EthTx::new(self.context.clone(), queue);
-        // SAFETY: allocated from a pool of this port. The packets that were not sent are freed.
+        // SAFETY: the packets were allocated from a pool of this port. Packets that were not sent are freed
+        // here.
         let sent = unsafe {
             let sent = tx.send(&packets[..allocated]).unwrap_or(0);
             pool.free(&packets[sent..allocated]);
@@ -254,11 +261,12 @@ impl EthPort {
         if unsafe { sys::rte_eth_stats_get(self.device.port, &mut statistics) } != 0 {
             return self.last_counters;
         }
-        // Software drivers report a packet that they did not accept as a send error. The caller sends it again, so it is not
-        // lost.
+        // Software drivers count a packet that they did not accept as a send error. The caller sends that
+        // packet again, so it is not lost. Only the errors of cards are counted.
         let unsent = if self.is_card() { statistics.oerrors } else { 0 };
         if !self.receives() {
-            // Nobody reads the receive queues of a send-only port. Packets that they drop are not lost.
+            // Nobody reads the receive queues of a send-only port, so packets that those queues drop do not
+            // count as lost.
             return Counters { errors: unsent, ..Counters::default() };
         }
         let dropped = match (&self.spec.kind, &self.context.interface) {
@@ -311,7 +319,8 @@ impl EthPort {
         self.sent.clear();
     }
 
-    /// Marks the end of a queue as taken.
+    /// Records that the caller takes the end of a queue. Returns an error if the end was already taken or the
+    /// queue does not exist.
     fn take(taken: &mut [bool], queue: u16, direction: &str) -> Result<(), String> {
         match taken.get_mut(queue as usize) {
             Some(taken @ false) => {
@@ -362,8 +371,8 @@ impl Port for EthPort {
         }
         let receives = !pools.is_empty();
         let mut outcome = self.configure_device(filled.clone(), queues as u16, receives);
-        // The kernel may not have released the queue of a port that was closed just before. Opening the port again then
-        // succeeds after a wait.
+        // If a port was closed just before, the kernel may not have released its queue yet. So this loop
+        // tries again until the kernel has released the queue.
         let start = Instant::now();
         while self.context.loses_buffers
             && matches!(outcome, Err(Error::Busy { .. }))

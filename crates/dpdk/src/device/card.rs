@@ -4,7 +4,8 @@ use crate::error::{Error, Result};
 use crate::interface;
 use crate::spec::EthSpec;
 
-/// Checks that the device at a PCI address is a network card, bound to a kernel driver that leaves it to user space.
+/// Checks that the device at PCI address `address` is a network card, and that it is bound to a kernel driver
+/// that lets programs use it (such as vfio-pci).
 pub(super) fn check(spec: &EthSpec, address: &str) -> Result<()> {
     let port = spec.text.clone();
     match interface::pci_driver(address).as_deref() {

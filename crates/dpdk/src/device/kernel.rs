@@ -9,15 +9,16 @@ use crate::xdp::{Program, Refusal};
 
 /// The alignment of slots in a packet socket's ring: the kernel's `TPACKET_ALIGNMENT`.
 const SLOT_ALIGNMENT: u32 = 16;
-/// Blocks of a packet socket's ring consist of whole pages.
+/// The page size. The blocks of a packet socket's ring consist of whole pages.
 const PAGE: u32 = 4096;
-/// The largest slot: one that holds the largest frame that a packet socket can receive.
+/// The largest slot in bytes. It holds the largest frame that a packet socket can receive.
 const LARGEST_SLOT: u32 = 1 << 17;
 
-/// Slots of a packet socket's rings, and the kernel's blocks that they lie in.
+/// The sizes of the slots and blocks of a packet socket's ring. The kernel allocates a ring in blocks, and
+/// each block holds slots.
 ///
-/// DPDK's driver treats the ring as one array of slots. The kernel leaves the end of a block unused where no whole slot
-/// fits. So a block is a common multiple of slot and page.
+/// DPDK's driver treats the ring as one array of slots. The kernel leaves the end of a block unused if no
+/// whole slot fits there. So the size of a block is a common multiple of the slot and the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slots {
     /// Bytes of a slot.
@@ -27,10 +28,11 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Returns slots of at least `bytes`.
+    /// Returns the smallest slots of at least `bytes`, and blocks that fit them.
     fn of(bytes: u32) -> Self {
         let slot = bytes.next_multiple_of(SLOT_ALIGNMENT);
-        // Both numbers are multiples of 16. The largest power of two in the slot divides the page, or the page divides the slot.
+        // Slot and page are both multiples of 16. So the largest power of two in the slot divides the page,
+        // or the page divides the slot. The smaller of the two is their greatest common divisor.
         let shared = (1 << slot.trailing_zeros()).min(PAGE);
         Self { slot, block: slot * (PAGE / shared) }
     }
@@ -39,7 +41,7 @@ impl Slots {
     fn for_mtu(mtu: u32) -> Self {
         /// Bytes before a frame: the kernel's header, an address, alignment.
         const BEFORE_FRAME: u32 = 80;
-        // Multiples of 256 keep blocks to 16 slots.
+        // Rounding the slot to a multiple of 256 keeps a block to at most 16 slots.
         Self::of((mtu + BEFORE_FRAME + LINK_HEADERS).next_multiple_of(256).clamp(2048, LARGEST_SLOT))
     }
 
@@ -54,9 +56,9 @@ impl Slots {
         self.slot - HEADER
     }
 
-    /// Returns the length of the longest frame that fits a slot. In a slot of version 2 the frame begins after the kernel's
-    /// header and an address, and what follows its Ethernet header is aligned to 16 (`tpacket_rcv` in Linux's
-    /// `net/packet/af_packet.c`).
+    /// Returns the length of the longest frame that fits into a slot. In a slot of version 2, the kernel's
+    /// header and an address come before the frame. The bytes after the Ethernet header are aligned to 16
+    /// (`tpacket_rcv` in Linux's `net/packet/af_packet.c`).
     pub(super) fn longest_frame(self) -> u32 {
         const FRAME_OFFSET: u32 = 66;
         self.slot - FRAME_OFFSET
@@ -99,8 +101,8 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
         let why = format!("queue={queue}: {interface} has queues 0 to {last} (ethtool -l {interface})");
         return Err(Error::Spec { spec: spec.text.clone(), why });
     }
-    // The driver counts only queues that are paired (receive and send). On an interface without pairs it uses one queue, and
-    // `xdp_queues` combines several devices.
+    // The driver counts only paired queues (receive and send). On an interface without pairs the driver uses
+    // one queue per device, and `xdp_queues` combines several devices.
     let queues = existing.pairs.saturating_sub(queue).max(1);
     remove_limit_of_locked_memory();
     let program = Program::attach(&found).map_err(|refusal| no_program(spec, interface, refusal))?;
@@ -112,7 +114,7 @@ pub(super) fn af_xdp(spec: &EthSpec, interface: &str, queue: u16, busy: u32, cop
     Ok(Plan { interface: Some(found), program: Some(program), ..Plan::new("net_af_xdp", arguments) })
 }
 
-/// Explains why inlane's XDP program is not on the interface.
+/// Returns the error for an interface on which inlane's XDP program could not be attached or shared.
 fn no_program(spec: &EthSpec, interface: &str, refusal: Refusal) -> Error {
     let port = spec.text.clone();
     match refusal {
@@ -200,8 +202,8 @@ fn refused(spec: &EthSpec, doing: &str, capabilities: &'static str) -> Error {
     }
 }
 
-/// Removes the limit on locked memory, because older kernels count registered packet memory against it. A refusal is
-/// ignored, because newer kernels do not need it.
+/// Removes the limit on locked memory, because older kernels count the packet memory of a socket against this
+/// limit. Ignores a refusal, because newer kernels do not use the limit.
 fn remove_limit_of_locked_memory() {
     let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure is read during the call.

@@ -1,4 +1,4 @@
-//! memif ports: shared memory with another process, arranged over a socket.
+//! memif ports: shared memory with another process. The two processes agree on the memory over a Unix socket.
 
 use super::{LINK_HEADERS, Plan};
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ pub(super) fn plan(
     id: u32,
     secret: Option<&str>,
 ) -> Result<Plan> {
-    // The driver takes absolute paths only.
+    // The driver takes only absolute paths, so a relative path is completed here.
     let path = std::path::absolute(socket).map_err(|error| {
         invalid(spec, format!("the socket's path {socket} has no absolute form: {error}"))
     })?;
@@ -31,6 +31,7 @@ pub(super) fn plan(
     check_socket(spec, &path, server)?;
     let role = if server { "server" } else { "client" };
     // By default the driver takes the path as the name of an abstract socket, which has no file.
+    // `socket-abstract=no` makes it a path.
     let mut arguments =
         format!("role={role},id={id},socket={text},socket-abstract=no,bsize={}", buffer(spec));
     if let Some(secret) = secret {
@@ -39,8 +40,8 @@ pub(super) fn plan(
     Ok(Plan::new("net_memif", arguments))
 }
 
-/// Returns the size of memif's shared buffers in bytes. The client's value applies at both ends. Longer frames would be
-/// split, and DPDK's driver loses some of the pieces.
+/// Returns the size of memif's shared buffers in bytes. The client's size applies at both ends. A frame
+/// longer than a buffer would be split, and DPDK's driver loses some of the parts.
 pub(crate) fn buffer(spec: &EthSpec) -> u32 {
     spec.mtu.map_or(0, |mtu| u32::from(mtu) + LINK_HEADERS).next_multiple_of(64).max(2048)
 }
@@ -49,7 +50,8 @@ fn invalid(spec: &EthSpec, why: String) -> Error {
     Error::Spec { spec: spec.text.clone(), why }
 }
 
-/// Checks that the socket's folder can be used, and removes the socket of a server that has died.
+/// Checks that the socket's folder can be used. For a server, removes the socket that an ended server left
+/// behind.
 fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
     use rustix::fs::Access;
     use std::os::unix::fs::FileTypeExt;
@@ -61,7 +63,7 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
             remedy: "create it, or name a socket elsewhere".into(),
         });
     }
-    // DPDK's driver requires this at both ends.
+    // DPDK's driver requires read and write access to the folder at both ends.
     if rustix::fs::access(folder, Access::READ_OK | Access::WRITE_OK).is_err() {
         return Err(invalid(
             spec,
@@ -73,14 +75,14 @@ fn check_socket(spec: &EthSpec, path: &Path, server: bool) -> Result<()> {
         return Err(invalid(spec, format!("{} exists and is no socket; name another path", path.display())));
     }
     if server && nobody_listens(path) {
-        // A failure appears when the driver binds its socket.
+        // A failure is ignored here, because the driver reports it when it binds its socket.
         let _ = std::fs::remove_file(path);
     }
     Ok(())
 }
 
-/// Returns true if no process listens on the Unix socket at `path`. The kernel reveals this only to a socket of the same
-/// type.
+/// Returns true if no process listens on the Unix socket at `path`. Connects with the same socket type as
+/// memif, because the kernel tells sockets of other types nothing about the listener.
 fn nobody_listens(path: &Path) -> bool {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};

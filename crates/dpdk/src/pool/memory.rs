@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Bytes of a hugepage on x86-64, and on arm64 with pages of 4 KiB.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// The addresses at which memory is placed if possible. Devices are given its virtual addresses, of which the IOMMUs of smaller machines
-/// translate 39 bits. DPDK's own memory begins at 4 GiB.
+/// The addresses at which memory is placed if possible. Devices use the memory's virtual addresses, and the
+/// IOMMUs of smaller machines translate only 39 bits of an address. DPDK's own memory begins at 4 GiB.
 const LOW: Range<usize> = 1 << 36..1 << 39;
 
-/// The address at which the next mapping is tried.
+/// The address that the next mapping tries first.
 static NEXT: AtomicUsize = AtomicUsize::new(LOW.start);
 
 /// An anonymous mapping. Dropping it unmaps the memory.
@@ -21,13 +21,14 @@ pub(super) struct Mapping {
     page: usize,
 }
 
-// SAFETY: it is a span of addresses. Its users order their accesses.
+// SAFETY: a mapping is only a span of addresses. Users of the memory order their accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps at least `length` bytes, aligned to a hugepage. `hugepages` asks for reserved ones first.
+    /// Maps at least `length` bytes, aligned to a hugepage. If `hugepages` is set, tries reserved hugepages
+    /// first.
     pub(super) fn new(length: usize, hugepages: bool) -> io::Result<Self> {
         let length = length.next_multiple_of(HUGE);
         const RESERVED: i32 = libc::MAP_HUGETLB | libc::MAP_POPULATE;
@@ -38,11 +39,13 @@ impl Mapping {
             return Ok(Self { base, length, page: HUGE });
         }
         if let Some(base) = map_low(length, 0) {
-            // SAFETY: the mapping just made. If the kernel refuses, the pool works with small pages.
+            // SAFETY: the memory was mapped just above. If the kernel refuses the advice, the pool works with
+            // small pages.
             unsafe { libc::madvise(base, length, libc::MADV_HUGEPAGE) };
             return Ok(Self { base, length, page: 4096 });
         }
-        // Maps more and unmaps the edges, because the kernel aligns to small pages only.
+        // The kernel aligns a mapping only to small pages. So this code maps one hugepage more than needed,
+        // and unmaps the edges.
         let base = map(std::ptr::null_mut(), length + HUGE, 0)?;
         let aligned = (base as usize).next_multiple_of(HUGE);
         let before = aligned - base as usize;
@@ -81,12 +84,12 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and unmapped once.
+        // SAFETY: the memory was mapped in `new`, and is unmapped only here.
         unsafe { libc::munmap(self.base, self.length) };
     }
 }
 
-/// Maps whole hugepages in [`LOW`]. Returns `None` if there is no room.
+/// Maps whole hugepages at an address in [`LOW`]. Returns `None` if no address there is free.
 fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
     // The distance to the next attempt if an address is in use.
     const STEP: usize = 1 << 30;
@@ -97,9 +100,10 @@ fn map_low(length: usize, flags: i32) -> Option<*mut libc::c_void> {
         }
         match map(at as *mut _, length, flags | libc::MAP_FIXED_NOREPLACE) {
             Ok(base) if base as usize == at => return Some(base),
-            // A kernel that does not know the flag (before Linux 4.17) may choose another address.
+            // A kernel without MAP_FIXED_NOREPLACE (before Linux 4.17) may choose another address. That
+            // mapping is undone here.
             Ok(elsewhere) => {
-                // SAFETY: just mapped, and not used.
+                // SAFETY: the memory was just mapped, and nothing uses it.
                 unsafe { libc::munmap(elsewhere, length) };
                 return None;
             }

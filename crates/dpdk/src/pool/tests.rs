@@ -78,10 +78,11 @@ fn metadata_and_segments() {
 
 #[test]
 fn a_pool_has_memory_for_objects_that_cross_no_page() {
-    // Where devices are given physical addresses, the pool consists of hugepages that need not be neighbours.
+    // Suppose devices are given physical addresses. The pool then consists of hugepages that may not be
+    // neighbours, so no object may cross a page. It must still hold all 4096 buffers.
     assert_eq!(MbufPool::new(4096, 16384).unwrap().capacity(), 4096);
     let page = memory::HUGE;
-    // SAFETY: computes a size.
+    // SAFETY: the call only computes a size.
     let [contiguous, paged] = [0, page].map(|page| unsafe { sys::inlane_pool_bytes(10_000, 16_384, page) });
     assert!(paged % page == 0 && paged > contiguous, "{paged} {contiguous}");
 }

@@ -1,4 +1,5 @@
-//! Configures a device: checks that its frames fit driver and buffers, requests offloads, sets queues up.
+//! Configures a device: checks that its frames fit the driver and the buffers, requests offloads, and sets up
+//! queues.
 
 use super::EthPort;
 use crate::error::Result;
@@ -7,13 +8,13 @@ use crate::{MbufPool, device, dma, sys, xdp};
 use inlane_core::packet::Pool;
 use std::sync::Arc;
 
-/// The number of receive and send descriptors of a queue if the user gives none; less if the device has less. testpmd uses
-/// the same.
+/// The number of receive and of send descriptors of a queue if the user gives none. If the device supports
+/// fewer, DPDK reduces the number. testpmd uses the same number.
 const DESCRIPTORS: u16 = 1024;
 
 impl EthPort {
-    /// Configures the device with `queues` pairs of queues, because some drivers have only pairs. Records the sockets of an
-    /// AF_XDP port. Set `receives` if the receive queues will be read.
+    /// Configures the device with `queues` receive queues and as many send queues, because some drivers have
+    /// only pairs. Records the sockets of an AF_XDP port. Set `receives` if the receive queues will be read.
     pub(super) fn configure_device(
         &mut self,
         filled: Vec<Arc<MbufPool>>,
@@ -33,7 +34,8 @@ impl EthPort {
             configuration.rx_adv_conf.rss_conf.rss_hf =
                 self.limits.flow_type_rss_offloads & sys::INLANE_RSS_FLOWS;
         }
-        // memif's driver refuses a large MTU, although it receives frames up to the size of its buffers.
+        // memif's driver refuses a large MTU, although it receives frames up to the size of its buffers. So
+        // memif's MTU is not set.
         if let (Some(mtu), false) = (self.spec.mtu, matches!(self.spec.kind, Kind::Memif { .. })) {
             configuration.rxmode.mtu = mtu.into();
         }
@@ -44,7 +46,7 @@ impl EthPort {
         {
             configuration.rxmode.offloads |= scatter;
         }
-        // The device sends packets of several segments whole, if it can.
+        // If the device can send packets of several segments, this flag enables it.
         configuration.txmode.offloads |= self.limits.tx_offload_capa & sys::INLANE_TX_MULTI_SEGS;
         self.call("configuring the device", |port| {
             // SAFETY: the structure is read during the call.
@@ -61,13 +63,13 @@ impl EthPort {
         for pool in &filled {
             self.map(pool)?;
         }
-        // Recorded before the first queue is set up, because the device may hold buffers from then on, even if a later step
-        // fails.
+        // The pools are recorded before the first queue is set up. From then on the device may hold buffers,
+        // even if a later step fails.
         self.filled = filled;
         for queue in 0..queues {
             let pool = self.filled[queue as usize % self.filled.len()].raw();
             self.call("setting up a receive queue", |port| {
-                // SAFETY: `filled` keeps the pool until the device is closed.
+                // SAFETY: `filled` keeps the pool alive until the device is closed.
                 unsafe {
                     sys::rte_eth_rx_queue_setup(port, queue, rx_descriptors, socket, std::ptr::null(), pool)
                 }
@@ -82,7 +84,7 @@ impl EthPort {
         Ok(())
     }
 
-    /// Refuses pools and interfaces whose frames driver or buffers cannot hold.
+    /// Returns an error if the frames of the interface do not fit the driver or the buffers of the pools.
     fn check_frames_fit(&self, filled: &[Arc<MbufPool>], receives: bool) -> Result<()> {
         let room = filled.iter().map(|pool| pool.room()).min().unwrap_or(usize::MAX);
         if let Some(required) = self.device.required_room
@@ -108,8 +110,9 @@ impl EthPort {
         }
     }
 
-    /// Refuses buffers that the kernel does not take for an AF_XDP socket, and interfaces whose frames do not fit them: the kernel drops such
-    /// frames and counts them as missed.
+    /// Returns an error if the kernel does not accept the pools' buffers for an AF_XDP socket, or if the
+    /// interface's frames do not fit these buffers. The kernel would drop such frames and count them as
+    /// missed.
     fn check_xdp_frames_fit(&self, name: &str, filled: &[Arc<MbufPool>], receives: bool) -> Result<()> {
         let mtu = self.context.interface.as_ref().filter(|_| receives).map(|interface| interface.mtu());
         for pool in filled {
@@ -117,7 +120,8 @@ impl EthPort {
                 return Err(self.usage("AF_XDP needs packets in the pool's own memory (MbufPool::new)"));
             }
             let room = pool.room() as u32;
-            // The data rooms that the kernel takes, in steps of a cache line, each with the longest frame.
+            // The data rooms that the kernel accepts, in steps of a cache line. Each is paired with the
+            // longest frame that it can hold.
             let fitting: Vec<(u32, u32)> = (64..=4096)
                 .step_by(64)
                 .filter_map(|room| Some((room, pool.longest_xdp_frame(room)?)))
@@ -154,7 +158,8 @@ impl EthPort {
         Ok(())
     }
 
-    /// Lets a card reach the memory of `pool`. Ports that move packets with the CPU need nothing.
+    /// Maps the memory of `pool` for the port's network card. Does nothing for other ports, because they move
+    /// packets with the CPU.
     pub(super) fn map(&mut self, pool: &Arc<MbufPool>) -> Result<()> {
         if self.is_card() {
             self.mapped.push(dma::Mapping::new(&self.spec.text, pool.clone(), self.limits.device)?);
