@@ -32,7 +32,7 @@ const REQUESTS: usize = 4096;
 /// Size in bytes of a reply: status, value, unused, sequence.
 pub const REPLY: usize = 32;
 
-/// The offsets within a PE's inbound memory.
+/// The offsets within a PE's inbound memory, as the module's documentation shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pes: u32,
@@ -41,8 +41,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out `bytes` of inbound memory for `pes` PEs. What the protocol does not need becomes symmetric
-    /// memory.
+    /// Lays out `bytes` of inbound memory for `pes` PEs. The protocol's parts come first. The rest becomes
+    /// symmetric memory.
     ///
     /// # Errors
     /// [`Error::Invalid`] if less than a page of symmetric memory would remain.
@@ -57,7 +57,7 @@ impl Layout {
         Ok(Self { pes, symmetric, bytes })
     }
 
-    /// Returns the bytes in front of symmetric memory.
+    /// Returns the size in bytes of the protocol's parts, which lie in front of symmetric memory.
     pub fn overhead(pes: u32) -> usize {
         HEADER + pes as usize * INBOX + LANDING
     }
@@ -87,7 +87,8 @@ impl Layout {
         self.inbox(from)
     }
 
-    /// Returns the offset of the word in which `from` announces that it sleeps.
+    /// Returns the offset of the word that `from` writes before it sleeps. The word says which stores must
+    /// wake `from`.
     pub fn announcement(&self, from: u32) -> usize {
         self.inbox(from) + ANNOUNCEMENT
     }

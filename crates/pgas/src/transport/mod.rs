@@ -1,8 +1,8 @@
 //! One-sided access between processing elements (PEs): put and get on symmetric memory, atomics at the owner,
 //! ordering, delivery, and notifications between pairs.
 //!
-//! [`Transport`] is what [`crate::world`] needs. [`windows::Windows`] implements it over NTB windows. A
-//! transport over UCX, for peers on a network, is not supported yet.
+//! [`Transport`] lists the operations that [`crate::world`] uses. [`windows::Windows`] implements them over
+//! NTB windows. A transport over UCX, for peers on a network, is not supported yet.
 
 pub mod layout;
 mod record;
@@ -36,7 +36,7 @@ pub enum Operation {
     Xor,
 }
 
-/// An atomic on one word of a PE's symmetric memory. That PE's own processor carries it out.
+/// An atomic on one word of a PE's symmetric memory. A processor of that PE carries it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Atomic {
     /// The operation.
@@ -51,7 +51,7 @@ pub struct Atomic {
     pub comparand: u64,
 }
 
-/// The PEs of a job, which access each other's symmetric memory. Any thread may use it.
+/// Access to the symmetric memory of all PEs of a job. Any thread may call any method.
 ///
 /// Offsets count from the start of symmetric memory, which has the same length on every PE.
 pub trait Transport: Send + Sync + 'static {
@@ -61,7 +61,8 @@ pub trait Transport: Send + Sync + 'static {
     fn pes(&self) -> u32;
     /// Returns the address and the length of this PE's symmetric memory.
     fn symmetric(&self) -> (*mut u8, usize);
-    /// Returns the address at which plain loads and stores reach `pe`'s symmetric memory, if they do.
+    /// Returns the address at which plain loads and stores reach `pe`'s symmetric memory. Returns `None` if
+    /// they cannot reach it.
     fn direct(&self, pe: u32) -> Option<*mut u8>;
 
     /// Copies to `pe`. When it returns, the stores are issued and the source may be reused.
@@ -99,46 +100,46 @@ pub trait Transport: Send + Sync + 'static {
     /// [`crate::error::Error::Timeout`].
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64>;
 
-    /// Starts an atomic without a result. It is complete after the next [`Transport::quiet`].
+    /// Starts an atomic whose result is not needed. It is complete after the next [`Transport::quiet`].
     ///
     /// # Errors
     /// As for [`Transport::atomic`]. A refusal is reported by the next quiet or fence.
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()>;
 
-    /// Orders puts: those before it arrive at each PE before all later puts and atomics to that PE.
+    /// Orders puts: Puts before this call arrive at each PE before all later puts and atomics to that PE.
     ///
     /// # Errors
     /// Errors of the mover.
     fn order(&self) -> Result<()>;
 
-    /// Orders puts and atomics: those before it arrive at each PE before all later ones to that PE. It waits
-    /// for atomics without a result.
+    /// Orders puts and atomics. Those before this call arrive at each PE before all later ones to that PE.
+    /// Blocks until the atomics without a result are complete.
     ///
     /// # Errors
     /// As for [`Transport::order`] and [`Transport::atomic`].
     fn fence(&self) -> Result<()>;
 
-    /// Blocks until all puts and atomics before it are delivered.
+    /// Blocks until all earlier puts and atomics of this PE are delivered.
     ///
     /// # Errors
     /// [`crate::error::Error::LinkLost`], which says how many bytes are known to be delivered.
     fn quiet(&self) -> Result<()>;
 
-    /// Notifies `pe`: adds one to the count that it keeps of this PE's notifications. The notification arrives
-    /// after all earlier puts to `pe`. One thread at a time may call it.
+    /// Notifies `pe`, which counts the notifications of each PE. The notification arrives after all earlier
+    /// puts to `pe`. Only one thread at a time may call it.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist.
     fn notify(&self, pe: u32) -> Result<()>;
 
-    /// Blocks until `pe` has sent the next notification, and consumes it.
+    /// Blocks until a notification of `pe` has arrived that was not consumed yet, and consumes it.
     ///
     /// # Errors
     /// [`crate::error::Error::LinkLost`] if the peer is lost.
     fn take_notification(&self, pe: u32) -> Result<()>;
 
-    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If it reads one word only, give the word's
-    /// `(offset, width)`. Puts to other words then do not wake a sleeping thread.
+    /// Blocks until `done` returns true. `done` reads this PE's symmetric memory. If `done` reads only one
+    /// word, pass the word's `(offset, width)`. Puts to other words then do not wake a sleeping thread.
     ///
     /// # Errors
     /// [`crate::error::Error::LinkLost`] if a peer is lost meanwhile.

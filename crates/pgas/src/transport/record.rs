@@ -1,10 +1,10 @@
-//! Records of several words, guarded by the same sequence at both ends.
+//! Records of several words that a reader takes whole or not at all. The first and the last word hold the
+//! same sequence number.
 //!
-//! Only aligned accesses of up to 8 bytes do not tear. A writer therefore stores the contents and the tail
-//! first and, after a fence, the head. A reader takes a record only if both ends carry the expected sequence,
-//! and loads each word once. A new head with an old tail means a hostile writer or stores that crossed a fence;
-//! the reader then takes nothing.
-//!
+//! Only aligned accesses of up to 8 bytes do not tear. A writer therefore stores the contents and the last
+//! word (tail) first and, after a fence, the first word (head). A reader takes a record only if head and tail
+//! hold the expected sequence, and loads each word once. If the head is new and the tail is old, the writer
+//! is hostile or stores have crossed a fence. The reader then takes nothing.
 //! ```text
 //! word 0      1 .. 6      7
 //! head        contents    tail        64 bytes, one cache line, one write-combining buffer
@@ -153,7 +153,8 @@ mod tests {
 
     impl WordSink for Direct<'_> {
         fn store(&mut self, index: usize, value: u64) {
-            // Weaker than x86, so only the fence orders.
+            // Use relaxed stores, which are weaker than x86's. The test then passes only if the fence orders
+            // them.
             self.0.0[index].0.store(value, Ordering::Relaxed);
         }
         fn fence(&mut self) {

@@ -1,7 +1,8 @@
 //! Requests to an owner: posting them, and waiting for their replies.
 //!
-//! Request n of a connection uses slot n % 64; its sequence is `tag << 32 | n`. A slot is reused only after the reply to its
-//! last request was seen. Neither side therefore overwrites anything that the other has not read.
+//! Request n of a connection uses slot n % 64. Its sequence is `tag << 32 | n`. A slot is reused only after
+//! the reply to its last request has arrived. Neither side therefore overwrites anything that the other side
+//! has not read.
 
 use super::layout::SLOTS;
 use super::record::{CONTENTS, WordSink, write};
@@ -19,18 +20,20 @@ pub(super) const DONE: u64 = 1;
 /// Status of a reply: the owner refused the request.
 pub(super) const REFUSED: u64 = 2;
 
-/// The owner is rung when a request is unanswered for this long, and again after each [`RING_AGAIN`].
+/// If a request is unanswered for this long, the owner's doorbell is rung. It is rung again after each
+/// [`RING_AGAIN`].
 const RING_AFTER: Duration = Duration::from_micros(3);
 const RING_AGAIN: Duration = Duration::from_millis(1);
 
-/// State of a slot whose reply no thread waits for. The next [`PeContext::collect`] or post frees it.
+/// State of a slot whose reply no thread waits for. The next [`PeContext::collect`] or [`PeContext::post`]
+/// frees the slot.
 const UNAWAITED: u64 = 0;
-/// State of a slot whose reply a thread waits for. Only that thread frees it.
+/// State of a slot whose reply a thread waits for. Only that thread frees the slot.
 const AWAITED: u64 = 1;
-/// State of a slot whose thread gave up. A late reply frees it; nobody waits for it.
+/// State of a slot whose thread has given up waiting. A late reply frees the slot.
 const ABANDONED: u64 = 2;
 
-/// Packs a request's number and a slot's state into the slot's word. 0 is a free slot.
+/// Packs a request's number and a slot's state into the slot's word. The word 0 means that the slot is free.
 fn slot_word(number: u64, state: u64) -> u64 {
     number << 2 | state
 }
@@ -41,7 +44,7 @@ fn slot_state(word: u64) -> u64 {
 
 /// The requests of this PE to one owner.
 pub(super) struct Requests {
-    /// Number of the next request. The lock is held while one is posted.
+    /// Number of the next request. A thread holds the lock while it posts a request.
     pub next: std::sync::Mutex<u64>,
     /// For each slot: its request's number and state, or 0 for a free one.
     pub slots: [AtomicU64; SLOTS as usize],
@@ -115,7 +118,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         if slot.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             peer.unanswered.fetch_sub(1, Ordering::Relaxed);
-            // The caller of an abandoned request has got its error already.
+            // The caller of an abandoned request has its error already, so record a refusal only for an
+            // unawaited request.
             let refused = self.reply_word(pe, number, 0).load(Ordering::Relaxed) == REFUSED;
             if refused && slot_state(word) == UNAWAITED {
                 peer.refused.store(true, Ordering::Relaxed);
@@ -124,11 +128,11 @@ impl PeContext {
         slot.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until `done` returns true, which depends on the owner. Rings the owner if that takes longer than
-    /// [`RING_AFTER`].
+    /// Waits for the owner until `done` returns true. If that takes longer than [`RING_AFTER`], rings the
+    /// owner's doorbell.
     fn wait_ringing(&self, pe: u32, options: WaitOptions, mut done: impl FnMut() -> bool) -> Result<()> {
         let (mut looks, mut start, mut rung) = (0u32, None, false);
-        // A wait by interrupt polls too seldom to ring later, so it does not wait for RING_AFTER.
+        // A wait by interrupt polls too seldom to notice that RING_AFTER has passed, so it rings at once.
         let after = if options.mode == CompletionMode::Interrupt { Duration::ZERO } else { RING_AFTER };
         let started = |start: &mut Option<Instant>| *start.get_or_insert_with(Instant::now);
         self.wait_for(options, FailureScope::Peer(pe), || {
@@ -139,7 +143,7 @@ impl PeContext {
             if looks.is_multiple_of(32) {
                 let since = started(&mut start).elapsed();
                 if since > if rung { RING_AGAIN } else { after } {
-                    // The peer exists, so this cannot fail; a lost doorbell is rung again.
+                    // The peer exists, so this cannot fail. A lost doorbell is rung again.
                     let _ = self.ntb.peer_doorbell_set(pe, REQUEST);
                     (rung, start) = (true, Some(Instant::now()));
                 }
@@ -155,7 +159,8 @@ impl PeContext {
         let slot = &peer.requests.slots[(number % SLOTS) as usize];
         let tag = peer.tag.load(Ordering::Acquire);
         if let Err(error) = self.wait_ringing(pe, options, || self.is_answered(pe, number, tag)) {
-            // The owner may still answer. Until then it may read the slot, which therefore stays in use.
+            // The owner may still read the slot and answer. So mark the slot as abandoned instead of freeing
+            // it.
             let word = slot_word(number, AWAITED);
             let abandoned = slot_word(number, ABANDONED);
             let _ = slot.compare_exchange(word, abandoned, Ordering::AcqRel, Ordering::Relaxed);
@@ -168,21 +173,22 @@ impl PeContext {
         if status == DONE { Ok(value) } else { Err(Error::Refused { peer: pe, what: options.what }) }
     }
 
-    /// Posts a request that `pe` carries out before the next [`PeContext::collect`] returns.
+    /// Posts a request without waiting for its answer. [`PeContext::collect`] waits for the answer later.
     pub(super) fn request_later(&self, pe: u32, contents: &[u64; CONTENTS]) -> Result<()> {
         self.post(pe, contents, UNAWAITED)?;
-        // No thread waits here and rings later, so ring at once. Doorbells coalesce.
+        // No thread waits for this request and would ring later, so ring at once. Several doorbells may cause
+        // one interrupt.
         Ok(self.ntb.peer_doorbell_set(pe, REQUEST)?)
     }
 
-    /// Waits for the answers to all requests to `pe` that no thread waits for.
+    /// Blocks until all requests to `pe` that no thread waits for are answered.
     pub(super) fn collect(&self, pe: u32, peer: &Peer) -> Result<()> {
         if peer.unanswered.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
         let tag = peer.tag.load(Ordering::Acquire);
         for slot in &peer.requests.slots {
-            // Awaited slots belong to their threads; nobody waits for abandoned ones.
+            // Skip awaited slots, which their threads free, and abandoned slots, whose answers nobody needs.
             self.wait_ringing(pe, self.wait_options("an atomic"), || {
                 self.reap(pe, slot, tag) || slot_state(slot.load(Ordering::Acquire)) != UNAWAITED
             })?;

@@ -1,5 +1,5 @@
-//! The owner's side of requests. A thread that waits in the transport serves them. If no thread waits, a
-//! service thread that sleeps on the doorbell does.
+//! The owner's side of requests. A thread that waits in the transport serves requests. If no thread waits,
+//! the service thread serves them: it sleeps until a request rings the doorbell.
 //!
 //! A hostile peer may write any request. Each word is loaded once, and offsets and lengths are checked before
 //! use.
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How long the service thread polls for more requests after it was rung.
+/// How long the service thread polls for more requests after a doorbell has woken it.
 const STAY_AWAKE: Duration = Duration::from_micros(20);
 
 const ATOMIC: u64 = 0;
@@ -69,12 +69,12 @@ impl record::Words for RecordAt<'_> {
     }
 }
 
-/// The number of the next request of each peer.
+/// For each peer, the number of its next request that is to be served.
 pub(super) type NextRequests = Vec<u64>;
 
 impl PeContext {
-    /// Carries out pending requests. If another thread is serving already, returns at once unless `insist` is
-    /// set.
+    /// Carries out pending requests. If another thread is serving already, waits for it if `insist` is set,
+    /// else returns at once.
     pub(super) fn serve(&self, insist: bool) {
         let mut expected: MutexGuard<'_, NextRequests> = match self.next_requests.try_lock() {
             Ok(guard) => guard,
@@ -86,7 +86,8 @@ impl PeContext {
         };
         for pe in 0..self.pes {
             let tag = self.peers[pe as usize].tag.load(Ordering::Acquire);
-            // The number of requests is bounded, so that a hostile peer that posts quickly does not keep the others waiting.
+            // Serve a bounded number of requests of each peer. Otherwise a hostile peer that posts quickly
+            // would keep the others waiting.
             for _ in 0..super::layout::SLOTS {
                 let number = expected[pe as usize];
                 let record = RecordAt(self, self.layout.request(pe, number));
@@ -145,8 +146,8 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // The destination is the requester's landing area or symmetric memory, never a word that another peer
-        // writes there.
+        // The destination must lie in the requester's landing area or symmetric memory, because other peers
+        // write the words before these.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }
@@ -164,7 +165,8 @@ impl PeContext {
         let peer = &self.peers[pe as usize];
         let at = self.layout.reply(self.me, number);
         let status = if answer.is_some() { DONE } else { REFUSED };
-        // The layout lies inside the window, whose size was checked when it was mapped.
+        // The offsets lie inside the window, whose size was checked when it was mapped, so these stores
+        // cannot fail.
         let _ = peer.window.store_word(at, status);
         let _ = peer.window.store_word(at + 8, answer.unwrap_or(0));
         peer.window.fence_words();
@@ -187,11 +189,11 @@ impl PeContext {
             for event in [doorbell, link] {
                 let _ = rustix::io::read(event, &mut [0u8; 8]);
             }
-            // Requests often come in quick succession. Polling as long as a wake-up takes avoids sleeping
-            // between them.
+            // Requests often come in quick succession. Keep polling for about as long as a wake-up takes, to
+            // avoid sleeping between them.
             let awake = Instant::now();
             while {
-                // The doorbell is cleared before the scan, so that a request during the scan rings again.
+                // Clear the doorbell before the scan, so that a request during the scan rings again.
                 self.ntb.doorbell_clear(REQUEST);
                 self.serve(true);
                 std::hint::spin_loop();
@@ -200,7 +202,7 @@ impl PeContext {
         }
     }
 
-    /// Returns a word of own inbound memory.
+    /// Returns a word of this PE's inbound memory.
     #[inline(always)]
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.layout.bytes());
@@ -209,13 +211,14 @@ impl PeContext {
         unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
     }
 
-    /// Wakes `pe` if it sleeps and waits for what was stored. Call it after each store to `pe`.
+    /// Wakes `pe` if it sleeps until a store such as `what` arrives. Call it after each store to `pe`.
     #[inline(always)]
     pub(super) fn stored(&self, pe: u32, peer: &super::windows::Peer, what: Stored) {
         if pe == self.me {
             return self.changed_own_memory();
         }
-        // A barrier by the waiter's membarrier(2) needs the store before the look in program order.
+        // The waiter may execute the barrier for both sides by membarrier(2). Keep the store before the look
+        // in program order, because that is what the waiter's barrier relies on.
         compiler_fence(Ordering::SeqCst);
         if peer.needs_barrier {
             fence(Ordering::SeqCst);

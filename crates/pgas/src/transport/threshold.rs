@@ -7,9 +7,9 @@ use inlane_core::region::Region;
 use inlane_ntb::window::Window;
 use std::time::Instant;
 
-/// Runs of each size, of which the fastest counts.
+/// Runs of each size. The fastest run is compared.
 const TRIES: usize = 5;
-/// The smallest size tried. A mover's fixed cost makes it slower below.
+/// The smallest size tried. Below it, a mover's fixed cost makes stores faster.
 const SMALLEST: usize = 4096;
 
 fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
@@ -22,9 +22,9 @@ fn fastest(mut body: impl FnMut() -> Result<()>) -> Result<u128> {
     Ok(least)
 }
 
-/// Returns the size in bytes from which `mover` is at least as fast as stores, when it is polled. Both write to
-/// the `room` bytes at offset `at` of `window`. Returns `usize::MAX` if the mover is slower at the largest size
-/// or does not reach the window.
+/// Returns the size in bytes from which `mover` is at least as fast as stores. The mover is polled. Both
+/// write to the `room` bytes at offset `at` of `window`. Returns `usize::MAX` if the mover cannot reach the
+/// window or is slower at the largest size.
 ///
 /// # Errors
 /// Errors of the mover and of the window.

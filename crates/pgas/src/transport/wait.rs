@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The peers whose loss ends a wait with an error.
+/// The peers to watch during a wait. If the link to one of them is lost, the wait ends with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureScope {
     /// One peer.
@@ -19,14 +19,14 @@ pub enum FailureScope {
     AnyPeer,
 }
 
-/// How to wait.
+/// The settings of one wait.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitOptions {
-    /// Poll, sleep, or both.
+    /// How the wait detects its end: poll, sleep until woken, or both.
     pub mode: CompletionMode,
     /// Bytes of the awaited operation, from which an adaptive wait expects its duration; 0 if unknown.
     pub bytes: u64,
-    /// The stores that can end the wait. Peers wake a sleeping thread for these only.
+    /// Which stores can end the wait. Only such stores make a peer wake a sleeping thread.
     pub interest: Interest,
     /// When to give up. `None` waits until a peer in the failure scope is lost.
     pub timeout: Option<Duration>,
@@ -38,10 +38,10 @@ pub struct WaitOptions {
 #[derive(Default)]
 pub(super) struct Waits {
     waiter: Mutex<Waiter>,
-    /// True while a thread sleeps until words of own memory change.
+    /// True while a thread sleeps until words of this PE's own memory change.
     on_memory: AtomicBool,
     expectation: Mutex<Expectation>,
-    /// Held by the one thread that sleeps on the doorbell. Others sleep on `woken`.
+    /// Held by the thread that sleeps on the doorbell. Only one thread does; the others sleep on `woken`.
     doorbell_sleeper: Mutex<()>,
     others: Mutex<()>,
     woken: Condvar,
@@ -51,18 +51,18 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The longest first sleep of an adaptive wait, whatever the expected duration.
+/// The longest first sleep of an adaptive wait. A longer expected duration does not extend it.
 const LONGEST: Duration = Duration::from_millis(20);
 /// How long an adaptive wait polls beyond the expected duration before it sleeps: about twice the cost of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
-/// One wait; core's [`Wait::run`] is its loop.
+/// One wait. [`Wait::run`] of the core crate is the loop that calls these methods.
 struct OneWait<'a, F> {
     context: &'a PeContext,
     options: WaitOptions,
     scope: FailureScope,
     done: F,
-    /// How long the next sleep lasts without a doorbell.
+    /// How long the next sleep lasts if no doorbell ends it. Doorbells can be lost.
     backstop: Duration,
 }
 
@@ -74,7 +74,7 @@ impl<F: FnMut() -> bool> OneWait<'_, F> {
 
 impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     type Error = Error;
-    // Most waits end at the first polls, before the clock is read.
+    // Most waits end during the first polls, so the clock is read only after these.
     const FIRST_POLLS: u32 = 64;
     const POLLS: u32 = 64;
 
@@ -84,7 +84,7 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
     }
 
     fn plan(&mut self) -> WaitPlan {
-        // PEs that share processors block at once, because the other PE may need this one.
+        // If PEs share processors, block at once, because the other PE may need this processor.
         let poll_for = if self.context.yields { Duration::ZERO } else { POLL_FOR };
         match self.options.mode {
             CompletionMode::Poll => WaitPlan::POLL,

@@ -34,21 +34,21 @@ pub struct Settings {
     pub completion: CompletionMode,
     /// How long a handshake may take.
     pub connect_timeout: Duration,
-    /// How long a request may be unanswered while the link is up. Waits for another PE's progress have no
-    /// limit.
+    /// How long a request may be unanswered while the link is up. This limit does not apply to waits for
+    /// another PE's progress, which have none.
     pub request_timeout: Duration,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
-    /// Size in bytes from which gets ask the owner to push. `None`: never on coherent windows, from 256 on
-    /// posted ones.
+    /// Gets of at least this many bytes ask the owner to push. `None`: gets of at least 256 bytes on posted
+    /// windows, and no gets on coherent windows.
     pub push_from: Option<usize>,
-    /// The mover for bulk data, and the size in bytes from which it copies. If the size is `None`, it is measured while
-    /// connecting: the size from which the mover beats stores.
+    /// The mover that copies large puts, and the smallest size in bytes that it copies. If the size is
+    /// `None`, it is measured while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
     /// The protocol step at which the process is killed, for tests.
     pub faults: Faults,
-    /// The first and the longest sleep without a doorbell, after which a waiter looks again. Doorbells can be
-    /// lost.
+    /// How long a waiter sleeps without a doorbell before it looks again: at first and at most. Doorbells can
+    /// be lost.
     pub backstop: (Duration, Duration),
 }
 
@@ -70,21 +70,22 @@ impl Default for Settings {
 pub(super) struct Peer {
     pub window: Window,
     pub tag: AtomicU32,
-    /// The peer's epoch in this connection.
+    /// The peer's epoch in this connection. It identifies one attempt of the peer to connect.
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// True if the notifier must execute a barrier between its store and its look.
+    /// True if this side, as the notifier, must execute a barrier between its store and its look at the
+    /// announcement.
     pub needs_barrier: bool,
-    /// The announcement that was answered last, for a look without the lock.
+    /// The peer's last announcement that was answered by a doorbell. It is read without the notifier's lock.
     pub answered: AtomicU64,
     issued: AtomicU64,
     delivered: AtomicU64,
     pub unanswered: AtomicU64,
     pub refused: AtomicBool,
     pub requests: Requests,
-    /// True if the mover has copies for this peer that nobody has waited for, so that the peer was not woken
-    /// for them.
+    /// True if the mover has copies in flight to this peer that nobody waits for. The peer must be woken once
+    /// they are complete.
     unwoken: AtomicBool,
     notified: AtomicU32,
     taken: AtomicU32,
@@ -107,23 +108,23 @@ pub(super) struct PeContext {
     completion: CompletionMode,
     request_timeout: Duration,
     push_from: usize,
-    /// True if all windows are coherent and without injected faults: a store is delivered once it has left the
-    /// store buffer.
+    /// True if all windows are coherent and no faults are injected. A store is then delivered once it has
+    /// left the store buffer.
     pub coherent: bool,
     /// Vectors of the doorbell bits for requests and for sleeping waiters.
     pub request_vector: u32,
     pub wake_vector: u32,
     mover: Option<Mutex<Box<dyn Mover>>>,
     mover_from: usize,
-    /// The last ticket that was submitted without waiting, or 0.
+    /// The last copy that was submitted to the mover and that nobody has waited for, or 0.
     pending: AtomicU64,
     landing: Mutex<()>,
     _inbound: Region,
 }
 
-// SAFETY: `base` is the inbound memory, which `_inbound` keeps and other processes share. Its words are
-// accessed as atomics. Bulk data is accessed by raw copies, which the program orders, as for any one-sided
-// access.
+// SAFETY: `base` is the inbound memory, which `_inbound` keeps mapped and other processes share. Its words
+// are accessed as atomics. Bulk data is copied through raw pointers, and the program must order such copies,
+// as for any one-sided access.
 unsafe impl Send for PeContext {}
 // SAFETY: as for Send.
 unsafe impl Sync for PeContext {}
@@ -139,8 +140,8 @@ pub struct Thresholds {
     pub wakes_by_membarrier: bool,
 }
 
-/// Checks that the bridge can carry the protocol. Returns the vectors of the doorbell bits for requests and for
-/// sleepers.
+/// Checks that the bridge can carry the protocol. Returns the vectors of the doorbell bits [`REQUEST`] and
+/// [`WAKE`].
 fn vectors(ntb: &dyn Ntb) -> Result<(u32, u32)> {
     let capabilities = ntb.capabilities();
     let refuse = |why: String| Err(Error::invalid(format!("bridge {}", capabilities.name), why));
@@ -191,15 +192,15 @@ impl Windows {
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
-        // A load through a coherent window is as fast as the owner's. Through a posted one, 8 bytes cost a
-        // round trip.
+        // A load through a coherent window is as fast as the owner's own load, so gets always load. Through a
+        // posted window, each 8 bytes cost a round trip.
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
                     // A mover does not copy 0 bytes.
                     (Some(from), _) => from.max(1),
-                    // No landing area is in use before all PEs have connected.
+                    // Measure in the landing area, which is unused until all PEs have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
                     (None, None) => usize::MAX,
                 };
@@ -259,8 +260,8 @@ impl Windows {
         &self.context.layout
     }
 
-    /// Gets by asking the owner to push, whatever the size. Waits in `completion` mode, or in that of the
-    /// settings if `None`.
+    /// Gets bytes by asking the owner to push them, whatever the size. Waits in `completion` mode. If
+    /// `completion` is `None`, uses the mode of the settings.
     ///
     /// # Errors
     /// As for [`Transport::get`](super::Transport::get).
@@ -296,7 +297,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Blocks until `done` returns true, with options of the caller's choice.
+    /// Blocks until `done` returns true. The caller chooses the options of the wait.
     ///
     /// # Errors
     /// [`Error::LinkLost`] if a peer of `scope` is lost, [`Error::Timeout`] at the options' timeout.
@@ -339,7 +340,8 @@ impl PeContext {
         }
     }
 
-    /// Fails if the link to a peer of `scope` is down or has been down since the connection was made.
+    /// Returns an error if the link to a peer of `scope` is down, or has been down since the connection was
+    /// made.
     pub(super) fn check(&self, scope: FailureScope) -> Result<()> {
         let peers = match scope {
             FailureScope::Peer(pe) => pe..pe + 1,
@@ -348,7 +350,8 @@ impl PeContext {
         for pe in peers.filter(|pe| *pe != self.me) {
             let peer = &self.peers[pe as usize];
             let link = self.ntb.link(pe);
-            // A failure of the link that only the peer noticed shows in the epoch with which it reconnects.
+            // If only the peer noticed that the link failed, the peer reconnects with another epoch. So
+            // compare the epochs too.
             let another = handshake::epoch_in_row(&*self.ntb, pe) != peer.theirs.load(Ordering::Acquire);
             if another || !link.up || link.generation != peer.generation.load(Ordering::Acquire) {
                 return Err(Error::LinkLost { peer: pe, lost: peer.lost() });
@@ -373,25 +376,26 @@ impl PeContext {
         if let Some(answered) = notifier.must_ring(announcement, what) {
             peer.answered.store(answered, Ordering::Relaxed);
             peer.window.fence();
-            // The peer exists, so this cannot fail. A lost doorbell delays the sleeper until its backstop.
+            // The peer exists, so this cannot fail. If the doorbell is lost, the sleeper wakes at the end of
+            // its backstop.
             let _ = self.ntb.peer_doorbell_set(pe, WAKE);
         }
     }
 
     #[inline(always)]
     fn symmetric_offset(&self, offset: usize) -> usize {
-        // An overflow leads outside the window, which refuses it.
+        // If the sum overflows, the offset lies outside the window, which then refuses the access.
         offset.saturating_add(self.layout.symmetric())
     }
 
     #[inline(always)]
     fn count(&self, peer: &Peer, length: usize) {
-        // Not a read-modify-write, because this is the path of every put. Racing threads lose counts, so the
-        // reported bytes are never too many.
+        // This is the path of every put, so avoid an atomic addition. Racing threads may lose counts. The
+        // reported bytes are therefore never too many.
         peer.issued.store(peer.issued.load(Ordering::Relaxed) + length as u64, Ordering::Relaxed);
     }
 
-    /// Submits a copy to the mover. `later` is set if the caller neither waits for it nor wakes the peer.
+    /// Submits a copy to the mover. Set `later` if the caller neither waits for the copy nor wakes the peer.
     fn submit(
         &self,
         mover: &Mutex<Box<dyn Mover>>,
@@ -412,13 +416,13 @@ impl PeContext {
         Ok(ticket)
     }
 
-    /// Waits for the copies that were submitted without waiting, and wakes their peers.
+    /// Waits for the copies in flight, then wakes the PEs they were written to.
     fn finish(&self) -> Result<()> {
         let Some(mover) = &self.mover else { return Ok(()) };
         if self.pending.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        // Submitted copies and `unwoken` change under this lock only.
+        // Hold the lock, because only its holder submits copies and changes `unwoken`.
         let mut mover = mover.lock().unwrap_or_else(PoisonError::into_inner);
         let pending = self.pending.load(Ordering::Relaxed);
         if pending > 0 {
@@ -436,14 +440,14 @@ impl PeContext {
 
 #[cold]
 fn no_such_pe(pe: u32, pes: u32) -> Error {
-    // A C program's negative number arrives as a large one.
+    // A C program's negative number arrives as a large one, so print it as a signed number.
     Error::invalid(format!("PE {}", pe as i32), format!("the job has PEs 0 to {}", pes - 1))
 }
 
 impl Drop for Windows {
     fn drop(&mut self) {
         self.context.stop.store(true, Ordering::Release);
-        // Rings at this PE, so that the service thread sees `stop`.
+        // Ring at this PE, so that the service thread wakes and sees `stop`.
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);
         self.context.ntb.doorbell_clear(REQUEST);
         let _ = self.context.ntb.peer_doorbell_set(self.context.me, REQUEST);

@@ -13,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 impl Windows {
-    /// Connects to `pe` again after its link was lost, and returns what is known of the lost bytes. Both sides
-    /// must call it. Requests and notifications of the old connection are void. Symmetric memory keeps its
-    /// contents.
+    /// Connects to `pe` again after the link to it was lost. Returns what is known of the lost bytes. Both
+    /// sides must call it. Requests and notifications of the old connection are discarded. Symmetric memory
+    /// keeps its contents.
     ///
     /// # Errors
     /// Errors of the handshake. The connection then stays lost.
@@ -23,13 +23,14 @@ impl Windows {
         let context = &*self.context;
         let peer = context.peer(pe)?;
         let lost = peer.lost();
-        // The locks keep other threads from posting and serving meanwhile.
+        // Hold both locks, so that no other thread posts or serves requests meanwhile.
         let mut next = peer.requests.next.lock().unwrap_or_else(PoisonError::into_inner);
         let mut expected = context.next_requests.lock().unwrap_or_else(PoisonError::into_inner);
         let inbound = context.ntb.inbound().slice(0, context.layout.bytes())?;
         let offer = Offer { inbound: &inbound, epoch: handshake::fresh_epoch(), timeout };
         let connection = handshake::connect(&*context.ntb, pe, &offer, &context.faults)?;
-        // The link may have come up during the handshake. From here on, every change counts.
+        // The link may have come up during the handshake, so read its generation after it. Any later change
+        // means that the link was lost.
         let generation = context.ntb.link(pe).generation;
         *next = 1;
         expected[pe as usize] = 1;
@@ -66,7 +67,8 @@ pub(super) fn connect_peer(
         let window = ntb.peer_window(pe, 0)?;
         let peer_registered = check_window(pe, &window, layout)?;
         let needs_barrier = !(registered && peer_registered && window.ordering() == Promise::Coherent);
-        // The link may have come up during the handshake. From here on, every change counts.
+        // The link may have come up during the handshake, so read its generation after it. Any later change
+        // means that the link was lost.
         (window, connection.tag(), connection.theirs, ntb.link(pe).generation, needs_barrier)
     };
     Ok(Peer {
@@ -88,8 +90,8 @@ pub(super) fn connect_peer(
     })
 }
 
-/// Checks that the peer's layout equals ours, so that offsets mean the same. Returns true if the peer is
-/// registered for barriers.
+/// Checks that the peer's layout equals this side's, so that offsets mean the same on both. Returns true if
+/// the peer's process is registered for barriers by membarrier(2).
 fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<bool> {
     let mut header = [0u64; HEADER_WORDS];
     // SAFETY: a local of that many bytes.

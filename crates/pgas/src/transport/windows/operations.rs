@@ -100,7 +100,8 @@ impl Transport for Windows {
         if self.context.coherent {
             store_fence();
         } else {
-            // A fence orders stores only. A mover that copies later must find the earlier stores delivered.
+            // A fence orders stores, but not the copies of a mover. If there is a mover, wait until the
+            // stores are delivered, so that later copies arrive after them.
             let mixed = self.context.mover.is_some();
             let order = |peer: &Peer| if mixed { peer.window.flush() } else { peer.window.fence() };
             self.context.peers.iter().for_each(order);
@@ -110,7 +111,8 @@ impl Transport for Windows {
 
     fn fence(&self) -> Result<()> {
         let context = &*self.context;
-        // The owner carries out atomics at any time, so only their answers order later puts behind them.
+        // The owner may carry out an atomic at any time. So wait for the answers of earlier atomics before
+        // ordering later puts.
         context.peers.iter().zip(0..).try_for_each(|(peer, pe)| context.collect(pe, peer))?;
         self.order()
     }
