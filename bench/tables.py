@@ -25,7 +25,7 @@ def packets(document):
     swept = [name for name in rows[0]["parameters"] if len({str(row["parameters"].get(name)) for row in rows}) > 1]
     if not swept:
         swept = ["burst"]
-    # A flag whose values are numbers makes the columns; of several, the one with the most values.
+    # A flag with numeric values makes the columns. If there are several, the flag with the most values does.
     values = {name: {str(row["parameters"].get(name)) for row in rows} for name in swept}
     numeric = [name for name in swept if all(value[:1].isdigit() for value in values[name])]
     column = max(numeric or swept, key=lambda name: len(values[name]))
@@ -60,7 +60,7 @@ def transfers(document):
         size = row["size_bytes"]
         size = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
         path = row["path"] if isinstance(row["path"], str) else row["path"]["name"]
-        # Documents before schema version 3 have the count in the row.
+        # Documents before schema version 3 have the count in the row instead of in `verification`.
         verified = (row.get("verification") or {}).get("verified_bytes", row.get("verified_bytes", 0))
         transferred = (row.get("verification") or {}).get("transferred_bytes")
         bytes_ = f"{number(verified / 1e6)} of {number(transferred / 1e6)}" if transferred else number(verified / 1e6)

@@ -61,7 +61,7 @@ machine() { # machine NAME PROGRAM [ARG...]
 }
 machine first "${first[@]}" &
 children+=($!)
-# If the first machine cannot start, it prints why, and no peer joins.
+# If the first machine cannot start, it prints why and never joins. The loop then ends with its exit status.
 for _ in $(seq 200); do
     grep -q 'peer 0 joined' "$home/server" && break
     kill -0 "${children[1]}" 2>/dev/null || { wait "${children[1]}"; exit; }

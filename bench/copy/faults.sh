@@ -1,11 +1,11 @@
 #!/bin/bash
-# Provokes faults between GPUs: kernels that trap, a GPU that does not answer, movers dropped during transfers, both
-# directions many times, signals and kill -9 during a copy, missing devices, and too little memory. A normal run must succeed
-# after each fault.
+# Provokes faults between GPUs and checks how runs end: kernels that trap, a GPU that does not answer, movers
+# dropped during transfers, both directions many times, signals and kill -9 during a copy, missing devices,
+# and too little memory. After each fault, a normal run must succeed.
 #
 #   bench/copy/faults.sh INLANE [TESTS]     TESTS: the compiled crates/copy/tests/gpu.rs; cargo builds it if not given
 #
-# On a machine with one GPU, it is both endpoints.
+# On a machine with one GPU, that GPU is both the source and the destination.
 set -u
 inlane=$1 tests=${2:-} failed=0
 to=gpu:1

@@ -1,11 +1,12 @@
 #!/bin/bash
-# Runs those parts of the published experiment that need no accelerator: reads and writes of a PCI BAR by access width, copies
-# from BAR to BAR by the CPU, and transfers between models of the published accelerator.
+# Runs the parts of the published experiment that need no accelerator: the CPU reads and writes a PCI BAR with
+# each access width and copies from BAR to BAR; twins of the published accelerator transfer data.
 #
 #   bench/copy/published.sh INLANE OUT       INLANE: the program; OUT: a folder for the results
 #
-# The BARs belong to two ivshmem devices under vfio-pci in a virtual machine (lab/README.md lists what it needs). Its processor
-# is emulated, so the accesses are real and their times are those of the emulator. Takes two minutes.
+# The BARs belong to two ivshmem devices under vfio-pci in a virtual machine (lab/README.md lists what it
+# needs). The machine's processor is emulated, so the accesses are real, but their times are the emulator's.
+# Takes two minutes.
 set -eu
 inlane=$(realpath "$1") root=$(realpath "$(dirname "$0")/../..")
 mkdir -p "$2"
@@ -36,6 +37,7 @@ with open("bar.jsonl", "w") as lines:
                   f"{row['latency_ns']['median'] / 1e3:.1f} us, {row['verification']['verified_bytes']} bytes verified")
 PYTHON
 rm bar.txt
-# Many long repeats, because the best repeat counts for a model and this machine may be busy.
+# Makes many long repeats, because the best repeat is the result of a model, and other jobs may disturb some
+# repeats.
 "$inlane" copy --published --repeats 10 --duration 300ms --json twins.json >twins.txt
 cat twins.txt

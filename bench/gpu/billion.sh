@@ -8,7 +8,8 @@ trials=$(mktemp -d)
 trap 'rm -rf "$trials"' EXIT
 flags="--on gpu:0 --rx gen:64,flows=96 --tx check --function macswap --burst 128"
 for method in "$@"; do
-    # The number of pipelines depends on whether a pipeline has one thread or two.
+    # Methods single and persistent have one thread per pipeline, the others two. So the trials differ in the
+    # number of pipelines.
     case $method in single | persistent) counts="8 15" ;; *) counts="4 7" ;; esac
     for pipelines in $counts; do
         echo "$pipelines | $flags --method $method --pipelines $pipelines --duration 700ms"

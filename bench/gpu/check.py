@@ -21,9 +21,9 @@ CPU = ON == "cpu"
 METHODS = ["single", "split"] if CPU else ["single", "split", "persistent", "stream", "graph"]
 IN_PLACE = [] if CPU else ["--memory", "pinned"]
 MEMORIES = [[]] if CPU else [IN_PLACE, ["--memory", "gpu"], ["--header-split", "128"]]
-# Ends a run whose GPU is stuck. The CPU has no watchdog.
+# The watchdog ends a run whose GPU is stuck. Runs on the CPU have none.
 WATCHDOG = [] if CPU else ["--watchdog", "10s"]
-# Threads are not pinned, because cases run side by side and speed is not checked.
+# Threads are not pinned: cases run side by side, and pinned threads of several cases would share cores.
 UNBOUND = ["--cores", "none"]
 WORKERS = 2
 full = bool(os.environ.get("FULL"))
@@ -81,7 +81,8 @@ def functions():
 
     rules = "drop-rule:udp:0-40000,src:10.0.0.0/8,tcp"
     for row, function in enumerate(("macswap", "io", "l3-decrement", "flow-count", rules, "checksum")):
-        # Function checksum reads whole packets, so a front of 128 bytes is not enough.
+        # Function checksum reads whole packets, so the memory that copies only the first 128 bytes is left
+        # out.
         memories = MEMORIES[:2] if function == "checksum" else MEMORIES
         for column, method in enumerate(METHODS):
             for turn, memory in enumerate(memories):
@@ -100,7 +101,7 @@ def own():
     for file in ("truncate.cu:truncate:100", "vxlan.cu", "sizes.cu"):
         for method in METHODS:
             yield f"{file}, {method}", case, (file, method, IN_PLACE)
-    # Needs more shared memory than a block has by default.
+    # A burst of 1024 needs more shared memory than a block has by default, so this tests the larger setting.
     for method in METHODS:
         yield f"sizes.cu, {method}, largest burst", case, ("sizes.cu", method, [] if CPU else ["--memory", "gpu"], "1024")
 
@@ -108,7 +109,8 @@ def own():
 def oran():
     """A radio in real time, with reordering and losses. The counts must equal those of the CPU."""
     radio = "gen:oran,slots=1000,shuffle=256,loss=1%,seed=5,realtime"
-    # With enough windows for any order, all counts except the reasons depend on the radio only.
+    # With 16 windows, packets may arrive in any order. Then only the reasons depend on the time, and all
+    # other counts must equal the CPU's.
     roomy = "oran-reorder:windows=16,limit=5ms"
     exact = ("uplane_packets", "malformed_packets", "late_packets", "received_prbs", "duplicate_prbs", "missing_prbs")
     slots = ("complete_slots", "timed_out_slots", "overtaken_slots")
@@ -136,7 +138,8 @@ def oran():
         return f"1000 slots, {found['missing_prbs']} PRBs missing as on the CPU, {found['timed_out_slots']} at their time limit"
 
     def late(method):
-        # Reordered further than the time limit allows, so packets are late. Every PRB is received or missing.
+        # Packets are reordered further than the time limit allows, so some are late. Every PRB must be
+        # received or missing, and none twice.
         found = counts(run("oran-reorder:windows=16,limit=50us", method, IN_PLACE,
                            radio="gen:oran,slots=400,shuffle=2048,seed=5,realtime"))
         wants(found["late_packets"] > 0 and found["timed_out_slots"] > 0 and found["duplicate_prbs"] == 0, str(found))
@@ -153,14 +156,14 @@ def oran():
 def ports():
     """Packets in mbufs: DPDK's ports, and packets from another process."""
     def silent(rx, tx, method, memory):
-        # These ports never touch payload, so any memory works.
+        # These ports never read or write payload, so packets may lie in any memory.
         result = forward("--rx", rx, "--tx", tx, "--function", "macswap", "--method", method, "--burst", "32", *memory,
                          "--duration", "300ms", *WATCHDOG)
         wants(result["tx"]["packets"] > 1000, f"{result['tx']['packets']} packets in 300 ms")
         return f"{result['tx']['packets']} packets"
 
     def memif(size, method, memory):
-        # A frame of 4000 bytes needs two of the receiver's mbufs, which hold 2048 bytes each.
+        # A frame of 4000 bytes needs two of the receiver's mbufs, because an mbuf holds 2048 bytes.
         with tempfile.TemporaryDirectory() as folder:
             packets = 300000 if size < 2000 else 100000
             port = f"memif:{folder}/socket,wait=30" + (f",mtu={size - 18}" if size > 2000 else "")
@@ -224,7 +227,7 @@ def overload():
         result = forward("--rx", "null:64", "--tx", "null", "--function", "macswap", "--method", method, "--burst", "32", *IN_PLACE,
                          "--work", "5us", "--overload", policy, "--duration", "300ms")
         dropped = result["dropped_overload"]
-        # Method single has no ring that could be full.
+        # Method single has no ring that could become full, so it must drop nothing.
         wants((dropped > 0) == (policy == "drop" and method != "single"), f"{dropped} dropped")
         return f"{result['tx']['packets']} sent, {dropped} dropped and counted"
 
@@ -264,7 +267,7 @@ if __name__ == "__main__":
     for name in sys.argv[2:] or sections:
         if name not in sections:
             sys.exit(f"unknown section {name}; choose from {', '.join(sections)}")
-        # Sections that depend on time run alone.
+        # Sections whose results depend on time run one case at a time.
         with concurrent.futures.ThreadPoolExecutor(1 if name in ("oran", "auto") else WORKERS) as pool:
             for each in [pool.submit(attempt, *case) for case in sections[name]()]:
                 each.result()

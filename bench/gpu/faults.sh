@@ -19,7 +19,8 @@ of_method() {
         "$inlane" forward $ports --function "$here/faults/never.cu:never" --method "$method" --duration 5s --watchdog 1s
     works "$method"
     for signal in INT TERM; do
-        # A signal loses and leaks no packet: all received packets are sent. Runs that share a GPU need seconds to begin.
+        # After a signal, all received packets must be sent. Runs that share a GPU take seconds to start, so
+        # the signal comes after 15 s.
         expect "SIG$signal, $method" 0 "Mpps" timeout -s $signal --preserve-status 15 \
             "$inlane" forward $ports --method "$method" --watchdog 10s --duration 30s
         timeout -s $signal --preserve-status 15 "$inlane" forward $ports --method "$method" --watchdog 10s --duration 30s --json - \
@@ -54,7 +55,7 @@ once() {
     expect "no GPU" 3 "CUDA_ERROR_NO_DEVICE" env CUDA_VISIBLE_DEVICES= "$inlane" forward $ports --method persistent --duration 1s
     expect "no NVRTC" 3 "pip install nvidia-cuda-nvrtc" \
         env INLANE_NVRTC=/absent/libnvrtc.so "$inlane" forward $ports --method persistent --duration 1s
-    # crates/cli/tests/gpu.rs tests a missing driver and a driver that is too old, on any machine.
+    # A missing driver and one that is too old are tested by crates/cli/tests/gpu.rs, which needs no GPU.
 }
 works persistent
 once >"$said/once" 2>&1 &

@@ -75,7 +75,8 @@ class Bench:
             ["--rx", into[1], "--tx", outof[0], "--function", "macswap", "--duration", f"{self.seconds + 2 * slack}s", *executor],
             ["--rx", f"gen:{self.size},{FLOWS}", "--tx", into[0], "--function", "macswap", "--duration", f"{self.seconds}s"],
         ]
-        # Processes do not know of each other and would all bind to the last cores.
+        # Each process would pin its threads to the last cores, without regard to the other processes. So each
+        # gets its own cores here.
         allowed = sorted(os.sched_getaffinity(0))
         cores = [",".join(map(str, chosen)) for chosen in (allowed[-1:], allowed[-3:-1], allowed[-4:-3])]
         processes = {}
@@ -97,7 +98,8 @@ class Bench:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-        # The checker's process lives longer than the traffic: the generator's time is the traffic's.
+        # The checker's process also runs before and after the traffic. So the rate is computed from the
+        # generator's duration.
         seconds = generator["results"][0]["duration_ns"] / 1e9
         checker["arrived_per_second"] = checker["results"][0]["rx"]["packets"] / seconds
         checker["offered"], checker["forwarder"] = generator["results"][0]["tx"], forwarder["results"][0]
@@ -107,7 +109,8 @@ class Bench:
         a, b = self.folder / "in.sock", self.folder / "out.sock"
         for socket in (a, b):
             socket.unlink(missing_ok=True)
-        # The forwarder is the server of both sockets.
+        # The forwarder is the server of both sockets, so the generator and the checker connect to it as
+        # clients.
         return self.chain(
             (f"memif:{a},role=client,wait=20", f"memif:{a},role=server"),
             (f"memif:{b},role=server", f"memif:{b},role=client,wait=20"),

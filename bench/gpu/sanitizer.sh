@@ -13,7 +13,8 @@ one() { # tool, method, memory, function
     *.cu*) ports="--rx gen:256 --tx null --packets 20000" ;;
     drop*) ports="--rx gen:256,flows=48 --tx check --tx null --packets 20000" ;;
     esac
-    # Checks only the executor's kernels, because the bare kernels of the ceiling would take too long.
+    # Checks only the kernels of the executor. Checking the kernels that measure the ceiling would take too
+    # long.
     output=$(timeout -k 1 120 compute-sanitizer --tool "$tool" --kernel-name kernel_substring=inlane_ --error-exitcode 9 "$inlane" \
         forward $ports --function "$function" --on gpu:0 --method "$method" $memory --burst 32 --watchdog 60s --duration 60s \
         --no-baseline --cores none 2>&1)
@@ -35,7 +36,7 @@ list() {
         else
             echo "memcheck $method --memory=pinned ${others[turn++]}"
         fi
-        # Functions with shared memory and barriers.
+        # Checks functions that use shared memory and barriers, where races can occur.
         for tool in racecheck synccheck; do
             case $method in single | persistent) echo "$tool $method --memory=gpu oran-reorder:limit=1s" ;; esac
             case $method in persistent | graph) echo "$tool $method --memory=gpu $here/../../examples/functions/sizes.cu" ;; esac

@@ -3,7 +3,8 @@
 gpu="--on gpu:0 --rx null:1024 --tx null --duration 700ms --function macswap --burst 64"
 for method in single split persistent stream graph; do
     for pipelines in 1 2 4 8; do
-        # A pipeline of single or persistent has one thread, of the other methods two. With 16 cores each thread has its own core.
+        # A pipeline has one thread with the methods single and persistent, and two with the others. With 16
+        # cores, each thread has its own core.
         echo "$method, $pipelines pipelines | $gpu --method $method --pipelines $pipelines"
     done
 done

@@ -29,7 +29,7 @@ for label, documents in runs.items():
     results = [document["results"][0] for document in documents]
     rates = [result["tx"]["packets_per_second"] / 1e6 for result in results]
     bits = statistics.median(result["tx"]["bits_per_second"] / 1e9 for result in results)
-    # Runs recorded before schema version 2 have the bytes alone.
+    # Documents before schema version 2 have `pcie_bytes` instead of `pcie`.
     crossed = [result.get("pcie_bytes") or (result.get("pcie") or {}).get("modelled_bytes") for result in results]
     pcie = [bytes / result["duration_ns"] for bytes, result in zip(crossed, results) if bytes]
     on_gpu = results[0]["parameters"]["on"] != "cpu"

@@ -30,7 +30,7 @@ fi
 failed=0
 for source in "$tests"/osu_oshm_*.c; do
     name=$(basename "$source" .c)
-    # -w: the sources are not ours to correct.
+    # -w hides warnings, because these sources must stay unmodified.
     if ! "${CC:-cc}" -std=gnu99 -O2 -w -D_OSHM_ -DFIELD_WIDTH=18 -DFLOAT_PRECISION=2 -o "$out/$name" "$source" "${shared[@]}" \
         -I "$here/crates/shmem/include" -L "$library" -linlane_shmem "-Wl,-rpath,$library" -lm; then
         echo "$name: does not compile" >&2

@@ -9,8 +9,9 @@
 # UCX_LIB     folder of UCX's libraries, if they are not installed
 # GPU         number of a GPU whose copy engines are measured as the mover too
 #
-# Writes puts.json (put, plain copy, peer), ntb.json and ntb.svg (all cases, sizes in steps of four), twin.json (put by mover),
-# with GPU also gpu.json and gpu.svg, log.txt and host.txt. The figures are a model's: host memory lies behind the windows.
+# Writes puts.json (put, plain copy, peer), ntb.json and ntb.svg (all cases, sizes in steps of four),
+# twin.json (put by mover), log.txt and host.txt. With GPU, also writes gpu.json and gpu.svg. The windows are
+# host memory, so the results are those of a model.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
@@ -40,7 +41,7 @@ else
 fi
 # Two PEs and their service threads need four processors. Warn if there are fewer.
 [[ $(nproc) -ge 4 ]] || echo "bench/ntb: $(nproc) processors; service threads share the processors of the PEs that measure" >&2
-# Many short repeats, so that other load on the machine affects both sides of a comparison.
+# Makes many short repeats. Other load on the machine then disturbs both sides of a comparison equally.
 {
     "$inlane" ntb bench --sizes 8..64M,x2 --only puts --repeats 21 --duration 4ms "${ucx_arguments[@]}" --json "$out/puts.json"
     "$inlane" ntb bench --only mover --repeats 31 --duration 5ms --json "$out/twin.json"

@@ -1,4 +1,5 @@
-# Runs in a guest: starts a Linux NVMe/TCP target with a 64 MiB drive at port 4420 of all addresses, then a command.
+# Runs in a guest. Starts a Linux NVMe/TCP target with a 64 MiB drive at port 4420 of all addresses, then runs
+# a command.
 #
 #   lab/vm/run.py --module nvmet_tcp --module nvme_tcp --module loop --file lab/guest/nvmet.sh -- sh /bin/nvmet.sh COMMAND...
 #

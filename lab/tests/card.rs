@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Frames in flight in one direction.
+/// The most frames in flight in one direction.
 const WINDOW: u32 = 16;
 
-/// The number of received frames after which both cards are set up. QEMU drops the frames that it holds for a card that is
-/// reset.
+/// The number of received frames after which both cards are surely set up. Before that, frames may be lost:
+/// QEMU drops the frames of a card that is being reset.
 const SET_UP: u64 = 100;
 
 /// The sockets of a card. The card receives the frames that the test sends to `into`. The frames that the card sends arrive
@@ -44,7 +44,7 @@ impl Card {
 struct Direction {
     /// Frames sent into the first card.
     sent: u32,
-    /// The number of the frame that should be received next.
+    /// The number of the next frame that is expected.
     next: u32,
     /// Frames received from the second card.
     received: u64,
@@ -53,8 +53,8 @@ struct Direction {
 }
 
 impl Direction {
-    /// Sends frames until [`WINDOW`] frames are in flight. Until the first frame is received, none counts as in flight,
-    /// because inlane may not run yet.
+    /// Sends frames until [`WINDOW`] frames are in flight. Before the first frame is received, sent frames do
+    /// not count as in flight, because inlane may not run yet.
     fn send(&mut self, sender: &UnixDatagram, from: &Card) {
         while self.sent - self.next < WINDOW && sender.send_to(&frame(self.sent), &from.into).is_ok() {
             self.sent += 1;
@@ -64,7 +64,8 @@ impl Direction {
         }
     }
 
-    /// Receives frames. Each must be as it was sent, with its addresses swapped, and in order.
+    /// Receives frames. Each must equal the sent frame with swapped addresses, and frames must arrive in
+    /// order.
     fn receive(&mut self, to: &Card) {
         let mut buffer = [0; 2048];
         while let Ok(length) = to.out.recv(&mut buffer) {
@@ -84,7 +85,8 @@ impl Direction {
     }
 }
 
-/// Returns frame `number`. Its length and bytes depend on the number.
+/// Returns the content of frame `number`. Length and bytes depend on the number, so frames cannot be
+/// confused.
 fn frame(number: u32) -> Vec<u8> {
     let mut frame = b"\x02\0\0\0\0\x02\x02\0\0\0\0\x01\x88\xb5".to_vec();
     frame.extend(number.to_be_bytes());
@@ -93,7 +95,8 @@ fn frame(number: u32) -> Vec<u8> {
     frame
 }
 
-/// Sends and receives in both directions through each pair of cards until the machine has ended.
+/// Sends and receives frames in both directions through each pair of cards, until the virtual machine has
+/// ended.
 fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
     let sender = UnixDatagram::unbound().unwrap();
     sender.set_nonblocking(true).unwrap();
@@ -118,7 +121,7 @@ fn exchange(machine: &mut Child, pairs: &[[&Card; 2]]) -> Vec<[Direction; 2]> {
 #[test]
 fn packets_go_from_card_to_card() {
     const TEST: &str = "packets_go_from_card_to_card";
-    // The workspace builds `inlane` beside this package's programs.
+    // cargo builds `inlane` into the same folder as this package's programs.
     let inlane = Path::new(env!("CARGO_BIN_EXE_pci-check")).with_file_name("inlane");
     if !inlane.exists() {
         eprintln!("SKIPPED {TEST}: no {}; build it with: cargo build -p inlane", inlane.display());
@@ -185,7 +188,8 @@ fn packets_go_from_card_to_card() {
         assert!(hops.contains(&format!("DPDK {driver} on 0000:00:0")), "{hops}");
         assert!(directions.iter().all(|direction| direction.received > 200), "{directions:?}");
         assert!(directions.iter().all(|direction| direction.lost.is_empty()), "{directions:?} {result}");
-        // The cards sent every frame that they were given, and forward sent every frame that it received.
+        // The cards delivered and sent every frame, so inlane's counters must equal the number of frames that
+        // the test received.
         let received: u64 = directions.iter().map(|direction| direction.received).sum();
         assert_eq!(result["tx"]["packets"], received, "{directions:?} {result}");
         assert_eq!(result["rx"]["packets"], received, "{directions:?} {result}");

@@ -5,18 +5,21 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Returns `lab/vm/run.py` with options, to which the arguments of `pci-check` are added.
+/// Returns the command `lab/vm/run.py` with options and the program `pci-check`. The caller adds the
+/// arguments of `pci-check`.
 fn machine(options: &[&str]) -> Command {
     let mut command = run_py();
     command.args(options).args(["--timeout", "150", "--", env!("CARGO_BIN_EXE_pci-check")]);
     command
 }
 
-/// Returns what the guest printed; `None`, with a message, if this machine cannot run virtual machines.
+/// Returns the output of the guest's command. If this machine cannot run virtual machines, prints why and
+/// returns `None`.
 fn outcome(test: &str, output: Output) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    // The guest's command may also end with status 3.
+    // The guest's command may also end with status 3, so the message decides whether the machine was not
+    // started.
     if output.status.code() == Some(3) && errors.contains("virtual machines need") {
         eprintln!("SKIPPED {test}: {}", errors.trim().replace('\n', "; "));
         return None;
@@ -34,7 +37,7 @@ fn run_py() -> Command {
 
 #[test]
 fn the_exit_status_and_output_are_those_of_the_guests_command() {
-    // A directory for temporary files, which must be empty afterwards.
+    // A directory for the script's temporary files. The test checks that the script removes all of them.
     let temporary = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| run_py().env("TMPDIR", temporary.path()).args(arguments).output().unwrap();
     let output = run(&["--", "sh", "-c", "echo out 'of it'; echo err >&2; exit 7"]);
@@ -74,7 +77,8 @@ fn bars_are_accessed_only_as_the_rule_permits() {
     let Some(text) = outcome("bars_are_accessed_only_as_the_rule_permits", output) else { return };
     assert!(text.contains("memory: ok"), "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");
-    // The guest wrote non-zero bytes to 0x4000..0xc000 through the BAR, and nothing else.
+    // The guest may write to 0x4000..0xc000 only, and its pattern has no zero bytes. So exactly these bytes
+    // must be non-zero.
     let bytes = fs::read(memory).unwrap();
     assert_eq!(bytes.len(), 1 << 20);
     let written: Vec<usize> = (0..bytes.len()).filter(|&n| bytes[n] != 0).collect();
@@ -91,7 +95,8 @@ fn a_drive_in_use_is_not_accessed() {
 
 #[test]
 fn errors_name_what_prevents_vfio() {
-    // The functions of the chipset share an IOMMU group. The AHCI controller is bound to VFIO while the SMBus keeps its driver.
+    // All functions of the chipset are in one IOMMU group. The AHCI controller is bound to VFIO and the SMBus
+    // keeps its driver, so the group cannot be used.
     let options = [
         "--iommu",
         "--device",
@@ -212,7 +217,8 @@ fn copies_to_and_from_bars() {
         .output()
         .unwrap();
     let Some(text) = outcome(TEST, output) else { return };
-    // No flag, no range, a bound driver, beyond the BAR, overlapping ranges, and too small for both directions.
+    // The expected statuses are those of runs with: no flag, no range, a bound driver, a range beyond the
+    // BAR, overlapping ranges, and a range too small for both directions.
     let statuses: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("status ")).collect();
     assert_eq!(statuses, ["2", "2", "3", "2", "2", "3"], "{text}");
     assert!(text.contains("in use by the kernel driver pci-stub"), "{text}");
@@ -226,7 +232,7 @@ fn copies_to_and_from_bars() {
     ] {
         assert!(text.contains(wanted), "{wanted} is missing in {text}");
     }
-    // The host finds bytes in the two given ranges and nowhere else.
+    // The guest was given the second and the fourth MiB of the BAR, so only these may contain non-zero bytes.
     let bytes = fs::read(memory).unwrap();
     let written = |range: std::ops::Range<usize>| bytes[range].iter().any(|&byte| byte != 0);
     let found = [0..1 << 20, 1 << 20..2 << 20, 2 << 20..3 << 20, 3 << 20..4 << 20].map(written);

@@ -115,7 +115,8 @@ class Kernel:
                 continue
             if name not in self.paths:
                 raise NotReady(f"the kernel {self.image.name} has no module {name}")
-            # modules.dep lists the direct dependency first.
+            # modules.dep lists a module's direct dependencies first. So the reverse order loads each module
+            # after those that it needs.
             order += [n for n in [*reversed(self.needs[name]), name] if n not in order]
         return order
 
@@ -218,7 +219,7 @@ def initramfs(options, kernel, directory):
     archive = directory / "initramfs"
     names = "\0".join(str(path.relative_to(root)) for path in sorted(root.rglob("*")))
     with archive.open("wb") as out:
-        # -L packs the files of this machine that the links point to.
+        # -L packs the files that the links point to, because the guest does not have the linked paths.
         subprocess.run(["cpio", "-0oL", "-H", "newc", "--quiet"], cwd=root, input=names.encode(), stdout=out, check=True)
     return archive
 
@@ -251,7 +252,8 @@ def devices(options, directory):
         yield from ("-drive", f"file={file},if=none,format=raw,id=nvme{n}")
         yield from ("-device", f"nvme,drive=nvme{n},serial=lab{n}")
     for n, path in enumerate(options.link):
-        # The first of the two machines listens. The MAC address contains the process ID.
+        # Of two machines on one link, the first to start listens and the second connects. The MAC address
+        # contains the process ID, so it differs.
         end = f"stream,id=link{n},addr.type=unix,addr.path={path},server={'off' if Path(path).exists() else 'on'}"
         mac = "52:54:00:%02x:%02x:%02x" % (os.getpid() >> 8 & 255, os.getpid() & 255, n)
         yield from ("-netdev", end, "-device", f"virtio-net-pci,netdev=link{n},mac={mac}")
@@ -259,7 +261,7 @@ def devices(options, directory):
         model, _, path = entry.partition(":")
         if not path:
             raise Usage(f"'{entry}' names no socket; write MODEL:SOCKET")
-        # A virtio device uses the IOMMU only on request. Other devices always do.
+        # A virtio device uses the IOMMU only if told so. Other devices always use it.
         behind = ",disable-legacy=on,iommu_platform=on" if model.startswith("virtio") else ""
         yield from ("-netdev", f"dgram,id=card{n},local.type=unix,local.path={path},"
                                f"remote.type=unix,remote.path={path}.out")
@@ -272,7 +274,7 @@ def qemu(options, kernel, archive, directory, sockets):
     line = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", options.name]
     line += ["-machine", "q35,accel=tcg"]
     line += ["-cpu", "max", "-smp", str(options.cpus), "-m", options.memory]
-    # no_timer_check: the kernel's check of the timer fails on a busy host.
+    # no_timer_check disables the kernel's test of the timer, which fails on a busy host.
     arguments = ["console=ttyS0", "panic=-1", "loglevel=4", "random.trust_cpu=on", "no_timer_check"]
     arguments += options.kernel_arg
     if options.iommu:
@@ -282,7 +284,7 @@ def qemu(options, kernel, archive, directory, sockets):
         line += ["-chardev", f"socket,id=serial{n},fd={end.fileno()}", "-serial", f"chardev:serial{n}"]
     line += devices(options, directory)
     line += ["-kernel", str(kernel.image), "-initrd", str(archive), "-append", " ".join(arguments)]
-    # The kernel kills QEMU when this script ends, however it ends.
+    # setpriv makes the kernel kill QEMU when this script ends, even if the script is killed.
     return ["setpriv", "--pdeathsig", "KILL", "--", "qemu-system-x86_64", *line]
 
 
@@ -333,7 +335,7 @@ def run(options):
                 end.close()
             status, console = relay(options, {name: pair[0] for name, pair in pairs.items()}, deadline)
         finally:
-            # On SIGTERM, QEMU removes the sockets that it created.
+            # terminate sends SIGTERM, on which QEMU removes the sockets that it created.
             process.terminate()
             try:
                 process.wait(5)

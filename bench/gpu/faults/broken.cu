@@ -1,4 +1,4 @@
-// Does not compile. The error message must name line 7.
+// A packet function that does not compile. The error message must name line 7.
 #include <inlane.h>
 
 struct broken {

@@ -1,4 +1,5 @@
-// Never returns. The watchdog must report it, the process must end, and the next process must be able to use the GPU.
+// A packet function that never returns. The watchdog must report that, and the process must end. The next
+// process must be able to use the GPU.
 #include <inlane.h>
 
 struct never {

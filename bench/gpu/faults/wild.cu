@@ -1,4 +1,5 @@
-// Writes to an unmapped address. The run must end with the GPU's error, and the next process must be able to use the GPU.
+// A packet function that writes to an unmapped address. The run must end with the GPU's error, and the next
+// process must be able to use the GPU.
 #include <inlane.h>
 
 struct wild {

@@ -1,4 +1,5 @@
-# Tests whether a copy engine does a copy between two registered host memories. Measures the time of the call and of the copy.
+# Tests whether a copy engine copies between two registered buffers in host memory. Measures how long the call
+# takes and how long the copy takes.
 import ctypes, mmap, os, time, json
 cu = ctypes.CDLL("libcuda.so.1")
 def ck(r, w):

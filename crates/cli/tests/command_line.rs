@@ -1,5 +1,5 @@
-//! The command line as users see it. Each file in `cmd/` is a session with its output and exit statuses. To accept an intended
-//! change: `TRYCMD=overwrite cargo test -p inlane --test command_line`.
+//! Runs the command line as users see it. Each file in `cmd/` is a session with its output and exit statuses.
+//! To accept an intended change: `TRYCMD=overwrite cargo test -p inlane --test command_line`.
 
 use std::process::{Command, Stdio};
 
@@ -8,7 +8,7 @@ fn sessions() {
     trycmd::TestCases::new().case("tests/cmd/*.trycmd");
 }
 
-/// A closed pipe ends a command normally. A full disk is an error. Neither panics.
+/// A closed pipe ends a command with status 0. A full disk ends it with an error. Neither causes a panic.
 #[test]
 fn a_closed_pipe_is_no_error_and_a_full_disk_is_one() {
     let run = |arguments: &str, stdout: Stdio, stderr: Stdio| {
@@ -38,7 +38,7 @@ fn a_closed_pipe_is_no_error_and_a_full_disk_is_one() {
     }
 }
 
-/// An output that cannot be opened ends the command before anything is measured.
+/// An output file that cannot be opened ends the command before the first measurement.
 #[test]
 fn outputs_are_opened_before_the_run() {
     for arguments in ["topo --json", "doctor --json", "ntb bench --json", "ntb bench --svg"] {

@@ -1,4 +1,5 @@
-//! `inlane copy` as a process: kept calibration, interrupted and failed runs, and the rows of the result.
+//! Tests `inlane copy` as a process: stored calibration, interrupted and failed runs, and the rows of the
+//! result.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -45,7 +46,8 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
     let (forward, backward) = ("--from twin:0 --to twin:1", "--from twin:1 --to twin:0");
     run(forward, "--sizes 4K");
     let kept = calibrated_ms(&run(forward, "--sizes 64K,16M"));
-    // The model's slower link takes at least 6.5 ms for 16 MiB.
+    // The slower link of the twin's model takes at least 6.5 ms for 16 MiB, so a calibration below 6 ms is
+    // wrong.
     assert!(kept >= 6.0, "{kept} ms");
     run(backward, "--sizes 4K");
     run(forward, "--sizes 4K --access 4");
@@ -57,14 +59,16 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
         let points = entry["costs"]["paths"]["staged"]["points"].as_array().unwrap();
         assert!(points.last().unwrap()[0].as_u64().unwrap() > 4096, "{key}: {points:?}");
     }
-    // The kept calibration is used: the file stays as it is.
+    // The next run must use the stored calibration, so the time is the same and the file is not written
+    // again.
     let before = std::fs::metadata(&file).unwrap().modified().unwrap();
     assert_eq!(calibrated_ms(&run(forward, "--sizes 16M")), kept);
     assert_eq!(std::fs::metadata(&file).unwrap().modified().unwrap(), before);
 }
 
-/// Interrupts runs during calibration, preparation, transfers by CPU and DMA, and verification. Without a finished
-/// measurement a run writes no result. The test prints how long each took to end, and fails only if one does not end.
+/// Interrupts runs during calibration, preparation, transfers by CPU and DMA, and verification. A run without
+/// a finished measurement must write no result. The test prints how long each run took to end, and fails if
+/// one does not end.
 #[test]
 fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
     let runs = [
@@ -82,7 +86,8 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
             let result = cache.path().join("result.json");
             let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
             std::thread::sleep(Duration::from_millis(wait));
-            // SAFETY: sends a signal to a child that was not waited for yet.
+            // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to
+            // the child.
             assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
             let interrupted = Instant::now();
             while child.try_wait().unwrap().is_none() {
@@ -100,7 +105,7 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
     }
 }
 
-/// A second signal ends the process at once, and the files that it made for its result are removed.
+/// A second signal ends the process at once. The empty result files that the process created must be gone.
 #[test]
 fn a_second_signal_leaves_no_empty_files() {
     let cache = tempfile::tempdir().unwrap();
@@ -115,7 +120,8 @@ fn a_second_signal_leaves_no_empty_files() {
     }
     std::thread::sleep(Duration::from_millis(50));
     while child.try_wait().unwrap().is_none() {
-        // SAFETY: sends a signal to a child that was not waited for yet.
+        // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to the
+        // child.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -126,8 +132,8 @@ fn a_second_signal_leaves_no_empty_files() {
 fn measurements_before_an_interruption_are_kept() {
     let cache = tempfile::tempdir().unwrap();
     let result = cache.path().join("result.json");
-    // The first size fails at once, because the twin has 1 GiB. The third takes minutes. The message about the fallback of
-    // each direction tells how far the run is.
+    // The run measures 4 KiB first, and is interrupted during 64 MiB. Before the first transfer, it prints
+    // that path p2p is not available; the test waits for that line.
     let arguments = "--from host --to twin:0 --path p2p --sizes 4K,64M --without dma --repeats 1 --duration 1ms \
                      --warm-up 1ms --no-ceiling";
     let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
@@ -135,9 +141,11 @@ fn measurements_before_an_interruption_are_kept() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
     assert!(line.contains("continuing with bar"), "{line}");
-    // From here, 4 KiB take less than a millisecond, and 64 MiB take 9 s per transfer.
+    // From here, 4 KiB take less than a millisecond, and 64 MiB take 9 s per transfer. After 3 s, the first
+    // size is therefore done and the second is not.
     std::thread::sleep(Duration::from_secs(3));
-    // SAFETY: sends a signal to a child that was not waited for yet.
+    // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to the
+    // child.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGTERM) }, 0);
     let output = child.wait_with_output().unwrap();
     let mut errors = String::new();
@@ -175,7 +183,8 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
         assert_eq!(row["latency_percentiles"]["p999_ns"].is_number(), !failed, "{row}");
     }
     assert!(figure.exists());
-    // If every measurement fails, the exit status is that of the first error, and no file stays.
+    // If every measurement fails, the exit status is that of the first error, and the output files must be
+    // removed.
     std::fs::remove_file(&result).unwrap();
     std::fs::remove_file(&figure).unwrap();
     let output = run("interrupt");
@@ -187,7 +196,8 @@ fn a_failed_measurement_is_a_row_and_the_next_one_follows() {
 fn outputs_are_opened_before_anything_is_measured() {
     let cache = tempfile::tempdir().unwrap();
     for flag in ["--json", "--svg"] {
-        // A run that measured first would last an hour.
+        // An output file that cannot be created must be refused before the measurement, which would take an
+        // hour.
         let arguments = format!("--from host --to twin:0 --duration 3600s {flag} /nonexistent/file");
         let output = copy(cache.path(), &arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(3), "{}", text(&output));

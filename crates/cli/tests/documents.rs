@@ -1,14 +1,14 @@
-//! Runs every `inlane` command that README.md and docs/ show, so that no page shows one that fails.
+//! Runs every `inlane` command that README.md and docs/ show, so that no page shows a command that fails.
 //!
-//! A command stands in a ```` ```console ```` block behind `$ `. Behind `# needs ...` it may also end with status 3, because the
-//! machine lacks what it needs. Files that a page tells the reader to save are saved first: "Save this as `NAME`:", then a
-//! code block.
+//! A command is a line of a ```` ```console ```` block that starts with `$ `. After a line `# needs ...` the
+//! command may also end with status 3, because the machine may lack what the command needs. If a page tells
+//! the reader to save a file ("Save this as `NAME`:" and a code block), the test saves the file first.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A command takes at most this long. Pages show short runs.
+/// The time limit of a command. The pages show short runs only.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 struct Shown {
@@ -30,7 +30,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// Returns the commands of a page, and the files it tells the reader to save.
+/// Returns the commands of a page, and the files that the page tells the reader to save.
 fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     let text = std::fs::read_to_string(page).unwrap();
     let (mut commands, mut files) = (Vec::new(), Vec::new());
@@ -66,7 +66,7 @@ fn read(page: &Path) -> (Vec<Shown>, Vec<(String, String)>) {
     (commands, files)
 }
 
-/// Runs a shell command line with `inlane` in PATH, and returns its exit status and its output.
+/// Runs a shell command line with `inlane` in PATH. Returns its exit status and its output.
 fn run(line: &str, folder: &Path) -> (Option<i32>, String) {
     let binary = Path::new(env!("CARGO_BIN_EXE_inlane")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());

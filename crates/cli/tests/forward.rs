@@ -1,4 +1,4 @@
-//! `inlane forward` on the command line: results, exit statuses and error messages.
+//! Tests `inlane forward` as a process: results, exit statuses and error messages.
 
 use std::io::Write;
 use std::path::Path;
@@ -74,7 +74,8 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
         assert_eq!(document["results"][0]["tx"]["packets"], 3000);
         assert_eq!(document["results"][0]["leaked_buffers"], 0);
         assert_eq!(document["results"][0]["verification"]["verified_packets"], 3000);
-        // The file is compared byte by byte, without inlane's own reader.
+        // Compares the file header and the first packet without inlane's own reader, so an error of the
+        // reader cannot hide a difference.
         let before = std::fs::read(&files.input).unwrap();
         let after = std::fs::read(files.tx.trim_start_matches("pcap:")).unwrap();
         assert_eq!(before.len(), after.len());
@@ -93,7 +94,8 @@ fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let mut bytes: Vec<u8> = [magic, versions, 0, 0, 262_144, 1].into_iter().flat_map(word).collect();
     for (number, length) in [0u32, 1, 12, 13, 14, 60, 1514, 9014, 65_535, 60].into_iter().enumerate() {
         let number = number as u32;
-        // Some frames were longer on the wire than in the capture.
+        // Every third frame is as long in the capture as on the wire. The other frames were longer on the
+        // wire.
         let wire = length + number % 3 * 100;
         bytes.extend([1_700_000_000 + number, fraction - number, length, wire].into_iter().flat_map(word));
         bytes.extend((0..length).map(|at| (at * 7 + number) as u8));
@@ -115,7 +117,8 @@ fn pcapng() -> Vec<u8> {
         let half = |value: u16| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
         let header = [&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat();
         file.extend(block(big_endian, 0x0a0d_0d0a, &header));
-        // Resolutions: microseconds (without an option), nanoseconds, 2^-20 s.
+        // The interfaces have the time resolutions microseconds (the default, without an option), nanoseconds
+        // and 2^-20 s.
         for resolution in [None, Some(9u8), Some(0x80 | 20)] {
             let option = |value| [&half(9)[..], &half(1), &[value, 0, 0, 0], &[0; 4]].concat();
             let options = resolution.map(option).unwrap_or_default();
@@ -132,14 +135,15 @@ fn pcapng() -> Vec<u8> {
                 6,
                 &[&word(number % 3)[..], &high, &low, &length, &length, &data].concat(),
             ));
-            // A block of an unknown type.
+            // A block of an unknown type, which the reader must skip.
             file.extend(block(big_endian, 0x8000_0bad, &[number as u8; 13]));
         }
     }
     file
 }
 
-/// packaging/check-macswap reads captures by itself and shares no code with inlane.
+/// packaging/check-macswap has its own capture reader and shares no code with inlane, so it can confirm
+/// inlane's copies.
 #[test]
 fn an_independent_reader_confirms_copies_of_every_kind_of_capture() {
     if Command::new("python3").arg("--version").output().is_err() {
@@ -165,7 +169,7 @@ fn an_independent_reader_confirms_copies_of_every_kind_of_capture() {
         let check = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/check-macswap");
         let output = Command::new("python3").args([check, &files.input, out]).output().unwrap();
         assert!(output.status.success(), "{kind}: {}", stderr(&output));
-        // The reader also notices a changed byte.
+        // After one byte is changed, the independent reader must report a difference.
         let mut changed = std::fs::read(out).unwrap();
         let last = changed.len() - 1;
         changed[last] ^= 1;
@@ -244,7 +248,8 @@ fn a_rate_is_kept() {
             continue;
         }
         let rate = result(&json)["results"][0]["tx"]["packets_per_second"].as_f64().unwrap();
-        // The rate is never exceeded. It is missed if other jobs use the machine.
+        // Packets are never sent faster than the requested rate. They may be sent slower if other jobs use
+        // the machine, so the lower limit is low.
         assert!((1_000.0..51_000.0).contains(&rate), "{source}: {rate}");
     }
 }
@@ -323,7 +328,7 @@ fn foreign_and_truncated_captures_fail_with_the_offset() {
     let output = run(&arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("offset") || stderr(&output).contains("byte"), "{}", stderr(&output));
-    // The packets before the damage were sent and counted.
+    // The packets before the damaged one must be sent and counted.
     assert_eq!(result(&files.json)["results"][0]["tx"]["packets"], 49);
 }
 
@@ -367,11 +372,11 @@ fn a_signal_ends_every_kind_of_wait() {
     let folder = tempfile::tempdir().unwrap();
     let lonely = format!("memif:{},role=server,wait=60", folder.path().join("memif.sock").display());
     let cases: [&[&str]; 3] = [
-        // Waits for a peer that does not connect.
+        // A run that waits for a peer that does not connect.
         &["--rx", &lonely, "--tx", "null"],
-        // Waits for space in a ring that is never emptied.
+        // A run that waits for space in a ring that no process empties.
         &["--rx", "gen:64", "--tx", "ring:full", "--method", "split", "--slots", "256"],
-        // Searches for the highest rate without loss.
+        // A run that searches for the highest rate without loss.
         &["--rx", "gen:64", "--tx", "check", "--zero-loss", "--duration", "20s"],
     ];
     for arguments in cases {
@@ -392,12 +397,14 @@ fn a_capture_that_is_still_being_written_does_not_block_the_run() {
             inlane(&["--rx", "pcap:-", "--tx", "null", "--no-baseline", "--duration", duration]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // The writer keeps the pipe open, with half a packet behind the complete ones.
+        // The test keeps the pipe open. After the complete packets it writes half a packet, so inlane waits
+        // for the rest.
         let mut input = child.stdin.take().unwrap();
         input.write_all(&capture).unwrap();
         input.write_all(&capture[24..50]).unwrap();
         std::thread::sleep(Duration::from_millis(1500));
-        // SAFETY: signals the child that was just started and not yet waited for; 0 is none.
+        // SAFETY: this signals the child, which was started here and not yet waited for. Signal 0 sends
+        // nothing.
         unsafe { libc::kill(child.id() as i32, signal) };
         let began = Instant::now();
         let output = child.wait_with_output().unwrap();
@@ -415,7 +422,7 @@ fn a_third_signal_kills_the_process() {
     let pipe = files.input.replace("in.pcap", "pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
-    // Writing the results blocks, because no process reads the pipe.
+    // No process reads the named pipe, so writing the result to it blocks.
     let arguments = ["--rx", "null", "--tx", "null", "--no-baseline", "--duration", "10ms", "--json", &pipe];
     let mut child = inlane(&arguments).spawn().unwrap();
     for _ in 0..3 {
@@ -448,7 +455,8 @@ fn a_pipe_without_a_peer_obeys_duration_and_signals() {
 fn a_signal_during_method_auto_gives_no_result() {
     let arguments =
         ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];
-    // The choice takes more than 20 trials of 0.15 s each.
+    // The search for a method takes more than 20 trials of 0.15 s each, so the signal after 1 s arrives
+    // during the search.
     let (output, took) = signalled_after(Duration::from_millis(1000), libc::SIGINT, &arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted while choosing"), "{}", stderr(&output));
@@ -477,7 +485,7 @@ fn a_file_and_the_environment_provide_settings() {
     assert!(stderr(&output).contains("burts"), "{}", stderr(&output));
 }
 
-/// The compiler of a user's packet function runs with what the process has left: nothing, even if no port needed privileges.
+/// The compiler of a user's packet function must run without privileges, even if no port needed privileges.
 #[test]
 fn user_code_runs_without_privileges() {
     use std::os::unix::fs::PermissionsExt;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Builds `libcuda.so.1` from `programs/driver.c` in a folder. Returns `None` without a C compiler.
+/// Compiles `programs/driver.c` to `libcuda.so.1` in a temporary folder. Returns `None` without a C compiler.
 fn stub() -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/driver.c");
@@ -32,7 +32,7 @@ fn an_unusable_driver_is_explained() {
             .unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    // The stub's settings, and two parts of the message: what was found, and what to do.
+    // A case: the stub's settings, and two parts of the expected message (what was found, and what to do).
     type Case = (&'static [(&'static str, &'static str)], [&'static str; 2]);
     let cases: [Case; 4] = [
         (&[("STUB_VERSION", "12040")], ["it supports CUDA 12.4", "install a newer NVIDIA driver"]),
@@ -77,7 +77,8 @@ fn a_matrix_uses_models_only_without_a_gpu() {
     }
 }
 
-/// Runs the script that checks packet functions on a GPU. It is a script so that it also runs on machines without Rust.
+/// Runs the script that checks packet functions on a GPU. The script itself also works on machines without
+/// Rust.
 #[test]
 fn packet_functions_on_a_gpu_are_verified() {
     if let Err(why) = inlane_cuda::driver_version() {

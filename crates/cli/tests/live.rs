@@ -1,4 +1,5 @@
-//! inlane between two hosts: ping, iperf3 and curl with nginx communicate through it, both ways. Hosts are network namespaces.
+//! inlane between two hosts: ping, iperf3, and curl with nginx communicate through inlane in both directions.
+//! The hosts are network namespaces.
 //!
 //! ```text
 //!   namespace A                 namespace M                      namespace B
@@ -6,7 +7,8 @@
 //!   10.77.0.1  ta ---------------- inlane forward ------------------ tb  10.77.0.2      (tap interfaces, moved to A and B)
 //! ```
 //!
-//! Each test has namespaces of its own. Tests are skipped with a message without root or without one of the programs.
+//! Each test creates its own namespaces. Without root, or without one of the programs, a test prints why and
+//! is skipped.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -21,7 +23,7 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// Creates the namespaces. Prints why and returns `None` if that is impossible here.
+    /// Creates the namespaces. If this machine does not allow that, prints why and returns `None`.
     fn new(test: &str) -> Option<Self> {
         // SAFETY: geteuid has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
@@ -62,7 +64,7 @@ impl Hosts {
         format!("{}-{host}", self.prefix)
     }
 
-    /// Returns a command that runs on a host.
+    /// Returns a command that runs a program on the host `host`.
     fn on(&self, host: &str, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name(host), program]);
@@ -75,7 +77,7 @@ impl Hosts {
         self.on(host, words.next().unwrap()).args(words).output().unwrap()
     }
 
-    /// Runs a command line that must succeed. Returns its output.
+    /// Runs a command line on a host. Fails the test if the command fails. Returns the command's output.
     fn must(&self, host: &str, line: &str) -> String {
         let output = self.run(host, line);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -83,8 +85,8 @@ impl Hosts {
         text
     }
 
-    /// Connects A and B to M by veth pairs, without offloads: inlane carries frames as they are, and no network card behind it
-    /// would complete checksums or segment.
+    /// Connects A and B to M by veth pairs with offloads disabled. inlane forwards frames unchanged, and no
+    /// network card follows that could complete checksums or segment large frames.
     fn cables(&self) {
         for (host, near, far) in [("a", "a0", "am"), ("b", "b0", "bm")] {
             let (there, middle) = (self.name(host), self.name("m"));
@@ -129,7 +131,8 @@ impl Hosts {
             let report = self.iperf(&format!("-u -b 20M -l 1200 -t 2 {way}"));
             let sum = &report["end"]["sum"];
             let (lost, all) = (sum["lost_packets"].as_f64().unwrap(), sum["packets"].as_f64().unwrap());
-            // On a busy machine a queue may overflow while inlane does not run. Corrupted packets would all be lost.
+            // On a busy machine, a queue may overflow while inlane is not scheduled, so a few lost packets
+            // are allowed. Corrupted packets would show as a loss of nearly all.
             assert!(all > 1000.0 && lost / all < 0.05, "UDP {way}: {lost} of {all} lost");
         }
 
@@ -173,16 +176,16 @@ impl Hosts {
                 assert!(sum["bytes"].as_f64().unwrap() > 1e6, "{line}: {report}");
                 return report;
             }
-            // The server is still starting, or ending the previous test.
+            // The server may still be starting, or ending the previous test. So the client is tried again.
             assert!(start.elapsed() < Duration::from_secs(20), "{line}: {report}");
             std::thread::sleep(Duration::from_millis(200));
         }
     }
 
-    /// Runs `traffic` through inlane between two ports, then interrupts inlane and checks its result.
+    /// Starts inlane between two ports, calls `traffic`, then interrupts inlane and checks its result.
     fn through(&self, ports: [&str; 2], ready: impl FnOnce()) {
         let folder = tempfile::tempdir().unwrap();
-        // nginx's worker is not root and needs to read the folder.
+        // nginx's worker does not run as root, so the folder must be readable for all users.
         shell(&format!("chmod 755 {}", folder.path().display())).unwrap();
         let json = folder.path().join("result.json");
         let mut inlane = self.start(
@@ -206,7 +209,7 @@ impl Hosts {
         assert!(output.status.success(), "{}: {said}", output.status);
         let document: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
         let result = &document["results"][0];
-        // The traffic above is at least this many frames.
+        // The traffic above consists of more than 5000 frames, so inlane must have counted more.
         assert!(result["tx"]["packets"].as_u64().unwrap() > 5000, "{result}");
         assert_eq!(result["rx"]["errors"], 0, "{result}");
         assert_eq!(result["leaked_buffers"], 0, "{result}");
@@ -228,7 +231,7 @@ struct Running {
 }
 
 impl Running {
-    /// Sends SIGINT and waits until the program has ended.
+    /// Sends SIGINT and waits until the program has ended. Returns the program's output.
     fn interrupt(&mut self) -> Output {
         let child = self.child.take().unwrap();
         let status = Path::new("/proc").join(child.id().to_string());
@@ -287,7 +290,8 @@ fn over_tap_interfaces() {
                 assert!(start.elapsed() < Duration::from_secs(20), "inlane made no {tap}");
                 std::thread::sleep(Duration::from_millis(20));
             }
-            // The driver still configures the interface: it takes it down and up once more.
+            // The interface exists, but the driver will still take it down and up once. So wait before moving
+            // it to a host.
             std::thread::sleep(Duration::from_millis(500));
             hosts.must("m", &format!("ip link set {tap} netns {}", hosts.name(host)));
         }

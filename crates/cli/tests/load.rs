@@ -1,15 +1,16 @@
 //! `inlane forward --load` on the command line.
 //!
-//! The test has a file of its own, because its trials need two processors for
-//! themselves, and cargo runs test files one after the other.
+//! This test has its own file: its trials need two idle processors, and cargo runs test files one after the
+//! other.
 
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Threads of a CPU run: one forwards, one waits for the end.
+/// The busy threads of a CPU run: one forwards packets, one waits for the end of the run.
 const THREADS: usize = 2;
 
-/// Spins on that many threads for a second. Returns the smallest share of a processor that one of them got: 1 on an idle machine.
+/// Keeps as many threads busy for a second. Returns the smallest share of a processor that one of them got: 1
+/// on an idle machine.
 fn share_of_a_processor() -> f64 {
     let spin = || {
         let used = || {
@@ -65,7 +66,8 @@ fn latency_is_measured_and_drawn_against_load() {
                 "it needs {THREADS} processors, and others are busy on them: a thread got {of}"
             ));
         }
-        // The other jobs may just have ended.
+        // Processors are idle now, so the jobs that disturbed the first attempt may have ended. Try once
+        // more.
         output = run();
     }
     let said = said(&output);

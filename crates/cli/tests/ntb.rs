@@ -1,4 +1,4 @@
-//! `inlane ntb` from outside: jobs and their statuses, peers that die at every step, and restarts.
+//! Tests `inlane ntb` as a process: jobs and their exit statuses, PEs that die at every step, and restarts.
 
 use inlane_ntb::device::Ntb;
 use inlane_ntb::error::Error as Bridge;
@@ -31,7 +31,7 @@ fn a_job_ends_as_its_first_failure() {
     let seven = run("exit 7");
     assert_eq!(seven.status.code(), Some(7));
     assert!(stderr(&seven).contains("ended with status 7"), "{}", stderr(&seven));
-    // One PE is killed; the others, which would take a minute, are ended.
+    // PE 1 is killed. The launcher must then end the other PEs, which would otherwise run for a minute.
     let start = Instant::now();
     let killed = inlane(&[
         "ntb",
@@ -124,11 +124,12 @@ fn bench_rows_count_what_was_moved_and_what_was_compared() {
         found.unwrap_or_else(|| panic!("no row of {operation} with {size} bytes"))
     };
     let bytes = |row: &serde_json::Value, what: &str| row["verification"][what].as_u64().unwrap();
-    // Every word of a round trip is compared: bytes, not words.
+    // In the case of 8 bytes, every word that a round trip returns is compared, so all transferred bytes are
+    // verified.
     let word = row("one_way", 8);
     assert_eq!(bytes(word, "verified_bytes"), bytes(word, "transferred_bytes"));
     assert!(bytes(word, "verified_bytes") >= 2 * 2 * 8);
-    // One bulk transfer of each case is compared, the plain copy's own included.
+    // In the cases of bulk data, one transfer is compared, so exactly 4096 bytes are verified.
     for operation in ["put", "plain_copy", "put_delivered"] {
         let row = row(operation, 4096);
         assert_eq!(bytes(row, "verified_bytes"), 4096, "{operation}");
@@ -156,7 +157,7 @@ fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(1));
     assert!(result.exists());
-    // SAFETY: a signal to a child that has not been waited for.
+    // SAFETY: this signals a child that was not yet waited for, so the id still belongs to the child.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
     assert!(!result.exists());
@@ -170,7 +171,7 @@ fn child(hub: &Hub, port: u32, faults: &str) -> Child {
     command.args(["ntb", "check", "--rounds", "3"]).env("INLANE_NTB_FD", fd.to_string());
     command.env("INLANE_NTB_FAULTS", faults).env("INLANE_NTB_YIELD", "1");
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    // SAFETY: a system call on a number, between fork and exec.
+    // SAFETY: between fork and exec, the closure only makes a system call with a number.
     unsafe {
         command.pre_exec(move || {
             libc::fcntl(fd, libc::F_SETFD, 0);
@@ -223,7 +224,8 @@ fn a_peer_that_restarts_can_be_connected_again() {
     let lost = inlane_pgas::check::run(&world, 1000);
     assert!(matches!(lost, Err(Error::LinkLost { .. })), "{lost:?}");
     first.wait().unwrap();
-    // Stale scratchpads connect nobody.
+    // The dead peer's scratchpads still hold old values. These must not count as a connection, so the
+    // handshake fails.
     let early = world.transport().reconnect(1, Duration::from_millis(300));
     assert!(matches!(early, Err(Error::Ntb(Bridge::Handshake { .. }))), "{early:?}");
     let mut second = child(&hub, 1, "");

@@ -1,5 +1,5 @@
-//! Outputs of `inlane forward`: an input is never overwritten, a refused run leaves files as they are, and a signal leaves no
-//! empty file.
+//! Tests the outputs of `inlane forward`: an input is never overwritten, a refused run leaves files
+//! unchanged, and a run that is ended by a signal leaves no empty file.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -135,7 +135,7 @@ fn a_hang_up_ends_a_run_in_order() {
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(Duration::from_millis(300));
-    // SAFETY: the child has not been waited for, so its id is its own.
+    // SAFETY: the child was not yet waited for, so the id still belongs to the child.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGHUP) }, 0);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let document: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();

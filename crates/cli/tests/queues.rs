@@ -1,5 +1,6 @@
-//! Several pipelines, each with a receive queue: from a generator in one process to a checker in another, over ports that spread
-//! flows. Every packet is verified or counted as missed, and each flow arrives in order.
+//! Tests several pipelines, each with its own receive queue. A generator in one process sends to a checker in
+//! another, over ports that spread flows over queues. Every packet must be verified or counted as missed, and
+//! the packets of a flow must arrive in order.
 //!
 //! ```text
 //!   namespace A   gen -> af_packet:v0 ===veth=== v1 (two queues) -> inlane, two pipelines -> check     namespace B
@@ -8,7 +9,7 @@
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The traffic, as the generator makes it and the checker expects it.
+/// The traffic settings, used by the generator and by the checker.
 const TRAFFIC: &str = "200,flows=64";
 const PACKETS: u64 = 40_000;
 
@@ -27,7 +28,8 @@ impl Namespace {
             eprintln!("SKIPPED {test}: no network namespace (ip netns add; apt-get install iproute2)");
             return None;
         }
-        // Without these settings the kernel sends packets of its own on a new link.
+        // Without these settings, the kernel sends its own packets on a new link, which would disturb the
+        // counts.
         let quiet = ["sysctl", "-q", "-w", "net.ipv6.conf.default.disable_ipv6=1"];
         let status = Command::new("ip").args(["netns", "exec", &name]).args(quiet).status();
         assert!(status.is_ok_and(|status| status.success()), "sysctl");
@@ -70,16 +72,18 @@ fn document(output: &Output) -> serde_json::Value {
         .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Returns how many packets each pipeline received.
+/// Returns the number of packets that each pipeline received, from the result's notes.
 fn by_pipeline(document: &serde_json::Value) -> Vec<u64> {
     let notes = document["notes"].as_array().unwrap().iter().filter_map(|note| note.as_str());
     let list = notes.filter_map(|note| note.strip_prefix("packets received by each pipeline: ")).next();
     list.unwrap_or_default().split(", ").filter_map(|count| count.parse().ok()).collect()
 }
 
-/// Sends packets by `sender` to a checker behind `receiver`, which has two pipelines. `ready` waits until the receiver is up.
+/// Sends packets through the port `sender` to a checker, which receives them on the port `receiver` with two
+/// pipelines. `ready` waits until the receiver is up.
 ///
-/// Pauses the receiver meanwhile, so that the kernel drops packets, and asserts that each is verified or counted as missed.
+/// Pauses the receiving process for half a second, so that the kernel drops packets. Each packet must be
+/// verified or counted as missed.
 fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, ready: impl FnOnce()) {
     let check = format!("check:{TRAFFIC}");
     let mut to =
@@ -112,7 +116,7 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
         assert_eq!(verification[wrong], 0, "{wrong}, {said}");
     }
     let missed = result["rx"]["missed"].as_u64().unwrap();
-    // An AF_XDP sender waits for its buffers instead of losing packets.
+    // An AF_XDP sender waits for free buffers, so the kernel may drop nothing and `missed` may be 0.
     assert!(missed > 0 || sender.contains(&"af_xdp:v0"), "{said}");
     assert_eq!(verification["verified_packets"].as_u64().unwrap() + missed, PACKETS, "{said}");
     assert_eq!(result["leaked_buffers"], 0, "{said}");
@@ -137,7 +141,8 @@ fn wait_until_up() {
 
 fn over_veth(test: &str, receiver: &str) {
     let Some([a, b]) = joined(test) else { return };
-    // Each transmit queue of a veth is a receive queue of its peer.
+    // A packet that is sent on one transmit queue of a veth arrives on one receive queue of its peer. AF_XDP
+    // reads each receive queue separately, so its sender below uses two pipelines and thus two queues.
     let sender = ["--tx", "af_packet:v0", "--packets", "40000"];
     if receiver.starts_with("af_packet") {
         return accounted([Some(&a), Some(&b)], &sender, receiver, wait_until_up);
@@ -165,7 +170,7 @@ fn an_interface_with_an_unread_queue_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{port}: {said}");
         assert!(said.contains("--pipelines 2") && said.contains(remedy), "{said}");
     }
-    // A port that names a queue reads that one only.
+    // A port name with `queue=1` selects one queue, so the run receives from that queue only.
     let output = inlane(Some(&b), &["--rx", "af_xdp:v1,queue=1", "--tx", "null", "--duration", "200ms"]);
     let output = output.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

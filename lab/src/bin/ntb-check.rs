@@ -56,7 +56,8 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Checks link, scratchpads, doorbells with masks and vectors, and events. The sides synchronise through a scratchpad.
+/// Checks link, scratchpads, doorbells with masks and vectors, and events. The two machines synchronise
+/// through a scratchpad.
 fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
     const STEP: u32 = 100;
     let peer = peer(ntb);
@@ -102,13 +103,13 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
 }
 
 fn connect(ntb: &Arc<dyn Ntb>, completion: CompletionMode) -> anyhow::Result<World<Windows>> {
-    // A machine may have one CPU for both threads.
+    // A virtual machine may have one CPU only. Waiting threads therefore yield it to the other threads.
     let settings = Settings { completion, yields: true, connect_timeout: LIMIT, ..Settings::default() };
     let bytes = ntb.inbound().len();
     Ok(World::new(Windows::connect(ntb.clone(), bytes, settings)?, 0, 0)?)
 }
 
-/// Runs the operations of OpenSHMEM programs, in both directions at once.
+/// Checks operations that OpenSHMEM programs use, in both directions at once.
 fn library(world: &World<Windows>) -> anyhow::Result<()> {
     const WORDS: usize = 50_000;
     let (me, peer) = (world.me(), 1 - world.me());
@@ -147,7 +148,7 @@ fn library(world: &World<Windows>) -> anyhow::Result<()> {
 const AT: usize = 1 << 20;
 const NEWS: &[u8] = b"news for the one that came back";
 
-/// Waits for the death of the peer, reconnects after its return, and puts bytes that it checks.
+/// Waits until the peer dies, reconnects when it has returned, and puts bytes that the peer compares.
 fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     let peer = 1 - world.me();
     let start = Instant::now();
@@ -175,11 +176,12 @@ fn come_back(ntb: &Arc<dyn Ntb>) -> anyhow::Result<()> {
     let (base, length) = transport.symmetric();
     ensure!(AT + NEWS.len() <= length);
     let mut seen = vec![0u8; NEWS.len()];
-    // SAFETY: the range is inside symmetric memory, and the peer notified that it wrote it.
+    // SAFETY: the range is inside symmetric memory. The peer's notification shows that the peer has finished
+    // writing.
     unsafe { std::ptr::copy(base.add(AT), seen.as_mut_ptr(), seen.len()) };
     ensure!(seen == NEWS, "other bytes arrived");
     transport.notify(peer)?;
-    // The bytes are delivered, so this process may end.
+    // Waits until the notification is delivered, so that the process may end.
     transport.quiet()?;
     println!("returned: ok");
     Ok(())

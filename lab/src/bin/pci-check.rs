@@ -38,7 +38,7 @@ fn all() -> Permission {
     Permission::default().read().write()
 }
 
-/// Fails unless opening returns an error that matches the pattern.
+/// Fails unless the expression returns an error that matches the pattern.
 macro_rules! refused {
     ($why:literal, $open:expr, $pattern:pat) => {
         match $open {
@@ -78,7 +78,8 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     for access in Access::ALL.into_iter().filter(|access| access.is_available()) {
         check_bytes(&bar, access)?;
     }
-    // The host checks afterwards that the pattern is in the range and zeros are around it.
+    // Fills the permitted range with a pattern. After the machine ends, the host checks that the rest of the
+    // memory is still zero.
     let mut mover = CpuMover::new(Access::Bytes8)?.reading_bars(true);
     mover.submit(&filled(&pattern(bar.len(), 0))?, &bar.region())?;
     mover.flush(&bar.region())?;
@@ -88,7 +89,8 @@ fn memory(ours: Address, held: Address, free: Address) -> anyhow::Result<()> {
     mover.submit(&reader.region().slice(RANGE.start as usize, bar.len())?, &back)?;
     ensure!(bytes(&back) == pattern(bar.len(), 0), "another mapping sees other bytes");
 
-    // A device without a driver may have to be enabled first, as the error says.
+    // A device without a driver may be disabled. Opening its BAR then fails with a message that says how to
+    // enable it, as done below.
     if let Err(error @ Error::NotReady { .. }) = open(&spec, all().device(free)) {
         println!("not ready: {error}");
         std::fs::write(sysfs.device(free).join("enable"), "1")?;
@@ -161,14 +163,15 @@ fn check_bytes(bar: &Bar, access: Access) -> anyhow::Result<()> {
     mover.flush(&region)?;
     mover.submit(&region, &back)?;
     ensure!(bytes(&back) == data, "{}: access {access}: other bytes came back", bar.name());
-    // Ends that are no multiple of the width.
+    // The next copies have offsets and lengths that are not multiples of the access width.
     mover.submit(&filled(b"a dozen byte")?, &region.slice(4, 12)?)?;
     mover.submit(&region.slice(4, 12)?, &back.slice(0, 12)?)?;
     ensure!(bytes(&back.slice(0, 12)?) == b"a dozen byte");
     Ok(())
 }
 
-/// Registers of QEMU's educational device (QEMU, docs/specs/edu). It copies between memory and its own 4 KiB at 0x40000.
+/// Registers of QEMU's educational device (QEMU, docs/specs/edu). The device copies between the machine's
+/// memory and its own 4 KiB at 0x40000.
 mod edu {
     pub const IDENTIFICATION: usize = 0x00;
     pub const LIVENESS: usize = 0x04;
@@ -204,7 +207,7 @@ fn dma(address: Address) -> anyhow::Result<()> {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.as_ptr(), bytes.len()) }
     };
     let second_page = || {
-        // SAFETY: as above.
+        // SAFETY: the memory has two pages, and the device is idle.
         unsafe { std::slice::from_raw_parts(memory.as_ptr().add(4096), BYTES).to_vec() }
     };
     let transfer = |source: u64, destination: u64, command: u64| -> anyhow::Result<Duration> {
@@ -225,7 +228,7 @@ fn dma(address: Address) -> anyhow::Result<()> {
     ensure!(second_page() == data, "DMA returned other bytes");
     println!("dma: {BYTES} bytes to the device and back, interrupt after {took:?}");
 
-    // After unmapping, the device must not reach the memory.
+    // The memory is unmapped from the IOMMU, so a further copy by the device must not change the memory.
     drop(mapping);
     write(&pattern(8192, 9));
     let before = second_page();
@@ -239,8 +242,8 @@ fn dma(address: Address) -> anyhow::Result<()> {
 const IV_POSITION: usize = 8;
 const DOORBELL: usize = 12;
 
-/// Checks that two machines interrupt each other in turn. Before each interrupt, the machine stores its round in a word of
-/// the shared memory.
+/// Checks that two machines interrupt each other in turn. Before each interrupt, the machine writes the
+/// number of the round to its word of the shared memory.
 fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     const LIMIT: Duration = Duration::from_secs(60);
     const VECTOR: u32 = 1;
@@ -253,7 +256,7 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
     let word = |of: u32| of as usize * 64;
     let interrupts = device.interrupts(InterruptKind::MsiX, 2)?;
 
-    // The first interrupt is raised only after both machines enabled theirs.
+    // Waits until both machines have enabled their interrupts. An interrupt before that would be lost.
     const READY: u32 = 0x5eed;
     shared.write_u32(word(me), READY)?;
     let start = Instant::now();
@@ -277,7 +280,7 @@ fn doorbell(address: Address, rounds: u32) -> anyhow::Result<()> {
         }
     }
     println!("doorbell: machine {me}, {rounds} rounds of {:?}, ok", start.elapsed() / rounds.max(1));
-    // Gives the peer time to handle the last interrupt.
+    // Waits, because the peer may still be handling the last interrupt when this machine ends.
     std::thread::sleep(Duration::from_millis(500));
     Ok(())
 }

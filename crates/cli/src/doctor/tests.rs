@@ -3,8 +3,8 @@
 use super::*;
 use rustix::io::Errno;
 
-/// A fake machine: a folder of files, and chosen outcomes of system calls. Without changes by a test, almost
-/// every part is missing.
+/// A fake machine: a folder of files, and chosen outcomes of system calls. A test adds the files and the
+/// outcomes that its check needs. Everything else is missing.
 struct Fake {
     root: tempfile::TempDir,
     trials: Trials,

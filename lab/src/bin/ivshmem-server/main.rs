@@ -1,5 +1,5 @@
-//! The server for QEMU's `ivshmem-doorbell` devices. It gives each virtual machine the shared memory, a number, and the
-//! eventfds of the other machines' interrupts.
+//! The server for QEMU's `ivshmem-doorbell` devices. It gives each virtual machine the shared memory, a
+//! number, and the eventfds that interrupt the other machines.
 //!
 //! ```sh
 //! ivshmem-server --memory 4M --vectors 4 /tmp/ivshmem.sock &
@@ -69,7 +69,8 @@ fn serve(server: &mut Server, signals: &OwnedFd) -> anyhow::Result<()> {
     }
 }
 
-/// Listens at `path`. Replaces the socket of a dead server, and refuses that of a running one.
+/// Listens at `path`. Replaces the socket of a server that has ended. Fails if a running server listens
+/// there.
 fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     let bind = || UnixListener::bind(path).with_context(|| format!("listening at {}", path.display()));
     if !path.try_exists()? {
@@ -86,7 +87,7 @@ fn listen(path: &Path) -> anyhow::Result<UnixListener> {
     }
 }
 
-/// Blocks SIGINT and SIGTERM and returns a descriptor that becomes readable when one arrives.
+/// Blocks SIGINT and SIGTERM. Returns a descriptor that becomes readable when one of them arrives.
 fn signals() -> anyhow::Result<OwnedFd> {
     // SAFETY: `sigemptyset` initialises the set before its use, and the calls access no other memory.
     let descriptor = unsafe {

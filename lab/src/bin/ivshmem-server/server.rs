@@ -11,11 +11,12 @@
 //! its number V times  + eventfds of its own interrupts
 //! ```
 //!
-//! and the others receive the new peer's number V times with its eventfds. When a peer leaves, the others receive its number
-//! without a descriptor. Peers send nothing.
+//! The other peers receive the new peer's number V times, each with one of its eventfds. When a peer leaves,
+//! the other peers receive its number without a descriptor. Peers send nothing.
 //!
-//! One thread serves all peers and never blocks on one: a peer whose socket is full, or that sends anything, is disconnected.
-//! A new peer gets the lowest free number, so two machines have the numbers 0 and 1 whichever of them restarts.
+//! One thread serves all peers and never blocks on one of them. A peer is disconnected if its socket is full,
+//! or if it sends anything. A new peer gets the lowest free number. So two machines have the numbers 0 and 1,
+//! even after one restarts.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -31,7 +32,7 @@ use std::time::Duration;
 const VERSION: i64 = 0;
 const SHARED_MEMORY: i64 = -1;
 
-/// An event for the log.
+/// What happened, for the server's log: a peer joined or left, or a connection was refused.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// A peer joined.
@@ -57,7 +58,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates a server of `bytes` of shared memory for at most `most` peers with `vectors` interrupts each.
+    /// Creates a server that shares `bytes` of memory between at most `most` peers, each with `vectors`
+    /// interrupts.
     ///
     /// # Errors
     /// If the system refuses the memory, or the socket cannot be made non-blocking.
@@ -73,8 +75,8 @@ impl Server {
         self.peers.len()
     }
 
-    /// Waits for a peer to join or leave, or for `wake` to become readable, for at most `limit`; `None` waits without limit.
-    /// Returns the events.
+    /// Waits until a peer joins or leaves, or `wake` becomes readable, but at most for `limit`. `None` waits
+    /// without limit. Returns the events.
     ///
     /// # Errors
     /// If waiting fails. A peer's error only disconnects that peer.
@@ -99,7 +101,7 @@ impl Server {
         let connection_waits = !watched[self.peers.len()].revents().is_empty();
 
         let mut events = Vec::new();
-        // Peers that left come first, because their numbers become free.
+        // Handles peers that left before new ones, because a new peer may get the number of a peer that left.
         for number in active {
             if let Some(why) = self.peers.get(&number).and_then(Peer::reason_gone) {
                 self.remove(number, why, &mut events);
@@ -109,7 +111,8 @@ impl Server {
             match self.listener.accept() {
                 Ok((stream, _)) => self.join(stream, &mut events),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Out of descriptors or memory. The connection still waits, so the pause avoids a busy loop.
+                // The process is out of descriptors or memory. The connection stays pending, so without a
+                // pause the loop would be busy.
                 Err(error) => {
                     events.push(Event::Refused(error.to_string()));
                     std::thread::sleep(Duration::from_millis(100));
@@ -179,7 +182,7 @@ impl Peer {
         Ok(Self { stream, interrupts })
     }
 
-    /// Returns why the peer is disconnected, if it is.
+    /// Returns the reason for disconnecting the peer, or `None` if it stays connected.
     fn reason_gone(&self) -> Option<String> {
         match read(&self.stream, &mut [0u8; 8]) {
             Ok(0) => Some("it closed the connection".into()),
@@ -202,7 +205,8 @@ impl Peer {
         }
         let bytes = value.to_le_bytes();
         match sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)? {
-            // A partial message means that the socket is almost full.
+            // A message of which only a part was sent means that the socket is almost full. The peer is then
+            // disconnected.
             8 => Ok(()),
             sent => Err(io::Error::other(format!("only {sent} of 8 bytes were sent"))),
         }

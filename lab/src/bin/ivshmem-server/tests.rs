@@ -49,7 +49,8 @@ fn receive(stream: &UnixStream) -> io::Result<(i64, Option<OwnedFd>)> {
     Ok((i64::from_le_bytes(bytes), descriptor))
 }
 
-/// Reads a greeting. Returns the memory, the interrupts of the other peers, and the peer's own.
+/// Reads the messages that the server sends to a new peer. Returns the memory, the interrupts of the other
+/// peers, and the new peer's own.
 fn greeting(stream: &UnixStream, number: i64, others: &[i64]) -> (OwnedFd, Vec<OwnedFd>, Vec<OwnedFd>) {
     assert!(matches!(receive(stream).unwrap(), (0, None)), "version");
     let (own, none) = receive(stream).unwrap();
@@ -82,7 +83,7 @@ fn peers_are_announced_and_interrupt_each_other() {
     for _ in 0..VECTORS {
         assert!(matches!(receive(&a).unwrap(), (1, Some(_))), "the new peer is announced");
     }
-    // b raises vector 2 of a, and only that one.
+    // Raising b's eventfd for vector 2 of a must interrupt that vector of a and no other.
     write(&to_a[2], &1u64.to_ne_bytes()).unwrap();
     assert!(read(&a_own[1], &mut [0u8; 8]).is_err());
     assert_eq!(read(&a_own[2], &mut [0u8; 8]).unwrap(), 8);
@@ -121,7 +122,8 @@ fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnect
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let mut lab = Lab::new(8);
     let (unread, _) = lab.connect();
-    // Descriptors queued for the peer that does not read stay open until it is disconnected.
+    // Each event sends descriptors to the peer that does not read. They stay open until the server
+    // disconnects that peer.
     let mut dropped = false;
     let mut after = 0;
     for n in 0..2000 {
@@ -146,6 +148,7 @@ fn joining_and_leaving_leaks_nothing_and_a_peer_that_does_not_read_is_disconnect
         drop(peer);
         lab.step();
     }
-    // Tests that run at the same time have a few descriptors of their own.
+    // Other tests run in this process at the same time and open a few descriptors, so up to 40 more are
+    // allowed.
     assert!(open() < before + 40, "{} descriptors, {before} before", open());
 }
