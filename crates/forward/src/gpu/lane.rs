@@ -42,7 +42,8 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    /// Returns C++ text that asserts that `inlane_lane` has this struct's layout. Append it to the kernels.
+    /// Returns C++ assertions that `inlane_lane` has this struct's layout. Append the text to the kernels'
+    /// source.
     pub(super) fn layout_assertions() -> String {
         inlane_function::struct_layout!(Parameters as "inlane_lane" {
             submit, complete, control, stage, shadow, state, output, relay, output_bytes, orphan_ns, submit_stride,
@@ -54,8 +55,8 @@ impl Parameters {
 /// The time without a heartbeat after which a persistent kernel ends by itself, because the host process is dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
-/// Returns the bytes per packet in `stage` and in `shadow`. Both hold the 16-byte chunks of a packet that may begin at any address. 0 if
-/// there is no such buffer.
+/// Returns the bytes per packet in `stage` and in `shadow`. Each is enough for the aligned 16-byte chunks of
+/// a packet at any address. A value of 0 means that the lane has no such buffer.
 pub(super) fn strides(pull: u32, room: u32, writes: u32) -> [u32; 2] {
     let chunks = |bytes: u32| (bytes + 15).next_multiple_of(16);
     match (pull, writes) {
@@ -70,19 +71,21 @@ pub struct Lane {
     pub(super) loaded: Arc<LoadedFunction>,
     pub(super) settings: Settings,
     pub(super) ring: Arc<Ring>,
-    /// The ring's dispatcher, until the pipeline runs.
+    /// The ring's dispatcher. `None` once the pipeline runs.
     pub(super) dispatcher: Option<Dispatcher>,
     pub(super) parameters: Parameters,
     pub(super) shape: LaunchConfig,
     control: Region,
     state: Region,
     output: Option<Region>,
-    /// Keeps alive: the registered packet memory, the relay words, and the buffers that packets are pulled into.
+    /// Regions that only need to stay allocated: the registered packet memory, the relay words, and the
+    /// buffers that packets are pulled into.
     _memory: Vec<Region>,
     location: Location,
     /// The address of the pool's memory.
     pub(super) packets: u64,
-    /// True while this lane is counted in `LoadedFunction::starting` and in `LoadedFunction::users`.
+    /// True while this lane is counted in `LoadedFunction::starting`. The next field says the same about
+    /// `LoadedFunction::users`.
     starting: AtomicBool,
     uses: AtomicBool,
 }
@@ -91,14 +94,15 @@ impl Lane {
     /// Allocates a lane. Call it before any kernel runs. `pool` provides the pipeline's packets, and `lanes` is the number of lanes that
     /// share the GPU.
     ///
-    /// Run all lanes of a loaded function at the same time, each on a thread of its own, or drop them. None starts before all are ready,
-    /// and none frees memory while another runs.
+    /// Run all lanes of a loaded function at the same time, each on a thread of its own, or drop all. No lane
+    /// starts before all lanes are ready, and no lane frees memory while another lane runs.
     ///
     /// # Panics
     /// If packets are to be pulled, but the function was loaded for packets that are processed in place.
     ///
     /// # Errors
-    /// If the GPU cannot access the pool's memory, the shape does not fit the GPU, or memory is short.
+    /// If the GPU cannot access the pool's memory, the settings do not fit the GPU or the packet function, or
+    /// memory is short.
     pub fn new(
         loaded: &Arc<LoadedFunction>,
         settings: &Settings,
@@ -121,7 +125,8 @@ impl Lane {
         let packets_address = packets.address();
         let burst = pipeline.burst;
         let slots = settings.slots_for(pipeline.slots, burst);
-        // The halves are separate allocations, because each has one writer.
+        // The submit half is written by the host only, the complete half by the GPU only. So each half is an
+        // allocation of its own.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
         let control = gpu.pinned(2 * layout::LINE)?;
@@ -213,8 +218,9 @@ impl Lane {
         })
     }
 
-    /// Blocks until every lane has allocated its GPU memory. Allocation waits for all kernels and waits of the device, and holds the driver's
-    /// lock meanwhile, so it would deadlock with lanes that are already running.
+    /// Blocks until every lane has allocated its GPU memory. An allocation holds the driver's lock until all
+    /// kernels and posted waits of the GPU have ended. So if another lane was already running, both would
+    /// wait for each other forever.
     pub(super) fn start_together(&self) {
         self.barrier(&self.starting, &self.loaded.starting);
         self.loaded.began.get_or_init(Instant::now);
@@ -225,7 +231,8 @@ impl Lane {
         &self.loaded
     }
 
-    /// Blocks until every lane has finished, because freeing memory waits for the lanes that still run.
+    /// Blocks until every lane has finished. Call it before freeing GPU memory, because freeing blocks while
+    /// other lanes run.
     pub(super) fn leave_together(&self) {
         sign_off(&self.starting, &self.loaded.starting);
         self.barrier(&self.uses, &self.loaded.users);
@@ -274,7 +281,8 @@ impl Lane {
         self.output.as_ref()
     }
 
-    /// Returns one of the words by which the host controls running kernels.
+    /// Returns the word `index` of the memory by which the host controls running kernels: 0 is the order to
+    /// stop, 16 the heartbeat.
     fn control_word(&self, index: usize) -> &AtomicU64 {
         // SAFETY: the word is inside the region of two lines, aligned, and the CPU accesses it only as an atomic.
         unsafe { AtomicU64::from_ptr(self.control.as_ptr().cast::<u64>().add(index)) }
@@ -285,12 +293,13 @@ impl Lane {
         self.control_word(0).store(1, Ordering::Release);
     }
 
-    /// Sends the heartbeat: `count` must differ from the last one.
+    /// Sends the heartbeat. `count` must differ from the count of the previous call.
     pub(super) fn heartbeat(&self, count: u64) {
         self.control_word(16).store(count, Ordering::Relaxed);
     }
 
-    /// Returns the number of items of the whole run. `None` until the dispatcher has closed the ring.
+    /// Returns the number of items that were submitted in the whole run. `None` until the dispatcher has
+    /// closed the ring.
     #[inline]
     pub(super) fn closed_at(&self) -> Option<u64> {
         self.ring.closed_at()
@@ -302,8 +311,8 @@ impl Lane {
         self.ring.submitted(position)
     }
 
-    /// Returns the modelled bytes that cross PCIe, both ways, for `items` items with `packets` packets of `bytes` bytes in total. Reads count
-    /// in sectors of 32 bytes, writes in bytes. Polling is left out.
+    /// Computes how many bytes cross PCIe, both directions together, for `items` items with `packets` packets
+    /// of `bytes` bytes in total. Packet reads are rounded up to sectors of 32 bytes. Polling is left out.
     fn pcie_bytes(&self, items: u64, packets: u64, bytes: u64) -> u64 {
         let info = &self.loaded.info;
         let mean = bytes.checked_div(packets).unwrap_or(0);
@@ -317,7 +326,7 @@ impl Lane {
         items * (32 + 8) + packets * (16 + read + written)
     }
 
-    /// Returns the lane's report after `items` items with `packets` packets of `bytes` bytes in total.
+    /// Returns the lane's report for a run of `items` items with `packets` packets of `bytes` bytes in total.
     ///
     /// # Errors
     /// If the state cannot be read from the GPU.
@@ -366,7 +375,7 @@ impl Drop for Lane {
     }
 }
 
-/// Decrements `count` if this lane is still counted in it.
+/// Decrements `count` if `counted` says that the lane is still included. Clears `counted`.
 fn sign_off(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);

@@ -1,16 +1,18 @@
-//! Posting waits and kernels ahead of the items, for methods `stream` and `graph`.
+//! Posting, for methods `stream` and `graph`: queueing waits and kernels on the GPU before their items are
+//! submitted. A wait ends when the item's submitted word appears in the ring.
 //!
 //! ```text
 //! stream   stream 0 of S: wait word(p) = lap | kernel(p) | wait word(p+S) = lap | kernel(p+S) | ...
 //! graph    chain 0: wait bit(slot) | kernel(slot) | ...      a graph per stretch of slots and parity of the lap
 //! ```
 //!
-//! Posting takes microseconds per item. If items arrive faster, they are submitted before anything was posted for them, and need no wait.
-//! One kernel then takes all of them, with a block per item. So waits are posted only while packets are few, and the cost of posting
-//! does not limit the packet rate.
+//! Posting takes microseconds per item. If items arrive faster than that, they are submitted before their
+//! waits are posted, and need none. One kernel then processes all submitted items, with a block per item. So
+//! waits are posted only while packets are few, and the cost of posting does not limit the packet rate.
 //!
-//! A graph's nodes have fixed parameters, so a node cannot wait for a certain lap. It waits for the lap's lowest bit instead. That is
-//! enough: a graph is launched for lap L only after every item of lap L-1 in its slots is complete, so the words hold L-1 or L. The
+//! A graph's nodes have fixed parameters, so a node cannot wait for a certain lap. It waits for the lowest
+//! bit of the lap instead. This bit is enough: a graph is launched for lap L only after every item of lap L-1
+//! in the graph's slots is complete. So the slots' words hold L-1 or L, which differ in the lowest bit. The
 //! kernel takes the lap from the word.
 //!
 //! The kernel stores the completed word itself, because only the kernel knows whether it wrote verdicts.
@@ -27,12 +29,13 @@ fn word_address(lane: &Lane, slot: u64) -> u64 {
     lane.ring.submit_region().address() + (layout::LINE + slot as usize * layout::submit_stride(burst)) as u64
 }
 
-/// Returns a wait that is satisfied at once, as long as nothing was submitted: for the initial value of slot 0's word.
+/// Returns a wait for the initial value of slot 0's word. The wait is satisfied at once if nothing was
+/// submitted yet. Use it to make the driver set up a stream.
 pub(super) fn unused_word(lane: &Lane) -> MemoryOperation {
     MemoryOperation::Wait { address: word_address(lane, 0), value: 0, until: WaitUntil::Equal }
 }
 
-/// The state of a ring that posting needs. Tests implement it without a GPU.
+/// What posting needs to know about the ring. Tests implement this trait without a GPU.
 pub(super) trait RingView {
     /// Returns the number of slots.
     fn slots(&self) -> u64;
@@ -58,10 +61,11 @@ impl RingView for Lane {
     }
 }
 
-/// Decides what to post next. Counts the items that were submitted and those that something was posted for.
+/// Decides what to post next. It tracks how many items were submitted, and for how many items kernels were
+/// posted.
 #[derive(Debug, Default)]
 pub(super) struct PostingCursor {
-    /// The number of items that something was posted for.
+    /// The number of items for which kernels were posted.
     pub(super) posted: u64,
     /// The number of items that were seen as submitted.
     submitted: u64,
@@ -74,16 +78,17 @@ pub(super) enum NextPost {
     Nothing,
     /// Kernels for this many submitted items.
     Kernels(u64),
-    /// Waits and kernels for a stretch of items that are still to come.
+    /// Waits and kernels for the next stretch of items, which are not all submitted yet.
     Waits,
 }
 
 impl PostingCursor {
-    /// Decides what to post next. `stretch` is the number of items that are posted for together. `ahead` is the number of stretches that may
-    /// wait at the same time. At most `most` submitted items are taken at once.
+    /// Decides what to post next. A stretch is a number of consecutive items for which kernels are posted
+    /// together; `stretch` is its length. At most `ahead` stretches wait for packets at the same time.
+    /// Kernels are posted for at most `most` submitted items at once.
     #[inline]
     pub(super) fn next(&mut self, ring: &impl RingView, stretch: u64, ahead: u64, most: u64) -> NextPost {
-        // A freed slot may already be reused, so its word says nothing about the freed item.
+        // All freed items were submitted. Their slots may already be reused, so their words are not read.
         let freed = ring.freed();
         self.submitted = self.submitted.max(freed);
         while self.submitted < self.posted + most && ring.is_submitted(self.submitted) {
@@ -115,8 +120,8 @@ impl<'a> StreamPoster<'a> {
         Self { lane, streams, cursor: PostingCursor::default(), turn: 0 }
     }
 
-    /// Launches one kernel for all submitted items. If there are none, posts a wait and a kernel for the next item, at most one per stream.
-    /// Returns false if nothing was due.
+    /// Launches one kernel for all submitted items. If there are none, posts a wait and a kernel for the next
+    /// item, unless each stream already has a wait. Returns false if it launched and posted nothing.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -161,11 +166,11 @@ pub(super) struct GraphPoster<'a> {
     cursor: PostingCursor,
 }
 
-/// The graphs of a stretch of slots, each for even and for odd laps.
+/// The graphs of a stretch of slots. Element 0 of each array is for even laps, element 1 for odd laps.
 struct Stretch {
-    /// A wait and a kernel per item.
+    /// Graphs with a wait and a kernel per item, for when not all items were submitted.
     waiting: [GraphExec; 2],
-    /// One kernel with a block per item, for when all items were submitted.
+    /// Graphs of one kernel with a block per item, for when all items were submitted.
     ready: [GraphExec; 2],
 }
 
@@ -191,8 +196,9 @@ impl<'a> GraphPoster<'a> {
         Ok(Self { lane, streams, stretches, items: items as u64, cursor: PostingCursor::default() })
     }
 
-    /// Launches the graph of the next stretch: the one without waits if all items were submitted, otherwise the one with waits if a stream
-    /// has no waiting graph. Returns false if nothing was due.
+    /// Launches a graph for the next stretch. If all its items were submitted, the graph has no waits.
+    /// Otherwise the graph has waits, and is launched only if a stream has no waiting graph. Returns false if
+    /// no graph was launched.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -207,8 +213,9 @@ impl<'a> GraphPoster<'a> {
             NextPost::Waits => &mut stretch.waiting,
         };
         let odd = lap_of(cursor.posted, lane.slots() as u32) as usize & 1;
-        // SAFETY: the nodes' addresses lie in the lane, which outlives the streams. The dispatcher or `release_waits` satisfies the waits.
-        // Every item of the previous lap in these slots is complete; otherwise `next` would not return this stretch.
+        // SAFETY: the nodes' addresses lie in the lane, which outlives the streams. The dispatcher or
+        // `release_waits` satisfies the waits. Every item of the previous lap in these slots is complete,
+        // because `next` posts for a slot only after its previous item was freed.
         unsafe { graphs[odd].launch(&streams[number % streams.len()])? };
         cursor.posted += *items;
         Ok(true)
@@ -220,14 +227,16 @@ impl<'a> GraphPoster<'a> {
     }
 }
 
-/// Builds the graph of slots `first` to `first + items` for laps of one parity, with a wait before each kernel.
+/// Builds the graph of the `items` slots from `first` on, with a wait before each kernel. The graph is for
+/// odd laps if `odd` is 1, for even laps if it is 0.
 fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec> {
     let branches = lane.settings.graph_branches_for();
     let mut graph = Graph::new(lane.loaded.gpu())?;
     for branch in 0..branches {
         let mut last = None;
         for slot in (first + branch..first + items).step_by(branches) {
-            // An odd lap has its lowest bit set. An even lap has it clear, and it is the only bit that is clear in the value !1.
+            // For an odd lap the wait is for a set lowest bit. For an even lap it is for a clear lowest bit,
+            // the only bit that is clear in !1.
             let (value, until) = if odd == 1 { (1, WaitUntil::AnyBit) } else { (!1, WaitUntil::AnyBitClear) };
             let wait = MemoryOperation::Wait { address: word_address(lane, slot as u64), value, until };
             let index = slot as u32;
@@ -243,7 +252,8 @@ fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExe
     Ok(graph.instantiate()?)
 }
 
-/// Builds the graph of slots `first` to `first + items` for laps of one parity, without waits.
+/// Builds the graph of the `items` slots from `first` on, without waits. The graph is for odd laps if `odd`
+/// is 1, for even laps if it is 0.
 fn ready(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExec> {
     let mut graph = Graph::new(lane.loaded.gpu())?;
     let index = first as u32;

@@ -1,4 +1,5 @@
-//! The settings of a GPU executor, and the shapes that follow from them.
+//! The settings of a GPU executor, and the numbers of blocks, threads, streams and slots that follow from the
+//! settings.
 
 use crate::config::Method;
 use crate::error::{Error, Result};
@@ -8,22 +9,23 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The memory that packets lie in when the GPU processes them.
+/// Where packets lie, and whether the GPU processes them in place or pulls them into its own memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
     /// In pinned host memory. The GPU processes them in place, over PCIe.
     #[default]
     Pinned,
-    /// In pinned host memory. The kernel pulls them into GPU memory and writes back what the function changed.
+    /// In pinned host memory. The kernel pulls packets into GPU memory and writes back what the function
+    /// changed.
     Gpu,
-    /// As [`Memory::Gpu`], but only this many bytes at each packet's front are pulled.
+    /// As [`Memory::Gpu`], but the kernel pulls only this many bytes from the front of each packet.
     Split(u32),
-    /// In GPU memory from the start. Only for ports that never touch payload.
+    /// In GPU memory from the start. Only for ports that never access packet bytes with the CPU.
     Pool,
 }
 
 impl Memory {
-    /// Returns the most bytes of a packet that are pulled.
+    /// Returns the most bytes that are pulled per packet: 0 if packets are processed where they lie.
     pub(super) fn pull(&self) -> u32 {
         match self {
             Memory::Pinned | Memory::Pool => 0,
@@ -61,12 +63,13 @@ impl FromStr for Memory {
     }
 }
 
-/// The settings of a GPU executor. 0 stands for a value that suits the burst and the method.
+/// The settings of a GPU executor. For a number that is 0, inlane chooses a value that suits the burst and
+/// the method.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The method.
     pub method: Method,
-    /// The memory that packets lie in when the GPU processes them.
+    /// Where packets lie, and whether the GPU pulls them into its own memory.
     pub memory: Memory,
     /// The number of blocks of a persistent kernel.
     pub blocks: u32,
@@ -76,13 +79,14 @@ pub struct Settings {
     pub streams: u32,
     /// The number of items of a graph.
     pub graph_items: u32,
-    /// The number of chains of a graph, which run side by side.
+    /// The number of chains that a graph's items are divided into. The chains run side by side.
     pub graph_branches: u32,
     /// The pause of a block between two polls of the ring.
     pub pause: Duration,
-    /// The time after which an item in flight counts as stuck.
+    /// The watchdog's time limit. If one item takes longer, the run is aborted.
     pub watchdog: Duration,
-    /// If true, blocks are placed before waiting blocks of other jobs.
+    /// If true, streams have high priority, so the GPU starts their blocks before waiting blocks of other
+    /// jobs.
     pub high_priority: bool,
     /// True if the GPU's own counters of its PCIe link are sampled during the run.
     pub measure_pcie: bool,
@@ -106,21 +110,22 @@ impl Default for Settings {
     }
 }
 
-/// The most threads per block. The kernels are compiled for it.
+/// The most threads per block. The kernels are compiled with this limit.
 pub(super) const MOST_THREADS: u32 = 512;
 
-/// The largest number of items of a ring if each item may be a launch. The driver's queue is reported to hold about a
-/// thousand launches; this is neither documented nor measured here. A launch into a full queue blocks, and blocks forever if
-/// a function never returns.
+/// The most ring slots that a user can get if each item may need a launch. The driver's queue is reported to
+/// hold about a thousand launches; this is neither documented nor measured here. A launch into a full queue
+/// blocks, and blocks forever if a function never returns.
 const MOST_LAUNCHES: usize = 512;
 
-/// The number of a GPU's hardware queues that inlane requests from the driver. More streams share queues, and a wait in one stream then
-/// blocks the other streams of its queue.
+/// The number of a GPU's hardware queues that inlane requests from the driver. If there are more streams than
+/// queues, several streams share a queue. A wait in one of these streams then blocks the others.
 const QUEUES: usize = 32;
 
 impl Settings {
-    /// Returns the settings for each of `lanes` pipelines that share a GPU. Chooses streams and chains so that each wait for packets has a
-    /// hardware queue of its own. `ticks` is true if the function needs one more stream per lane.
+    /// Returns the settings for each of `lanes` pipelines that share a GPU. Chooses streams and chains so
+    /// that each wait for packets has a hardware queue of its own. Set `ticks` if the function has a `tick`,
+    /// which needs one more stream per lane.
     ///
     /// # Errors
     /// If the settings need more queues than the GPU has.
@@ -166,7 +171,7 @@ impl Settings {
         let warps = self.memory.pull() != 0 || kind == CallKind::Burst;
         let wanted = match (self.threads, warps) {
             (0, false) => burst.clamp(32, 256),
-            // For small items, more blocks are faster than larger blocks.
+            // Small items get blocks with few threads, because more blocks are then faster than larger ones.
             (0, true) if burst < 64 => (burst * 32).clamp(128, 256),
             (0, true) => MOST_THREADS,
             (threads, _) => threads,
@@ -174,8 +179,9 @@ impl Settings {
         wanted.min(MOST_THREADS).next_multiple_of(32)
     }
 
-    /// Returns the number of blocks of a persistent kernel. Waiting blocks poll over PCIe all the time, which delays a single packet. So
-    /// small bursts, which users choose for latency, get few blocks. Large bursts get many, because their items must overlap.
+    /// Returns the number of blocks of a persistent kernel. Waiting blocks poll over PCIe all the time, and
+    /// this traffic delays packets. Users choose small bursts for low latency, so these get few blocks.
+    /// Larger bursts get more blocks, because several items must be processed at once for a high rate.
     pub(super) fn blocks_for(&self, burst: usize) -> u32 {
         match (self.blocks, self.memory.pull()) {
             (0, _) if burst <= 2 => 4,
@@ -198,13 +204,13 @@ impl Settings {
         }
     }
 
-    /// Returns how many items of up to `burst` packets may be in flight.
+    /// Returns the limits on the number of items in flight. Items have up to `burst` packets.
     pub(super) fn limits(&self, burst: usize) -> Limits {
         let partial = match self.method {
             Method::Single => return Limits { all: 1, ..Limits::NONE },
-            // The dispatching thread cannot keep up with more small items than this.
+            // At most 16, because the dispatching thread cannot keep up with more small items.
             Method::Persistent => self.blocks_for(burst).min(16) as u64,
-            // Launching takes about a third of an item's time.
+            // Launching takes about a third of an item's time, so four items in flight keep the GPU busy.
             Method::Split => 4,
             Method::Stream => self.streams_for() as u64,
             Method::Graph => (self.streams_for() * self.graph_branches_for()) as u64,
@@ -212,8 +218,9 @@ impl Settings {
         Limits { partial, ..Limits::NONE }
     }
 
-    /// Returns the number of the ring's slots: at least `asked`, and enough to keep every block or stream busy. Limited if each item may be
-    /// a launch.
+    /// Returns the number of the ring's slots, a power of two. Begins with `asked`, which is limited to
+    /// [`MOST_LAUNCHES`] if the method has a feeder. Raises the number until there are enough slots to keep
+    /// every block or stream busy.
     pub(crate) fn slots_for(&self, asked: usize, burst: usize) -> usize {
         let needed = match self.method {
             Method::Single => 2,
@@ -226,7 +233,8 @@ impl Settings {
         asked.max(needed).next_power_of_two().min(inlane_core::ring::layout::MAX_SLOTS)
     }
 
-    /// Returns the number of items of a graph. It is a power of two, so that graphs tile the ring.
+    /// Returns the number of items of a graph. The number is a power of two, so the ring's slots divide
+    /// evenly into graphs.
     pub(super) fn graph_items_for(&self) -> usize {
         match self.graph_items {
             0 => 16,
@@ -234,7 +242,8 @@ impl Settings {
         }
     }
 
-    /// Returns the number of chains of a graph. It is a power of two that divides the number of items.
+    /// Returns the number of chains of a graph. The number is a power of two that divides the number of
+    /// items, so all chains have the same length.
     pub(super) fn graph_branches_for(&self) -> usize {
         let branches = if self.graph_branches == 0 { 4 } else { self.graph_branches as usize };
         branches.next_power_of_two().min(self.graph_items_for())

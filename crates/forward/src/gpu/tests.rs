@@ -1,4 +1,5 @@
-//! Tests that need no GPU: kernels compile for every architecture, shapes and settings are consistent, the watchdog, and posting.
+//! Tests that need no GPU. They check that kernels compile for every architecture, that numbers of blocks and
+//! threads follow from the settings, and how the watchdog and posting work.
 
 use super::posters::{NextPost, PostingCursor, RingView};
 use super::settings::MOST_THREADS;
@@ -35,7 +36,7 @@ fn every_function_compiles_with_the_executor_for_every_architecture() {
     }
 }
 
-/// A spilled register of the persistent kernel would be reloaded from memory after each acquire.
+/// Checks the compiler's report, because a spilled register would be reloaded from memory after each acquire.
 #[test]
 fn the_persistent_kernel_spills_no_registers() {
     if !compiler_is_installed("the_persistent_kernel_spills_no_registers") {
@@ -166,7 +167,8 @@ fn released_waits_are_not_reported_as_stuck_items() {
         item.complete(0);
         dispatcher.poll().expect("the item is complete").free();
     }
-    // The source has ended. Four kernels had been posted for items that will not come.
+    // The source has ended after 6 items, but waits and kernels were posted for 10. `release_waits` satisfies
+    // the remaining four.
     dispatcher.close();
     ring.release_waits(10);
     assert_eq!(ring.submitted(6), Some(0));
@@ -181,7 +183,8 @@ fn released_waits_are_not_reported_as_stuck_items() {
 fn large_bursts_need_permission_for_shared_memory() {
     use loaded_function::{SharedMemory, fit_shared, shared_bytes};
     const KIB: u32 = 1 << 10;
-    // The least of all GPUs from sm_80 on that a block can have, and the most that a function can declare.
+    // `most`: what a block can have on the supported GPU with the least shared memory. `declared`: the most
+    // that a packet function can declare.
     let (most, declared) = (99 * KIB, 48 * KIB);
     assert_eq!(shared_bytes(1024, false), 16 * KIB);
     assert_eq!(shared_bytes(1024, true), 40 * KIB);
@@ -238,7 +241,7 @@ fn every_wait_has_its_own_hardware_queue() {
     assert_eq!(persistent.streams_for(), 1);
 }
 
-/// A ring without a GPU: items `freed` to `submitted` are in it.
+/// The state of a ring without a GPU. The items from `freed` to `submitted` (exclusive) are in flight.
 #[derive(Debug)]
 struct Seen {
     submitted: u64,
@@ -257,13 +260,14 @@ impl RingView for Seen {
     }
 
     fn is_submitted(&self, position: u64) -> bool {
-        // A word keeps its lap until its slot is used again.
+        // A slot's word keeps the item's lap until the slot is reused, SLOTS items later.
         position < self.submitted && position + SLOTS >= self.submitted
     }
 }
 
-/// In any order of events: something is posted once for every item, no wait is posted for a slot whose previous item is in flight, and in
-/// the end only waits are left that `release_waits` releases.
+/// Plays random orders of events. Checks that each item gets exactly one kernel, and that no wait is posted
+/// for a slot whose previous item is in flight. Also checks that at the end few waits are left for
+/// `release_waits`.
 #[test]
 fn every_item_is_posted_for_once() {
     let mut dice = 0x2545_f491_4f6c_dd1du64;
@@ -273,11 +277,11 @@ fn every_item_is_posted_for_once() {
         dice ^= dice << 17;
         dice % sides
     };
-    // The number of items in a stretch, of stretches that may wait, and of items taken at once, as `stream` and `graph` use
-    // them.
+    // Values of `PostingCursor::next`'s parameters, as methods `stream` (stretch 1) and `graph` use them.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
-            // How often the other events happen for each time something is posted.
+            // How often items are submitted and freed, compared with how often the cursor is asked. 1 is as
+            // often.
             let others = [1, 3, 100][published as usize % 3];
             let mut cursor = PostingCursor::default();
             let mut ring = Seen { submitted: 0, freed: 0 };
@@ -286,7 +290,8 @@ fn every_item_is_posted_for_once() {
             while ring.freed < published || cursor.posted < published {
                 match roll(2 * others + 2) / others.max(1) {
                     0 => ring.submitted = (ring.submitted + roll(9)).min(ring.freed + SLOTS).min(published),
-                    // An item completes only after it was submitted and something was posted for it.
+                    // An item is freed only after it was submitted and its kernel was posted, so both counts
+                    // limit `freed`.
                     1 => ring.freed = (ring.freed + roll(9)).min(ring.submitted.min(cursor.posted)),
                     _ => match cursor.next(&ring, stretch, ahead, most) {
                         NextPost::Nothing => {}
@@ -323,7 +328,8 @@ fn waiting_for_the_competing_job_ends() {
     use std::time::{Duration, Instant};
     let (stop, running) = (AtomicBool::new(true), AtomicBool::new(false));
     let (long, short) = (Duration::from_secs(3600), Duration::from_millis(20));
-    // A launch that never ends. The GPU was abandoned before, is abandoned meanwhile, or the launch is late.
+    // `never` is a launch that never ends. The wait must end because the GPU was abandoned before or during
+    // the wait, or because the time limit passed.
     let asked = AtomicBool::new(false);
     let never = || {
         asked.store(true, Ordering::Relaxed);
@@ -337,11 +343,12 @@ fn waiting_for_the_competing_job_ends() {
     let begun = Instant::now();
     assert_eq!(wait_for_end(never, || false, &stop, short).unwrap(), End::Late);
     assert!(begun.elapsed() >= short);
-    // While packets flow, there is no limit.
+    // `running` says that packets still flow. Then there is no limit, so a launch of three times the limit is
+    // not late.
     let begun = Instant::now();
     let slow = || Ok(begun.elapsed() > 3 * short);
     assert_eq!(wait_for_end(slow, || false, &running, short).unwrap(), End::Done);
-    // An error of the driver ends the wait, too.
+    // An error of the driver ends the wait and is returned.
     let faulty = || Err(Error::Competitor("a fault".into()));
     assert!(wait_for_end(faulty, || false, &running, long).is_err());
 }
@@ -367,7 +374,7 @@ fn the_watchdog_runs_until_the_thread_that_moves_packets_ends() {
         };
         run::on_threads(|| moving(control), feeding, watching, &context).errors
     };
-    // Blocks until the run is aborted, as a thread in a blocking port would.
+    // Stands in for a thread that is blocked in a port: it ends only when the run is aborted.
     let held_up = |control: &Control| {
         while !control.aborting() {
             std::thread::yield_now();

@@ -1,5 +1,6 @@
-//! Tests of the executor's kernels without a GPU. Blocks of GPU threads are emulated on CPU threads (`crates/function/tests/emulated`). They
-//! take items from a ring and must give the same results as the CPU, for items of any size and packets at any address.
+//! Tests of the executor's kernels without a GPU. Each block of GPU threads is emulated on a CPU thread
+//! (`crates/function/tests/emulated`). The blocks take items from a ring. Their results must equal those of
+//! the function's CPU build, for items of any size and packets at any address.
 
 use super::lane::{Parameters, strides};
 use super::loaded_function::EXECUTOR;
@@ -13,7 +14,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// `emulated_launch` of `launch.h`: kernel, threads, seed, block, blocks, lane, place, more.
+/// The type of `emulated_launch` in `launch.h`. Its arguments are kernel, threads, seed, block, blocks, lane,
+/// place, more.
 type LaunchBlock = unsafe extern "C" fn(u32, u32, u64, u32, u32, *const Parameters, u64, u32);
 
 /// A kernel. Its value is its number in `launch.h`.
@@ -82,7 +84,9 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
             .output()
             .expect("the compiler that built this crate")
     };
-    // Each block needs its own static variables, but GCC would share them between copies of the object.
+    // Each block loads its own copy of the object, to have its own static variables. GCC would make the
+    // copies share some variables, unless this option is given. A compiler that lacks the option compiles
+    // without it.
     let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
     let output = output.unwrap_or_else(|| compile(&[]));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -119,16 +123,17 @@ struct Shape {
     longest: usize,
 }
 
-/// A lane without a GPU, with the CPU's instance to compare with.
+/// A lane in host memory, and an instance of the packet function on the CPU that gives the expected results.
 struct TestLane {
     shape: Shape,
     lane: Parameters,
-    /// Keeps the ring's memory, which blocks use until they end.
+    /// Keeps the ring's memory allocated, because blocks use it until they end.
     _ring: Arc<Ring>,
     dispatcher: Option<Dispatcher>,
     packets: Region,
     state: Region,
-    /// The stage and the shadow. Nothing may be written after the given number of bytes.
+    /// The memory of `stage` and of `shadow`, each with the number of bytes that blocks may write. The bytes
+    /// behind must stay unchanged.
     pulled: [(Region, usize); 2],
     /// The control words and the relay words.
     words: [Region; 2],
@@ -157,7 +162,7 @@ unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(address as *const u8, count) }
 }
 
-/// A packet in flight, and a copy of its buffer from before.
+/// A packet in flight, and a copy of its buffer's content before it was submitted.
 type Out = (Packet, Vec<u8>);
 
 impl TestLane {
@@ -234,7 +239,7 @@ impl TestLane {
         (Packet { address, length, port: 0, cookie }, buffer.to_vec())
     }
 
-    /// Compares an item's results with those of the CPU.
+    /// Runs the function's CPU build on copies of an item's packets, and compares verdicts and packet bytes.
     fn compare(&mut self, item: &[Out], found: &[PacketVerdict]) {
         let shape = self.shape;
         let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();
@@ -249,7 +254,7 @@ impl TestLane {
         unsafe { self.instance.run_packets(&packets, &mut expected, 0) };
         assert_eq!(found, expected, "{shape:?}");
         for (((packet, before), copy), outcome) in item.iter().zip(&copies).zip(expected) {
-            // SAFETY: the item was taken back, so the packet is not in use.
+            // SAFETY: the item is complete and was taken back, so no block uses the packet.
             let after = unsafe { bytes(packet.address, ROOM) };
             let (new, end) = (outcome.length as usize, outcome.length.max(packet.length) as usize);
             assert!(
@@ -260,13 +265,14 @@ impl TestLane {
         }
     }
 
-    /// Submits `items` items and checks the results.
+    /// Submits `items` items of random packets, lets the blocks process them, and checks the results.
     fn drive(&mut self, blocks: &[Block], items: u64) {
         let (shape, lane) = (self.shape, self.lane);
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
         let seed = self.dice.0;
         std::thread::scope(|scope| {
-            // The dispatcher is dropped if an assertion fails, so that the blocks end.
+            // The dispatcher is a local variable, so it is dropped if an assertion fails. Dropping it closes
+            // the ring, and the blocks end.
             let mut dispatcher = self.dispatcher.take().expect("a stage is driven once");
             for (index, block) in blocks.iter().enumerate().filter(|_| kernel == Kernel::Persistent) {
                 let index = index as u32;
@@ -404,7 +410,7 @@ fn an_order_to_stop_ends_blocks_with_a_full_ring() {
             let (packet, _) = stage.packet(&mut free);
             assert!(dispatcher.submit(&[packet]));
         }
-        // SAFETY: no block runs yet.
+        // SAFETY: no block runs yet. The first control word is the order to stop.
         unsafe { stage.words[0].as_ptr().cast::<u64>().write(1) };
         let lane = stage.lane;
         std::thread::scope(|scope| {
