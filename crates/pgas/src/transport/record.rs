@@ -25,7 +25,8 @@ pub trait Words {
     fn word(&self, index: usize) -> &Self::Word;
 }
 
-/// Reads the contents of the record with this sequence. Returns `None` if it is older, torn or invalid.
+/// Reads the contents of the record with this sequence. Returns `None` if the stored record has another
+/// sequence at either end.
 #[inline]
 pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     if words.word(0).load() != sequence {
@@ -98,8 +99,8 @@ mod tests {
     }
 
     proptest! {
-        // Stores between fences arrive in any order, and the reader looks after each: it gets the whole record
-        // or nothing.
+        // Stores between fences arrive in any order. The reader looks after each store, and must get the whole
+        // record or nothing.
         #[test]
         fn whole_or_nothing(old: [u64; CONTENTS], new: [u64; CONTENTS], shuffle: [u64; 8], sequence in 2u64..) {
             let record = Plain(Default::default());

@@ -1,5 +1,5 @@
-//! Tests with a hostile peer (garbage in handshakes, requests, replies and inboxes), and of timeouts, wake-ups and lost
-//! links.
+//! Tests with a hostile peer that writes garbage into handshakes, requests, replies and inboxes. Also tests
+//! timeouts, wake-ups and lost links.
 
 use super::layout::{Layout, SLOTS};
 use super::record::CONTENTS;
@@ -107,7 +107,7 @@ fn other_versions_and_sizes_are_refused() {
         let error = connect(VERSION, limit, inbound);
         assert!(matches!(&error, Error::Ntb(Bridge::Window { why, .. }) if why.contains(what)), "{error}");
     }
-    // The sizes fit, but the translation was never set.
+    // The sizes fit, but the peer never sets its translation, so mapping its window must fail.
     let error = connect(VERSION, pages, pages);
     assert!(matches!(error, Error::Ntb(Bridge::Window { .. })), "{error}");
 }
@@ -122,8 +122,8 @@ fn too_little_memory_is_refused_at_once() {
     );
 }
 
-/// Completes a handshake as a peer that then writes what it likes. Returns its window onto the other side, and
-/// the tag.
+/// Completes a handshake as a peer that later breaks the protocol. Returns the peer's window onto the other
+/// side, and the connection's tag.
 fn hostile_peer(hostile: &Twin) -> (Window, u32) {
     let layout = Layout::new(2, BYTES).unwrap();
     let inbound = hostile.inbound().slice(0, BYTES).unwrap();
@@ -160,13 +160,14 @@ fn hostile_requests_are_refused_and_touch_nothing() {
         for number in 1..=20 * SLOTS {
             let mut contents: [u64; CONTENTS] =
                 std::array::from_fn(|_| edges[random.next_u64() as usize % edges.len()]);
-            // Half of them have a known operation, so that their offsets and lengths are what is wrong.
+            // Every second request has a known operation, so that the checks of offset and length are reached
+            // too.
             contents[0] = if number % 2 == 0 {
                 (number / 2 % 3) | ((number % 9) << 8) | (8 << 16)
             } else {
                 random.next_u64()
             };
-            // The offset is misaligned, because a valid atomic may change memory.
+            // Make the offset odd, because a valid atomic would change the memory that is compared below.
             contents[1] |= 1;
             let at = layout.request(1, number);
             for (index, word) in contents.iter().enumerate() {
@@ -218,7 +219,7 @@ fn a_peer_that_never_answers_is_a_timeout() {
         let error = honest.atomic(1, atomic).unwrap_err();
         let Error::Timeout { peer: 1, lost, .. } = error else { panic!("{error}") };
         assert_eq!((lost.issued_bytes, lost.delivered_bytes, lost.unanswered), (24, 24, 1));
-        // Requests that nobody waits for fill the other slots; then posting one more times out.
+        // Requests that nobody waits for fill the other slots. Posting one more must then time out.
         let error =
             (0..SLOTS).find_map(|_| honest.atomic_nbi(1, atomic).err()).or_else(|| honest.quiet().err());
         assert!(matches!(error, Some(Error::Timeout { .. })), "{error:?}");
@@ -242,14 +243,15 @@ fn a_late_answer_frees_the_slot_of_a_timed_out_request() {
         let (window, tag) = hostile_peer(&hostile);
         let honest = honest.join().unwrap();
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
-        // More requests than slots: each one times out, and its answer comes afterwards.
+        // Post more requests than there are slots. Each request times out, and its answer arrives afterwards
+        // and must free the slot.
         for number in 1..=3 * SLOTS {
             let error = honest.atomic(1, atomic).unwrap_err();
             let Error::Timeout { what: "an atomic", lost, .. } = error else { panic!("{number}: {error}") };
             assert!(lost.unanswered <= SLOTS, "{number}: {lost}");
             reply(&window, honest.layout(), tag, number, 0);
         }
-        // Nobody waits for abandoned requests.
+        // No thread waits for abandoned requests, so quiet must succeed.
         honest.quiet().unwrap();
     });
 }
@@ -264,7 +266,7 @@ fn a_storm_of_doorbells_stops_no_pe() {
             let ntb = attach(port);
             let windows =
                 Windows::connect(ntb.clone(), BYTES, Settings { completion, ..settings(10_000) }).unwrap();
-            // Port 2 rings at the others continuously.
+            // Port 2 only rings the doorbells of the other two ports, continuously.
             while port == 2 && !over.load(Ordering::Acquire) {
                 (0..2).for_each(|peer| ntb.peer_doorbell_set(peer, u64::MAX).unwrap());
             }
@@ -286,7 +288,7 @@ fn a_storm_of_doorbells_stops_no_pe() {
     }
 }
 
-/// Backstop of [`two`]: a lost wake-up costs this long.
+/// Backstop of the waits in [`two`]. It is so long that a lost wake-up fails the test.
 const LONG: Duration = Duration::from_secs(20);
 
 /// Connects two PEs that wait by interrupt, and runs `body` on the first and `other` on the second.
@@ -294,7 +296,7 @@ fn two(body: impl FnOnce(&Windows, &Twin) + Send, other: impl FnOnce(&Windows) +
     two_with(None, body, other);
 }
 
-/// Runs [`two`] with a mover at the first PE, which copies everything that it puts.
+/// Runs [`two`] with a mover at the first PE. The mover copies everything that this PE puts.
 fn two_with(
     mover: Option<Box<dyn Mover>>,
     body: impl FnOnce(&Windows, &Twin) + Send,
@@ -343,7 +345,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
             };
             let mut rung = [0; 2];
             for (rung, end) in rung.iter_mut().zip([0, 1]) {
-                // Sleeps long enough for the other side to fall asleep.
+                // Wait long enough for the other side to fall asleep.
                 std::thread::sleep(Duration::from_millis(150));
                 for _ in 0..200 {
                     put(512, 7);
@@ -361,8 +363,8 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     );
 }
 
-/// Lets the second PE sleep on a word three times while the first changes it by `grow`. A sleep that no doorbell ends
-/// lasts [`LONG`], which fails the test.
+/// Lets the second PE sleep on a word three times while the first PE changes the word by `grow`. If no
+/// doorbell ends a sleep, it lasts [`LONG`] and the test fails.
 fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64) + Send + Sync) {
     const ROUNDS: u64 = 3;
     let start = Instant::now();
@@ -370,7 +372,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
         mover,
         |first, _| {
             for round in 1..=ROUNDS {
-                // Sleeps until the other side sleeps.
+                // Wait until the other side sleeps.
                 std::thread::sleep(Duration::from_millis(100));
                 grow(first, round);
                 first.take_notification(1).unwrap();
@@ -406,7 +408,8 @@ fn quiet_wakes_a_waiter_for_bytes_that_a_mover_copied() {
     });
 }
 
-/// Puts that race with the beginning of a sleep: none of them may need the backstop.
+/// Runs puts that arrive just as the other side begins to sleep. None of these sleeps may last until the
+/// backstop.
 #[test]
 fn no_wakeup_is_lost_between_announcement_and_sleep() {
     const ROUNDS: u64 = 3000;
@@ -415,7 +418,8 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
         let word = windows.symmetric().0.wrapping_add(64) as usize;
         for round in 1..=ROUNDS {
             let put = || {
-                // A growing pause moves the store across the other side's announcement.
+                // A pause that grows with each round moves the store past the moment at which the other side
+                // announces its sleep.
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
                 // SAFETY: a local of 8 bytes.
                 unsafe { windows.put(1 - me, 64, (&raw const round).cast(), 8) }.unwrap();
@@ -538,7 +542,8 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
 #[test]
 fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
     let hub = Hub::new(2, BYTES as u64).unwrap();
-    // Set by the side that has seen enough losses. Its end is the other side's last loss.
+    // One side sets this when it has seen enough losses, and then ends. The other side sees that end as its
+    // last loss.
     let over = AtomicBool::new(false);
     let side = |port: u32| {
         let faults: Faults =

@@ -1,18 +1,20 @@
 //! When a store must ring a doorbell, and how a waiter sleeps without missing one. The model checker runs this protocol.
 //!
-//! A doorbell is expensive: the notifier makes an uncached write (with the twin a system call), and the waiter's side takes
-//! an interrupt. So a waiter announces that it is about to sleep. It writes an *announcement* into a word at each peer, looks
-//! once more, and only then sleeps. A peer that stores looks at that word, which is local to it, and rings once for each
-//! announcement. The announcement also holds the waiter's [`Interest`], because stores that cannot end the wait must not
-//! ring. A peer asleep in a barrier would otherwise be woken every few microseconds by bulk data that arrives meanwhile.
+//! A doorbell is expensive: the notifier makes an uncached write (with the twin a system call), and the
+//! waiter's side takes an interrupt. A waiter therefore asks for a doorbell only before it sleeps. It writes
+//! an *announcement* into a word at each peer, checks its condition once more, and then sleeps. A peer that
+//! stores reads that word, which lies in its own memory, and rings once for each announcement. The
+//! announcement also holds the waiter's [`Interest`]: the stores that can end the wait. Other stores do not
+//! ring. Otherwise bulk data would wake a PE that sleeps in a barrier every few microseconds.
 //!
 //! ```text
 //! waiter:    announcement -> peers     barrier     look again     sleep until the doorbell or the backstop
 //! notifier:  data -> waiter            barrier     new announcement with this interest? ring
 //! ```
 //!
-//! Between its store and its look, each side needs a full barrier. Without it both may read the old value, and the wake-up
-//! is lost; the loom tests below show both cases. A barrier after every put would cost more than the put. Therefore:
+//! Each side needs a full barrier between its store and its next load. Without the barriers, both sides may
+//! read the old value, and the wake-up is lost. The loom tests below show both cases. A barrier after every
+//! put would cost more than the put. Therefore:
 //!
 //! * On coherent windows the waiter executes the barrier for both sides by membarrier(2), which acts on every running
 //!   thread of the registered processes. Putting costs nothing then. A notifier whose process or whose peer is not
@@ -24,15 +26,17 @@
 
 use std::time::Duration;
 
-/// How long a waiter polls after its announcement before it sleeps. A store that is in flight usually arrives by then.
+/// How long a waiter polls between its announcement and its sleep. A store that is in flight usually arrives
+/// in this time.
 pub const LAST_LOOK: Duration = Duration::from_micros(2);
-/// The first and the longest backstop of a sleep.
+/// How long a sleep without a doorbell lasts: the first sleep of a wait, and the longest.
 pub const BACKSTOP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
-/// A word with one writer.
+/// A word that one side writes and the other side reads.
 pub use inlane_core::ring::Word;
 
-/// The stores that can end a wait.
+/// The stores that can end a wait. A waiter announces its interest before it sleeps, and peers ring for such
+/// stores only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// Notifications and replies only. Puts to symmetric memory are neither.
@@ -43,7 +47,7 @@ pub enum Interest {
     Any,
 }
 
-/// A store, as far as it decides who must be woken.
+/// The kind of a store, from which the notifier decides whether it must wake the waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// A notification or a reply.
@@ -52,12 +56,14 @@ pub enum Stored {
     Put(usize, usize),
 }
 
-/// Bits of an announcement that hold the interest. The bits above hold a counter, which may wrap.
+/// Number of low bits of an announcement that hold the interest. The bits above hold a counter, which may
+/// wrap.
 const INTEREST_BITS: u32 = 40;
 const ANY: u64 = (1 << INTEREST_BITS) - 1;
 
 impl Interest {
-    /// Returns the interest in `width` bytes at a symmetric offset: their aligned word if they lie in one, else any store.
+    /// Returns the interest in `width` bytes at a symmetric offset. If the bytes lie in one aligned word of 8
+    /// bytes, it is the interest in that word. Otherwise it is the interest in any store.
     pub fn word(offset: usize, width: usize) -> Self {
         if offset % 8 + width <= 8 { Self::Word(offset & !7) } else { Self::Any }
     }
@@ -79,7 +85,8 @@ impl Interest {
     }
 }
 
-/// Returns true if a waiter with this announcement may wait for what was stored. A hostile peer may announce any value.
+/// Returns true if a store of kind `stored` may end the wait that was announced. A hostile peer may announce
+/// any value.
 #[inline]
 pub fn concerns(announcement: u64, stored: Stored) -> bool {
     match (announcement & ANY, stored) {
@@ -92,15 +99,16 @@ pub fn concerns(announcement: u64, stored: Stored) -> bool {
     }
 }
 
-/// The notifier's side of one peer: the announcement that it answered last.
+/// The notifier's state for one peer: the peer's last announcement that was answered by a doorbell.
 #[derive(Debug, Default)]
 pub struct Notifier {
     answered: u64,
 }
 
 impl Notifier {
-    /// Returns the announcement to ring for, if it is new and its interest covers what was stored. Call it after the store
-    /// and the barrier. A hostile peer that keeps announcing gets at most one ring a store.
+    /// Returns the announcement if the notifier must ring for it: it is new, and its interest covers the
+    /// store. Call this after the store and the barrier. A hostile peer that keeps announcing gets at most
+    /// one ring for each store.
     #[inline]
     pub fn must_ring<W: Word>(&mut self, announcement: &W, stored: Stored) -> Option<u64> {
         let now = announcement.load();
@@ -112,7 +120,7 @@ impl Notifier {
     }
 }
 
-/// The waiter's side: the counter of announcements, and the interests of the threads that sleep.
+/// The waiter's state: the counter of announcements, and the interest of each sleeping thread.
 #[derive(Debug, Default)]
 pub struct Waiter {
     counter: u64,
@@ -120,7 +128,8 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// Adds a sleeping thread. Returns the announcement to write at every peer that can end its wait.
+    /// Adds a sleeping thread. Returns the announcement, which covers all sleeping threads. Write it at every
+    /// peer that can end the wait.
     pub fn announce(&mut self, interest: Interest) -> u64 {
         self.counter += 1;
         self.sleepers.push(interest);
@@ -128,7 +137,7 @@ impl Waiter {
         self.counter << INTEREST_BITS | all.encode()
     }
 
-    /// Removes a thread that is awake again.
+    /// Removes a thread that has woken up and had announced this interest.
     pub fn awake(&mut self, interest: Interest) {
         if let Some(index) = self.sleepers.iter().position(|one| *one == interest) {
             self.sleepers.swap_remove(index);
@@ -150,7 +159,8 @@ pub fn register_for_barriers() -> bool {
     membarrier(REGISTER_GLOBAL_EXPEDITED)
 }
 
-/// Executes a full barrier on every running thread of the registered processes. Returns false if the kernel refuses.
+/// Executes a full barrier on every running thread of all registered processes. Returns false if the kernel
+/// refuses.
 pub fn barrier_everywhere() -> bool {
     membarrier(GLOBAL_EXPEDITED)
 }
@@ -184,8 +194,9 @@ mod tests {
         doorbell: AtomicU64,
     }
 
-    /// Models two stores against two sleeps. A membarrier by the waiter orders as a full barrier on each side does
-    /// (membarrier(2)), so fences on both sides model it.
+    /// Checks two stores against two sleeps in all interleavings. `fenced` says whether the notifier executes
+    /// its barrier. A membarrier(2) by the waiter acts like a full barrier on each side, so fences on both
+    /// sides model it too.
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -227,7 +238,8 @@ mod tests {
             let rings = sender.join().unwrap();
             assert!(rings <= 2, "at most one ring for each announcement");
             if let Some(seen) = slept_on {
-                // The sender has finished: a new value needs a pending doorbell.
+                // The sender has finished. If the value has changed since the sleep, a doorbell must be
+                // pending.
                 let newer = shared.data.load(Ordering::Acquire) != seen;
                 assert!(!newer || shared.doorbell.load(Ordering::SeqCst) == 1, "lost wake-up at {seen}");
             }
@@ -298,7 +310,8 @@ mod tests {
         model(false);
     }
 
-    /// The doorbell is cleared before the scan, so a ring during the scan stays pending.
+    /// Checks that clearing the doorbell before the scan loses no wake-up: a ring during the scan stays
+    /// pending.
     #[test]
     fn loom_clear_before_scan() {
         loom::model(|| {

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::transport::Transport;
 use std::sync::PoisonError;
 
-/// A set of PEs: `start`, `start + stride`, and so on, `size` of them.
+/// A regular set of PEs: `start`, `start + stride`, and so on, `size` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Set {
     /// The first PE.
@@ -20,8 +20,8 @@ pub struct Set {
     pub size: u32,
 }
 
-/// Combines elements: `(accumulator, other, count)`. Both pointers lead to `count` elements that may be
-/// misaligned.
+/// A function that combines elements: `(accumulator, other, count)`. It stores each result in the
+/// accumulator. Both pointers lead to `count` elements that may be misaligned.
 pub type Reduce<'a> = &'a dyn Fn(*mut u8, *const u8, usize);
 
 impl Set {
@@ -30,8 +30,8 @@ impl Set {
         self.start + index * self.stride
     }
 
-    /// Returns all PEs but the one at `index`, starting with its successor. PEs that iterate at once then
-    /// address different PEs.
+    /// Returns all PEs but the one at `index`, starting with its successor. If all PEs iterate at the same
+    /// time, they address different PEs.
     fn others(&self, index: u32) -> impl Iterator<Item = u32> {
         (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
     }
@@ -66,7 +66,7 @@ impl<T: Transport> World<T> {
         Ok((index, self.collective.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Blocks until every PE of the set has called it. It does not wait for puts.
+    /// Blocks until every PE of the set has called this function. Does not wait for puts.
     ///
     /// # Errors
     /// [`Error::LinkLost`]; [`Error::Invalid`] for a set that is malformed or lacks the caller.
@@ -85,7 +85,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Blocks until every PE of the set has called it and the earlier puts of all of them are delivered.
+    /// Blocks until every PE of the set has called this function and the earlier puts of all these PEs are
+    /// delivered.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -94,7 +95,7 @@ impl<T: Transport> World<T> {
         self.sync(set)
     }
 
-    /// Blocks until all PEs have called it and their earlier puts are delivered.
+    /// Blocks until all PEs have called this function and their earlier puts are delivered.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -102,14 +103,14 @@ impl<T: Transport> World<T> {
         self.barrier(self.all())
     }
 
-    /// Waits at the last barrier of a PE. When it returns, this process may end at once: the other PEs have received
-    /// everything that they need from it.
+    /// Waits at the last barrier of a PE. After the return this process may end at once, because the other
+    /// PEs have received everything that they need from it.
     ///
     /// # Errors
     /// As for [`World::sync`].
     pub fn leave(&self) -> Result<()> {
         self.barrier_all()?;
-        // A notification that is still on its way would be lost with the process.
+        // A notification in flight would be lost with the process, so wait until it is delivered.
         self.quiet()
     }
 
@@ -154,7 +155,7 @@ impl<T: Transport> World<T> {
         let pe = |relative: u32| set.pe((relative + root) % set.size);
         let mut from = source;
         // The lowest set bit is the distance to the parent. Smaller powers of two are the distances to the
-        // children.
+        // children, so go on from there.
         let mut reach =
             if relative == 0 { set.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
@@ -205,8 +206,8 @@ impl<T: Transport> World<T> {
         unsafe { self.put_to_all(&set, index, offset, source, bytes) }
     }
 
-    /// Concatenates as [`World::collect`] does, if `bytes` is the same on all PEs. It saves the exchange of
-    /// lengths.
+    /// Concatenates as [`World::collect`] does, for lengths that are equal on all PEs. It is faster, because
+    /// no lengths are exchanged.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -239,20 +240,20 @@ impl<T: Transport> World<T> {
             // SAFETY: the caller's guarantee.
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
-        // The own copy comes last, because source and destination may be the same.
+        // Copy to this PE's own destination last, because it may be the source.
         // SAFETY: `offset_of` bounded the destination; the copy may overlap.
         unsafe { std::ptr::copy(source, self.address_of(offset), bytes) };
         self.exchange(set, index)
     }
 
-    /// Notifies every other PE of the set and waits for the notification of each.
+    /// Notifies every other PE of the set, and waits for a notification from each.
     fn exchange(&self, set: &Set, index: u32) -> Result<()> {
         set.others(index).try_for_each(|pe| self.transport.notify(pe))?;
         set.others(index).try_for_each(|pe| self.transport.take_notification(pe))
     }
 
-    /// Sends block i of `bytes` at `source` to PE i of the set, which stores it at the block of the sender's
-    /// index in its `destination`.
+    /// Sends block i of the source to PE i of the set. Each block has `bytes`. The receiver stores the block
+    /// in its `destination`, at the sender's index.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -277,8 +278,8 @@ impl<T: Transport> World<T> {
         self.exchange(&set, index)
     }
 
-    /// Combines `count` elements of `width` bytes at `source` of all PEs by `reduce` and stores the result at
-    /// `destination` of every PE. All PEs get the same bits, because one PE computes each result.
+    /// Combines the `count` elements of `width` bytes at `source` of all PEs by `reduce`. Stores the result
+    /// at `destination` of every PE. All PEs get the same bits, because one PE computes each result.
     ///
     /// # Errors
     /// As for [`World::broadcast`].
@@ -297,7 +298,7 @@ impl<T: Transport> World<T> {
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
         let chunk = CHUNK / width.max(1) * width;
-        // The widest words make it aligned for every element.
+        // Use the widest words, so that the buffer is aligned for every element type.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
         let scratch = |pe: u32| self.pes() as usize * WORD + pe as usize * CHUNK;
         let mut done = 0;
@@ -305,7 +306,8 @@ impl<T: Transport> World<T> {
             let piece = chunk.min(bytes - done);
             // SAFETY: `done + piece` is at most the guaranteed bytes, and at most the length of `sum`.
             unsafe { std::ptr::copy_nonoverlapping(source.add(done), sum.as_mut_ptr().cast(), piece) };
-            // Up a binomial tree: a child puts its sum into the parent's chunk for it.
+            // Combine up a binomial tree: each child puts its sum into the chunk that the parent reserves for
+            // it.
             let mut distance = 1;
             while distance < set.size {
                 if index & distance != 0 {
@@ -322,8 +324,8 @@ impl<T: Transport> World<T> {
                 }
                 distance *= 2;
             }
-            // Down again. A child puts its next chunk only after this chunk's result has reached it, so its
-            // chunk is free then.
+            // Send the result down the tree. A child puts its next chunk only after it has received this
+            // result, so the parent's chunk is free by then.
             // SAFETY: `sum` has `piece` bytes; the destination was bounded above.
             unsafe {
                 if index == 0 {

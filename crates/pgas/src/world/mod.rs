@@ -41,7 +41,7 @@ pub enum Compare {
 }
 
 impl Compare {
-    /// Compares `left` with `right`.
+    /// Returns true if the comparison of `left` with `right` holds.
     #[inline]
     pub fn holds<T: PartialOrd>(self, left: T, right: T) -> bool {
         match self {
@@ -58,13 +58,13 @@ impl Compare {
 /// The effect of a signal on its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Sets the word.
+    /// Stores the value in the word.
     Set,
-    /// Adds to the word, at its owner.
+    /// Adds the value to the word, by an atomic at the word's owner.
     Add,
 }
 
-/// One PE and its access to all others: the library that programs use.
+/// One PE and its access to all others. Programs use this type to allocate, put, get, wait and synchronise.
 pub struct World<T: Transport> {
     transport: T,
     base: usize,
@@ -79,7 +79,7 @@ pub struct World<T: Transport> {
 
 /// Size in bytes of a chunk of a reduction.
 const CHUNK: usize = 32 << 10;
-/// Distance in bytes between the words of the workspace, so that each has a line of its own.
+/// Distance in bytes between two words of the workspace. Each word has a cache line of its own.
 const WORD: usize = 128;
 
 impl<T: Transport> World<T> {
@@ -133,7 +133,7 @@ impl<T: Transport> World<T> {
         self.transport.pes()
     }
 
-    /// Returns the transport, for another world over it.
+    /// Ends this world and returns the transport, to make another world over it.
     pub fn into_transport(self) -> T {
         self.transport
     }
@@ -158,7 +158,7 @@ impl<T: Transport> World<T> {
         }
         match within(self.statics, self.statics_bytes) {
             Some(at) => Ok(self.statics_offset + at),
-            // 0 bytes may have any address.
+            // An access to 0 bytes may have any address.
             None if bytes == 0 => Ok(self.heap_offset),
             None => Err(Error::NotSymmetric { address, bytes }),
         }
@@ -169,8 +169,8 @@ impl<T: Transport> World<T> {
         (self.base + offset) as *mut u8
     }
 
-    /// Returns the address at which loads and stores reach `pe`'s object, if they do. `address` is this PE's
-    /// copy of it.
+    /// Returns the address at which loads and stores reach `pe`'s copy of the object at `address`, or `None`
+    /// if they cannot. `address` is that of this PE's copy.
     pub fn direct(&self, address: usize, pe: u32) -> Option<*mut u8> {
         let offset = self.offset_of(address, 1).ok()?;
         if pe == self.me() {
@@ -186,9 +186,9 @@ impl<T: Transport> World<T> {
     /// Allocates symmetric memory, aligned to at most 4096. All PEs must call it with the same arguments.
     ///
     /// # Errors
-    /// [`Error::Heap`] and [`Error::Invalid`], then on all PEs; [`Error::LinkLost`].
+    /// [`Error::Heap`] and [`Error::Invalid`], on all PEs alike; [`Error::LinkLost`].
     pub fn allocate(&self, bytes: usize, align: usize) -> Result<*mut u8> {
-        // Each PE's memory starts at a page, at an address of its own.
+        // Each PE's memory starts at a page boundary, so a larger alignment cannot hold on all PEs.
         let offset = match align <= 4096 {
             true => self.heap().allocate(bytes, align),
             false => Err(Error::invalid(
@@ -299,7 +299,7 @@ impl<T: Transport> World<T> {
         self.transport.atomic(pe, Atomic { operation, offset, width, operand, comparand })
     }
 
-    /// Starts an atomic without a result. It is complete after the next quiet.
+    /// Starts an atomic whose result is not needed. It is complete after the next quiet.
     ///
     /// # Errors
     /// As for [`World::atomic`].
@@ -342,7 +342,7 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Orders puts and atomics: those before it arrive at each PE before all later ones to that PE.
+    /// Orders puts and atomics. Those before this call arrive at each PE before all later ones to that PE.
     ///
     /// # Errors
     /// As for [`Transport::fence`].
@@ -351,7 +351,7 @@ impl<T: Transport> World<T> {
         self.transport.fence()
     }
 
-    /// Blocks until all puts and atomics are delivered.
+    /// Blocks until all earlier puts and atomics of this PE are delivered.
     ///
     /// # Errors
     /// As for [`Transport::quiet`].
@@ -360,7 +360,7 @@ impl<T: Transport> World<T> {
         self.transport.quiet()
     }
 
-    /// Blocks until `done` returns true. It may look at any of this PE's symmetric memory.
+    /// Blocks until `done` returns true. `done` may look at any of this PE's symmetric memory.
     ///
     /// # Errors
     /// As for [`Transport::wait`].
@@ -368,13 +368,14 @@ impl<T: Transport> World<T> {
         self.transport.wait(None, &mut done)
     }
 
-    /// Blocks until `done` returns true, which looks only at the `bytes` (at most 8) at symmetric address
+    /// Blocks until `done` returns true. `done` may look only at the `bytes` (at most 8) at symmetric address
     /// `word`.
     ///
     /// # Errors
     /// As for [`Transport::wait`].
     pub fn wait_word(&self, word: usize, bytes: usize, mut done: impl FnMut() -> bool) -> Result<()> {
-        // A word outside symmetric memory works too. The wait then calls `done` after every wake-up and backstop.
+        // A word outside symmetric memory works too: the offset is then `None`, and every wake-up calls
+        // `done`.
         let word = self.offset_of(word, bytes).ok().map(|offset| (offset, bytes));
         self.transport.wait(word, &mut done)
     }

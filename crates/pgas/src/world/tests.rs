@@ -1,4 +1,4 @@
-//! Tests of the library between threads, each of which is a PE of one twin, with and without faults.
+//! Tests of the library between threads, with and without faults. Each thread is a PE of one twin.
 
 use super::*;
 use crate::transport::layout::Layout;
@@ -139,8 +139,8 @@ fn everything_works_with_faults() {
     run(3, "reorder,torn,delay=5us,lose=0.9,seed=9", CompletionMode::Interrupt, None, everything);
 }
 
-/// `leave` promises that a process may end when it returns. Here PEs drop their memory and links at once, in
-/// any order.
+/// Checks what `leave` promises: a process may end as soon as it returns. The PEs of this test drop their
+/// memory and links at once, in any order.
 #[test]
 fn a_pe_may_go_as_soon_as_leave_returns() {
     for mode in [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt] {
@@ -151,7 +151,7 @@ fn a_pe_may_go_as_soon_as_leave_returns() {
                 let peer = (world.me() + 1) % 4;
                 world.put(words, 0, &[round + 1], peer).unwrap();
                 world.fetch(Operation::Add, words, 1, 1, 0, peer).unwrap();
-                // One PE is late, another one in each round.
+                // Delay one PE, another one in each round.
                 if u64::from(world.me()) == round % 4 {
                     std::thread::sleep(std::time::Duration::from_millis(5));
                 }

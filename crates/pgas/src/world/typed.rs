@@ -21,7 +21,7 @@ macro_rules! elements {
 }
 elements!(u8 i8 u16 i16 u32 i32 u64 i64 usize isize f32 f64);
 
-/// An array that every PE has at the same place of its symmetric heap.
+/// An array in the symmetric heap. Every PE has its own copy, at the same offset.
 #[derive(Debug)]
 pub struct Symmetric<E: Element> {
     address: usize,
@@ -65,7 +65,7 @@ impl<E: Element> Symmetric<E> {
 }
 
 impl<T: Transport> World<T> {
-    /// Returns this PE's address of element `index`. Fails for an array of another world.
+    /// Returns the address of element `index` in this PE's copy. Fails if the array belongs to another world.
     fn own<E: Element>(&self, array: Symmetric<E>, index: usize, count: usize) -> Result<*const E> {
         let at = array.at(index, count)?;
         self.offset_of(at, count * size_of::<E>())?;
@@ -85,7 +85,7 @@ impl<T: Transport> World<T> {
         Ok(Symmetric { address: address as usize, length, element: PhantomData })
     }
 
-    /// Puts elements into `pe`'s copy from index `index` on.
+    /// Puts elements into `pe`'s copy, starting at index `index`.
     ///
     /// # Errors
     /// As for [`World::put_bytes`].
@@ -95,7 +95,7 @@ impl<T: Transport> World<T> {
         unsafe { self.put_bytes(at, source.as_ptr().cast(), size_of_val(source), pe) }
     }
 
-    /// Gets elements of `pe`'s copy from index `index` on.
+    /// Gets elements of `pe`'s copy, starting at index `index`.
     ///
     /// # Errors
     /// As for [`World::get_bytes`].
@@ -136,7 +136,8 @@ impl<T: Transport> World<T> {
         Ok(unsafe { at.read_volatile() })
     }
 
-    /// Blocks until the comparison of element `index` of this PE's copy with `value` holds. Returns the element.
+    /// Blocks until element `index` of this PE's copy compares with `value` as `how` says. Returns the
+    /// element.
     ///
     /// # Errors
     /// As for [`World::wait`].
@@ -174,7 +175,7 @@ impl<T: Transport> World<T> {
         self.atomic(operation, array.at(index, 1)?, 8, operand, comparand, pe)
     }
 
-    /// Adds the arrays of all PEs of the set element by element, into every PE's `into`.
+    /// Adds the arrays of all PEs of the set element by element. Stores the sums in every PE's `into`.
     ///
     /// # Errors
     /// As for [`World::reduce`].
