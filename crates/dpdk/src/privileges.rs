@@ -16,29 +16,30 @@ use crate::error::{Error, Result};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// The identity of the process after it gave up its privileges.
+/// The user and group of the process after it gave up its privileges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped {
-    /// Its user id.
+    /// The user id of the process.
     pub user: u32,
-    /// Its group id.
+    /// The group id of the process.
     pub group: u32,
 }
 
 /// The user and group `nobody` of every distribution.
 const NOBODY: u32 = 65534;
 
-/// How long other threads may take to give up their capabilities.
+/// The longest wait for other threads to give up their capabilities.
 const OTHER_THREADS: Duration = Duration::from_secs(1);
 
-/// Gives up all privileges of the process, for good. Root becomes the user who called sudo, or nobody. Every user loses all capabilities, in all
-/// threads. Returns `None` if there was nothing to give up.
+/// Gives up all privileges of the process permanently. Root becomes the user who called sudo, or nobody. All
+/// threads of any user lose all capabilities. Returns `None` if there was nothing to give up.
 ///
-/// A library's thread that blocks signals keeps the capabilities of the program's file (setcap). A warning names it. Threads that start later
-/// have none.
+/// A thread of a library may block signals. Such a thread keeps the capabilities that the program's file gave
+/// it (setcap), and a warning names the thread. Threads that start later have no capabilities.
 ///
 /// # Errors
-/// [`Error::Privileges`] with the step that failed. End the process then, because it may have given up a part only.
+/// [`Error::Privileges`] with the step that failed. End the process then, because it may still have some of
+/// its privileges.
 pub fn drop_privileges() -> Result<Option<Dropped>> {
     // SAFETY: reads numbers.
     let (root, user, group) = unsafe { (libc::geteuid() == 0, libc::geteuid(), libc::getegid()) };
@@ -59,21 +60,22 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
     })?;
     step("dropping capabilities", drop_capabilities_of_this_thread)?;
     drop_capabilities_of_other_threads()?;
-    // Programs that are started later gain nothing from set-uid bits or capabilities of their files.
-    // SAFETY: a flag of this thread, which later threads inherit.
+    // Programs that this process starts later gain nothing from set-uid bits or file capabilities.
+    // SAFETY: the call sets a flag of this thread, which later threads inherit.
     step("forbidding new privileges", || unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-    // After a change of user the kernel gives the process's files in /proc to root. This flag gives them back.
-    // SAFETY: a flag of the process.
+    // After a change of user, the kernel gives root the files of this process in /proc. This flag gives the
+    // files back to the process.
+    // SAFETY: the call sets a flag of the process.
     step("keeping access to its files in /proc", || unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0)
     })?;
     Ok(Some(dropped))
 }
 
-/// Changes user and group of every thread, as the C library does, and leaves all other groups. The kernel drops the capabilities of every
-/// thread whose user was root.
+/// Changes the user and group of every thread by the C library's functions, and leaves all other groups. The
+/// kernel drops the capabilities of every thread whose user was root.
 fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
-    // Groups come first, because an ordinary user may not change them. SAFETY: no group is read.
+    // The groups are left first, because an ordinary user may not change groups. SAFETY: no group is read.
     step("leaving all groups", || unsafe { libc::setgroups(0, std::ptr::null()) })?;
     // SAFETY: numbers.
     step("changing the group", || unsafe { libc::setresgid(group, group, group) })?;
@@ -81,7 +83,7 @@ fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
     step("changing the user", || unsafe { libc::setresuid(user, user, user) })
 }
 
-/// Reads a user or group number that sudo sets. Root's is ignored.
+/// Reads a user or group number from an environment variable that sudo sets. Ignores 0, which is root.
 fn number_of(variable: &str) -> Option<u32> {
     std::env::var(variable).ok()?.parse().ok().filter(|&number| number != 0)
 }
@@ -93,7 +95,8 @@ fn step(doing: &str, call: impl FnOnce() -> i32) -> Result<()> {
     }
 }
 
-/// Empties the effective, permitted and inheritable set of the calling thread. Safe to call in a signal handler.
+/// Empties the effective, permitted and inheritable capability sets of the calling thread. Safe to call in a
+/// signal handler.
 fn drop_capabilities_of_this_thread() -> i32 {
     const VERSION_3: u32 = 0x2008_0522;
     #[repr(C)]
@@ -102,14 +105,14 @@ fn drop_capabilities_of_this_thread() -> i32 {
         thread: i32,
     }
     let header = Header { version: VERSION_3, thread: 0 };
-    // Two halves of the three sets.
+    // Version 3 of capset(2) takes 64-bit sets as two halves. Each half contains the three sets.
     let sets = [[0u32; 3]; 2];
-    // SAFETY: both live through the call, in the layout of version 3 of capset(2).
+    // SAFETY: header and sets live through the call, in the layout of version 3 of capset(2).
     unsafe { libc::syscall(libc::SYS_capset, &raw const header, sets.as_ptr()) as i32 }
 }
 
-/// Makes every other thread that holds capabilities drop them, by a signal, because the system call affects only the calling
-/// thread.
+/// Makes every other thread that holds capabilities drop its capabilities. Sends each thread a signal whose
+/// handler does this, because the system call affects only the calling thread.
 fn drop_capabilities_of_other_threads() -> Result<()> {
     extern "C" fn handler(_: libc::c_int) {
         drop_capabilities_of_this_thread();
@@ -133,7 +136,7 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
         }
         for thread in threads.into_iter().filter(|(id, _)| !signalled.contains(id)).collect::<Vec<_>>() {
             signalled.push(thread.0);
-            // SAFETY: a thread of this process, which may have ended meanwhile: then the call fails.
+            // SAFETY: the target is a thread of this process. If it has ended meanwhile, the call fails.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread.0, signal) };
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -144,7 +147,7 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
             "these threads of libraries keep the program's capabilities: {}. Threads that run user code have none",
             names.join(", ")
         );
-        // The signal is still pending in these threads, so the handler stays.
+        // The signal is still pending in these threads, so its handler must stay installed.
         return Ok(());
     }
     // SAFETY: as above.

@@ -1,11 +1,12 @@
-//! Frames that a packet socket's ring cannot deliver unchanged. The port refuses and counts them.
+//! Refuses and counts frames that the ring of a packet socket cannot deliver unchanged. There are two kinds:
 //!
 //! * Frames longer than a slot. A peer sends them if it leaves segmentation to its card (TSO), and the kernel makes them by joining
 //!   received segments (GRO). The kernel would cut them to the slot.
 //! * Frames with an 802.1ad tag. The kernel takes a frame's outer VLAN tag out of it, and DPDK's driver puts it back as 802.1Q.
 //!
-//! No counter of the kernel or of the driver counts either. A filter on the ring's sockets refuses these frames. One more
-//! socket receives only these frames. Nobody reads it: the kernel counts its frames.
+//! Neither the kernel nor the driver counts frames of these two kinds. A filter on the ring's sockets refuses
+//! them. One more socket receives only such frames. No thread reads that socket: the kernel counts its
+//! frames, and the port reports the count.
 
 use crate::interface::Interface;
 use crate::kernel_counters;
@@ -27,14 +28,14 @@ impl RefusedFrames {
     /// Installs the filter on `rings`, the packet sockets of a port on `interface`, and begins to count. Frames of more than `longest`
     /// bytes are refused.
     pub(crate) fn begin(interface: &Interface, rings: &[RawFd], longest: u32) -> io::Result<Self> {
-        // SAFETY: no memory is passed. Without a protocol the socket receives nothing before it is bound.
+        // SAFETY: no memory is passed. A socket without a protocol receives nothing before it is bound.
         let descriptor = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: just opened, and owned by nobody else.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // Nobody reads these frames, so the smallest buffer suffices.
+        // No thread reads this socket, so the smallest buffer suffices.
         set(descriptor, libc::SOL_SOCKET, libc::SO_RCVBUF, &1i32)?;
         set_filter(descriptor, &keep_refused(longest))?;
         // SAFETY: all zero is an address of no family.
@@ -53,7 +54,8 @@ impl RefusedFrames {
 
     /// Returns how many frames were refused so far.
     pub(crate) fn count(&self) -> u64 {
-        // Reading the kernel's counter clears it. It includes frames that did not fit the socket's buffer.
+        // Reading the kernel's counter clears it, so the sum is kept in `counted`. The counter includes
+        // frames that did not fit into the socket's buffer.
         let new = kernel_counters::packet_statistics(self.socket.as_raw_fd())
             .map_or(0, |[packets, _]| packets.into());
         self.counted.fetch_add(new, Ordering::Relaxed) + new
@@ -99,7 +101,7 @@ const fn if_equal(to: u32, then: u8, otherwise: u8) -> Instruction {
     instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, then, otherwise, to)
 }
 
-/// Keeps whole frames, and drops those that are refused.
+/// Returns a filter that passes whole frames, and drops frames that the port refuses.
 fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     [
         LOAD_LENGTH,
@@ -113,7 +115,8 @@ fn keep_deliverable(longest: u32) -> [Instruction; 8] {
     ]
 }
 
-/// Keeps one byte of each refused frame. Drops all others, and frames that this machine sends.
+/// Returns a filter that passes one byte of each refused frame. It drops all other frames, and frames that
+/// this machine sends.
 fn keep_refused(longest: u32) -> [Instruction; 10] {
     const OUTGOING: u32 = libc::PACKET_OUTGOING as u32;
     [
@@ -137,7 +140,8 @@ fn set_filter(descriptor: RawFd, program: &[Instruction]) -> io::Result<()> {
 
 fn set<T>(descriptor: RawFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     let length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the value, and what it points to, is read during the call. Descriptors of other kinds are refused.
+    // SAFETY: the value and the memory that it points to are read during the call. The call fails on other
+    // kinds of descriptors.
     match unsafe { libc::setsockopt(descriptor, level, option, (&raw const *value).cast(), length) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

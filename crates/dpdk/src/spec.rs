@@ -35,16 +35,16 @@ pub enum Kind {
     Null {
         /// Bytes of a frame.
         size: u16,
-        /// Writes the bytes of received frames and reads those of sent frames.
+        /// If set, writes the bytes of received frames and reads the bytes of sent frames.
         copy: bool,
     },
     /// Rings in this process: what is sent to a ring is received from it.
     Ring {
-        /// Its name.
+        /// The name of the ring.
         name: String,
         /// Packets in each queue at the start.
         prime: u32,
-        /// Bytes of each of these packets.
+        /// Bytes of each packet that is in a queue at the start.
         size: u16,
     },
     /// AF_XDP sockets on a kernel interface.
@@ -72,7 +72,7 @@ pub enum Kind {
     },
     /// A kernel interface that this port makes.
     Tap {
-        /// Its name.
+        /// The name of the new interface.
         interface: String,
         /// If set, gives the interface the same MAC address each time.
         fixed_mac: bool,
@@ -109,12 +109,12 @@ impl EthSpec {
     /// Parses a specification.
     ///
     /// # Errors
-    /// [`Error::Spec`] with what is expected.
+    /// [`Error::Spec`], which says what is expected.
     pub fn parse(text: &str) -> Result<Self> {
         read(text).map_err(refused)
     }
 
-    /// Returns the specification of the same AF_XDP port with its first queue increased by `further`.
+    /// Returns the specification of an AF_XDP port whose first queue is `further` queues later.
     pub(crate) fn of_queue(&self, further: u16) -> Self {
         let mut spec = self.clone();
         if let Kind::AfXdp { queue, .. } = &mut spec.kind {
@@ -123,11 +123,12 @@ impl EthSpec {
         spec
     }
 
-    /// Checks that a run receives from all queues over which the interface spreads flows. Packets of the other queues would go to the kernel,
-    /// or nowhere. A user who names the first queue wants that queue alone.
+    /// Checks that a run reads all `existing` queues over which the interface spreads flows. Packets of a
+    /// queue that is not read would go to the kernel, or be lost. Skips the check if the user named the first
+    /// queue, because then the user wants exactly that queue.
     ///
     /// # Errors
-    /// [`Error::Usage`] with what to give.
+    /// [`Error::Usage`], which says what number of queues to give.
     pub(crate) fn check_all_are_read(&self, read: usize, existing: u16) -> Result<()> {
         let remedy = match &self.kind {
             Kind::AfXdp { interface, queue: None, .. } => {
@@ -261,7 +262,7 @@ fn memif(spec: &mut PortSpec) -> inlane_core::Result<Kind> {
     })
 }
 
-/// Returns the address in full length and lower case. The text may omit the domain, as in `b5:00.0`.
+/// Returns the PCI address in full length and lower case. The user may omit the domain, as in `b5:00.0`.
 fn pci_address(spec: &PortSpec) -> inlane_core::Result<String> {
     let full = match spec.argument().matches(':').count() {
         1 => format!("0000:{}", spec.argument()),

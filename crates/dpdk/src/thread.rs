@@ -1,5 +1,6 @@
-//! DPDK's lcore ids of threads. A thread with an id has a cache in every mempool; without one, each of its allocations uses the shared
-//! ring. A thread gets an id when it first uses a queue or a pool, and returns it when it ends.
+//! DPDK's lcore ids of threads. A thread with an id has a cache in every mempool. A thread without an id uses
+//! the mempool's shared ring for each allocation, which is slower. A thread gets an id when it first uses a
+//! queue or a pool, and returns the id when it ends.
 
 use crate::{pool, sys};
 use std::cell::RefCell;
@@ -8,20 +9,23 @@ thread_local! {
     static REGISTERED: RefCell<Option<ThreadGuard>> = const { RefCell::new(None) };
 }
 
-/// The lcore id of this thread. Dropping it returns the contents of the thread's caches to the pools.
+/// Holds the lcore id of this thread. Dropping the guard returns the buffers in the thread's caches to their
+/// pools, and frees the id.
 ///
-/// Use it only to get the id before the first burst: queues and pools register the threads that use them.
+/// Needed only to get the id before the first burst. Queues and pools register each thread that uses them
+/// without an id.
 #[derive(Debug)]
 pub struct ThreadGuard {
-    // Keeps the guard on the thread that made it.
+    // A raw pointer is not `Send`, so this field keeps the guard on the thread that created it.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl ThreadGuard {
-    /// Registers the calling thread. Returns `None` if DPDK has not started, if the thread is registered already, or if none
-    /// of the 128 ids is free. Without an id everything works, but more slowly.
+    /// Registers the calling thread. Returns `None` in three cases: DPDK has not started, the thread is
+    /// already registered, or none of the 128 ids is free. Everything also works without an id, but more
+    /// slowly.
     pub fn new() -> Option<Self> {
-        // SAFETY: reads a thread-local; LCORE_ID_ANY is u32::MAX.
+        // SAFETY: the call reads a thread-local value; LCORE_ID_ANY is u32::MAX.
         if !crate::eal::is_started() || unsafe { sys::inlane_lcore() } != u32::MAX {
             return None;
         }
@@ -40,17 +44,18 @@ impl ThreadGuard {
 
 impl Drop for ThreadGuard {
     fn drop(&mut self) {
-        // SAFETY: reads a thread-local.
+        // SAFETY: the call reads a thread-local value.
         pool::flush_caches(unsafe { sys::inlane_lcore() });
-        // SAFETY: registered by this thread (the guard is not Send).
+        // SAFETY: this thread registered itself, because the guard is not `Send`.
         unsafe { sys::rte_thread_unregister() }
     }
 }
 
-/// Registers the calling thread. `burst.c` calls it for a burst of a thread that has no lcore id.
+/// Registers the calling thread. The C files call this function when a thread without an lcore id uses a
+/// queue or a pool.
 #[unsafe(no_mangle)]
 extern "C" fn inlane_dpdk_register_thread() {
-    // A thread whose locals are being destroyed stays without an id.
+    // The thread-local values of an ending thread may be destroyed. Such a thread gets no id.
     let _ = REGISTERED.try_with(|registered| {
         let mut registered = registered.borrow_mut();
         if registered.is_none() {

@@ -1,15 +1,17 @@
 //! The XDP program and the sockets of AF_XDP ports.
 //!
-//! DPDK's driver opens the sockets. The program, which gives the frames of a queue to that queue's socket, is inlane's own (`sys/xdp.c`):
+//! DPDK's driver opens the sockets. inlane's own XDP program (`sys/xdp.c`) gives the frames of a queue to the
+//! queue's socket:
 //!
 //! * It is attached by a BPF link. The kernel refuses the link if the interface has a program already, and detaches the program when the
 //!   last descriptor of the link is closed, also when the process is killed. No privilege is needed for that.
 //! * All ports of an interface share one program: ports of this process, and ports of other processes of inlane. A process opens the
 //!   link of another process by its number, which needs CAP_SYS_ADMIN.
 //!
-//! The driver of DPDK 22.11 leaves its sockets open when it closes a device, because a reference count never falls to the value that the
-//! driver compares it with. An open socket keeps its queue in use and pool memory pinned. A port therefore records the sockets that were
-//! opened while it was configured, and closes those that are still open after its device was closed.
+//! The driver of DPDK 22.11 leaves its sockets open when it closes a device: it compares a reference count
+//! with a value that the count never reaches. An open socket keeps its queue in use and pool memory pinned.
+//! So a port records the sockets that were opened while it was configured. After its device was closed, the
+//! port closes the sockets that are still open.
 
 use crate::interface::Interface;
 use crate::sys;
@@ -20,10 +22,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Queues that a program can give to sockets: more than any interface has.
+/// The number of queues that a program can serve, which is more than any interface has.
 const QUEUES: u32 = 1024;
 
-/// The number of attempts to share a program. The program's last user may close it during an attempt.
+/// The number of attempts to attach or share a program. An attempt fails if the program's last user closes it
+/// meanwhile.
 const ATTEMPTS: usize = 5;
 
 /// Identifies an interface: the inode of its network namespace, and its number in that namespace.
@@ -35,11 +38,12 @@ static PROGRAMS: Mutex<Vec<(Key, Weak<Program>)>> = Mutex::new(Vec::new());
 thread_local! {
     /// The sockets that this thread opened since [`record_sockets`].
     static OPENED: RefCell<Vec<Socket>> = const { RefCell::new(Vec::new()) };
-    /// The kernel's error for the last socket of this thread; 0 if it was opened.
+    /// The kernel's error for the last socket that this thread opened; 0 if the socket was opened.
     static FAILURE: Cell<i32> = const { Cell::new(0) };
 }
 
-/// inlane's program on an interface. It stays attached as long as this value, or one of another process, exists.
+/// inlane's XDP program on an interface. It stays attached as long as a value of this type exists for the
+/// interface, in this or another process.
 #[derive(Debug)]
 pub(crate) struct Program {
     _link: OwnedFd,
@@ -50,16 +54,19 @@ pub(crate) struct Program {
 /// The reason why inlane has no program on an interface.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The interface has a program of somebody else. Its number and, if this process may read it, its name.
+    /// The interface has a program that is not inlane's. `name` is empty if this process may not read the
+    /// program's name.
     Taken { program: u32, name: String },
-    /// Another process of inlane uses the interface, and this process lacks CAP_SYS_ADMIN to share the program.
+    /// Another inlane process uses the interface. This process lacks CAP_SYS_ADMIN, so it cannot share the
+    /// program.
     NotShared,
     /// The kernel refused the program.
     Failed(io::Error),
 }
 
 impl Program {
-    /// Attaches the program to an interface of the calling thread's namespace, or shares the one that is attached.
+    /// Attaches the program to an interface of the calling thread's namespace. If inlane's program is already
+    /// attached, shares it.
     pub(crate) fn attach(interface: &Interface) -> Result<Arc<Self>, Refusal> {
         // SAFETY: the function pointer lives for the process.
         unsafe { sys::inlane_xdp_on_socket(Some(socket_opened)) };
@@ -88,12 +95,12 @@ impl Program {
             }
             match -code {
                 0 => {
-                    // SAFETY: just opened, and owned by nobody else.
+                    // SAFETY: both descriptors were just opened, and nobody else owns them.
                     let [link, map] =
                         [link, map].map(|descriptor| unsafe { OwnedFd::from_raw_fd(descriptor) });
                     return Ok(Self { _link: link, map });
                 }
-                // The program's last user closed it meanwhile.
+                // The program's last user closed it during this attempt, so the loop tries again.
                 libc::ENOENT => {}
                 libc::EBUSY | libc::EPERM => return Err(refusal(interface, -code)),
                 _ => break,
@@ -112,14 +119,15 @@ fn refusal(interface: i32, error: i32) -> Refusal {
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
     };
     match (program, error) {
-        // The interface has no program, so the kernel refused to load or attach ours.
+        // The interface has no program. So the kernel refused to load or attach inlane's program.
         (0, _) => Refusal::Failed(io::Error::from_raw_os_error(error)),
         (_, libc::EPERM) => Refusal::NotShared,
         _ => Refusal::Taken { program, name },
     }
 }
 
-/// An AF_XDP socket of this process: its descriptor, and the inode that distinguishes it from a later one of the same number.
+/// An AF_XDP socket of this process. A later socket may get the same descriptor number, so the inode
+/// identifies the socket too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Socket {
     descriptor: RawFd,
@@ -132,7 +140,7 @@ impl Socket {
     }
 
     fn of(descriptor: RawFd) -> Option<Self> {
-        // SAFETY: all zero is a stat; it is written during the call, which refuses closed descriptors.
+        // SAFETY: all zero is a stat. The call writes it, and fails on closed descriptors.
         unsafe {
             let mut status: libc::stat = std::mem::zeroed();
             (libc::fstat(descriptor, &mut status) == 0).then_some(Self { descriptor, inode: status.st_ino })
@@ -140,7 +148,8 @@ impl Socket {
     }
 }
 
-/// Runs `configure`. Returns its result, and the sockets that the driver opened on this thread meanwhile.
+/// Runs `configure`. Returns its result, and the sockets that the driver opened on this thread during the
+/// call.
 pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket>) {
     OPENED.take();
     FAILURE.set(0);
@@ -148,17 +157,18 @@ pub(crate) fn record_sockets<T>(configure: impl FnOnce() -> T) -> (T, Vec<Socket
     (outcome, OPENED.take())
 }
 
-/// Returns the kernel's error for the last socket of this thread that could not be opened, or 0.
+/// Returns the kernel's error for the last socket of this thread, or 0 if that socket was opened.
 pub(crate) fn last_failure() -> i32 {
     FAILURE.get()
 }
 
-/// Closes the sockets in `sockets` that are still open, and returns how many.
+/// Closes the sockets in `sockets` that are still open. Returns the number of closed sockets.
 pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     let mut closed = 0;
     for socket in sockets {
         if Socket::of(socket.descriptor).as_ref() == Some(socket) {
-            // SAFETY: the driver that opened it has closed its device and forgotten it. The inode shows that it is the same socket.
+            // SAFETY: the driver that opened the socket has closed its device and no longer uses the socket.
+            // The inode shows that the descriptor still belongs to this socket.
             unsafe { libc::close(socket.descriptor) };
             closed += 1;
         }
@@ -166,7 +176,8 @@ pub(crate) fn close_leftovers(sockets: &[Socket]) -> usize {
     closed
 }
 
-/// Records that the driver opened a socket for a queue, or could not. `xdp.c` calls it on the thread that configures a port.
+/// Records the result of the driver's attempt to open a socket for a queue. `xdp.c` calls this function on
+/// the thread that configures a port.
 unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result: c_int) -> c_int {
     if result < 0 {
         FAILURE.set(-result);
@@ -179,7 +190,8 @@ unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result:
         programs().iter().find(|(other, _)| *other == key).and_then(|(_, program)| program.upgrade());
     let (Some(program), Some(socket)) = (program, Socket::of(result)) else { return -libc::ENODEV };
     OPENED.with_borrow_mut(|opened| opened.push(socket));
-    // SAFETY: no memory is passed. A program that this process starts must not inherit the socket, which would keep the queue in use.
+    // SAFETY: no memory is passed. FD_CLOEXEC keeps programs that this process starts from inheriting the
+    // socket. They would keep its queue in use.
     unsafe {
         libc::fcntl(result, libc::F_SETFD, libc::FD_CLOEXEC);
         sys::inlane_xdp_set_socket(program.map.as_raw_fd(), queue, result)

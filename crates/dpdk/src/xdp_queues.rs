@@ -1,6 +1,6 @@
-//! AF_XDP on interfaces that count receive and send queues separately, as veth does. DPDK's driver counts only pairs of
-//! queues, and treats such an interface as one with a single queue. Here each queue gets a device of its own, and the
-//! devices form one port.
+//! AF_XDP on interfaces that count receive and send queues separately, as veth does. DPDK's driver counts
+//! only pairs of queues, so it treats such an interface as one with a single queue. This module opens a
+//! device for each queue, and combines the devices into one port.
 
 use crate::error::{Error, Result};
 use crate::port::EthPort;
@@ -9,16 +9,18 @@ use inlane_core::packet::Pool;
 use inlane_core::port::{Counters, Port, PortInfo, Rx, Tx};
 use std::sync::Arc;
 
-/// A port of several devices with one queue each.
+/// An AF_XDP port that consists of several devices with one queue each.
 pub(crate) struct XdpQueues {
     spec: EthSpec,
     info: PortInfo,
-    /// One device for each queue. All but the first are opened when the number of queues is known.
+    /// One device for each queue. Only the first is opened at once. The others are opened when the number of
+    /// queues is known.
     devices: Vec<EthPort>,
 }
 
 impl XdpQueues {
-    /// Makes the port from the device of its first queue. `queues` is the number of the interface's queues from the first on.
+    /// Creates the port from the device of its first queue. `queues` is the number of the interface's queues
+    /// from this first queue on.
     pub(crate) fn new(spec: EthSpec, first: EthPort, queues: u16) -> Self {
         let info = PortInfo { max_queues: queues, spreads_flows: true, ..first.info().clone() };
         Self { spec, info, devices: vec![first] }

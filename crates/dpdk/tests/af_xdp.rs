@@ -1,4 +1,5 @@
-//! AF_XDP ports beside other users of the same interface: a second port, a second process, somebody else's XDP program.
+//! AF_XDP ports on an interface that something else uses too: a second port, a second process, or another
+//! program's XDP program.
 
 mod network;
 
@@ -12,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names the port that this program opens when it is started again as a second process.
+/// The environment variable that names the port of the second process. If it is set, this test program runs
+/// as the second process.
 const SECOND_PROCESS: &str = "INLANE_TEST_SECOND_PROCESS";
 
 fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn Port>, Box<dyn Rx>)> {
@@ -24,15 +26,16 @@ fn open_port(spec: &str, pool: &Arc<MbufPool>) -> inlane_core::Result<(Box<dyn P
     Ok((port, rx))
 }
 
-/// Makes the pair v0 and v1 with `queues` queues in each direction, and brings v0 up.
+/// Creates the pair of interfaces v0 and v1 with `queues` queues in each direction, and brings v0 up.
 fn veth(queues: u16) {
-    // A veth runs XDP programs only if it has as many receive queues as the other end has transmit queues.
+    // A veth runs XDP programs only if it has as many receive queues as the other end has transmit queues. So
+    // both ends get equal numbers.
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     ip(&format!("link add v0 {queues} type veth peer name v1 {queues}"));
     ip("link set v0 up");
 }
 
-/// Brings v1 up and returns a socket on it, once the link carries frames.
+/// Brings v1 up, waits until the link carries frames, and returns a socket on v1.
 fn other_end() -> RawSocket {
     ip("link set v1 up");
     let socket = RawSocket::open("v1");
@@ -40,7 +43,8 @@ fn other_end() -> RawSocket {
     socket
 }
 
-/// Sends `frame` until `rx` receives it, for two seconds at most.
+/// Sends `frame` again and again until `rx` receives it. Returns false if it does not arrive within two
+/// seconds.
 fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(2) {
@@ -48,9 +52,9 @@ fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -
         std::thread::sleep(Duration::from_millis(5));
         let mut packets = [Packet::EMPTY; 32];
         let count = rx.receive(&mut packets).unwrap();
-        // SAFETY: received and not yet given back; host memory.
+        // SAFETY: the packets were received and not yet freed. They lie in host memory.
         let found = packets[..count].iter().any(|packet| unsafe { packet.bytes() } == frame);
-        // SAFETY: received from a queue of this pool, and not used afterwards.
+        // SAFETY: the packets were received from a queue of this pool, and are not used afterwards.
         unsafe { pool.free(&packets[..count]) };
         if found {
             return true;
@@ -59,7 +63,7 @@ fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -
     false
 }
 
-/// A second process of this program, with a port open.
+/// A second process of this test program, which has a port open.
 struct SecondProcess(Child);
 
 impl SecondProcess {
@@ -74,7 +78,8 @@ impl SecondProcess {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let line = lines.find_map(|line| line.ok().filter(|line| line.contains("port: "))).unwrap();
-        // Reads the process's later output, so that it never writes to a closed pipe.
+        // This thread reads the later output of the process, so that the process never writes to a closed
+        // pipe.
         std::thread::spawn(move || lines.for_each(drop));
         let outcome = line.split_once("port: ").unwrap().1.to_owned();
         if outcome == "open" {
@@ -84,20 +89,21 @@ impl SecondProcess {
         Err(outcome)
     }
 
-    /// Makes the process close its port and end.
+    /// Makes the process close its port and end normally.
     fn end(mut self) {
         self.0.stdin.take().unwrap().write_all(b"end\n").unwrap();
         assert!(self.0.wait().unwrap().success());
     }
 
-    /// Kills the process, so that it cannot clean up.
+    /// Kills the process, so that it cannot close its port.
     fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 }
 
-/// The main function of the second process. Does nothing when it runs as a test.
+/// The main function of the second process. In the test program itself it does nothing, because the variable
+/// is not set.
 #[test]
 fn second_process() {
     let Ok(spec) = std::env::var(SECOND_PROCESS) else { return };
@@ -205,7 +211,8 @@ fn a_program_attached_after_ours_is_not_removed() {
     if !private_network("a_program_attached_after_ours_is_not_removed") {
         return;
     }
-    // The interface was deleted and made anew, under the same name and number, while the port was open.
+    // The test deletes and recreates the interface while the port is open. The new interface has the same
+    // name and number. Closing the port must not remove the program on the new interface.
     ip("link add v0 index 77 type veth peer name v1");
     ip("link set v0 up");
     let pool = MbufPool::new(8192, 2048).unwrap();
@@ -219,8 +226,8 @@ fn a_program_attached_after_ours_is_not_removed() {
     assert!(before.is_some());
 }
 
-/// Checks frame sizes around the largest that a buffer holds. Frames of an accepted MTU arrive. A larger MTU is refused when
-/// the port is opened.
+/// Checks frame sizes around the largest that a buffer holds. If a port accepts an MTU, frames of that size
+/// must arrive. It must refuse a larger MTU when it is opened.
 #[test]
 fn every_frame_of_an_accepted_mtu_arrives() {
     if !private_network("every_frame_of_an_accepted_mtu_arrives") {
@@ -232,12 +239,14 @@ fn every_frame_of_an_accepted_mtu_arrives() {
             let mtu = (accepted + refused) / 2;
             if frames_of_mtu_arrive(room, mtu) { accepted = mtu } else { refused = mtu }
         }
-        // 256 bytes for the XDP program's headroom, 18 for a frame's header with a VLAN tag.
+        // The port may subtract only 256 bytes for the XDP program's headroom, and 18 for a frame's header
+        // with a VLAN tag.
         assert!(accepted + 256 + 18 >= room, "room {room}: only {accepted} bytes of payload are accepted");
     }
 }
 
-/// Returns true if a port with buffers of `room` bytes opens on an interface of that MTU. Its largest frame then must arrive.
+/// Returns true if a port with buffers of `room` bytes opens on an interface with this MTU. If the port
+/// opens, checks that the largest frame arrives.
 fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
     veth(1);
     for end in ["v0", "v1"] {
@@ -247,7 +256,7 @@ fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
     let accepted = match open_port("af_xdp:v0", &pool) {
         Ok((mut port, mut rx)) => {
             let socket = other_end();
-            // With a VLAN tag a frame may have 18 bytes more than the MTU.
+            // With its VLAN tag, a frame may be 18 bytes longer than the MTU.
             let largest = frame(mtu + 18, 3);
             let mut tagged = largest.clone();
             tagged[12..14].copy_from_slice(&[0x81, 0x00]);
@@ -259,7 +268,7 @@ fn frames_of_mtu_arrive(room: usize, mtu: usize) -> bool {
         }
         Err(error) => {
             let text = error.to_string();
-            // The room that the message advises works.
+            // The error message advises a data room. A port with this room must open.
             if let Some((_, advised)) = text.split_once("--room ") {
                 let room: usize = advised.split(',').next().unwrap().parse().unwrap();
                 let pool = MbufPool::new(8192, room).unwrap();
@@ -291,7 +300,8 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     let _tx = port.take_tx(0, pool).unwrap();
     port.start().unwrap();
     let socket = other_end();
-    // The kernel drops the first frames, which do not fit the buffers, and some of the others, for which the ring has no room.
+    // The kernel drops the first 100 frames, because they do not fit the buffers. It drops some of the
+    // others, because the ring has no room for all of them.
     for size in [1914; 100].into_iter().chain([60; 6000]) {
         socket.send(&frame(size, 1));
     }
@@ -300,7 +310,8 @@ fn a_port_that_only_sends_counts_nothing_as_missed() {
     assert_eq!(port.device_counters(), Default::default());
 }
 
-/// Threads mark the packets that they hold while ports over the same pool are opened and closed. No packet is allocated twice or lost.
+/// Threads write their number into the packets that they hold, while ports over the same pool are opened and
+/// closed. Checks that no packet is allocated twice or lost.
 #[test]
 fn ports_close_while_other_threads_use_their_pool() {
     if !private_network("ports_close_while_other_threads_use_their_pool") {
@@ -318,7 +329,7 @@ fn ports_close_while_other_threads_use_their_pool() {
                 while !stop.load(Ordering::Relaxed) {
                     let count = pool.allocate(&mut packets);
                     for packet in &packets[..count] {
-                        // SAFETY: allocated here, in host memory.
+                        // SAFETY: the packet was allocated by this thread, and lies in host memory.
                         unsafe { (packet.address as *mut u8).write_volatile(number) };
                     }
                     for packet in &packets[..count] {
@@ -326,7 +337,7 @@ fn ports_close_while_other_threads_use_their_pool() {
                         let found = unsafe { (packet.address as *const u8).read_volatile() };
                         assert_eq!(found, number, "a packet was allocated twice");
                     }
-                    // SAFETY: allocated here, and not used again.
+                    // SAFETY: the packets were allocated by this thread, and are not used again.
                     unsafe { pool.free(&packets[..count]) };
                 }
             })
@@ -346,6 +357,6 @@ fn ports_close_while_other_threads_use_their_pool() {
     cookies.sort_unstable();
     cookies.dedup();
     assert_eq!(cookies.len(), packets.len(), "a buffer is in the pool twice");
-    // SAFETY: allocated above, and not used again.
+    // SAFETY: the packets were allocated above, and are not used again.
     unsafe { pool.free(&packets) };
 }

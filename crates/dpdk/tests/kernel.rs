@@ -1,4 +1,5 @@
-//! Ports on kernel interfaces, each in a network namespace of its own: af_packet, af_xdp, tap.
+//! Tests of ports on kernel interfaces: af_packet, af_xdp and tap. Each test has a network namespace of its
+//! own.
 
 mod network;
 
@@ -20,7 +21,7 @@ fn one_queue(spec: &str, pool: &Arc<MbufPool>) -> (Box<dyn Port>, Box<dyn Rx>, B
     (port, rx, tx)
 }
 
-/// Receives until `count` packets have arrived, or none arrives for a second.
+/// Receives packets until `count` have arrived, or until no packet arrives for a second.
 fn receive(rx: &mut dyn Rx, count: usize) -> Vec<Packet> {
     let mut all = Vec::new();
     let mut last = Instant::now();
@@ -47,13 +48,15 @@ fn free(pool: &MbufPool, packets: &[Packet]) {
     unsafe { pool.free(packets) }
 }
 
-/// Checks that frames from `peer`, the other end, are received whole and in order, and sent back whole and in order.
+/// Checks the port `spec` with the interface `peer` at the other end. Frames of `sizes` bytes from `peer`
+/// must be received whole and in order, and arrive back at `peer` whole and in order.
 fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
     let pool = MbufPool::new(8192, room).unwrap();
     let (mut port, mut rx, mut tx) = one_queue(spec, &pool);
     ip(&format!("link set {peer} up"));
     let raw = RawSocket::open(peer);
-    // The link of a veth comes up when both ends are up.
+    // The link of a veth comes up some time after both ends are up, so the test waits. It then frees frames
+    // that arrived meanwhile.
     std::thread::sleep(Duration::from_millis(300));
     let early = receive(&mut *rx, 64);
     free(&pool, &early);
@@ -67,7 +70,8 @@ fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
         let mut unsent = &packets[..];
         let start = Instant::now();
         while !unsent.is_empty() && start.elapsed() < Duration::from_secs(1) {
-            // SAFETY: received from a queue of this pool. Sent packets are not used again.
+            // SAFETY: the packets were received from a queue of this pool. Packets that were sent are not
+            // used again.
             let sent = unsafe { tx.send(unsent) }.unwrap();
             unsent = &unsent[sent..];
         }
@@ -119,7 +123,7 @@ fn af_packet() {
     notices_a_deleted_interface("af_packet:v0", "v0");
 }
 
-/// More frames than a block of the ring holds, so that slots at the ends of blocks are used.
+/// Sends more frames than a block of the ring holds, so that the slots at the ends of blocks are used too.
 #[test]
 fn af_packet_works_with_every_mtu_and_every_slot_size() {
     if !private_network("af_packet_works_with_every_mtu_and_every_slot_size") {
@@ -183,13 +187,14 @@ fn a_port_of_another_process_at_the_other_end_does_not_disturb() {
     }
     veth();
     ip("link set v1 up");
-    // Takes the group number that DPDK's driver alone would choose for this process and v0.
+    // Takes the group number that DPDK's driver would choose for this process and v0. inlane must choose
+    // another number, or the port cannot be opened.
     // SAFETY: a terminated string.
     let index = unsafe { libc::if_nametoindex(c"v0".as_ptr()) };
     let group = i32::from((std::process::id() ^ index) as u16);
     let other = RawSocket::open("v1");
     let (fd, level, option) = (other.0.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_FANOUT);
-    // By the system call, because the crate replaces the C library's function.
+    // The crate replaces the C library's `setsockopt`, so the test makes the system call itself.
     // SAFETY: the value is read during the call.
     assert_eq!(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, option, &raw const group, 4) }, 0);
     open("af_packet:v0").unwrap();
@@ -202,7 +207,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     }
     veth();
     let pool = MbufPool::new(512, 2048).unwrap();
-    // With two rings a frame that is too long for both is counted once.
+    // Two rings receive on the interface. A frame that is too long for both must be counted only once.
     let mut port = open("af_packet:v0,frame=1024,queues=2").unwrap();
     let pools: [Arc<dyn Pool>; 2] = [pool.clone(), pool.clone()];
     port.configure(&pools, 0).unwrap();
@@ -211,7 +216,8 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     ip("link set v1 up");
     let raw = RawSocket::open("v1");
     std::thread::sleep(Duration::from_millis(300));
-    // 958 bytes are the longest frame that fits a slot.
+    // 958 bytes are the longest frame that fits into a slot of 1024, so the frames of 959, 1000 and 1514
+    // bytes must be refused.
     let sizes = [60, 958, 959, 1000, 64, 1514, 958];
     let frames: Vec<Vec<u8>> = sizes.iter().map(|&size| frame(size, 7)).collect();
     frames.iter().for_each(|frame| raw.send(frame));
@@ -222,7 +228,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     assert_eq!(port.device_counters().errors, 3);
     assert_eq!(port.device_counters().errors, 3, "reading the counter does not change it");
     assert_eq!(port.device_counters().missed, 0);
-    // Frames that this machine sends on the interface are not counted.
+    // Frames that this machine sends on the interface must not be counted.
     let near = RawSocket::open("v0");
     near.send(&frames[5]);
     assert_eq!(raw.receive(Duration::from_secs(1)).as_deref(), Some(&frames[5][..]));
@@ -245,7 +251,8 @@ fn fragments_are_not_reassembled() {
     std::thread::sleep(Duration::from_millis(300));
     let early = receive(&mut *rx, 64);
     free(&pool, &early);
-    // Two halves of a datagram of 2960 bytes. Reassembled, it would exceed the buffers.
+    // Two fragments of a datagram of 2960 bytes. The kernel must not reassemble them, because the whole
+    // datagram would exceed the buffers.
     let fragment = |offset: u16, more: bool| {
         let mut frame = frame(14 + 20 + 1480, offset as u8);
         frame[12..14].copy_from_slice(&[0x08, 0x00]);
@@ -273,13 +280,15 @@ fn af_xdp() {
     }
     veth();
     exchanges("af_xdp:v0", "v1", 2048, &[60, 64, 1000, 1514]);
-    // The interface can be used again, because the first port has released queue and XDP program.
+    // The first port is closed and must have released its queue and XDP program, so the interface can be used
+    // again.
     exchanges("af_xdp:v0,copy=on,descriptors=512", "v1", 2048, &[60, 1514]);
     notices_a_deleted_interface("af_xdp:v0", "v0");
 }
 
-/// Checks the promiscuous mode. Without it the interface would drop frames for other MAC addresses while the port is open.
-/// If it stayed on, the interface would receive them afterwards, too.
+/// Checks the promiscuous mode of an interface. Without it, the interface would drop frames for other MAC
+/// addresses while the port is open. If the mode stayed on, the interface would still receive such frames
+/// after the port was closed.
 #[test]
 fn an_interface_is_promiscuous_while_its_port_is_open() {
     if !private_network("an_interface_is_promiscuous_while_its_port_is_open") {

@@ -1,4 +1,4 @@
-//! memif ports, with dpdk-testpmd as the process at the other end, and without a peer.
+//! Tests of memif ports without a peer, and with dpdk-testpmd as the process at the other end.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::Port;
@@ -14,7 +14,8 @@ struct Testpmd(Child);
 impl Testpmd {
     fn start(test: &str, device: &str, mode: &str) -> Option<Self> {
         let output = tempfile::NamedTempFile::new().unwrap();
-        // Its threads may run on every core: one that is bound to a busy core would not answer in time.
+        // The process's threads may run on every core. A thread that is bound to a busy core would not answer
+        // in time.
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let cpus = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
         let child = Command::new("dpdk-testpmd")
@@ -37,8 +38,9 @@ impl Testpmd {
             eprintln!("SKIPPED {test}: the program dpdk-testpmd is missing; install dpdk-dev");
             return None;
         };
-        // As server it listens before its device is started. In 22.11 a client that it disconnects then can leave it with freed memory,
-        // so the test waits until it is ready. As client it connects when it starts.
+        // As server, testpmd listens before its device is started, and disconnects clients until then. In
+        // DPDK 22.11, such a disconnect can make testpmd use freed memory. So the test waits until testpmd is
+        // ready. As client, testpmd connects when it starts.
         let start = Instant::now();
         while device.contains("role=server")
             && !std::fs::read_to_string(output.path()).is_ok_and(|text| text.contains("testpmd>"))
@@ -54,7 +56,7 @@ impl Testpmd {
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // The process is killed, because its polling threads would end slowly.
+        // The process is killed, because its polling threads would take long to end.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -67,7 +69,8 @@ fn configured(spec: &str, pool: &Arc<MbufPool>) -> Box<dyn Port> {
     port
 }
 
-/// Checks that packets come back from testpmd with their addresses swapped, and that the receiver gets an error when testpmd ends.
+/// Checks that testpmd returns packets with swapped MAC addresses. Then ends testpmd, and checks that the
+/// receiver gets an error.
 fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let Some(peer) = peer else { return };
     let pool = MbufPool::new(4096, 2048).unwrap();
@@ -83,29 +86,30 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
         let allocated = pool.allocate(&mut packets);
         for (i, packet) in packets[..allocated].iter_mut().enumerate() {
             packet.length = 60 + 90 * i as u32;
-            // SAFETY: just allocated, in host memory.
+            // SAFETY: the packet was just allocated, and lies in host memory.
             let bytes = unsafe { packet.bytes_mut() };
             bytes.fill(i as u8);
             bytes[..12].copy_from_slice(&[2, 0, 0, 0, 0, 0xaa, 2, 0, 0, 0, 0, 0xbb]);
         }
-        // SAFETY: just allocated from this queue's pool. Sent packets are not used again; the others are freed.
+        // SAFETY: the packets were just allocated from this queue's pool. Packets that were sent are not used
+        // again; the others are freed here.
         unsafe {
             let sent = tx.send(&packets[..allocated]).unwrap();
             pool.free(&packets[sent..allocated]);
         }
         let count = rx.receive(&mut packets).unwrap();
         for packet in &packets[..count] {
-            // SAFETY: just received, in host memory.
+            // SAFETY: the packet was just received, and lies in host memory.
             let bytes = unsafe { packet.bytes() };
             assert_eq!(bytes[..12], [2, 0, 0, 0, 0, 0xbb, 2, 0, 0, 0, 0, 0xaa]);
             assert_eq!(packet.length, 60 + 90 * bytes[12] as u32);
             assert!(bytes[12..].iter().all(|&byte| byte == bytes[12]));
         }
-        // SAFETY: received from a queue of this pool, and not used again.
+        // SAFETY: the packets were received from a queue of this pool, and are not used again.
         unsafe { pool.free(&packets[..count]) };
         back += count as u64;
         if count == 0 {
-            // testpmd may need this core.
+            // testpmd may need this core, so this thread yields it.
             std::thread::yield_now();
         }
     }
@@ -114,7 +118,7 @@ fn exchanges(spec: &str, peer: Option<Testpmd>) {
     let error = loop {
         let mut packets = [Packet::EMPTY; 16];
         match rx.receive(&mut packets) {
-            // SAFETY: received from a queue of this pool, and not used again.
+            // SAFETY: the packets were received from a queue of this pool, and are not used again.
             Ok(count) => unsafe { pool.free(&packets[..count]) },
             Err(error) => break error.to_string(),
         }
@@ -138,7 +142,7 @@ fn as_client_of_testpmd() {
 fn as_server_of_testpmd() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("b.sock").display().to_string();
-    // The socket of a server that has died.
+    // Leaves a socket file without a listener, as a server that has died does. The port must replace it.
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let device = format!("net_memif0,role=client,id=0,socket={socket},socket-abstract=no");
     let peer = Testpmd::start("as_server_of_testpmd", &device, "macswap");
@@ -165,7 +169,7 @@ fn without_a_peer() {
     assert!(error.contains("is no socket"), "{error}");
 }
 
-/// Runs in a process of its own, because it changes the current folder.
+/// Starts this test again in a process of its own, whose current folder is a temporary folder.
 #[test]
 fn a_relative_path_names_a_socket_in_the_current_folder() {
     const CASE: &str = "INLANE_TEST_RELATIVE_PATH";

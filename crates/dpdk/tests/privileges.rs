@@ -1,5 +1,6 @@
-//! Checks that open ports work, and close without a leak, after the process has given up its privileges. Each case runs in a
-//! process of its own, because privileges do not come back. That process is this program, started again.
+//! Checks that open ports still work, and close without a leak, after the process has given up its
+//! privileges. A process cannot get its privileges back, so each case starts this test program again as a
+//! process of its own.
 
 mod network;
 
@@ -13,7 +14,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The port that a process of its own opens.
+/// The environment variable that names the port of a case.
 const CASE: &str = "INLANE_TEST_PORT";
 
 #[test]
@@ -43,7 +44,7 @@ fn succeeded(spec: &str, output: &Output) {
     assert!(output.status.success(), "{spec}: {errors}{text}");
 }
 
-/// A port, its only queue in each direction, and its pool.
+/// An open port with one queue in each direction, and its pool.
 struct Opened {
     pool: Arc<MbufPool>,
     port: Box<dyn Port>,
@@ -62,7 +63,7 @@ impl Opened {
         Self { pool, port, rx, tx }
     }
 
-    /// Receives frames from the other end and sends them back.
+    /// Receives frames from `raw`, the other end, and sends them back.
     fn exchange(&mut self, raw: &RawSocket) {
         for round in 0..10 {
             let sent = frame(200, round);
@@ -110,7 +111,7 @@ fn as_root(spec: &str) {
     assert_eq!((dropped.user, dropped.group), (1000, 1000));
     assert_eq!(threads_with_capabilities(), 0);
     assert!(std::fs::read("/etc/shadow").is_err(), "root's files are readable");
-    // SAFETY: a number.
+    // SAFETY: only a number is passed.
     assert_eq!(unsafe { libc::setuid(0) }, -1, "the process became root again");
     assert!(privileges::drop_privileges().unwrap().is_none());
 
@@ -130,7 +131,8 @@ fn as_root(spec: &str) {
     }
 }
 
-/// A program whose file has capabilities, run by an ordinary user.
+/// Gives a copy of this program capabilities (setcap), and runs the copy as an ordinary user. Every thread
+/// must lose them.
 #[test]
 fn capabilities_of_the_programs_file_are_dropped_in_every_thread() {
     const TEST: &str = "capabilities_of_the_programs_file_are_dropped_in_every_thread";

@@ -1,4 +1,4 @@
-//! Ports that need neither hardware nor privileges: net_null and ring.
+//! Tests of the ports that need neither hardware nor privileges: net_null and ring.
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Port, Rx, Tx};
@@ -66,7 +66,8 @@ fn a_ring_returns_sent_packets() {
     let mut packets = [Packet::EMPTY; 64];
     assert_eq!(rx.receive(&mut packets).unwrap(), 32, "the packets put in at the start");
     for (i, packet) in packets[..32].iter_mut().enumerate() {
-        // Changes the packet as a packet function may: other bytes, without the first header, with another length.
+        // Changes the packet as a packet function may: removes the first header, changes the length, and
+        // writes other bytes.
         packet.address += 14;
         packet.length = 20 + i as u32;
         // SAFETY: the test holds this packet, in host memory.
@@ -80,7 +81,7 @@ fn a_ring_returns_sent_packets() {
         // SAFETY: the test holds this packet, in host memory.
         assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
     }
-    // The port must free packets that are left in the ring.
+    // These packets stay in the ring when the port stops, so the port must free them.
     // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
     assert_eq!(unsafe { tx.send(&packets[..32]) }.unwrap(), 32);
     port.stop();
@@ -139,13 +140,15 @@ fn send_as_received_sends_every_kind_of_packet() {
     let got = got + rx.receive(&mut packets[got..70]).unwrap();
     assert_eq!(got, 70);
     // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
-    // In two calls, because even and odd numbers of packets take different code.
+    // Two calls send 69 packets and 1 packet, because the code ends differently for even and odd numbers of
+    // packets.
     assert_eq!(unsafe { tx.send_as_received(&packets[..69]) }.unwrap(), 69);
     // SAFETY: as above.
     assert_eq!(unsafe { tx.send_as_received(&packets[69..70]) }.unwrap(), 1);
     assert_eq!((tx.counters().packets, tx.counters().bytes), (70, 70 * 64));
 
-    // Adds a packet of two segments, and an allocated one, whose mbuf does not contain its length.
+    // Adds a packet of two segments, and a packet that was allocated. The mbuf of an allocated packet does
+    // not contain its length, so the sender must write it there.
     assert_eq!(pool.allocate(&mut packets[70..72]), 2);
     packets[70..72].iter_mut().for_each(|packet| packet.length = 100);
     // SAFETY: the test holds this packet of this pool.

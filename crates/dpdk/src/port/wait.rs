@@ -1,4 +1,5 @@
-//! Waits for the other side: a memif peer, the link of a card, the last packets of a card.
+//! Waits for what a port needs from outside: a memif peer, the link of a card, and the last packets that a
+//! card sends.
 
 use super::EthPort;
 use crate::endpoint::{link_is_up, link_megabits};
@@ -7,17 +8,19 @@ use crate::spec::Kind;
 use crate::sys;
 use std::time::{Duration, Instant};
 
-/// How long a memif client first waits for its server's answer. The wait doubles after each connection without an answer.
+/// How long a memif client waits for its server's answer after the first connection. The wait doubles after
+/// each connection without an answer.
 const FIRST_WAIT_FOR_SERVER: Duration = Duration::from_millis(300);
 
-/// How long a card's link may take to come up. testpmd waits as long.
+/// The longest wait for a card's link to come up. testpmd waits as long.
 const LINK_UP: Duration = Duration::from_secs(9);
 
-/// How long a card may take to send the packets that it holds.
+/// The longest wait for a card to send the packets that it holds.
 const LAST_PACKETS: Duration = Duration::from_millis(200);
 
 impl EthPort {
-    /// Starts the device. A memif client starts only while its server listens, so it tries until then.
+    /// Starts the device. A memif client can start only while its server listens, so this function tries
+    /// again until the start succeeds.
     pub(super) fn start_device(&self) -> Result<()> {
         // SAFETY: `start` checks that the device is configured.
         let start = || self.call("starting the device", |port| unsafe { sys::rte_eth_dev_start(port) });
@@ -39,9 +42,11 @@ impl EthPort {
                 return Err(self.no_peer(seconds, server));
             }
             std::thread::sleep(Duration::from_millis(5));
-            // A server that listens before its device is started disconnects the client, which must connect again.
+            // A server that listens before its device is started disconnects the client. So a client without
+            // an answer stops here and connects again.
             if !server && connected.elapsed() > wait {
-                // SAFETY: started; the gate keeps the port's queues out of the driver until `start` ends.
+                // SAFETY: the device is started. The gate keeps the port's queues out of the driver until
+                // `start` ends.
                 self.call("stopping the device", |port| unsafe { sys::rte_eth_dev_stop(port) })?;
                 self.start_device()?;
                 (connected, wait) = (Instant::now(), wait * 2);
@@ -62,7 +67,8 @@ impl EthPort {
         }
     }
 
-    /// Waits for the link of a card, which drops packets without one. Warns if the link stays down.
+    /// Waits for the link of a card, because a card drops packets while its link is down. Warns if the link
+    /// stays down.
     pub(super) fn wait_for_link(&mut self) {
         let start = Instant::now();
         let megabits = loop {
@@ -80,13 +86,14 @@ impl EthPort {
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
         };
-        // Drivers that do not know the rate report 0 or all ones.
+        // Drivers that do not know the rate report 0 or all ones, so those two values are ignored.
         if (1..u32::MAX).contains(&megabits) {
             self.info.link_bits_per_second = Some(f64::from(megabits) * 1e6);
         }
     }
 
-    /// Waits until a card has sent the packets in its send queues, which it drops when it stops.
+    /// Waits until a card has sent the packets in its send queues. A card would drop these packets when it
+    /// stops.
     pub(super) fn wait_for_last_packets(&self) {
         let start = Instant::now();
         let mut statistics = sys::rte_eth_stats::default();

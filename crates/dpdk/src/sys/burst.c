@@ -1,7 +1,7 @@
 /* Bursts: converts between the driver's mbufs and inlane's packets. */
 #include "mbuf.h"
 
-/* Two cookies, so that one instruction copies both. */
+/* Two packet cookies. One vector instruction copies both. */
 typedef uint64_t cookie_pair __attribute__((vector_size(16), aligned(8)));
 
 static void mark_chain(struct rte_mbuf *mbuf, uint16_t mark)
@@ -30,7 +30,7 @@ static inline __attribute__((always_inline)) void describe(struct rte_mbuf *mbuf
 	const uint64_t length = mbuf->data_len;
 
 	packet->address = (uint64_t)(uintptr_t)mbuf->buf_addr + mbuf->data_off;
-	/* One store writes the length, and 0 as the port. */
+	/* One 64-bit store writes the length to `length`, and 0 to the port next to it. */
 	*(uint64_t *)&packet->length = length;
 	packet->cookie = (uint64_t)(uintptr_t)mbuf;
 	if (marks)
@@ -38,7 +38,8 @@ static inline __attribute__((always_inline)) void describe(struct rte_mbuf *mbuf
 	*sum += length;
 }
 
-/* Corrects the description of packets of several segments. Returns the bytes in their further segments. */
+/* Corrects the description of packets of several segments. Returns the number of bytes in all segments but
+ * the first. */
 static __attribute__((noinline)) uint64_t describe_chains(struct rte_mbuf **mbufs, struct inlane_packet *packets,
 		unsigned int count, const bool marks)
 {
@@ -67,11 +68,12 @@ static inline __attribute__((always_inline)) uint16_t rx_burst(uint16_t port, ui
 	const size_t got = rte_eth_rx_burst(port, queue, mbufs, RTE_MIN(count, CHUNK));
 	if (got == 0)
 		return 0;
-	/* Nothing is prefetched: the CPU executes iterations far enough ahead. */
+	/* No prefetch here: the CPU executes iterations far enough ahead. */
 #pragma GCC unroll 4
 	for (size_t i = 0; i < got; i++) {
 		describe(mbufs[i], &packets[i], &sum, marks);
-		/* Loading the whole word takes one instruction less, but stalls on store forwarding if its fields were just written. */
+		/* Loading the whole word takes one instruction less. But the load stalls on store forwarding
+		 * if the driver has just written the word's fields one by one. */
 		if (settled)
 			rearm |= rearm_word(mbufs[i]);
 		else
@@ -102,15 +104,16 @@ uint16_t inlane_rx_burst_marking(uint16_t port, uint16_t queue, struct inlane_pa
 	return rx_burst(port, queue, packets, count, bytes, true, false);
 }
 
-/* Writes a packet's address and length, which a packet function may have changed, into its mbuf. Returns false if they lie outside the
- * buffer. */
+/* Writes a packet's address and length into its mbuf, because a packet function may have changed them.
+ * Returns false if the packet lies outside the mbuf's buffer. */
 static inline bool write_back(struct rte_mbuf *mbuf, const struct inlane_packet *packet)
 {
 	uint64_t offset = packet->address - (uint64_t)(uintptr_t)mbuf->buf_addr;
 
 	if (likely(offset == mbuf->data_off && packet->length == mbuf->data_len))
 		return true;
-	/* An address before the buffer makes the offset huge. */
+	/* An address before the buffer makes the offset wrap to a huge number, so this line also refuses such
+	 * addresses. */
 	if (offset > mbuf->buf_len || packet->length > mbuf->buf_len - offset)
 		return false;
 	mbuf->data_off = (uint16_t)offset;
@@ -133,7 +136,8 @@ static inline __attribute__((always_inline)) uint16_t tx_burst(uint16_t port, ui
 		uint64_t sum = 0;
 		bool broken = false;
 
-		/* Checks four packets at once as long as none was changed and all have one segment, as most packets. */
+		/* Checks four packets at once as long as no packet was changed and each has one segment. Most
+		 * packets are like that. */
 		for (; chunk + 4 <= most; chunk += 4, four += 4) {
 			uint64_t lengths = 0, differs = 0;
 			unsigned int segments = 0;
@@ -203,13 +207,13 @@ uint16_t inlane_tx_burst_marking(uint16_t port, uint16_t queue, const struct inl
 	return tx_burst(port, queue, packets, count, bytes, errors, true);
 }
 
-/* Length in the lower half, port in the upper half. */
+/* Loads a packet's length into the lower half of the result, and its port into the upper half. */
 static inline uint64_t length_and_port(const struct inlane_packet *packet)
 {
 	return *(const uint64_t *)&packet->length;
 }
 
-/* For packets whose address and length are as received. Their mbufs are not read. */
+/* Sends packets whose address and length are as received. Does not read the mbufs of such packets. */
 uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 				     uint64_t *bytes, uint64_t *errors)
 {
@@ -237,9 +241,11 @@ uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct
 			sum += length_and_port(&from[i]);
 			mbufs[i] = (struct rte_mbuf *)(uintptr_t)from[i].cookie;
 		}
-		/* The ports are above the lower 32 bits, and the lengths of a chunk of received packets add up to less. */
+		/* The upper halves of the sum are ports. The lengths in a chunk of received packets add up to
+		 * less than 2^32, so the lower half is the number of bytes. */
 		sum = (uint32_t)sum;
-		/* A cookie is a pointer to an mbuf only if the flag is clear. */
+		/* A cookie is a pointer to an mbuf only if its flag READ_MBUF is clear. If any flag is set,
+		 * the slower function sends the rest. */
 		if (unlikely((either[0] | either[1]) & READ_MBUF))
 			return done + tx_burst(port, queue, from, count - done, bytes, errors, false);
 		const size_t sent = rte_eth_tx_burst(port, queue, mbufs, chunk);

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Rust: a message of DPDK's log. */
+/* Defined in Rust: takes a message of DPDK's log. */
 extern void inlane_dpdk_log(uint32_t level, const char *text, size_t length);
 
 /* Returns the rate in Mb/s that the driver reports for a link, or -1 while the link is down. */
@@ -48,7 +48,8 @@ static int bpf_print(int level, const char *format, va_list arguments)
 	char text[512];
 	int length = level > 1 ? 0 : vsnprintf(text, sizeof(text), format, arguments);
 
-	/* Their warnings become notices, because they also warn of attempts for which they have an alternative. */
+	/* The warnings of libbpf and libxdp become notices, because the libraries also warn of attempts for
+	 * which they have an alternative. */
 	if (length > 0)
 		inlane_dpdk_log(level == 0 ? RTE_LOG_NOTICE : RTE_LOG_INFO, text, RTE_MIN((size_t)length, sizeof(text) - 1));
 	return length;
@@ -74,7 +75,8 @@ int inlane_dma_copy(int16_t device, uint64_t source, uint64_t destination, uint3
 	return rte_dma_copy(device, 0, source, destination, length, RTE_DMA_OP_FLAG_SUBMIT);
 }
 
-/* Returns how many copies completed since the last call. Sets `failed` if the copy after them failed. */
+/* Returns how many copies completed since the last call. Sets `failed` to 1 if the next copy after these
+ * failed, and otherwise to 0. */
 uint16_t inlane_dma_completed(int16_t device, uint16_t most, int *failed)
 {
 	bool error = false;

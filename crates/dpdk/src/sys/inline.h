@@ -1,5 +1,6 @@
-/* What Rust sees of DPDK: the public headers, of which bindgen takes the names listed in build.rs, and functions that call DPDK's inline
- * functions. Rust calls them once per burst, never per packet. */
+/* What Rust uses of DPDK: the public headers, of which bindgen takes the names listed in build.rs, and
+ * functions of the C files here. Rust cannot call DPDK's inline functions, so the C files call them. Rust
+ * makes one call per burst, never one per packet. */
 #ifndef INLANE_DPDK_INLINE_H
 #define INLANE_DPDK_INLINE_H
 
@@ -18,7 +19,7 @@
 
 #include "xdp.h"
 
-/* inlane_core::Packet. */
+/* Has the layout of inlane_core::Packet. */
 struct inlane_packet {
 	uint64_t address;
 	uint32_t length;
@@ -26,17 +27,18 @@ struct inlane_packet {
 	uint64_t cookie;
 };
 
-/* inlane_core::packet::PacketMeta, kept in the mbuf's private area. */
+/* Has the layout of inlane_core::packet::PacketMeta. It lies in the mbuf's private area. */
 struct inlane_packet_meta {
 	uint64_t time_ns;
 	uint32_t wire_length;
 	uint32_t interface;
 };
 
-/* Bytes of an mbuf's private area: a cache line, so that packet data is aligned to cache lines. */
+/* The size of an mbuf's private area in bytes. It is a cache line, so that packet data is aligned to cache
+ * lines. */
 #define INLANE_PRIVATE_BYTES 64
 
-/* Marks in an mbuf's field `port`: who holds it. See inlane_reclaim. */
+/* Marks in the field `port` of an mbuf, which say who holds the mbuf. See inlane_reclaim. */
 #define INLANE_MARK_HELD 0x7fff
 #define INLANE_MARK_SENT 0x8000
 
@@ -46,14 +48,14 @@ static const uint64_t INLANE_RX_SCATTER = RTE_ETH_RX_OFFLOAD_SCATTER;
 static const uint64_t INLANE_TX_MULTI_SEGS = RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
 
 uint16_t inlane_rx_burst(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count, uint64_t *bytes);
-/* For a driver that passes mbufs on without writing them (net_ring). */
+/* For net_ring, a driver that passes mbufs on without writing them. */
 uint16_t inlane_rx_burst_settled(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes);
 uint16_t inlane_tx_burst(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 			 uint64_t *bytes, uint64_t *errors);
 uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 				     uint64_t *bytes, uint64_t *errors);
-/* For devices whose buffers inlane_reclaim finds by marks. */
+/* For devices whose lost buffers inlane_reclaim finds by marks in the mbufs. */
 uint16_t inlane_rx_burst_marking(uint16_t port, uint16_t queue, struct inlane_packet *packets, uint16_t count,
 				uint64_t *bytes);
 uint16_t inlane_tx_burst_marking(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,

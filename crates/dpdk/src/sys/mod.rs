@@ -1,6 +1,6 @@
-//! DPDK's C interface: bindings generated from the installed headers, and C files that call its inline functions.
+//! Bindings to DPDK's C interface, generated from the installed headers, and to the C files of this folder.
 //!
-//! mbufs, mempools and devices are opaque in Rust. C reads and writes their fields.
+//! mbufs, mempools and devices are opaque in Rust. C code reads and writes their fields.
 
 #[expect(
     non_camel_case_types,
@@ -23,7 +23,7 @@ pub(crate) use bindings::*;
 
 use inlane_core::packet::{Packet, PacketMeta};
 
-// C accesses packets and their metadata by these layouts.
+// C code accesses packets and their metadata, so sizes and offsets in both languages must be equal.
 const _: () = {
     assert!(
         size_of::<Packet>() == size_of::<inlane_packet>()
@@ -40,14 +40,14 @@ const _: () = {
     assert!(size_of::<PacketMeta>() <= INLANE_PRIVATE_BYTES as usize);
 };
 
-/// Returns DPDK's text for an error number, which may be negative.
+/// Returns DPDK's text for an error number. `code` may be negative.
 pub(crate) fn error_text(code: i32) -> String {
     // SAFETY: rte_strerror returns a constant, or a string in memory of the calling thread.
     let text = unsafe { std::ffi::CStr::from_ptr(rte_strerror(code.abs())) };
     text.to_string_lossy().into_owned()
 }
 
-/// Returns the error number of this thread's last failed call of DPDK.
+/// Returns the error number of the last DPDK call of this thread that failed.
 pub(crate) fn last_error() -> i32 {
     // SAFETY: reads a thread-local integer.
     unsafe { inlane_errno() }

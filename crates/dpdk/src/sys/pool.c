@@ -10,22 +10,25 @@ static unsigned int element_bytes(unsigned int room)
 	return sizeof(struct rte_mbuf) + INLANE_PRIVATE_BYTES + RTE_PKTMBUF_HEADROOM + room;
 }
 
-/* Returns the bytes that `count` mbufs with `room` bytes of data room take, with slack for alignment. */
+/* Returns the bytes of memory that a pool of `count` mbufs with `room` bytes of data room needs, including
+ * room for alignment. If `page` is not 0, no mbuf crosses a page of that many bytes, unless it is longer than
+ * a page. */
 size_t inlane_pool_bytes(unsigned int count, unsigned int room, size_t page)
 {
 	struct rte_mempool_objsz size;
 	size_t object = rte_mempool_calc_obj_size(element_bytes(room), 0, &size);
 	size_t a_page = page / object;
 
-	/* No object crosses the end of a page, because the next page may lie elsewhere in physical memory. */
+	/* No object crosses the end of a page, because the next page may lie elsewhere in physical memory. So
+	 * each page holds whole objects only. */
 	return a_page > 0 ? (count + a_page - 1) / a_page * page : object * count + 4096;
 }
 
-/* Makes a pool of mbufs in memory of the caller, which is physically contiguous within `page` bytes. `page` is 0 if devices use virtual
- * addresses. Returns NULL on failure, with rte_errno set.
- *
- * With virtual addresses the memory is declared contiguous. Otherwise DPDK without hugepages would begin each object on a page of its own,
- * and objects 4 KiB apart compete for the same sets of the first-level cache. */
+/* Creates a pool of mbufs in memory that the caller owns. The memory is physically contiguous within each
+ * `page` bytes. `page` is 0 if devices use virtual addresses; the memory is then declared contiguous. Returns
+ * NULL on failure, with rte_errno set. Without the declaration, DPDK without hugepages would begin each
+ * object on a page of its own. Objects that are 4 KiB apart compete for the same sets of the first-level
+ * cache. */
 struct rte_mempool *inlane_pool_create(const char *name, unsigned int count, unsigned int cache, unsigned int room,
 				       int socket, void *memory, size_t length, size_t page)
 {
@@ -72,7 +75,8 @@ unsigned int inlane_pool_allocate(struct rte_mempool *pool, struct inlane_packet
 	register_thread();
 	while (done < count) {
 		unsigned int chunk = RTE_MIN(count - done, (unsigned int)CHUNK);
-		/* DPDK allocates all or none, so a nearly empty pool is asked for fewer and fewer. */
+		/* DPDK allocates all mbufs of a chunk or none. So if a pool is nearly empty, this loop asks
+		 * for smaller and smaller chunks. */
 		while (chunk > 0 && rte_pktmbuf_alloc_bulk(pool, mbufs, chunk) != 0)
 			chunk /= 2;
 		if (chunk == 0)
@@ -104,7 +108,8 @@ struct inlane_packet_meta *inlane_packet_meta_of(uint64_t cookie)
 	return rte_mbuf_to_priv(mbuf_at(cookie));
 }
 
-/* Writes address and length of a segment. Returns the cookie of the next segment, or 0. */
+/* Writes the address and length of the segment `cookie` to `address` and `length`. Returns the cookie of the
+ * next segment, or 0 if there is none. */
 uint64_t inlane_segment(uint64_t cookie, uint64_t *address, uint32_t *length)
 {
 	struct rte_mbuf *mbuf = mbuf_at(cookie);
@@ -135,7 +140,7 @@ int inlane_append_segment(struct rte_mempool *pool, uint64_t cookie, uint32_t he
 	return 0;
 }
 
-/* Frees the packets that wait in a receive queue. Returns how many there were. */
+/* Frees the packets that are waiting in a receive queue. Returns the number of freed packets. */
 unsigned int inlane_free_received(uint16_t port, uint16_t queue)
 {
 	struct rte_mbuf *mbufs[CHUNK];
@@ -143,7 +148,7 @@ unsigned int inlane_free_received(uint16_t port, uint16_t queue)
 	uint16_t got;
 
 	register_thread();
-	/* The bound is for devices that generate packets without end. */
+	/* The loop is bounded, because some devices generate packets without end. */
 	while (freed < (1u << 17) && (got = rte_eth_rx_burst(port, queue, mbufs, CHUNK)) > 0) {
 		rte_pktmbuf_free_bulk(mbufs, got);
 		freed += got;
@@ -151,7 +156,7 @@ unsigned int inlane_free_received(uint16_t port, uint16_t queue)
 	return freed;
 }
 
-/* Returns what a thread has cached of a pool to the pool. */
+/* Returns the buffers in the cache of thread `lcore` to the pool. */
 void inlane_flush_cache(struct rte_mempool *pool, unsigned int lcore)
 {
 	struct rte_mempool_cache *cache = rte_mempool_default_cache(pool, lcore);
@@ -160,15 +165,16 @@ void inlane_flush_cache(struct rte_mempool *pool, unsigned int lcore)
 		rte_mempool_cache_flush(cache, pool);
 }
 
-/* Returns the size of objects of a pool like this one with `room` bytes of data room, padding included. The AF_XDP driver gives the kernel
- * whole objects as chunks (xdp_umem_configure in rte_eth_af_xdp.c), and this function computes their size as the driver does. */
+/* Returns the size of an object, padding included, in a pool like `pool` whose mbufs have `room` bytes of
+ * data room. The AF_XDP driver gives the kernel whole objects as chunks (xdp_umem_configure in
+ * rte_eth_af_xdp.c). This function computes the size as the driver does. */
 unsigned int inlane_pool_xdp_chunk(struct rte_mempool *pool, unsigned int room)
 {
 	return rte_mempool_calc_obj_size(element_bytes(room), pool->flags, NULL);
 }
 
-/* Returns the bytes of a chunk before a received frame: DPDK's header, mbuf, private area and headroom, and the kernel's headroom for XDP
- * programs. */
+/* Returns how many bytes of a chunk lie before a received frame: DPDK's header, the mbuf, its private area
+ * and headroom, and the kernel's headroom for XDP programs. */
 unsigned int inlane_pool_xdp_headroom(struct rte_mempool *pool)
 {
 	return pool->header_size + sizeof(struct rte_mbuf) + rte_pktmbuf_priv_size(pool) + RTE_PKTMBUF_HEADROOM +
@@ -228,7 +234,7 @@ unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receive
 
 		if (!lost || bsearch(&all.list[i], free_list, free_count, sizeof(void *), by_address))
 			continue;
-		/* Cuts chains, because each segment is freed by itself. */
+		/* Each segment of a chain is freed by itself, so the links of the chain are removed here. */
 		mbuf->next = NULL;
 		mbuf->nb_segs = 1;
 		rte_mbuf_refcnt_set(mbuf, 1);

@@ -1,5 +1,6 @@
-/* The XDP program that gives frames to AF_XDP sockets. It is attached by a BPF link. The kernel detaches it when the link's last descriptor is
- * closed, also when the process is killed, and lets nobody replace it before. libxdp's own program has neither property. */
+/* The XDP program that gives frames to AF_XDP sockets. It is attached by a BPF link. The kernel detaches the
+ * program when the link's last descriptor is closed, which also happens when the process is killed. Until
+ * then the kernel lets nobody replace the program. libxdp's program has neither property. */
 #include "xdp.h"
 
 #include <bpf/bpf.h>
@@ -10,10 +11,11 @@
 #include <unistd.h>
 #include <xdp/xsk.h>
 
-/* By this name another process of inlane finds the program. */
+/* The name by which other inlane processes recognise the program. */
 #define PROGRAM_NAME "inlane_xsk"
 
-/* Called for every socket that the driver opens. A pointer, because this file is linked into programs without the Rust function, too. */
+/* The function to call for every socket that the driver opens. It is a pointer, because this file is also
+ * linked into programs without the Rust function. */
 static inlane_xdp_socket_function *socket_opened;
 
 void inlane_xdp_on_socket(inlane_xdp_socket_function *function)
@@ -40,8 +42,8 @@ static int load(int map)
 			     NULL);
 }
 
-/* Attaches a program of its own to an interface. Writes the descriptors of the link and of the map of sockets. Returns 0 or a negative
- * error: -EBUSY or -EEXIST if the interface has a program already. */
+/* Attaches inlane's program to an interface. Writes the descriptors of the link and of the map of sockets.
+ * Returns 0 or a negative error: -EBUSY or -EEXIST if the interface has a program already. */
 int inlane_xdp_attach(int interface, uint32_t queues, int *link, int *map)
 {
 	*map = bpf_map_create(BPF_MAP_TYPE_XSKMAP, PROGRAM_NAME, sizeof(uint32_t), sizeof(int), queues, NULL);
@@ -51,10 +53,11 @@ int inlane_xdp_attach(int interface, uint32_t queues, int *link, int *map)
 	int code = program < 0 ? -errno : 0;
 
 	if (code == 0) {
-		/* Without flags the driver runs the program if it can, otherwise the kernel does. */
+		/* Without flags, the kernel lets the interface's driver run the program if the driver can.
+		 * Otherwise the kernel runs the program itself. */
 		*link = bpf_link_create(program, interface, BPF_XDP, NULL);
 		code = *link < 0 ? -errno : 0;
-		/* The link holds the program. */
+		/* The link keeps the program loaded, so the descriptor of the program is closed here. */
 		close(program);
 	}
 	if (code != 0)
@@ -62,7 +65,8 @@ int inlane_xdp_attach(int interface, uint32_t queues, int *link, int *map)
 	return code;
 }
 
-/* Writes the number of the program on an interface, 0 if there is none, and its name if this process may know it. */
+/* Writes the number and name of the program on an interface. Writes 0 if there is no program. The name stays
+ * empty if this process may not read it. */
 int inlane_xdp_query(int interface, uint32_t *program, char name[INLANE_XDP_NAME_BYTES])
 {
 	struct bpf_prog_info info = { 0 };
@@ -82,7 +86,8 @@ int inlane_xdp_query(int interface, uint32_t *program, char name[INLANE_XDP_NAME
 	return 0;
 }
 
-/* Returns a descriptor of the map that a program of inlane uses, or a negative error: -EBUSY if the program is not inlane's. */
+/* Returns a descriptor of the map that inlane's program with the number `program` uses. Returns a negative
+ * error otherwise: -EBUSY if the program is not inlane's. */
 static int map_of(uint32_t program)
 {
 	uint32_t map = 0;
@@ -102,8 +107,9 @@ static int map_of(uint32_t program)
 	return code < 0 ? -errno : code;
 }
 
-/* Opens the link and the map of the program that another process of inlane attached to an interface. Returns 0 or a negative error:
- * -EBUSY if the program is not inlane's, -EPERM without CAP_SYS_ADMIN, -ENOENT if it was detached meanwhile. */
+/* Opens the link and the map of the program that another inlane process attached to an interface. Returns 0
+ * or a negative error: -EBUSY if the program is not inlane's, -EPERM without CAP_SYS_ADMIN, -ENOENT if the
+ * program was detached meanwhile. */
 int inlane_xdp_share(int interface, int *link, int *map)
 {
 	uint32_t program = 0, id = 0;
@@ -116,7 +122,8 @@ int inlane_xdp_share(int interface, int *link, int *map)
 	*map = map_of(program);
 	if (*map < 0)
 		return *map;
-	/* The kernel has no query for the link of a program, so every link is read. */
+	/* The kernel cannot tell which link holds a program, so this loop reads all links until it finds the
+	 * one of the program. */
 	while (bpf_link_get_next_id(id, &id) == 0) {
 		struct bpf_link_info info = { 0 };
 		uint32_t length = sizeof(info);
@@ -139,7 +146,8 @@ int inlane_xdp_set_socket(int map, uint32_t queue, int socket)
 	return bpf_map_update_elem(map, &queue, &socket, BPF_ANY) == 0 ? 0 : -errno;
 }
 
-/* DPDK's driver calls these two instead of libxdp's and libbpf's functions (build.rs renames them in the driver). */
+/* DPDK's driver calls the next two functions instead of those of libxdp and libbpf. build.rs renames the
+ * calls in the driver. */
 
 /* Opens a socket without libxdp's program. */
 int inlane_xsk_socket_create(struct xsk_socket **socket, const char *interface, __u32 queue, struct xsk_umem *memory,
@@ -158,7 +166,8 @@ int inlane_xsk_socket_create(struct xsk_socket **socket, const char *interface, 
 	return code;
 }
 
-/* Does nothing. The driver calls it when it closes a device, to remove whichever program the interface has. The link removes inlane's. */
+/* Does nothing. The driver calls this function when it closes a device, to remove whichever program the
+ * interface has. inlane's program is removed by closing its link instead. */
 int inlane_bpf_xdp_detach(int interface, __u32 flags, const struct bpf_xdp_attach_opts *options)
 {
 	(void)interface;

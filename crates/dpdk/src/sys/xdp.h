@@ -7,8 +7,8 @@
 /* BPF_OBJ_NAME_LEN. */
 #define INLANE_XDP_NAME_BYTES 16
 
-/* An AF_XDP socket was opened for a queue: `result` is its descriptor. Or it could not be opened: `result` is a negative error.
- * Returns 0 or a negative error, after which the socket is closed. */
+/* Called when the driver has tried to open an AF_XDP socket for a queue. `result` is the socket's descriptor,
+ * or a negative error. The function returns 0 or a negative error; after an error the socket is closed. */
 typedef int inlane_xdp_socket_function(const char *interface, uint32_t queue, int result);
 
 void inlane_xdp_on_socket(inlane_xdp_socket_function *function);

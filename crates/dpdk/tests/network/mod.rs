@@ -8,7 +8,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Moves this thread into a new, empty network namespace. Returns false, and says that the test is skipped, without the privilege.
+/// Moves this thread into a new, empty network namespace. Without the privilege for this, prints that `test`
+/// is skipped and returns false.
 pub fn private_network(test: &str) -> bool {
     // SAFETY: affects the namespace of this thread alone.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -20,27 +21,27 @@ pub fn private_network(test: &str) -> bool {
         eprintln!("SKIPPED {test}: the program ip is missing; install iproute2");
         return false;
     }
-    // Without IPv6 the kernel sends nothing by itself on the test's interfaces.
+    // Without IPv6, the kernel sends no frames of its own on the test's interfaces.
     let _ = std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1");
     ip("link set lo up");
     true
 }
 
-/// Runs `ip` with these arguments in this thread's namespace.
+/// Runs `ip` with `arguments` in this thread's namespace.
 pub fn ip(arguments: &str) {
     output_of_ip(arguments);
 }
 
-/// Runs `ip` with these arguments and returns what it prints.
+/// Runs `ip` with `arguments` in this thread's namespace, and returns what `ip` prints.
 pub fn output_of_ip(arguments: &str) -> String {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Waits until a condition holds, for at most five seconds. Returns true if it holds. The wait is needed because a test may
-/// be starting another program, which has a copy of a closed descriptor. The kernel releases the resource only after that
-/// copy is closed.
+/// Waits for at most five seconds until a condition holds. Returns true if it holds. Use it to check that the
+/// kernel has released a resource: a program that another test is starting may still have a copy of a closed
+/// descriptor. The kernel releases the resource only after that copy is closed.
 pub fn eventually(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {
@@ -66,7 +67,7 @@ impl RawSocket {
     pub fn open(interface: &str) -> Self {
         let ether_type = 0x88b5u16.to_be();
         let name = std::ffi::CString::new(interface).unwrap();
-        // SAFETY: a new socket, bound by an address that lives through the call.
+        // SAFETY: the socket is new. The address to which it is bound lives through the call.
         unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW, ether_type as i32);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());

@@ -1,11 +1,12 @@
-//! XDP programs of another application: loads one by bpf(2) and attaches it by rtnetlink, as `ip link set dev v0 xdp` does.
+//! Plays another application that attaches an XDP program. Loads the program by bpf(2) and attaches it by
+//! rtnetlink, as `ip link set dev v0 xdp` does.
 
 use super::output_of_ip;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// `XDP_FLAGS_DRV_MODE`: the driver runs the program.
 pub const DRIVER_MODE: u32 = 1 << 2;
-/// `XDP_FLAGS_SKB_MODE`: the kernel runs the program, after the driver has received the frame.
+/// `XDP_FLAGS_SKB_MODE`: the kernel runs the program after the driver has received the frame.
 pub const GENERIC_MODE: u32 = 1 << 1;
 
 /// Loads a program that passes every frame to the kernel.
@@ -22,7 +23,7 @@ pub fn load_passing_program() -> OwnedFd {
         kernel: u32,
         flags: u32,
     }
-    // r0 = XDP_PASS; exit
+    // The program is: r0 = XDP_PASS; exit.
     let instructions: [u64; 2] = [0xb7 | 2 << 32, 0x95];
     let load = Load {
         kind: BPF_PROG_TYPE_XDP,
@@ -33,14 +34,15 @@ pub fn load_passing_program() -> OwnedFd {
         kernel: 0,
         flags: 0,
     };
-    // SAFETY: the attributes, and what they point to, are read during the call.
+    // SAFETY: the attributes and the memory that they point to are read during the call.
     let code = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const load, size_of::<Load>()) };
     assert!(code >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: just opened.
+    // SAFETY: the descriptor was just opened, and nobody else owns it.
     unsafe { OwnedFd::from_raw_fd(code as i32) }
 }
 
-/// Attaches a program to an interface of this thread's namespace. It stays when `program` is closed.
+/// Attaches a program to an interface of this thread's namespace. The program stays attached when `program`
+/// is closed.
 pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
     const IFLA_XDP: u16 = 43;
     const NLA_F_NESTED: u16 = 1 << 15;
@@ -49,7 +51,7 @@ pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     let mut message = Vec::new();
     let mut u16s = |words: &[u16]| words.iter().for_each(|word| message.extend(word.to_ne_bytes()));
-    // nlmsghdr, ifinfomsg, IFLA_XDP { IFLA_XDP_FD, IFLA_XDP_FLAGS }
+    // The message consists of nlmsghdr, ifinfomsg, and IFLA_XDP { IFLA_XDP_FD, IFLA_XDP_FLAGS }.
     u16s(&[52, 0, libc::RTM_SETLINK, (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16, 1, 0, 0, 0]);
     u16s(&[0, 0, index as u16, (index >> 16) as u16, 0, 0, 0, 0]);
     let descriptor = program.as_raw_fd();
@@ -65,11 +67,11 @@ pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
         assert!(libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), 1024, 0) >= 20);
         answer
     };
-    // nlmsghdr is four words long; the error follows.
+    // nlmsghdr is four words long. The error number is the next word, and 0 means success.
     assert_eq!(answer[4], 0, "attaching to {interface}: {}", std::io::Error::from_raw_os_error(-answer[4]));
 }
 
-/// Returns the number of the program on an interface, as `ip link` shows it.
+/// Returns the number of the XDP program on an interface, as `ip link` shows it.
 pub fn program_id(interface: &str) -> Option<u32> {
     let shown = output_of_ip(&format!("-details link show {interface}"));
     let mut words = shown.split_whitespace().skip_while(|word| *word != "prog/xdp");
