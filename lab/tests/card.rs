@@ -1,6 +1,6 @@
-//! `inlane forward` between network cards under vfio-pci, in a virtual machine. The cards are QEMU's e1000e and virtio-net. An emulated IOMMU
-//! limits them to the memory that was mapped for them. The test, outside the machine, sends frames into the cards and checks what the cards
-//! send.
+//! `inlane forward` between network cards under vfio-pci, in a virtual machine. The cards are QEMU's
+//! e1000e and virtio-net. An emulated IOMMU limits the cards to the memory that was mapped for DMA. The test
+//! runs outside the machine. It sends frames into the cards and checks the frames that the cards send.
 //!
 //! ```text
 //!   this test  ==datagrams==>  card A  --DMA-->  inlane's pool  --DMA-->  card B  ==datagrams==>  this test     and back
@@ -131,8 +131,8 @@ fn packets_go_from_card_to_card() {
     let cards = ["a", "b", "c", "d", "e"].map(|name| Card::new(folder.path(), name));
     let [a, b, c, d, held] = &cards;
     let run = |number: u32, function: &str, first: &str, second: &str| {
-        // Small pools, each in one huge page: QEMU's e1000e drops a frame whose buffer lies in two pages that are not adjacent in the
-        // machine's memory.
+        // Each pool is small enough for one huge page. QEMU's e1000e drops a frame if its buffer
+        // crosses into a page that is not adjacent in the machine's memory.
         format!(
             "inlane forward --between pci:0000:00:{first}.0,descriptors=128 pci:0000:00:{second}.0,descriptors=128 \
              --buffers 800 --function {function} --duration 4s --json /tmp/{number} >&2; echo status $?; "

@@ -1,4 +1,4 @@
-//! `inlane copy`: its flags.
+//! The flags of `inlane copy`.
 
 mod bench;
 mod list;
@@ -227,10 +227,11 @@ struct Sizes(Vec<usize>);
 const LARGEST: usize = 1 << 40;
 /// The most bytes that the flags allow for a chunk of a staged path.
 const LARGEST_CHUNK: usize = 1 << 30;
-/// Flags that have no effect on `--list`.
+/// Flags that `--list` refuses, because they would have no effect.
 const NOT_LISTED: [&str; 9] =
     ["matrix", "published", "direction", "measure", "completion", "path", "require", "without", "calibrate"];
-/// Flags that have no effect on `--published`, which sets its own endpoints, paths and sizes.
+/// Flags that `--published` refuses, because the published experiment has its own endpoints, paths
+/// and sizes.
 const NOT_PUBLISHED: [&str; 29] = [
     "from",
     "to",

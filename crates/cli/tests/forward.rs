@@ -21,7 +21,8 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Writes a classic capture with nanosecond timestamps and `count` frames, each with its number in the payload.
+/// Writes a classic capture with nanosecond timestamps and `count` frames. The payload of a frame contains
+/// the frame's number.
 fn capture(path: &Path, count: u32) {
     let mut bytes = Vec::new();
     for word in [0xa1b2_3c4du32, 4 << 16 | 2, 0, 0, 65535, 1] {
@@ -348,7 +349,7 @@ fn signalled_after(time: Duration, signal: i32, arguments: &[&str]) -> (Output, 
     let child = inlane(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(time);
     let start = Instant::now();
-    // SAFETY: the child was started here and not yet waited for, so its id is still its own.
+    // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
     unsafe { libc::kill(child.id() as i32, signal) };
     (child.wait_with_output().unwrap(), start.elapsed())
 }
@@ -428,7 +429,7 @@ fn a_third_signal_kills_the_process() {
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(700));
         assert!(child.try_wait().unwrap().is_none());
-        // SAFETY: the child was started here and not yet waited for, so its id is still its own.
+        // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     }
     use std::os::unix::process::ExitStatusExt;

@@ -235,7 +235,7 @@ impl Running {
     fn interrupt(&mut self) -> Output {
         let child = self.child.take().unwrap();
         let status = Path::new("/proc").join(child.id().to_string());
-        // SAFETY: the child was started here and not yet waited for, so its id is still its own.
+        // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
         unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         let start = Instant::now();
         while std::fs::read_to_string(status.join("stat")).is_ok_and(|stat| !stat.contains(") Z ")) {

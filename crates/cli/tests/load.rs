@@ -14,7 +14,7 @@ const THREADS: usize = 2;
 fn share_of_a_processor() -> f64 {
     let spin = || {
         let used = || {
-            // SAFETY: the clock exists for every thread, and `time` has the type that it writes.
+            // SAFETY: the clock exists for every thread, and `time` has the type that the call writes.
             let time = unsafe {
                 let mut time: libc::timespec = std::mem::zeroed();
                 libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time);

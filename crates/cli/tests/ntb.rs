@@ -163,7 +163,7 @@ fn a_bench_opens_its_outputs_first_and_leaves_none_empty() {
     assert!(!result.exists());
 }
 
-/// Starts `inlane ntb check` as port `port` of `hub`.
+/// Starts `inlane ntb check` in a process that uses port `port` of the twin `hub`, with faults injected.
 fn child(hub: &Hub, port: u32, faults: &str) -> Child {
     let socket = hub.admit(port).unwrap();
     let fd = socket.as_raw_fd();

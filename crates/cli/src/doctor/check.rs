@@ -51,7 +51,7 @@ impl Name {
     /// Returns the name as the user types it.
     pub fn text(self) -> String {
         use clap::ValueEnum;
-        // Every name is a possible value, because none is marked as skipped.
+        // No name is hidden from the command line, so each has a value and the default is never used.
         self.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default()
     }
 }
@@ -69,7 +69,7 @@ pub enum State {
 }
 
 impl State {
-    /// Returns the state as it is shown.
+    /// Returns the word that the report shows for the state.
     pub fn text(self) -> &'static str {
         match self {
             State::Ok => "ok",

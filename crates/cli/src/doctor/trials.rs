@@ -13,7 +13,7 @@ pub struct Trials {
     pub af_packet: Result<(), Errno>,
     /// Opening `/dev/net/tun`.
     pub tun: Result<(), Errno>,
-    /// Creating a memory file, as memif shares it.
+    /// Creating a memory file (memfd), in which memif shares packet buffers.
     pub memfd: Result<(), Errno>,
     /// Opening `/dev/kvm`.
     pub kvm: Result<(), Errno>,

@@ -39,7 +39,7 @@ impl Point {
 pub struct Series {
     /// The swept flags.
     keys: Vec<String>,
-    /// Empty for a single run.
+    /// The points. Empty if nothing is swept or repeated.
     points: Vec<Point>,
     repeats: u32,
     by_load: bool,
@@ -102,7 +102,8 @@ impl Series {
         self.keys.iter().find(numeric).map(String::as_str)
     }
 
-    /// Returns the swept parameters that are not on the x axis. Each combination of them is a line of the figure.
+    /// Returns the swept parameters that are not on the x axis. Each combination of their values is
+    /// a line of the figure.
     pub fn line_keys(&self) -> Vec<&str> {
         self.keys.iter().map(String::as_str).filter(|&key| Some(key) != self.axis()).collect()
     }

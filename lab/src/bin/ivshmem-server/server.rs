@@ -157,7 +157,7 @@ impl Server {
         peer.introduce(number, &peer.interrupts)
     }
 
-    /// Removes a peer and notifies the others. A peer that cannot be notified is removed too.
+    /// Removes a peer and notifies the other peers. A peer that cannot be notified is removed, too.
     fn remove(&mut self, number: u16, why: String, events: &mut Vec<Event>) {
         let mut leaving = vec![(number, why)];
         while let Some((number, why)) = leaving.pop() {
