@@ -2,7 +2,7 @@
 
 use quanta::Clock as Quanta;
 
-/// A clock that takes about 10 ns to read. Clones share their zero.
+/// A clock that takes about 10 ns to read. A clone has the same zero, so times of both can be compared.
 #[derive(Clone)]
 pub struct Clock {
     inner: Quanta,

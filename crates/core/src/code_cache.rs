@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const MAGIC: &[u8] = b"inlane code 1\n";
 
-/// Numbers temporary names within this process.
+/// Counts temporary names, so that each is unique within this process.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A directory of compiled code that only the current user can write.

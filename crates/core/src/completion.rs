@@ -2,10 +2,11 @@
 //!
 //! * `poll` checks again and again: the lowest latency, and one core is busy all the time;
 //! * `interrupt` sleeps until the device wakes the thread: a wake-up's latency, and the core is free;
-//! * `adaptive` sleeps for most of the time that operations of this size took before, then polls. It only polls if the
-//!   operation is shorter than a sleep.
+//! * `adaptive` sleeps for most of the time that operations of this size took before, then polls. If that
+//!   time is too short for a sleep, it polls from the start.
 //!
-//! [`Wait`] is the loop that all adaptive waits run, and [`Expectation`] is what they learn.
+//! [`Wait`] provides the loop of a wait. [`Expectation`] holds the durations that adaptive waits have
+//! measured.
 
 mod expectation;
 mod wait;

@@ -55,7 +55,7 @@ pub enum Error {
         /// The class of the error.
         class: Class,
     },
-    /// Bytes arrived altered.
+    /// A verification found bytes that differ from those that were sent.
     #[error(
         "{what}: verification failed: {wrong} of {bytes} bytes differ from what was sent; do not use the figures of this run"
     )]

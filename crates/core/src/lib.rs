@@ -9,7 +9,7 @@
 //! | [`mover`], [`access`] | copies between regions; the CPU's loads and stores to device memory |
 //! | [`completion`] | how the end of an operation is detected |
 //! | [`code_cache`] | compiled code on disk |
-//! | [`result`], [`stats`] | the frame of results; statistics |
+//! | [`result`], [`stats`] | the fields that all result documents share; statistics |
 //! | [`units`], [`clock`], [`error`] | quantities, time, errors |
 //!
 //! This crate contains no device code, and depends on no other crate of the project.

@@ -1,12 +1,12 @@
 //! Packets as ports and executors pass them, and the pools that own their buffers.
 //!
-//! A [`Packet`] is a plain value that works like a raw pointer. Anybody can make or copy one, but following its address or
-//! freeing its buffer is unsafe. At any time exactly one part of the program **holds** a packet. That part received it from an
-//! [`Rx`](crate::port::Rx) or allocated it from a [`Pool`]. It holds the packet until it sends it with a
-//! [`Tx`](crate::port::Tx) or frees it.
+//! A [`Packet`] is a plain value that works like a raw pointer. Anybody can make or copy one, but following
+//! its address or freeing its buffer is unsafe. At any time exactly one part of the program **holds** a
+//! packet. A part holds a packet after it has received it from an [`Rx`](crate::port::Rx) or allocated it
+//! from a [`Pool`]. It stops holding the packet when it sends it with a [`Tx`](crate::port::Tx) or frees it.
 //!
-//! Dropping the value does not free the buffer, because on hot paths packets travel in arrays. Pools count their allocated
-//! buffers, so a leak shows at the end of a run ([`Pool::outstanding`]).
+//! Dropping a `Packet` does not free its buffer, because on hot paths packets travel in arrays. Pools count
+//! their allocated buffers, so a leak shows at the end of a run ([`Pool::outstanding`]).
 
 mod heap;
 
@@ -16,14 +16,15 @@ pub use heap::{HEADROOM, HeapPool, PoolOwner};
 
 /// One packet: the address and length of its first contiguous bytes, and a cookie by which its pool knows the buffer.
 ///
-/// Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that a packet function can
-/// run on either.
+/// Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that the same
+/// packet function can run on packets and on descriptors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// The address of the first byte, in the location of the pool's region.
     pub address: u64,
-    /// The number of bytes at `address`. A packet of several segments has more; see [`Pool::for_each_segment`].
+    /// The number of bytes at `address`. A packet of several segments has more bytes; see
+    /// [`Pool::for_each_segment`].
     pub length: u32,
     /// The transmit port, if a verdict named one; otherwise 0.
     pub port: u32,
@@ -56,7 +57,7 @@ impl Packet {
     }
 }
 
-/// A packet's metadata. A capture's packets keep their timestamps in it from source to sink.
+/// A packet's metadata. It carries the timestamp of a captured packet from the source to the sink.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketMeta {
@@ -68,9 +69,10 @@ pub struct PacketMeta {
     pub interface: u32,
 }
 
-/// A source of packet buffers. Threads may share it. Call it once per burst, not once per packet.
+/// A source of packet buffers. Threads may share it. Allocate and free whole bursts, because each call may
+/// take a lock.
 ///
-/// A device that needs its own kind of pool finds it by upcasting to [`std::any::Any`].
+/// A device that needs its own type of pool checks the type by upcasting to [`std::any::Any`].
 ///
 /// Code that follows or releases a packet must be in an `unsafe` block, because nothing checks who holds it:
 ///
@@ -98,9 +100,9 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
     /// afterwards.
     unsafe fn free(&self, packets: &[Packet]);
 
-    /// Makes the calling thread the pool's owner until the guard is dropped. The owner allocates and frees without a lock;
-    /// other threads still may do both. Returns `None` if another thread is the owner, or if it makes no difference to
-    /// this kind of pool.
+    /// Makes the calling thread the pool's owner until the guard is dropped. The owner allocates and frees
+    /// without a lock; other threads still may do both. Returns `None` if another thread is the owner, or if
+    /// this kind of pool has no owner.
     fn own(&self) -> Option<PoolOwner<'_>> {
         None
     }
@@ -129,8 +131,8 @@ pub unsafe trait Pool: std::any::Any + Send + Sync {
     /// The caller holds the packet, and it is from this pool.
     unsafe fn set_meta(&self, packet: &Packet, meta: PacketMeta);
 
-    /// Calls `visit` with address and length of each contiguous segment of a packet. The first has the packet's own address
-    /// and length.
+    /// Calls `visit` once for each segment of a packet, with the segment's address and length. The first
+    /// segment is the one that [`Packet::address`] and [`Packet::length`] describe.
     ///
     /// # Safety
     /// The caller holds the packet, and it is from this pool.

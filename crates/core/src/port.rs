@@ -1,7 +1,7 @@
 //! Ports: sources and sinks of packets.
 //!
-//! A [`Port`] is opened, configured, and split into queues, each of which one thread drives. [`Rx`] and [`Tx`] are on the hot
-//! path and called once a burst.
+//! A [`Port`] is opened, configured, and split into queues. One thread drives each queue, by its [`Rx`] or
+//! [`Tx`]. The methods of these are on the hot path and are called once per burst.
 
 pub mod spec;
 
@@ -49,7 +49,7 @@ pub struct PortInfo {
     pub spreads_flows: bool,
     /// The link rate in bits per second, if there is a link.
     pub link_bits_per_second: Option<f64>,
-    /// True if the port is a twin. Its figures are then those of a model.
+    /// True if the port is a twin, a software stand-in for a device. Measurements are then those of a model.
     pub twin: bool,
 }
 
@@ -60,8 +60,8 @@ pub trait Port: Send {
     /// Returns the port's properties.
     fn info(&self) -> &PortInfo;
 
-    /// Configures `pools.len()` receive queues, of which queue i receives into buffers of pool i, and `tx_queues` transmit
-    /// queues.
+    /// Configures `pools.len()` receive queues and `tx_queues` transmit queues. Receive queue i receives into
+    /// buffers of `pools[i]`.
     ///
     /// # Errors
     /// If the port has fewer queues, or cannot use the pools' memory.
@@ -73,8 +73,8 @@ pub trait Port: Send {
     /// If the port only sends, or the queue was taken.
     fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>>;
 
-    /// Returns transmit queue `queue`. Each can be taken once. Its packets must be from pool `queue` of `configure`, or from
-    /// `pool` if the port only sends.
+    /// Returns transmit queue `queue`. Each can be taken once. Send packets of pool number `queue` of
+    /// [`Port::configure`] on it. If the port only sends, send packets of `pool`.
     ///
     /// # Errors
     /// If the port only receives, or the queue was taken.
@@ -91,17 +91,19 @@ pub trait Port: Send {
     /// Stops receiving and sending, and frees the buffers that the device holds.
     fn stop(&mut self) {}
 
-    /// Returns the result of a port that checks packets. Call it after the queues are dropped.
+    /// Returns the result of checking packets, or `None` if the port checks none. Call it after the queues
+    /// are dropped.
     fn verification(&self) -> Option<Verification> {
         None
     }
 
-    /// Returns how late packets arrived after they were due, if the port measures it. Call it after the queues are dropped.
+    /// Returns how long after their due time packets arrived, if the port measures it. Call it after the
+    /// queues are dropped.
     fn latency(&self) -> Option<LatencyHistogram> {
         None
     }
 
-    /// Returns the packets that the device lost or refused and that no queue counted.
+    /// Counts packets that the device lost or refused, except those that a queue has counted.
     fn device_counters(&self) -> Counters {
         Counters::default()
     }
@@ -135,8 +137,8 @@ pub unsafe trait Rx: Send {
 /// Callers go on using the packets that a call did not send. An implementer promises that it neither keeps nor frees a
 /// packet beyond the number that [`Tx::send`] returned, and none if the call failed.
 pub unsafe trait Tx: Send {
-    /// Sends packets from the front of `packets` and returns how many it sent. The port holds those from then on. It sends
-    /// fewer than given if its queue is full; try the others again later.
+    /// Sends packets from the front of `packets` and returns how many it sent. From then on the port holds
+    /// the sent packets. If the queue is full, sends fewer than given; try the others again later.
     ///
     /// # Errors
     /// If the port is gone or the disk is full. The caller then still holds every packet of this call.
@@ -167,8 +169,9 @@ pub unsafe trait Tx: Send {
         Ok(())
     }
 
-    /// Flushes buffered packets at the end of a run. If they wait for a slow reader, tries again for as long as `keep_waiting`
-    /// returns true. Packets that remain then are lost, and [`Tx::counters`] counts them as errors.
+    /// Flushes buffered packets at the end of a run. If a slow reader does not take them, tries again for as
+    /// long as `keep_waiting` returns true. Packets that remain then are lost, and [`Tx::counters`] counts
+    /// them as errors.
     ///
     /// # Errors
     /// As for [`Tx::send`], and if packets were lost.

@@ -85,7 +85,8 @@ impl Region {
     /// Allocates zeroed host memory, aligned to 4096 bytes.
     ///
     /// # Errors
-    /// [`Error::Memory`] if the system has too little, [`Error::Invalid`] for 0 bytes or more than half the address space.
+    /// [`Error::Memory`] if the system has too little memory, [`Error::Invalid`] for 0 bytes or more than
+    /// half the address space.
     pub fn host(length: usize) -> Result<Self> {
         let memory = HostMemory::new(length)?;
         let address = memory.pointer.as_ptr() as u64;
@@ -119,10 +120,10 @@ impl Region {
         &self.location
     }
 
-    /// Returns the part of `length` bytes at `offset`, which shares the memory.
+    /// Returns the part of `length` bytes at `offset`. The part shares the region's memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the part is not inside.
+    /// [`Error::Invalid`] if the part is not inside the region.
     pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
         match offset.checked_add(length) {
             Some(end) if end <= self.length => {
@@ -137,7 +138,8 @@ impl Region {
 
     /// Returns true if the two regions share a byte.
     pub fn overlaps(&self, other: &Self) -> bool {
-        // Host, pinned and twin memory share one address space. Each other location has its own.
+        // Host, pinned and twin memory share one address space. Each other location has its own. Only
+        // addresses of the same space can overlap.
         let same_space = self.location == other.location
             || (self.location.is_cpu_memory() && other.location.is_cpu_memory());
         same_space

@@ -3,7 +3,8 @@
 //! Keys name their base unit (`_ns`, `_bytes`, `_per_second`). An unknown value is `null`, never NaN. [`schema`] gives the JSON
 //! schema, which is published in `docs/schema`. A change that a reader of the JSON must handle raises [`SCHEMA_VERSION`].
 //!
-//! The frame is here. The rows belong to the systems: each system has its own type of row, which implements [`Row`].
+//! This module defines the frame: the fields that all documents share. Each system has its own type of row,
+//! which implements [`Row`].
 
 mod explanation;
 mod row;

@@ -54,7 +54,7 @@ impl Default for LatencyHistogram {
 }
 
 impl LatencyHistogram {
-    /// Records `count` packets of `nanoseconds` each.
+    /// Records `count` packets with a latency of `nanoseconds` each.
     #[inline]
     pub fn record(&mut self, nanoseconds: u64, count: u64) {
         self.0.saturating_record_n(nanoseconds.clamp(1, LONGEST_NS), count);

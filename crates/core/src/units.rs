@@ -59,7 +59,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
     Ok(value as u64)
 }
 
-/// An offered rate.
+/// A rate at which packets are offered.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     /// Bits of frames per second, without preamble, gap and FCS.
@@ -220,7 +220,8 @@ mod tests {
         assert!(parse_rate("0").is_err());
         assert_eq!(parse_rate("2.5GbE").unwrap(), Rate::Line(2.5e9));
         assert!(parse_rate("GbE").is_err() && parse_rate("1GbEps").is_err());
-        // RFC 1242: 14,880 frames of 64 bytes with FCS per second on 10 Mb/s Ethernet.
+        // RFC 1242: 14,880 frames of 64 bytes with FCS per second on 10 Mb/s Ethernet. Without FCS a frame
+        // has 60 bytes, so the next line passes 60.
         assert_eq!(Rate::Line(10e6).packets_per_second(60.0) as u64, 14_880);
         assert_eq!(Rate::Bits(8000.0).packets_per_second(100.0), 10.0);
     }

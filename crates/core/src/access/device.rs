@@ -1,6 +1,7 @@
 //! Short copies to and from device memory, in aligned accesses of at most 8 bytes and in whole lines.
 
-/// Copies to memory that accepts any access. Copies of 1, 2, 4 and 8 bytes are single stores, which cannot tear if aligned.
+/// Copies `length` bytes to memory that accepts accesses of any width. A copy of 1, 2, 4 or 8 bytes is a
+/// single store. If the destination is aligned, no reader sees only a part of it.
 ///
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes, and they do not overlap.
@@ -18,7 +19,8 @@ pub unsafe fn copy_coherent(destination: *mut u8, source: *const u8, length: usi
     }
 }
 
-/// Returns the widest naturally aligned width at `address` that is at most `left` and at most 8.
+/// Returns the width of the next access at `address`: 1, 2, 4 or 8 bytes. It is the widest to which `address`
+/// is aligned and that does not exceed `left`, the number of bytes left to copy.
 #[inline(always)]
 fn width(address: usize, left: usize) -> usize {
     let aligned = 1usize << (address.trailing_zeros().min(3));
@@ -26,8 +28,9 @@ fn width(address: usize, left: usize) -> usize {
     aligned.min(fits)
 }
 
-/// Stores to device memory in ascending order, each byte once. Uses aligned stores of 8 bytes, of 1, 2 and 4 at the ends, and
-/// non-temporal stores for whole 64-byte lines. Call [`store_fence`](super::store_fence) before a store that must come later.
+/// Stores to device memory in ascending order, each byte once. Whole 64-byte lines are stored non-temporally,
+/// the rest by aligned stores of at most 8 bytes. Call [`store_fence`](super::store_fence) before a store
+/// that must arrive after these.
 ///
 /// # Safety
 /// As for [`copy_coherent`].
@@ -81,7 +84,7 @@ unsafe fn stream_line(to: *mut u8, from: *const u8) {
 pub unsafe fn load_device(destination: *mut u8, source: *const u8, length: usize) {
     let mut done = 0;
     while done < length {
-        // SAFETY: as in `store_device`, but the source is aligned.
+        // SAFETY: as in `store_device`, except that `width` is chosen for the source's alignment.
         unsafe {
             let (to, from) = (destination.add(done), source.add(done));
             let width = width(from as usize, length - done);

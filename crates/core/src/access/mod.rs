@@ -1,8 +1,8 @@
 //! The CPU's loads and stores to device memory: which instructions, in which widths.
 //!
-//! A BAR accepts the accesses that its device expects, and perhaps no others. A `memcpy` may use another width or access a
-//! byte twice. So each access here is one instruction, written so that the compiler neither changes, splits nor repeats
-//! it, and naturally aligned at the device's side.
+//! A BAR accepts the accesses that its device expects, and perhaps no others. A `memcpy` may use another
+//! width or access a byte twice. So each access here is one instruction, naturally aligned at the device's
+//! side. The compiler cannot change, split or repeat it.
 //!
 //! * [`Access`] copies long spans in one chosen width;
 //! * [`store_device`] and [`load_device`] copy short spans in the widest aligned pieces of at most 8 bytes, and whole
@@ -47,14 +47,15 @@ pub enum Access {
     Bytes32,
     /// 64-byte AVX-512 registers.
     Bytes64,
-    /// Streaming loads to the widest available registers, and non-temporal stores from them, which bypass the cache.
+    /// Streaming loads into the widest available registers, and non-temporal stores from these registers. The
+    /// stores bypass the cache.
     NonTemporal,
     /// `movdir64b`: 64 bytes that the device receives as one write.
     Direct64,
 }
 
 impl Access {
-    /// Every access, narrowest first.
+    /// All accesses: ordinary ones from narrow to wide, then `NonTemporal` and `Direct64`.
     pub const ALL: [Access; 7] = [
         Access::Bytes4,
         Access::Bytes8,
@@ -92,8 +93,8 @@ impl Access {
             Access::Bytes4 | Access::Bytes8 | Access::Bytes16 => true,
             // Streaming loads of 16 bytes need SSE4.1.
             Access::NonTemporal => is_x86_feature_detected!("sse4.1"),
-            // Ordinary accesses need only AVX, but 32-byte streaming loads need AVX2. The stricter requirement applies to
-            // both.
+            // 32-byte copies need only AVX, but 32-byte streaming loads need AVX2. `NonTemporal` streams 32
+            // bytes wherever `Bytes32` is available, so this line requires AVX2.
             Access::Bytes32 => is_x86_feature_detected!("avx2"),
             Access::Bytes64 => is_x86_feature_detected!("avx512f"),
             Access::Direct64 => x86::has_movdir64b(),
@@ -106,7 +107,7 @@ impl Access {
         matches!(self, Access::Bytes4 | Access::Bytes8)
     }
 
-    /// Returns the widest available access that is not weakly ordered.
+    /// Returns the widest available access whose stores are not weakly ordered.
     pub fn widest() -> Access {
         [Access::Bytes64, Access::Bytes32, Access::Bytes16]
             .into_iter()
@@ -129,7 +130,7 @@ impl Access {
         ))
     }
 
-    /// Returns true if its stores may be delayed or reordered until [`store_fence`].
+    /// Returns true if stores of this access may be delayed or reordered until [`store_fence`].
     pub fn is_weakly_ordered(self) -> bool {
         matches!(self, Access::NonTemporal | Access::Direct64)
     }
@@ -140,7 +141,7 @@ impl Access {
     /// The access is available. Both spans are valid for `count` accesses and do not overlap. `Direct64` needs a
     /// destination that is a multiple of 64, and `NonTemporal` needs both addresses to be multiples of its width.
     pub unsafe fn copy(self, destination: *mut u8, source: *const u8, count: usize) {
-        // SAFETY: the caller's promise is the callee's.
+        // SAFETY: the caller promises what each called function requires.
         unsafe {
             match self {
                 Access::Bytes4 => words::<u32>(destination, source, count),
@@ -165,8 +166,9 @@ impl Access {
         }
     }
 
-    /// Copies `length` bytes: narrow accesses until the address `aligned_by` is a multiple of the width, then this access,
-    /// then narrow ones. `aligned_by` is the device's side, the source's or the destination's address.
+    /// Copies `length` bytes. Narrow accesses copy the first bytes, until the address `aligned_by` is a
+    /// multiple of the width. This access copies the body, and narrow accesses copy what is left. Pass the
+    /// device-side address as `aligned_by`: that of the source or that of the destination.
     ///
     /// Two accesses have alignment rules of their own. `NonTemporal` falls back to ordinary accesses of its width if
     /// source and destination are not equally aligned, and `Direct64` aligns to the destination.
@@ -178,7 +180,8 @@ impl Access {
         let mut access = self;
         let width = access.width();
         let both_aligned = (destination as usize ^ source as usize).is_multiple_of(width);
-        // Streaming accesses fault on unaligned addresses, on either side.
+        // Streaming accesses fault on unaligned addresses. So ordinary accesses of the same width replace
+        // them unless source and destination are equally aligned.
         if access == Access::NonTemporal && !both_aligned {
             access = match width {
                 64 => Access::Bytes64,
@@ -233,7 +236,8 @@ impl FromStr for Access {
     }
 }
 
-/// Copies the few bytes before or after the body of a span: 4-byte words if that divides the length, else single bytes.
+/// Copies the few bytes before or after the body of a span: in 4-byte words if `bytes` is a multiple of 4,
+/// otherwise byte by byte.
 ///
 /// # Safety
 /// Both spans are valid for `bytes` bytes and do not overlap.
@@ -248,8 +252,8 @@ unsafe fn narrow(destination: *mut u8, source: *const u8, bytes: usize) {
     }
 }
 
-/// Copies `count` words by volatile accesses. If one side is not aligned, it must be ordinary memory: its accesses may be
-/// split.
+/// Copies `count` words, by volatile accesses at each side that is aligned. A side that is not aligned must
+/// be ordinary memory, because the compiler may split accesses to it.
 ///
 /// # Safety
 /// Both spans are valid for `count` words and do not overlap.

@@ -5,22 +5,24 @@ use std::time::Duration;
 
 /// The expected duration of operations by size, and the lead: how long before the expected end a wait wakes up.
 ///
-/// The expected duration is about the shortest of the recent ones, because an undisturbed operation takes that long. It
-/// falls at once and rises by an eighth of the difference.
+/// The expected duration is close to the shortest recent one, because that operation was probably
+/// undisturbed. A shorter duration replaces it at once. A longer one raises it by an eighth of the
+/// difference.
 ///
-/// Feedback controls the lead. A wake-up after the operation's end is late and lengthens the lead by half. A wake-up before
-/// the end shortens it by a 64th. The lead settles where about one wake-up in 27 is late, whatever the system's timers cost.
-/// A late wake-up matters less for operations above 200 us. Their lead shortens faster, and about one wake-up in 7 is late.
+/// Feedback controls the lead. A wake-up after the operation's end is late and lengthens the lead by half. A
+/// wake-up before the end shortens it by a 64th. So about one wake-up in 27 is late, whatever the system's
+/// timers cost. A late wake-up matters less for operations above 200 us. So their lead shortens faster, and
+/// about one wake-up in 7 is late.
 ///
-/// If the lead is too long for any sleep, each polled operation shortens it until a sleep is tried again. It then stays at
-/// least as long as the usual overshoot of a sleep.
+/// If the lead leaves no time for a sleep, waits only poll. Each of these waits shortens the lead, until
+/// there is time for a sleep again. This never makes the lead shorter than the usual overshoot of a sleep.
 #[derive(Clone, Debug)]
 pub struct Expectation {
     by_size: Vec<Entry>,
     overshoot_ns: u64,
 }
 
-/// The learnt durations of one size class.
+/// The expected duration and the lead of one size class.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     /// 0 if no operation was timed.
@@ -31,7 +33,8 @@ struct Entry {
 impl Entry {
     fn sleep_ns(&self) -> Option<u64> {
         let sleep = self.expected_ns.checked_sub(self.lead_ns)?;
-        // A short sleep, or one during a wait that mostly polls anyway, saves less than it costs.
+        // A sleep must be worth its cost. So there is none if it would be short, or if the thread would poll
+        // more than twice as long as it sleeps.
         (sleep >= SHORTEST_SLEEP_NS.max(self.lead_ns / 2)).then_some(sleep)
     }
 }
@@ -49,13 +52,14 @@ const SHORTEN_LONG: u64 = 16;
 
 impl Default for Expectation {
     fn default() -> Self {
-        // Linux's default timer slack of 50 us, plus the wake-up itself.
+        // Assumes Linux's default timer slack of 50 us, plus 10 us for the wake-up itself.
         Self::with_overshoot(Duration::from_micros(60))
     }
 }
 
 impl Expectation {
-    /// Creates an expectation for a system whose sleeps last this much longer than asked.
+    /// Creates an expectation without durations. `overshoot` is how much longer than asked this system's
+    /// sleeps last.
     pub fn with_overshoot(overshoot: Duration) -> Self {
         Self { by_size: vec![Entry::default(); 64 * STEPS], overshoot_ns: overshoot.as_nanos() as u64 }
     }
@@ -94,7 +98,8 @@ impl Expectation {
         Duration::from_nanos(self.by_size[Self::class(bytes)].sleep_ns().unwrap_or(0))
     }
 
-    /// Returns the expected duration of an operation of `bytes`, or `None` if none of its size was timed.
+    /// Returns the expected duration of an operation of `bytes`, or `None` if no operation of about this size
+    /// was timed.
     pub fn expected(&self, bytes: u64) -> Option<Duration> {
         match self.by_size[Self::class(bytes)].expected_ns {
             0 => None,
@@ -155,8 +160,8 @@ mod tests {
         assert_eq!(expectation.expected(5 << 20), None, "sizes that differ by a quarter are separate");
     }
 
-    /// Simulates adaptive waits for operations of these durations, with sleeps that overshoot by 2 to 8 us. Returns the
-    /// bandwidth as a share of that of polling, and the share of the time spent polling.
+    /// Simulates adaptive waits for operations of these durations, with sleeps that overshoot by 2 to 8 us.
+    /// Returns two shares: the bandwidth relative to that of polling, and the time spent polling.
     fn simulated(durations: impl Iterator<Item = u64>) -> (f64, f64) {
         const BYTES: u64 = 1 << 20;
         let mut expectation = Expectation::with_overshoot(Duration::from_micros(10));
@@ -181,7 +186,8 @@ mod tests {
     fn adaptive_waits_keep_the_bandwidth_of_polling() {
         let steady = simulated((0..2000).map(|n| 400_000 + n * 104_729 % 20_000));
         assert!(steady.0 > 0.97 && steady.1 < 0.33, "{steady:?}");
-        // Two alternating speeds, as of a copy that sometimes fits the cache.
+        // Phases of 25 short operations alternate with phases of 25 long ones, as for copies that sometimes
+        // fit the cache.
         let phases = simulated((0..2000).map(|n| if n / 25 % 2 == 0 { 56_000 } else { 100_000 }));
         assert!(phases.0 > 0.97, "{phases:?}");
         let mixed = simulated((0..2000).map(|n: u64| if n * 7_919 % 10 < 5 { 56_000 } else { 100_000 }));

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub struct WaitPlan {
     /// How long to sleep before polling again; zero to poll at once.
     pub sleep: Duration,
-    /// How long to poll before the wait calls [`Wait::block`] between rounds, including `sleep`.
+    /// The time, including `sleep`, after which the wait calls [`Wait::block`] after each round of polls.
     pub poll_for: Duration,
 }
 
@@ -30,9 +30,9 @@ impl WaitPlan {
 pub struct Slept {
     /// How much longer the sleep lasted than asked.
     pub overshoot: Duration,
-    /// How long it lasted.
+    /// How long the sleep lasted.
     pub took: Duration,
-    /// The operation had completed when the thread woke: it slept too long.
+    /// True if the operation had already completed when the thread woke. The sleep was then too long.
     pub late: bool,
 }
 
@@ -43,14 +43,16 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Returns the time from the first polls to now; call it at once. Returns `None` if the operation's duration is unknown:
-    /// the first polls found it completed, or the thread slept past its end.
+    /// Returns the time from the end of the first polls until this call, so call it right after the wait.
+    /// Returns `None` if the operation's duration is unknown: the first polls found it completed, or the
+    /// thread slept past its end.
     pub fn took(&self) -> Option<Duration> {
         self.start.map(|start| start.elapsed())
     }
 }
 
-/// One wait for an operation. An implementer provides how to poll, check, block and learn. [`Wait::run`] is the loop.
+/// One wait for an operation. An implementer defines how to poll, check, block and record sleeps.
+/// [`Wait::run`] calls these methods in a loop.
 pub trait Wait {
     /// The error of a failed wait.
     type Error;
@@ -59,17 +61,18 @@ pub trait Wait {
     /// How often [`Wait::run`] polls between two calls of [`Wait::check`].
     const POLLS: u32;
 
-    /// Polls once. Returns true if the operation has completed. `watched` is true if the previous poll was a moment ago: a
-    /// completion that is seen now then happened just now.
+    /// Polls once. Returns true if the operation has completed. `watched` is true if the previous poll was a
+    /// moment ago. If this poll then returns true, the operation completed just now.
     ///
     /// # Errors
     /// If the operation failed.
     fn poll(&mut self, watched: bool) -> Result<bool, Self::Error>;
 
-    /// Returns the plan. Called once, and only if the first polls did not find the operation completed.
+    /// Returns how long to sleep and poll. Called once, and only if the first polls did not find the
+    /// operation completed.
     fn plan(&mut self) -> WaitPlan;
 
-    /// Learns from the timed sleep, after the poll that followed it.
+    /// Records how the timed sleep ended. Called after the first poll that follows the sleep.
     fn slept(&mut self, slept: &Slept) {
         let _ = slept;
     }
@@ -78,7 +81,7 @@ pub trait Wait {
     /// start.
     ///
     /// # Errors
-    /// If the wait should end. It still succeeds if the next poll finds the operation completed.
+    /// If the wait should end. The wait still succeeds if one more poll finds the operation completed.
     fn check(&mut self, waited: Duration) -> Result<(), Self::Error>;
 
     /// Sleeps until an event that may have ended the operation, or for a limited time.
@@ -160,7 +163,7 @@ pub fn sleep_precisely(time: Duration) {
 mod tests {
     use super::*;
 
-    /// A wait that records its calls, and whose operation completes at the poll number `ends`.
+    /// A wait that records its calls. Its operation completes at poll number `ends`.
     struct Scripted {
         ends: u32,
         polls: u32,
@@ -238,7 +241,7 @@ mod tests {
         assert!(wait.run().unwrap().took().unwrap() >= plan.sleep);
         let calls = ["unwatched poll", "plan", "unwatched poll", "slept", "block", "unwatched poll"];
         assert_eq!(wait.calls, calls);
-        // The operation completes during the sleep, so its duration is unknown.
+        // This operation completes during the sleep, so its duration is unknown and `took` returns `None`.
         let mut wait = scripted(4, plan);
         assert!(wait.run().unwrap().took().is_none());
         assert_eq!(wait.calls, ["unwatched poll", "plan", "unwatched poll", "slept late"]);
@@ -248,7 +251,8 @@ mod tests {
     fn a_failed_check_ends_the_wait_unless_the_operation_has_completed() {
         let mut wait = Scripted { fails_at_check: 2, ..scripted(100, WaitPlan::POLL) };
         assert_eq!(wait.run().unwrap_err(), "gave up");
-        // The poll after the second check is the twelfth.
+        // The second check fails. The next poll is the twelfth and finds the operation completed, so the wait
+        // succeeds.
         let mut wait = Scripted { fails_at_check: 2, ..scripted(12, WaitPlan::POLL) };
         assert!(wait.run().is_ok());
     }

@@ -1,4 +1,4 @@
-//! The CPU as a mover: between all memory that it maps, including BARs and windows.
+//! The CPU as a mover. It copies between all memory that it maps, including BARs and windows.
 
 use super::{Mover, Ticket, TicketCounter, check_pair, out_of_reach};
 use crate::access::{Access, store_fence};
@@ -8,13 +8,14 @@ use crate::region::{Location, Region};
 
 /// A mover that copies with loads and stores of one [`Access`].
 ///
-/// It is synchronous: a copy is done when [`Mover::submit`] returns. Stores to a BAR or window are then *issued*; they are
-/// *delivered* when [`CpuMover::flush`] has returned.
+/// It is synchronous: a copy is done when [`Mover::submit`] returns. Stores to a BAR or window are then
+/// *issued*: they have left the processor. When [`CpuMover::flush`] has returned, they are also *delivered*:
+/// they are in the destination's memory.
 #[derive(Debug)]
 pub struct CpuMover {
     access: Access,
     reads_bars: bool,
-    /// The kind of access in the mover's name.
+    /// The word in the mover's name for its accesses, such as `stores`; see [`CpuMover::named_after`].
     work: &'static str,
     tickets: TicketCounter,
 }
@@ -23,7 +24,7 @@ impl CpuMover {
     /// Creates a mover that copies with `access`.
     ///
     /// # Errors
-    /// [`Error::Device`] if the CPU does not support it.
+    /// [`Error::Device`] if the CPU does not support the access.
     pub fn new(access: Access) -> Result<Self> {
         Ok(Self { access: access.require()?, ..Self::widest() })
     }
@@ -34,7 +35,8 @@ impl CpuMover {
         Self { access, reads_bars: false, work: "stores", tickets: TicketCounter::default() }
     }
 
-    /// Sets whether the mover may load from BARs. It may not by default, because a device may act upon a read.
+    /// Sets whether the mover may load from BARs. By default it may not, because a device may act upon a
+    /// read.
     #[must_use]
     pub fn reading_bars(mut self, allowed: bool) -> Self {
         self.reads_bars = allowed;
@@ -52,13 +54,13 @@ impl CpuMover {
         self
     }
 
-    /// Returns the access that it copies with.
+    /// Returns the access that the mover copies with.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Blocks until earlier stores to the device behind `region` are delivered, by reading from the region: on PCIe, a
-    /// read cannot pass the posted writes before it. For ordinary memory it only orders stores.
+    /// Blocks until earlier stores to the device behind `region` are delivered. Reads from the region,
+    /// because on PCIe a read cannot pass earlier posted writes. For ordinary memory, only orders stores.
     ///
     /// # Errors
     /// [`Error::Device`] if the mover may not read BARs.
@@ -118,7 +120,8 @@ impl Mover for CpuMover {
             return Err(out_of_reach(self, source, destination));
         }
         let device_side = if destination.location().is_cpu_memory() { source } else { destination };
-        // A BAR may hold registers. A window leads to memory, which accepts single bytes.
+        // A BAR may hold registers, so only aligned 4-byte words are allowed. A window leads to memory, which
+        // accepts single bytes.
         let strict = matches!(device_side.location(), Location::Bar { .. });
         if strict && !(device_side.address().is_multiple_of(4) && device_side.len().is_multiple_of(4)) {
             return Err(Error::invalid(
@@ -215,7 +218,7 @@ mod tests {
         assert!(odd.unwrap_err().to_string().contains("multiples of 4"));
     }
 
-    /// Returns a page that nothing has touched, as a BAR.
+    /// Returns a page of new memory as a BAR. The page becomes resident at its first access.
     #[cfg(not(miri))]
     fn untouched_bar() -> Region {
         struct Page(usize);

@@ -17,7 +17,8 @@ struct Entry {
     submitted: Instant,
 }
 
-/// The copies in flight of one mover. Issues their tickets in order, learns how long copies take, and waits for them.
+/// The copies in flight of one mover. Issues tickets in order, measures how long copies take, and waits for
+/// tickets.
 #[derive(Debug)]
 pub struct InFlight {
     tickets: TicketCounter,
@@ -37,7 +38,7 @@ impl Default for InFlight {
             done: Ticket(0),
             entries: VecDeque::with_capacity(256),
             ended: Instant::now(),
-            // A guess for a timer slack of 1 ns, corrected by each sleep.
+            // A guess of a sleep's overshoot at a timer slack of 1 ns. Each sleep corrects it.
             expectation: Expectation::with_overshoot(Duration::from_micros(10)),
             timeout: Duration::from_secs(10),
         }
@@ -71,8 +72,8 @@ impl InFlight {
         self.entries.len()
     }
 
-    /// Records that all copies up to `ticket` are done. Set `watched` if the device was polled a moment before, so that the
-    /// copy completed just now and its duration is worth learning.
+    /// Records that all copies up to `ticket` are done. Set `watched` if the device was polled a moment
+    /// before. The copy then completed just now, so its duration is recorded.
     pub fn complete(&mut self, ticket: Ticket, watched: bool) {
         if ticket <= self.done {
             return;
@@ -84,7 +85,8 @@ impl InFlight {
             self.done.0 += 1;
             finished += 1;
             let began = entry.submitted.max(self.ended);
-            // If several copies completed between two polls, the duration of each is unknown.
+            // If several copies completed between two polls, the duration of each is unknown. So only a
+            // single completion is recorded.
             if watched && finished == 1 && self.done == ticket {
                 self.expectation.learn(entry.bytes, now.duration_since(began).as_nanos() as u64);
             }
@@ -142,7 +144,7 @@ impl InFlight {
         CopyWait { copies: self, device, ticket, poll, adaptive, bytes: 0 }.run().map(drop)
     }
 
-    /// Returns how long to sleep for `ticket`, from now, and the size of its copy.
+    /// Returns how long a wait for `ticket` should sleep from now on, and the size of the ticket's copy.
     fn sleep_for(&self, ticket: Ticket) -> (Duration, u64) {
         let ahead = (ticket.0 - self.done.0) as usize;
         let Some(last) = self.entries.get(ahead - 1) else { return (Duration::ZERO, 0) };
@@ -188,7 +190,7 @@ struct CopyWait<'a, P> {
 
 impl<P: FnMut() -> Result<Ticket>> Wait for CopyWait<'_, P> {
     type Error = Error;
-    // One, because a poll may be a call of a driver.
+    // Polls only once, because a poll may be a slow call of a driver.
     const FIRST_POLLS: u32 = 1;
     const POLLS: u32 = 1024;
 
@@ -245,7 +247,7 @@ mod tests {
         assert!(!round(&mut copies), "the second has one");
         assert!(polls > 2);
         assert_eq!(copies.done(), copies.newest());
-        // A copy queued after another begins when that one completes.
+        // The second copy begins when the first completes, so a wait for it sleeps longer than one copy took.
         copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
         assert!(copies.sleep_for(second).0 > took);

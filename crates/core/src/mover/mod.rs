@@ -14,11 +14,11 @@ use crate::completion::CompletionMode;
 use crate::error::{Error, Result};
 use crate::region::Region;
 
-/// A submitted copy's number: how many copies were submitted to its mover, up to and including it.
+/// The number of a submitted copy. Each mover numbers its copies 1, 2, 3, ... in the order of submission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// Issues a mover's tickets.
+/// A counter that issues a mover's tickets, beginning with `Ticket(1)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TicketCounter(Ticket);
 
@@ -55,16 +55,18 @@ pub trait Mover: Send {
     /// Returns the name in results: `cpu 64-byte non-temporal stores`, `gpu:0 copy engine`.
     fn name(&self) -> String;
 
-    /// Returns true for a twin: its figures are those of a model.
+    /// Returns true if the mover is a twin, a software stand-in for a device. Measurements are then those of
+    /// a model.
     fn is_twin(&self) -> bool {
         false
     }
 
-    /// Returns true if it can copy from `source` to `destination`.
+    /// Returns true if the mover can copy from `source` to `destination`.
     fn reaches(&self, source: &Region, destination: &Region) -> bool;
 
-    /// Starts copying `source` to `destination`, which have the same length. The mover keeps both alive until the ticket is
-    /// done. Until then, do not write the source or access the destination. A synchronous mover has copied when it returns.
+    /// Starts copying `source` to `destination`, which have the same length. The mover keeps both alive until
+    /// the ticket is done. Until then, do not write the source or access the destination. A synchronous mover
+    /// has completed the copy when this call returns.
     ///
     /// # Errors
     /// If the mover does not reach a region, the regions overlap, their lengths differ, or the device refuses.
@@ -93,8 +95,9 @@ pub trait Mover: Send {
         completion
     }
 
-    /// Waits for all copies, then releases what the mover holds between them, such as resident kernels. The next copy acquires
-    /// it again. Call it before a pause, and before other work on the device that would wait for those kernels.
+    /// Waits for all copies, then releases what the mover keeps between copies, such as resident kernels. The
+    /// next copy acquires these resources again. Call it before a pause. Also call it before other work on
+    /// the device, which may otherwise wait for resident kernels.
     ///
     /// # Errors
     /// As for [`Mover::wait`].

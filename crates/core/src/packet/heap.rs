@@ -23,8 +23,8 @@ pub struct HeapPool {
     count: usize,
     /// The free buffers that threads allocate from.
     free: CacheAligned<Mutex<Vec<u32>>>,
-    /// The buffers that threads freed. A list of its own, so that a thread that frees contends with one that allocates only
-    /// when `free` is empty.
+    /// The buffers that threads freed. They move to `free` when it runs short. With two lists, threads that
+    /// free rarely contend with threads that allocate.
     returned: CacheAligned<Mutex<Vec<u32>>>,
     /// The number of the thread that owns the pool, or 0.
     owner: AtomicU64,
@@ -114,7 +114,7 @@ impl HeapPool {
     /// Calls `f` with the owner's list if the calling thread is the owner.
     #[inline]
     fn with_owned<R>(&self, f: impl FnOnce(&mut Vec<u32>) -> R) -> Option<R> {
-        // Relaxed, because only this thread stores its own number.
+        // Relaxed ordering is enough, because no other thread stores this thread's number.
         if self.owner.load(Ordering::Relaxed) != thread_number() {
             return None;
         }
@@ -125,8 +125,8 @@ impl HeapPool {
         Some(result)
     }
 
-    /// Moves buffers from the shared lists to the owner's, until it has `wanted` or a quarter of all, whichever is more. Leaves
-    /// the others to other threads.
+    /// Moves buffers from the shared lists to the owner's list, until that has `wanted` buffers or a quarter
+    /// of the pool, whichever is more. The rest stay available to other threads.
     #[cold]
     fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
         let wanted = wanted.max(self.count / 4);
@@ -142,7 +142,8 @@ impl HeapPool {
     fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
         let keep = free.len() - count;
-        // Loaded before the loop, because the compiler cannot exclude that `packets` aliases them.
+        // These values are loaded before the loop, because the compiler cannot exclude that `packets` aliases
+        // the pool's fields.
         let (first, stride) = (self.region.address() + self.headroom as u64, self.stride as u64);
         for (packet, &index) in packets.iter_mut().zip(free[keep..].iter().rev()) {
             *packet =
@@ -186,7 +187,7 @@ unsafe impl Pool for HeapPool {
         let owned = self.with_owned(|owned| {
             add(owned);
             if owned.len() > self.count / 2 {
-                // Other threads may need buffers.
+                // Other threads may need buffers, so the owner returns a quarter of the pool.
                 self.returned.0.lock().expect(UNPOISONED).extend(owned.drain(..self.count / 4));
             }
         });
@@ -231,7 +232,7 @@ unsafe impl Pool for HeapPool {
 /// to all threads.
 pub struct PoolOwner<'a> {
     pool: &'a HeapPool,
-    /// Keeps the guard on its thread.
+    /// Prevents the guard from being sent to another thread.
     same_thread: PhantomData<*const ()>,
 }
 
@@ -263,7 +264,7 @@ mod tests {
 
     /// Frees packets that the test allocated and does not use again.
     fn free(pool: &HeapPool, packets: &[Packet]) {
-        // SAFETY: see above.
+        // SAFETY: the calling test allocated the packets and does not use them again.
         unsafe { pool.free(packets) }
     }
 

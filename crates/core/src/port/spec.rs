@@ -14,7 +14,8 @@ pub struct PortSpec<'a> {
     argument: &'a str,
     /// Options that were not read yet.
     options: Vec<(&'a str, Option<&'a str>)>,
-    /// The names of the options that the port's kind has read so far. At the end these are all its options.
+    /// The names of the options that the port's kind has read so far. When [`PortSpec::finish`] is called,
+    /// these are all options of the kind.
     known: Vec<&'static str>,
 }
 
@@ -81,7 +82,7 @@ impl<'a> PortSpec<'a> {
     /// Returns true for `name=on`, false for `name=off` or if the option is absent.
     ///
     /// # Errors
-    /// If the value is neither.
+    /// If the value is neither `on` nor `off`.
     pub fn switch(&mut self, name: &'static str) -> Result<bool> {
         let value = self.option(name, |value| match value {
             "on" => Ok(true),
@@ -121,7 +122,8 @@ impl<'a> PortSpec<'a> {
         self.option(key, |value| Self::read_number(value, range))
     }
 
-    /// Returns the whole number that the argument gives, or `default` if there is no argument. `what` names it in errors.
+    /// Returns the whole number that the argument gives, or `default` if there is no argument. `what` names
+    /// the number in errors.
     ///
     /// # Errors
     /// If the argument is not a whole number within `range`.

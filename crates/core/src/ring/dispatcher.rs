@@ -48,9 +48,9 @@ impl Dispatcher {
         true
     }
 
-    /// Prefetches half of the cache lines that the next item will be written to. They are in the cache of the consumer of
-    /// the slot's last item. Call it for each half, with other work in between: a whole item would exceed the core's
-    /// line-fill buffers.
+    /// Prefetches half of the cache lines that the next item will be written to. Until then, these lines are
+    /// in the cache of the consumer that completed the slot's last item. Call it once for each half, with
+    /// other work in between, because a whole item would exceed the core's line-fill buffers.
     #[inline]
     pub fn prefetch_next(&self, half: Half) {
         let Some(slot) = self.cursor.claim(&RingWords(&self.ring)) else { return };
@@ -145,7 +145,7 @@ pub struct CompletedItem<'a> {
 }
 
 impl CompletedItem<'_> {
-    /// Returns true if there is a verdict for each packet. If not, all are forwarded unchanged.
+    /// Returns true if there is a verdict for each packet. If not, all packets are forwarded unchanged.
     #[inline]
     pub fn changed(&self) -> bool {
         self.info != layout::UNCHANGED

@@ -39,7 +39,8 @@ pub use dispatcher::{CompletedItem, Dispatcher, Half};
 pub use protocol::{Word, lap_of};
 pub use verdicts::{VerdictCounts, apply_verdicts};
 
-/// One ring's memory, as its ends share it. Other threads may observe it: a watchdog, or a thread that launches kernels.
+/// The memory of one burst ring, which the dispatcher and the consumers share. Other threads may observe it:
+/// a watchdog, or a thread that launches kernels.
 ///
 /// A ring has one dispatcher, which its constructor returns. Nothing creates a second one:
 ///
@@ -75,7 +76,8 @@ unsafe impl Sync for Ring {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for Ring {}
 
-/// The ring's words, for its ends in this module. Other code only reads them, by [`Ring`]'s methods.
+/// Access to the ring's words, for the dispatcher and the consumers. Other code only reads words, by
+/// [`Ring`]'s methods.
 struct RingWords<'a>(&'a Ring);
 
 impl Words for RingWords<'_> {
@@ -124,16 +126,17 @@ impl Ring {
         Self::check(slots, burst)?;
         let submit = Region::host(layout::submit_bytes(slots, burst))?;
         let complete = Region::host(layout::complete_bytes(slots, burst))?;
-        // A core that reads an item also prefetches the lines that follow it. If the next slot lay there, the dispatcher's
-        // core would be about to write these lines, and they would cross between the cores twice.
+        // A factor of 5 keeps neighbouring slots apart in memory. A core that reads an item also prefetches
+        // the lines behind it. If these lines held the next slot, they would cross between the cores twice,
+        // because the dispatcher is about to write it.
         let ring = Self::over(slots, burst, submit, complete, 5)?;
         let consumers = (0..consumers).map(|index| Consumer::new(ring.clone(), index, consumers)).collect();
         Ok((Dispatcher::new(ring), consumers))
     }
 
-    /// Creates a ring over two regions whose consumer is device code, and returns its dispatcher. The regions are zeroed
-    /// memory that the CPU maps, of at least [`layout::submit_bytes`] and [`layout::complete_bytes`], aligned to
-    /// [`layout::LINE`].
+    /// Creates a ring over two regions, for device code as the consumer, and returns the dispatcher. The
+    /// regions are zeroed memory that the CPU maps, of at least [`layout::submit_bytes`] and
+    /// [`layout::complete_bytes`], aligned to [`layout::LINE`].
     ///
     /// # Errors
     /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024. Also if the regions are
@@ -141,7 +144,8 @@ impl Ring {
     ///
     /// # Safety
     /// While the ring exists, nothing else on the host accesses the regions, and device code writes only the complete half.
-    /// The ring's memory outlives the device code only if the caller keeps [`Dispatcher::ring`] or the regions.
+    /// The caller keeps [`Dispatcher::ring`] or the regions until the device code has ended. Otherwise
+    /// dropping the dispatcher may free memory that the device code still accesses.
     pub unsafe fn to_device(
         slots: usize,
         burst: usize,
@@ -219,7 +223,7 @@ impl Ring {
         self.info_of(RingWords(self).submitted(position as u32), position)
     }
 
-    /// Returns true if the item at `position` is completed and its slot has not been completed again.
+    /// Returns true if the item at `position` is completed and no later item of its slot is.
     #[inline]
     pub fn is_completed(&self, position: u64) -> bool {
         self.info_of(RingWords(self).completed(position as u32), position).is_some()
@@ -236,7 +240,8 @@ impl Ring {
         self.freed.0.load(Ordering::Acquire)
     }
 
-    /// Returns how many items were submitted in total once the dispatcher has closed the ring, and `None` before.
+    /// Returns how many items were submitted in total, if the dispatcher has closed the ring. Returns `None`
+    /// before.
     #[inline]
     pub fn closed_at(&self) -> Option<u64> {
         RingWords(self).end().load(Ordering::Acquire).checked_sub(1)
@@ -245,9 +250,9 @@ impl Ring {
     /// Releases device code that waits for items that were never submitted, at positions below `posted`. Writes the word of
     /// an empty item at each of these positions. Does nothing unless the ring is closed.
     ///
-    /// Positions whose slots are in use are not released, so do not wait for those.
+    /// Positions whose slots are in use are not released, so do not wait for device code at such positions.
     pub fn release_waits(&self, posted: u64) {
-        // A closed ring's dispatcher writes no submitted word.
+        // The dispatcher of a closed ring writes no submitted word, so this thread may write them.
         let Some(closed) = self.closed_at() else { return };
         for position in closed..posted.min(self.freed() + self.slots as u64) {
             let lap = lap_of(position, self.slots);
@@ -302,7 +307,7 @@ impl Ring {
         }
     }
 
-    /// Writes the descriptors for a consumer that may read them before the word.
+    /// Writes the descriptors, with the item's lap, for a consumer that may read them before the item's word.
     #[inline(always)]
     fn describe_early(&self, slot: u32, lap: u32, packets: &[Packet]) {
         if lap == 0 {

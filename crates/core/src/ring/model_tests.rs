@@ -1,5 +1,6 @@
-//! Explores interleavings of small rings and the weak-memory outcomes of each, up to a number of preemptions. loom's cells find
-//! data races on a slot's payload, and the assertions find lost or duplicated items.
+//! Model checks of the ring with loom. They explore the interleavings of a small ring's threads up to a
+//! number of preemptions, and the outcomes that weak memory order allows. loom's cells find data races on a
+//! slot's payload, and the assertions find lost or duplicated items.
 
 use crate::ring::protocol::{Consumer, Dispatcher, Polled, Word, Words, belongs, describe, lap_of};
 use loom::cell::UnsafeCell;
@@ -27,7 +28,8 @@ struct Small {
 }
 
 impl Small {
-    /// Creates a ring whose sides start at `start`, with the words that earlier laps would have left.
+    /// Creates a ring whose dispatcher and consumers start at position `start`. Its words are as earlier laps
+    /// would have left them.
     fn new(slots: u32, start: u64) -> Arc<Self> {
         let stale = |slot: u32| {
             // The last position below `start` that used this slot, if there was one.
@@ -74,8 +76,9 @@ fn write(cell: &UnsafeCell<u64>, value: u64) {
     cell.with_mut(|cell| unsafe { *cell = value });
 }
 
-/// One side of the ring as a machine of single steps. A thread takes a bounded number of steps, because a model checker
-/// cannot follow unbounded spinning, and another finishes the rest.
+/// One side of the ring, the dispatcher or a consumer, as a machine of single steps. A side's thread takes a
+/// fixed number of steps, because a model checker cannot follow unbounded spinning. The main thread takes the
+/// remaining steps.
 trait Side: 'static {
     /// Takes one step. Returns true if this side has finished.
     fn step(&mut self, ring: &Small) -> bool;
@@ -134,7 +137,8 @@ impl Side for Consume {
     }
 }
 
-/// Runs `steps` steps of each side in every interleaving with at most that many preemptions, then the rest in turns.
+/// Runs `steps` steps of each side in every interleaving with at most `preemptions` preemptions. Then takes
+/// the remaining steps of all sides in turns.
 fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preemptions: usize) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -185,7 +189,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let ring = Small::new(1, start);
-        // The words are as the previous lap left them.
+        // The descriptor's words are as the previous lap left them, so the consumer may read an old
+        // descriptor.
         let old = lap_of(start, 1).wrapping_sub(1);
         let words = Arc::new([AtomicU64::new(old as u64), AtomicU64::new((old as u64) << 32)]);
         let consumer = {
@@ -195,7 +200,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
                 let mut position = start;
                 for _ in 0..items + 1 {
                     let lap = lap_of(position, 1);
-                    // Reading the second word before the first includes reading both at once.
+                    // A device reads both words at once. Reading the second before the first allows every
+                    // outcome of that, and more.
                     let second = Word::load(&words[1]);
                     let early = Word::load(&words[0]);
                     let Polled::Item { slot, info } = cursor.poll(&*ring) else { continue };

@@ -13,9 +13,9 @@
 //! Readers compare laps for equality only: until a slot's word has this lap, it has the lap before. Thus the 32-bit lap may
 //! wrap. There is no read-modify-write operation, and a stale word cannot be mistaken for a fresh one.
 //!
-//! `end` is 0 while the ring is open. Closing sets it to one more than the number of published items, and consumers end
-//! when they reach it. They check the lap before `end`, so they process everything that was published.
-//! `freed` is for observers: the dispatcher does not read it.
+//! `end` is 0 while the ring is open. Closing sets it to one more than the number of published items, and
+//! consumers end when they reach it. They check the lap before `end`, so they process everything that was
+//! published. `freed` counts freed items. Only observers read it.
 //!
 //! # Descriptors read before the word
 //!
@@ -33,7 +33,7 @@
 //!   where the count wraps, the dispatcher clears the laps of all descriptors of the slot. Consumers never accept lap 0,
 //!   which is also that of fresh memory. A consumer cannot miss that lap: before it waits for position p, it saw the word of
 //!   p - consumers. That was published after p - slots, as long as there are at most as many consumers as slots.
-//! * An item without packets has no descriptors. Such items release waits for items that were never submitted.
+//! * An item without packets has no descriptors. Such items end waits for items that were never submitted.
 //! * Everything that the dispatcher wrote before it published, such as the packets' bytes, is visible once the consumer has
 //!   loaded the word with acquire ordering. That does not depend on how the consumer got the address.
 
@@ -67,9 +67,9 @@ pub trait Words {
     fn submitted(&self, slot: u32) -> &Self::Word;
     /// Returns the word that the slot's consumer writes and the dispatcher reads.
     fn completed(&self, slot: u32) -> &Self::Word;
-    /// Returns the word that the dispatcher writes and observers read.
+    /// Returns the count of freed items, which the dispatcher writes and observers read.
     fn freed(&self) -> &Self::Word;
-    /// Returns the word that the dispatcher writes and consumers read.
+    /// Returns the word that closes the ring, which the dispatcher writes and consumers read.
     fn end(&self) -> &Self::Word;
 }
 
@@ -129,8 +129,8 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// Creates a cursor at `position`. The ring's words must be those of a ring whose earlier items are all completed: all
-    /// zero for position 0.
+    /// Creates a cursor at `position`. All earlier items of the ring must be completed; for position 0, all
+    /// words must be zero.
     pub fn new<W: Words>(words: &W, position: u64) -> Self {
         Self { published: position, freed: position, limit: words.slots() as u64 }
     }

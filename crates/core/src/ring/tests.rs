@@ -263,7 +263,7 @@ fn waits_for_items_that_never_come_are_released() {
     assert_eq!(ring.submitted(1), None, "the ring is open");
     dispatcher.close();
     assert!(!dispatcher.has_room() && !dispatcher.submit(&[packet(1)]), "a closed ring takes no items");
-    // Item 0 is in flight, so the word of its slot stays.
+    // Item 0 is in flight, so `release_waits` must leave the word of its slot.
     ring.release_waits(4);
     assert_eq!((ring.closed_at(), ring.submitted(0), ring.submitted(1)), (Some(1), Some(1), Some(0)));
     write_as_device(&complete, 0, 1);
