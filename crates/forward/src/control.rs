@@ -1,4 +1,5 @@
-//! Flags that end a run, and counters that show its progress. The threads of a run share both.
+//! Flags that end a run, and counters that show its progress. The threads of a run share the flags and the
+//! counters.
 
 mod idle;
 
@@ -8,7 +9,8 @@ use inlane_core::clock::{Clock, thread_cpu_ns};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Ends a run. All its threads share it with the caller.
+/// The flags that end a run. All threads of the run and its caller share this value, so each of them can stop
+/// or abort the run.
 #[derive(Debug, Default)]
 pub struct Control {
     stop: AtomicBool,
@@ -17,7 +19,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Creates the control of one of several runs. It also ends when `parent` ends: see [`Control::follow_parent`].
+    /// Creates the control of one of several runs. Stopping or aborting `parent` also ends this run: see
+    /// [`Control::follow_parent`].
     pub fn child_of(parent: &Arc<Control>) -> Self {
         Self { parent: Some(parent.clone()), ..Self::default() }
     }
@@ -39,7 +42,8 @@ impl Control {
         self.stop.store(true, Relaxed);
     }
 
-    /// Ends the run without waiting for packets in flight, because something is broken.
+    /// Ends the run without waiting for packets in flight. Call it after an error that may keep packets from
+    /// completing.
     pub fn abort(&self) {
         self.abort.store(true, Relaxed);
         self.stop();
@@ -58,7 +62,8 @@ impl Control {
     }
 }
 
-/// The counters of one pipeline, readable while it runs. Each word has one writer, which stores plainly.
+/// The counters of one pipeline. Other threads may read the counters while the pipeline runs. Each counter
+/// has only one writer, so the writer needs no atomic addition.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Progress {
@@ -72,7 +77,8 @@ pub struct Progress {
     feeding: AtomicU64,
 }
 
-/// How the threads of a pipeline spent a run, as shares of its duration. They found no work in the rest of the time.
+/// How the threads of a pipeline spent a run, as shares of the run's duration. In the rest of the time the
+/// threads polled and found no work.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TimeShares {
     /// The share in which the dispatching thread had work.
@@ -83,7 +89,7 @@ pub struct TimeShares {
     pub feeding: f64,
 }
 
-/// The counters of [`Progress`] at one time.
+/// The packet counters of [`Progress`], read at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgressSnapshot {
     /// Packets received.
@@ -144,7 +150,7 @@ impl Progress {
         }
     }
 
-    /// Returns how the threads spent their time, as shares of a run of `nanoseconds`.
+    /// Returns how the threads spent their time, as shares of a run that lasted `nanoseconds`.
     pub fn time_shares(&self, clock: &Clock, nanoseconds: u64) -> TimeShares {
         let share = |ticks: &AtomicU64| {
             let spent = clock.between_ns(0, ticks.load(Relaxed)) as f64;
@@ -159,14 +165,16 @@ impl Progress {
 pub struct ThreadTime {
     /// Nanoseconds on a processor.
     pub cpu_ns: u64,
-    /// Nanoseconds in which a thread was ready to run and other threads had the processor; 0 if the kernel does not say.
+    /// Nanoseconds in which a thread was ready to run but other threads had the processor. 0 if the kernel
+    /// does not report this time.
     pub queued_ns: u64,
 }
 
 impl ThreadTime {
     /// Returns the times of the calling thread since it started.
     pub fn of_this_thread() -> Self {
-        // The file has three numbers: nanoseconds on a processor, nanoseconds queued for one, and time slices.
+        // The file has three numbers: the nanoseconds on a processor, the nanoseconds in a run queue, and the
+        // number of time slices.
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
         let queued = text.split_ascii_whitespace().nth(1).and_then(|number| number.parse().ok());
         Self { cpu_ns: thread_cpu_ns(), queued_ns: queued.unwrap_or(0) }

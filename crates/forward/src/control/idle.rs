@@ -1,37 +1,41 @@
-//! Waiting in polling loops, and the account of how long a thread had no work.
+//! Waiting in polling loops, and measuring how long a thread had no work.
 //!
-//! A loop calls [`Idle::wait`] in each round that finds no work and [`Idle::found_work`] in each other round. Rounds without work
-//! form a stretch. Its time counts as idle from its first round to its last; what follows the last round is work, because that
-//! round's poll found it.
+//! A loop calls [`Idle::wait`] in each round that finds no work, and [`Idle::found_work`] in each other
+//! round. Consecutive rounds without work form a stretch. The time from a stretch's first round to its last
+//! round counts as idle. All other time counts as work.
 //!
-//! Reading the clock in each round would show in latencies. So rounds are counted, and only every 64th stretch is timed.
+//! Reading the clock in each round would increase latencies. So all rounds are counted, but only every 64th
+//! stretch is timed.
 
 use inlane_core::clock::Clock;
 use std::cell::Cell;
 use std::sync::LazyLock;
 
-/// The account of one thread, in raw clock readings. Readings of different cores may differ by a few ticks.
+/// How one thread spent its time, in ticks of the raw clock. The clocks of different cores may differ by a
+/// few ticks, so differences saturate at 0.
 struct Times {
-    /// When the thread's loop began; 0 without a loop.
+    /// When the thread's polling loop began; 0 if the thread has none.
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds of waits within the loop, for a port that accepts nothing.
+    /// Rounds spent in waits inside the loop, for a port that accepts no packets.
     refused: Rounds,
-    /// The number of [`Idle`] values. The first belongs to the thread's loop, further ones to waits within it.
+    /// The number of [`Idle`] values that exist on this thread. The first belongs to the thread's loop,
+    /// further ones to waits inside that loop.
     loops: Cell<u32>,
 }
 
-/// Rounds without work: all are counted, some are timed.
+/// The number of rounds without work, and the time that the timed ones took.
 struct Rounds {
     untimed: Cell<u64>,
     timed: Cell<u64>,
     timed_ticks: Cell<u64>,
-    /// Time in which other threads had the processor.
+    /// The time in which other threads had the processor, because this thread yielded or was interrupted.
     yielded_ticks: Cell<u64>,
 }
 
-/// Created once, because creating it examines the processor's counter, which takes long in a virtual machine.
+/// The clock. It is created once, because creating a clock examines the processor's counter, which takes long
+/// in a virtual machine.
 static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 thread_local! {
@@ -42,7 +46,7 @@ thread_local! {
 
 #[cfg(test)]
 thread_local! {
-    /// A clock that tests set; 0 for the real one.
+    /// The time that tests set; 0 to read the real clock.
     static TEST_NOW: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -70,7 +74,7 @@ impl Rounds {
         to.set(to.get() + more);
     }
 
-    /// Returns the time of all rounds in ticks. Untimed rounds count with the mean of the timed ones.
+    /// Returns the time of all rounds in ticks. Each untimed round counts as the mean time of a timed round.
     fn ticks(&self) -> u64 {
         let mean = self.timed_ticks.get() as f64 / self.timed.get().max(1) as f64;
         self.yielded_ticks.get() + self.timed_ticks.get() + (self.untimed.get() as f64 * mean) as u64
@@ -93,25 +97,25 @@ impl Times {
     }
 }
 
-/// Returns how long the calling thread had work, and how long it waited for a port that accepted nothing. Both are
-/// differences of raw clock readings.
+/// Returns how long the calling thread had work, and how long it waited for a port that accepted no packets.
+/// Both times are in ticks of the raw clock.
 pub(super) fn spent() -> (u64, u64) {
     TIMES.with(|times| (times.busy(), times.refused.ticks()))
 }
 
-/// The waiting of a polling loop. Spins for 512 rounds, then yields the processor, so that work gets done on a machine with
-/// fewer cores than threads.
+/// Waits in a polling loop, and measures the time without work. The first 512 rounds of a stretch spin. Later
+/// rounds yield the processor, so that other threads can run on a machine with fewer cores than threads.
 pub struct Idle {
     /// Rounds of this stretch, at most [`Idle::SPINS`].
     rounds: u32,
     /// True if each round of this stretch is timed.
     timed: bool,
-    /// True if the processor was yielded in this stretch.
+    /// True if this thread yielded the processor in this stretch.
     yielded: bool,
-    /// The time of the last round, if that round was timed or yielded.
+    /// The time of the last round. Only valid if that round was timed or yielded.
     last: u64,
     stretches: u32,
-    /// True if this is a wait within the thread's loop.
+    /// True if this value belongs to a wait inside the thread's loop.
     within: bool,
 }
 
@@ -140,9 +144,9 @@ impl Drop for Idle {
 
 impl Idle {
     const SPINS: u32 = 512;
-    /// One of this many stretches is timed.
+    /// One in this many stretches is timed.
     const TIMED: u32 = 64;
-    /// The length of a round above which other threads must have interrupted it.
+    /// A round that takes at least this many ticks was interrupted by other threads.
     const INTERRUPTED_TICKS: u64 = 100_000;
 
     /// Ends a stretch. Call it in a round that found work.
@@ -209,7 +213,7 @@ impl Idle {
         TIMES.with(|times| change(if self.within { &times.refused } else { &times.idle }))
     }
 
-    /// Returns true after the first round of a stretch: the moment to flush what is buffered.
+    /// Returns true after the first round of a stretch. The loop then has no work, so it can flush buffers.
     #[inline]
     pub fn is_first_round(&self) -> bool {
         self.rounds == 1
@@ -221,7 +225,8 @@ mod tests {
     use super::super::{Progress, TimeShares};
     use super::*;
 
-    /// Runs `thread` on a new thread whose clock stands at 1000 ticks, because accounts are per thread.
+    /// Runs `thread` on a new thread, because times are measured per thread. The test clock begins at 1000
+    /// ticks.
     fn on_a_thread(thread: impl FnOnce() + Send) {
         let thread = || {
             TEST_NOW.set(1000);
@@ -234,7 +239,7 @@ mod tests {
         TEST_NOW.set(TEST_NOW.get() + ticks);
     }
 
-    /// Rounds without work, `ticks` apart.
+    /// Plays `rounds` rounds without work that are `ticks` apart.
     fn wait(idle: &mut Idle, rounds: u32, ticks: u64) {
         for round in 0..rounds {
             if round > 0 {
@@ -250,7 +255,7 @@ mod tests {
             let mut idle = Idle::default();
             for _ in 0..2 {
                 wait(&mut idle, 11, 20);
-                // The time from the last round without work to the next round counts as work.
+                // The 400 ticks follow the last round without work, so they count as work.
                 pass(400);
                 idle.found_work();
             }
@@ -282,7 +287,7 @@ mod tests {
         on_a_thread(|| {
             let mut idle = Idle::default();
             wait(&mut idle, 2, 10);
-            // Another thread ran for a million ticks.
+            // This round takes a million ticks, as if another thread had interrupted it.
             pass(1_000_000);
             idle.wait();
             idle.found_work();
@@ -291,7 +296,7 @@ mod tests {
             assert_eq!(spent().0, 0, "everything was idle time");
             let mean = TIMES.with(|times| times.idle.timed_ticks.get() / times.idle.timed.get());
             assert_eq!(mean, 10, "the interruption is not part of the mean");
-            // After 512 rounds of a stretch the processor is yielded, which is idle time, too.
+            // Rounds after the 512th yield the processor. Their time must count as idle, too.
             wait(&mut idle, 600, 10);
             idle.found_work();
             assert!(spent().0 <= 10, "{:?}: at most the round before the first yield is missing", spent());
@@ -314,7 +319,8 @@ mod tests {
         on_a_thread(|| {
             let mut idle = Idle::default();
             pass(second / 2);
-            // A wait of a quarter of a second, in rounds too long to be typical.
+            // A wait of a quarter of a second in one long round, which counts as an interruption and thus as
+            // idle.
             wait(&mut idle, 2, second / 4);
             idle.found_work();
             progress.set_received(1, 64);

@@ -1,4 +1,5 @@
-//! An array of packets that this thread owns. They return to their pool even if the thread panics.
+//! An array of packets that its holder owns. Dropping the array returns the packets to their pool, even
+//! during a panic.
 
 use super::Tally;
 use inlane_core::ring::apply_verdicts;
@@ -6,7 +7,8 @@ use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::{Packet, Pool};
 use std::sync::Arc;
 
-/// An array of packets. The first [`BurstBuffer::len`] belong to this value, which frees them when it is dropped.
+/// An array of packets with a fixed number of places. Only the first [`BurstBuffer::len`] places hold
+/// packets. This value owns these packets and frees them when it is dropped.
 pub struct BurstBuffer {
     packets: Box<[Packet]>,
     start: usize,
@@ -38,14 +40,14 @@ impl BurstBuffer {
         &self.packets[self.start..self.end]
     }
 
-    /// Returns the packets, mutable.
+    /// Returns the packets as a mutable slice.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [Packet] {
         &mut self.packets[self.start..self.end]
     }
 
-    /// Returns the free places after the packets, limited so that the buffer holds at most `limit` packets. Fill them from
-    /// the front, then call [`BurstBuffer::extend`].
+    /// Returns the free places after the packets, limited so that the buffer holds at most `limit` packets.
+    /// Write packets to the places from the front, then call [`BurstBuffer::extend`].
     #[inline]
     pub fn free_places(&mut self, limit: usize) -> &mut [Packet] {
         if self.start == self.end {
@@ -72,14 +74,15 @@ impl BurstBuffer {
         self.end += 1;
     }
 
-    /// Removes the first `count` packets without freeing them, because another owner has them.
+    /// Removes the first `count` packets without freeing them. Call it after the packets got another owner,
+    /// such as a port.
     #[inline]
     pub fn release_front(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end);
     }
 
-    /// Removes all packets without freeing them, because another owner has them.
+    /// Removes all packets without freeing them. Call it after the packets got another owner, such as a port.
     #[inline]
     pub fn release_all(&mut self) {
         (self.start, self.end) = (0, 0);
@@ -91,21 +94,23 @@ impl BurstBuffer {
         let from = self.start + keep;
         let count = self.end - from;
         if count > 0 {
-            // SAFETY: this buffer owns these packets, they are of this pool, and the range is cut off below.
+            // SAFETY: this buffer owns these packets, which are of this pool. They are removed from the
+            // buffer below.
             unsafe { self.pool.free(&self.packets[from..self.end]) };
             self.end = from;
         }
         count
     }
 
-    /// Frees all packets. Returns how many there were.
+    /// Frees all packets. Returns how many were freed.
     #[inline]
     pub fn free_all(&mut self) -> usize {
         self.free_from(0)
     }
 
-    /// Applies verdict i to packet i: sets lengths and ports of the packets to forward, which keep their order, and frees the
-    /// others. Adds these to the tally. `room` is the longest that a verdict may make a packet.
+    /// Applies verdict i to packet i. Forwarded packets stay in the buffer, in order, and get the length and
+    /// port of their verdicts. All other packets are freed and added to the tally as dropped. `room` is the
+    /// greatest length that a verdict may give a packet.
     #[inline]
     pub(super) fn apply_verdicts(
         &mut self,

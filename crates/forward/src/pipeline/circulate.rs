@@ -1,8 +1,10 @@
 //! The dispatching thread of a pipeline: it receives packets, submits them as items, takes completed items back, and sends
 //! them.
 //!
-//! Packets stay with this thread. What a pool stores about a buffer, such as an mbuf's lines, stays in its core's cache from
-//! allocation to free. Workers get 16 bytes per packet and the bytes that they touch. Items complete, and are sent, in order.
+//! The dispatching thread owns the packets all the time. So a pool's metadata about a buffer, such as an
+//! mbuf's cache lines, stays in the cache of one core from allocation to free. Only a descriptor of 16 bytes
+//! per packet and the bytes that a worker accesses move to the worker's core. Items are taken back and sent
+//! in the order in which they were submitted.
 
 use super::burst_buffer::BurstBuffer;
 use super::rx_stage::{Received, RxStage};
@@ -19,11 +21,11 @@ use std::time::Instant;
 
 /// The packets of the items in flight, oldest first, and buffers for further items.
 ///
-/// It does not belong to the dispatching thread. If that panics, workers may still write the packets, which are freed only when
-/// the workers have ended.
+/// The thread that starts the workers owns this value, so a panic of the dispatching thread does not drop it.
+/// Workers may still write the packets then. The packets are freed only when the workers have ended.
 pub(crate) struct Items {
     in_flight: VecDeque<Item>,
-    /// The buffer that was used last is used next, because it is in the cache.
+    /// Empty buffers. The buffer that was added last is taken first, because it is still in the cache.
     #[expect(clippy::vec_box, reason = "only the pointer moves: see Item")]
     spare: Vec<Box<BurstBuffer>>,
 }
@@ -57,12 +59,13 @@ impl Items {
     }
 }
 
-/// The numbers of items that may be in flight.
+/// Limits on the number of items in flight. They apply in addition to the ring's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// With this many in flight, the thread does not receive.
+    /// While this many items are in flight, the dispatching thread does not receive.
     pub all: u64,
-    /// With this many in flight, a partial burst grows instead of becoming an item. It would only queue behind the others.
+    /// While this many items are in flight, a partial burst is not submitted but grows. If submitted, it
+    /// would only queue behind the other items.
     pub partial: u64,
 }
 
@@ -82,7 +85,7 @@ pub(crate) trait CirculationHooks {
         Ok(())
     }
 
-    /// Called in each round in which no item was complete.
+    /// Called in each round of the dispatching thread's loop in which no item was complete.
     ///
     /// # Errors
     /// When the executor has failed and no item will complete any more.
@@ -92,7 +95,7 @@ pub(crate) trait CirculationHooks {
     }
 }
 
-/// Hooks that do nothing.
+/// Hooks that do nothing, for executors that add no work to the dispatching thread.
 impl CirculationHooks for () {}
 
 /// The dispatching thread's queues, ring and counters.
@@ -106,7 +109,7 @@ pub(crate) struct Circulation {
 }
 
 impl Circulation {
-    /// Connects the queues by `dispatcher`'s ring.
+    /// Connects the receive queue to the transmit queues by `dispatcher`'s ring.
     pub(crate) fn new(
         rx: Box<dyn Rx>,
         txs: Vec<Box<dyn Tx>>,
@@ -138,7 +141,7 @@ impl Circulation {
             self.tally.errors.push(error);
         }
         let Self { mut rx_stage, tx_stage, mut tally, .. } = self;
-        // Only an aborted run still has packets here.
+        // Packets are left in the stage only if the run was aborted. They count as unsent.
         tally.dropped_unsent += rx_stage.burst.free_all() as u64;
         rx_stage.publish(context.progress);
         tx_stage.publish(context.progress, tally.dropped());
@@ -165,7 +168,8 @@ impl Circulation {
         let mut receiving = true;
         while receiving || dispatcher.in_flight() > 0 {
             let mut busy = false;
-            // Completed items are sent first, because the next packets are received into their buffers.
+            // Sends completed items before receiving, because sending frees buffers that the next packets
+            // need.
             if let Some(completed) = dispatcher.poll() {
                 busy = true;
                 let mut item = items.in_flight.pop_front().expect("a completed item was in flight");

@@ -29,15 +29,16 @@ use std::time::{Duration, Instant};
 pub use single::run as run_single;
 pub use split::run as run_split;
 
-/// The form of back-pressure when the burst ring or the sending port is full.
+/// What the pipeline does when the burst ring or the sending port is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overload {
-    /// Wait. The receiving port fills and counts what it misses.
+    /// Wait. Meanwhile the receiving port fills up. It counts the packets that it loses then.
     #[default]
     Wait,
     /// Drop the newest packets and count them.
     Drop,
-    /// Halve the bursts, down to one packet, until there is room. A full port or ring still makes the pipeline wait.
+    /// Wait, and halve the size of the next bursts, down to one packet. Once there is room again, the size
+    /// doubles up to its full value.
     Shrink,
 }
 
@@ -95,21 +96,23 @@ pub struct Pipeline {
     pub txs: Vec<Box<dyn Tx>>,
     /// The pool that buffers come from and return to.
     pub pool: Arc<dyn Pool>,
-    /// The packet function with its state: one instance per worker, which share nothing. Empty if a GPU runs the function.
+    /// The packet function with its state: one instance per worker. Instances share nothing. Empty if a GPU
+    /// runs the function.
     pub instances: Vec<Instance>,
 }
 
-/// The state that the threads of one pipeline share with the run.
+/// What the threads of one pipeline share with the run: flags, counters and the clock.
 pub struct PipelineContext<'a> {
-    /// Ends the run.
+    /// The flags that end the run.
     pub control: &'a Control,
-    /// The place where the pipeline publishes its counters.
+    /// The counters that the pipeline publishes while it runs.
     pub progress: &'a Progress,
     /// The run's clock.
     pub clock: &'a Clock,
     /// The pipeline's number.
     pub index: usize,
-    /// The core of each thread: first the dispatching thread, then workers or the feeder. Empty to bind none.
+    /// The cores to bind threads to: first the dispatching thread's, then those of the workers or the feeder.
+    /// Empty if threads are not bound.
     pub cores: &'a [usize],
 }
 
@@ -122,19 +125,22 @@ pub struct Tally {
     pub tx: Counters,
     /// Packets dropped because the burst ring or the sending port was full.
     pub dropped_overload: u64,
-    /// The packets among `dropped_overload` that the sending port refused. The others found the ring full.
+    /// The number of packets in `dropped_overload` that the sending port refused. The other packets in that
+    /// number were dropped because the ring was full.
     pub refused_packets: u64,
     /// Packets dropped by verdict.
     pub dropped_verdict: u64,
-    /// Packets dropped because the verdict or the length was invalid, or the port that it names does not exist.
+    /// Packets dropped because the verdict or the length was invalid, or the verdict named a port that does
+    /// not exist.
     pub dropped_invalid: u64,
-    /// Packets dropped because the sending port failed, took no more at the end, or the run was aborted.
+    /// Packets dropped because the sending port failed or accepted no more packets at the end, or because the
+    /// run was aborted.
     pub dropped_unsent: u64,
-    /// Time of the pipeline's threads on processors.
+    /// The processor time of the pipeline's threads.
     pub time: ThreadTime,
     /// The time in each stage.
     pub stages: StageHistograms,
-    /// The packet function's instances, for their reports.
+    /// The packet function's instances, from which the reports on their state are made.
     pub functions: Vec<Instance>,
     /// The errors, in the order in which they occurred.
     pub errors: Vec<Error>,
@@ -154,7 +160,7 @@ impl Tally {
         self.dropped_overload + self.dropped_verdict + self.dropped_invalid
     }
 
-    /// Adds the tally of another pipeline, except its times in `flowed`.
+    /// Adds the tally of another pipeline. Leaves `flowed` unchanged.
     pub(crate) fn add(&mut self, other: Tally) {
         self.rx += other.rx;
         self.tx += other.tx;
@@ -170,7 +176,8 @@ impl Tally {
     }
 }
 
-/// The time that packets spent in each stage, in nanoseconds; each packet is counted.
+/// The time that packets spent in each stage, in nanoseconds. All packets of a burst have the times of the
+/// burst.
 #[derive(Default)]
 pub struct StageHistograms {
     /// From received to submitted.
@@ -206,7 +213,8 @@ impl StageHistograms {
     }
 }
 
-/// Aborts the run when it is dropped: by the unwinding of a thread that panics. Other threads call `forget` on it.
+/// Aborts the run when dropped, so that other threads do not wait for a thread that has panicked. A thread
+/// that ends normally calls `forget` on this guard instead.
 pub(crate) struct AbortOnPanic<'a>(pub(crate) &'a Control);
 
 impl Drop for AbortOnPanic<'_> {
@@ -215,7 +223,7 @@ impl Drop for AbortOnPanic<'_> {
     }
 }
 
-/// Spins for `each` times the number of packets, which simulates work on them.
+/// Spins for the time `each`, multiplied by the number of packets. This simulates work on the packets.
 #[inline]
 fn spin_per_packet(clock: &Clock, each: Duration, packets: usize) {
     if each.is_zero() {
@@ -227,14 +235,15 @@ fn spin_per_packet(clock: &Clock, each: Duration, packets: usize) {
     }
 }
 
-/// Binds the calling thread to `cores[index]`, if it exists. Warns if the kernel refuses.
+/// Binds the calling thread to the core `cores[index]`, if `cores` has that entry. Logs a warning if the
+/// kernel refuses.
 pub(crate) fn pin(cores: &[usize], index: usize) {
     let Some(&core) = cores.get(index) else { return };
     // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: CPU_SET ignores cores beyond the set.
     unsafe { libc::CPU_SET(core, &mut set) };
-    // SAFETY: passes the set with its size; 0 is the calling thread.
+    // SAFETY: passes a valid set with its size. The number 0 stands for the calling thread.
     let outcome = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) };
     if outcome != 0 {
         tracing::warn!("cannot bind a thread to core {core}: {}", std::io::Error::last_os_error());

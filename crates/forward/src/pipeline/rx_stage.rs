@@ -11,23 +11,24 @@ use std::sync::Arc;
 /// The state of the receiving stage after [`RxStage::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// A burst is complete.
+    /// A burst is complete and can be processed.
     Burst,
-    /// There are no packets, or a partial burst that waits for more.
+    /// There are no packets, or there is a partial burst that waits for more packets. Call again.
     Incomplete,
-    /// There are no packets, and none will come.
+    /// There are no packets, and none will be received any more.
     Ended,
 }
 
 /// Gathers packets of one receive queue into bursts.
 pub struct RxStage {
     rx: Box<dyn Rx>,
-    /// The burst.
+    /// The packets gathered so far.
     pub burst: Box<BurstBuffer>,
-    /// When the burst's oldest packet was received: a raw clock reading. Only set if stages are timed or a flush time is set.
+    /// The raw clock reading at which the burst's oldest packet was received. Only set if stages are timed or
+    /// the settings have a flush time.
     pub received: u64,
     largest: usize,
-    /// The size of the next burst, which overload may reduce.
+    /// The size of the next burst. It shrinks under [`Overload::Shrink`] and grows again later.
     current: usize,
     flush_ns: u64,
     overload: Overload,
@@ -37,7 +38,7 @@ pub struct RxStage {
 }
 
 impl RxStage {
-    /// Creates the stage for one queue, which is filled from `pool`.
+    /// Creates the stage for the queue `rx`. The queue's packets come from `pool`.
     pub fn new(rx: Box<dyn Rx>, pool: Arc<dyn Pool>, settings: &PipelineSettings) -> Self {
         Self {
             rx,
@@ -53,8 +54,8 @@ impl RxStage {
         }
     }
 
-    /// Receives once. A burst is complete when it is full, when it is the last one, or when its oldest packet has waited for the
-    /// flush time. With `grow`, the flush time does not count: the burst waits to become full.
+    /// Receives once. A burst is complete when it is full, when no more packets will be received, or when its
+    /// oldest packet has waited for the flush time. If `grow` is set, the flush time is ignored.
     #[inline]
     pub fn receive(&mut self, control: &Control, clock: &Clock, grow: bool) -> Received {
         let ending = self.error.is_some() || control.stopping();
@@ -84,7 +85,8 @@ impl RxStage {
         if complete { Received::Burst } else { Received::Incomplete }
     }
 
-    /// Halves the next bursts under [`Overload::Shrink`]. Call it when the ring or the sending port is full.
+    /// Call it when the ring or the sending port is full. Under [`Overload::Shrink`], it halves the size of
+    /// the next bursts, otherwise it does nothing.
     #[inline]
     pub fn shrink_bursts(&mut self) {
         if self.overload == Overload::Shrink {
@@ -92,7 +94,8 @@ impl RxStage {
         }
     }
 
-    /// Doubles the next bursts up to their full size. Call it when the ring and the sending port had room.
+    /// Call it when the ring and the sending port had room. Doubles the size of the next bursts, up to the
+    /// full size.
     #[inline]
     pub fn grow_bursts(&mut self) {
         if self.current < self.largest {
@@ -106,7 +109,7 @@ impl RxStage {
         progress.set_received(counters.packets, counters.bytes);
     }
 
-    /// Ends the stage. Returns the queue's counters, and the error that ended it.
+    /// Ends the stage. Returns the queue's counters, and the receive error if there was one.
     pub fn finish(self) -> (Counters, Option<inlane_core::Error>) {
         (self.rx.counters(), self.error)
     }

@@ -55,8 +55,8 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
                 let queued = if settings.stages { clock.raw() } else { 0 };
                 spin_per_packet(clock, settings.work, count);
                 let now = if needs_time { clock.now_ns() } else { 0 };
-                // SAFETY: this thread owns the packets. They lie in memory that the CPU maps, which was checked when the run was set
-                // up, and have the pool's room.
+                // SAFETY: this thread owns the packets, and their buffers have the pool's room. They lie in
+                // memory that the CPU can access, which was checked when the run was set up.
                 let info = unsafe { instance.run_packets(burst.as_slice(), &mut verdicts, now) };
                 let changed = info != UNCHANGED;
                 if changed {

@@ -1,6 +1,7 @@
 //! Method `split` on the CPU: one thread receives and sends, workers run the packet function.
 //!
-//! The first thread keeps the packets ([`super::circulate`]). Of n workers, worker w takes items w, w + n, w + 2n, ...
+//! The thread that receives and sends owns the packets ([`super::circulate`]). Of n workers, worker w takes
+//! items w, w + n, w + 2n, ...
 
 use super::circulate::{Circulation, Items, Limits};
 use super::{
@@ -12,11 +13,11 @@ use crate::error::Error;
 use inlane_core::ring::{Consumer, Next, Ring};
 use inlane_function::Instance;
 
-/// Runs `pipeline` until it ends: one thread receives and sends, and one worker runs each of the pipeline's instances of the
-/// packet function.
+/// Runs `pipeline` until it ends. One thread receives and sends. The pipeline has several instances of the
+/// packet function, and each is run by a worker thread of its own.
 ///
 /// # Errors
-/// When the burst ring cannot be created. Nothing has run then.
+/// When the burst ring cannot be created. No packet was received then.
 pub fn run(
     pipeline: Pipeline,
     settings: &PipelineSettings,
@@ -34,7 +35,8 @@ pub fn run(
             let mut workers = Vec::new();
             for (index, (consumer, instance)) in consumers.into_iter().zip(instances).enumerate() {
                 workers.push(named("work").spawn_scoped(scope, move || {
-                    // A worker that panics leaves items that will never complete. Aborting keeps others from waiting for them.
+                    // A worker that panics leaves items that will never complete. So the guard aborts the
+                    // run, and the other threads do not wait for those items.
                     let guard = AbortOnPanic(context.control);
                     let outcome = run_worker(consumer, instance, settings, context, index);
                     std::mem::forget(guard);
@@ -92,8 +94,9 @@ fn run_worker(
                 let (descriptors, verdicts) = item.parts();
                 spin_per_packet(context.clock, settings.work, descriptors.len());
                 let now = if needs_time { context.clock.now_ns() } else { 0 };
-                // SAFETY: the dispatching thread owns the packets and submitted them, so their bytes are this worker's until it
-                // completes the item. They lie in memory that the CPU maps, which was checked when the run was set up.
+                // SAFETY: the dispatching thread submitted the packets, so only this worker accesses their
+                // bytes until it completes the item. The bytes lie in memory that the CPU can access, which
+                // was checked when the run was set up.
                 let info = unsafe { instance.run_descriptors(descriptors, verdicts, now) };
                 item.complete(info);
             }

@@ -1,4 +1,5 @@
-//! Pipelines between ports in memory: every packet is sent or counted, whatever the ports do.
+//! Tests of pipelines between ports in memory. They check that every packet is sent or counted as dropped,
+//! even if a port fails, panics or is full.
 
 use super::burst_buffer::BurstBuffer;
 use super::tx_stage::TxStage;
@@ -9,7 +10,7 @@ use inlane_function::PacketFunction;
 use proptest::prelude::*;
 use std::sync::Mutex;
 
-/// A port that generates `left` packets with their numbers in the payload, 1 to 7 per call.
+/// A port that generates `left` packets, 1 to 7 per call. Each packet has its number in the payload.
 struct Source {
     pool: Arc<dyn Pool>,
     left: u64,
@@ -18,11 +19,11 @@ struct Source {
     end: End,
 }
 
-/// The behaviour of a port at its end.
+/// What [`Source`] does when it has no packets left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Exhausted,
-    /// The source has ended, but the port does not report it.
+    /// The port returns no packets, but does not report that it is exhausted.
     Silent,
     Error,
     Panic,
@@ -107,7 +108,7 @@ unsafe impl Tx for Sink {
 
 struct Case {
     packets: u64,
-    /// `None` for method single.
+    /// The number of workers for method split. `None` for method single.
     workers: Option<usize>,
     overload: Overload,
     flush: Duration,
@@ -134,8 +135,8 @@ impl Default for Case {
     }
 }
 
-/// Runs a case. Checks that no buffer is lost and that packets arrive in order, each once. Returns the tally and the numbers of the
-/// packets that the sink took.
+/// Runs a case. Checks that no buffer is lost and that packets arrive in order, each once. Returns the tally,
+/// and the numbers of the packets that the sink accepted.
 fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(256, 256).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -273,7 +274,8 @@ fn packets_a_full_port_refuses_are_told_from_those_that_found_the_ring_full() {
     assert_eq!(tally.refused_packets, tally.dropped_overload, "method single has no ring");
 }
 
-/// Sends one burst whose packet i names port `ports[i]` to two sinks. Returns the packets each took, and the tally.
+/// Sends one burst by a stage with two sinks. Packet i of the burst names port `ports[i]`. Returns the
+/// numbers of the packets that each sink accepted, and the tally.
 fn send_to_two_ports(ports: &[u32]) -> ([Vec<u64>; 2], Tally) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(64, 256).unwrap());
     let settings = PipelineSettings { burst: 16, ..Default::default() };

@@ -9,23 +9,24 @@ use inlane_core::{Pool, Tx};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a stopping run waits for a port that accepts nothing.
+/// How long a run that is stopping waits for a port that accepts no packets.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends packets to the transmit queues of a pipeline.
 pub struct TxStage {
     txs: Vec<Box<dyn Tx>>,
-    /// The packets of a burst by port, for bursts with packets for several ports.
+    /// One buffer per port. A burst with packets for several ports is sorted into these buffers before it is
+    /// sent.
     by_port: Vec<BurstBuffer>,
-    /// The packets of a burst that name a port that does not exist.
+    /// Collects the packets of a burst whose port does not exist, until they are freed.
     invalid: BurstBuffer,
     overload: Overload,
-    /// Packets dropped because a port was full.
+    /// The number of packets dropped because a port was full.
     refused: u64,
     dropped_invalid: u64,
     dropped_unsent: u64,
-    /// True if a port accepted nothing for [`STOP_TIMEOUT`] while the run was stopping. Later bursts do not wait for it
-    /// again.
+    /// True if a port accepted no packets for [`STOP_TIMEOUT`] while the run was stopping. Later bursts then
+    /// wait for no port.
     timed_out: bool,
     error: Option<inlane_core::Error>,
 }
@@ -47,7 +48,8 @@ impl TxStage {
         }
     }
 
-    /// Sends a burst whose packets are unchanged since they were received. Otherwise like [`TxStage::send`].
+    /// Sends a burst to the first port. The packets must be unchanged since they were received, which saves
+    /// the port work. Otherwise like [`TxStage::send`].
     #[inline]
     pub fn send_as_received(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         self.send_to(0, true, burst, control, clock)
@@ -55,7 +57,8 @@ impl TxStage {
 
     /// Sends a burst, each packet to the port that it names. Drops and counts packets for a port that does not exist.
     ///
-    /// If a port is full, waits or drops, as [`Overload`] says. Returns true if every port took its packets at once.
+    /// If a port is full, waits or drops, as [`Overload`] says. Returns true if every port took all of its
+    /// packets in one call.
     #[inline]
     pub fn send(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         let Some(first) = burst.as_slice().first() else { return true };
@@ -92,13 +95,15 @@ impl TxStage {
         burst: &mut BurstBuffer,
     ) -> inlane_core::Result<usize> {
         let (tx, packets) = (&mut self.txs[port], burst.as_slice());
-        // SAFETY: the buffer owns these packets, which are of this queue's pool, and gives up those that were sent.
+        // SAFETY: the buffer owns these packets, which are of this queue's pool. The sent packets are removed
+        // from the buffer below.
         let sent = unsafe { if as_received { tx.send_as_received(packets) } else { tx.send(packets) } }?;
         burst.release_front(sent);
         Ok(sent)
     }
 
-    /// Continues after a first call that failed or left packets: sends them, waits, or drops them.
+    /// Handles the packets that are left after the first call to the port: sends the packets in further
+    /// calls, waits, or drops them. `outcome` is the result of the first call.
     #[cold]
     fn send_rest(
         &mut self,
@@ -176,7 +181,8 @@ impl TxStage {
         }
     }
 
-    /// Flushes the ports at the end. Waits for slow readers until the run is stopped, and for [`STOP_TIMEOUT`] after that.
+    /// Flushes the ports at the end. Waits until each port has passed its packets on. Once the run is
+    /// stopped, waits at most [`STOP_TIMEOUT`].
     fn finish_ports(&mut self, control: &Control) {
         let mut stopped: Option<Instant> = None;
         let timed_out = self.timed_out;
