@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use executor::{CpuMethod, Device, Executor, Method};
 
-/// The largest data room: a frame of 64 KiB of IP with its Ethernet header and two VLAN tags fits.
+/// The largest data room. It holds an Ethernet frame with two VLAN tags and 64 KiB of IP.
 const MAX_ROOM: usize = 128 << 10;
 
 /// The ports that packets come from and go to.
@@ -27,7 +27,7 @@ pub enum Route {
         /// The ports to send to. A verdict that names port n selects the nth; all other packets go to the first.
         tx: Vec<String>,
     },
-    /// Between two ports, both ways.
+    /// Between two ports, in both directions.
     Between(String, String),
 }
 
@@ -84,18 +84,21 @@ pub struct Config {
     pub pipelines: u16,
     /// The settings of each pipeline.
     pub per_pipeline: PipelineSettings,
-    /// The rate at which packets are offered; `None` for as fast as possible. A generator that falls behind sends late, with
-    /// the original due times. Other sources miss what they cannot deliver in time.
+    /// The rate at which packets are offered; `None` for as fast as possible. If the pipeline is too slow, a
+    /// generator sends packets late and keeps their original due times. Other sources lose packets then.
     pub rate: Option<Rate>,
-    /// If set, drops privileges once the ports are open, if a port needed privileges to open.
+    /// If set, the run drops privileges once the ports are open. It does so only if a port needed privileges,
+    /// or if user code is to be loaded.
     pub drop_privileges: bool,
     /// How a capture is played.
     pub playback: Playback,
-    /// Ends the run after this time.
+    /// The time after which the run ends; `None` for no limit.
     pub duration: Option<Duration>,
-    /// Cores that threads are bound to: `None` chooses among the allowed ones, an empty list binds none.
+    /// The cores that threads are bound to. With `None`, inlane chooses among the allowed cores. With an
+    /// empty list, threads are not bound.
     pub cores: Option<Vec<usize>>,
-    /// Buffers of each pipeline's pool; 0 chooses enough for the burst ring and the port.
+    /// The number of buffers of each pipeline's pool. 0 stands for a number that is enough for the burst ring
+    /// and the port.
     pub buffers: usize,
     /// Data room: bytes that a packet buffer can hold, 64 to 128 KiB.
     pub room: usize,
@@ -131,8 +134,9 @@ impl Config {
 
     /// Returns the number of buffers of each pipeline's pool.
     ///
-    /// The default exceeds what the burst ring can hold. So the ring fills before the pool is empty, and the receiving thread
-    /// notices by reading one word instead of searching the pool's lists.
+    /// The default exceeds the number of packets that the burst ring can hold. So under load the ring is full
+    /// before the pool is empty. The dispatching thread detects a full ring by reading one word, which is
+    /// cheaper than searching an empty pool.
     pub fn buffers(&self) -> usize {
         if self.buffers != 0 {
             return self.buffers;
@@ -142,7 +146,7 @@ impl Config {
         (slots * burst + 4 * burst + 64).clamp(4096, 1 << 17)
     }
 
-    /// Returns the same settings with packets of `size` bytes from the port that makes them.
+    /// Returns the same settings, but with a source that makes packets of `size` bytes.
     ///
     /// # Errors
     /// [`Error::Config`] if the source does not make packets of a chosen size.
@@ -172,7 +176,7 @@ impl Config {
     /// Checks that several runs with these settings are possible in one process.
     ///
     /// # Errors
-    /// [`Error::Config`] if the first run would drop privileges that the next ones need to open their ports.
+    /// [`Error::Config`] if the first run drops privileges that later runs need to open their ports.
     pub fn check_repeatable(&self) -> Result<()> {
         match self.drops_needed_privileges() {
             false => Ok(()),
@@ -186,7 +190,7 @@ impl Config {
     /// Checks each setting and their combinations. Opens nothing.
     ///
     /// # Errors
-    /// [`Error::Config`] with the flag and the remedy.
+    /// [`Error::Config`], which names the wrong flag and what to write instead.
     pub fn check(&self) -> Result<()> {
         let range =
             |flag: &str, value: usize, why: String| Err(Error::config(format!("{flag} {value}"), why));
@@ -207,7 +211,8 @@ impl Config {
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());
         }
-        // The pipeline, the ring and the device's queues each hold at least one burst.
+        // The pipeline, the ring and the device's queues each hold at least one burst, so the pool needs at
+        // least four.
         let least = burst * 4;
         if self.buffers != 0 && !(least..=1 << 22).contains(&self.buffers) {
             return range("--buffers", self.buffers, format!("give {least} (four bursts) to 4M"));
@@ -269,7 +274,8 @@ impl Config {
 pub fn allowed_cores() -> Vec<usize> {
     // SAFETY: an all-zero cpu_set_t is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: writes at most the size given, which is that of `set`; 0 is this process.
+    // SAFETY: the kernel writes at most the given size, which is the size of `set`. The number 0 stands for
+    // the calling thread.
     let outcome = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) };
     if outcome != 0 {
         return Vec::new();

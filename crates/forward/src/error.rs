@@ -9,12 +9,12 @@ pub enum Error {
     /// An error of a burst ring, a pool, or a port of inlane's own.
     #[error(transparent)]
     Core(#[from] inlane_core::Error),
-    /// A setting that is wrong, or does not go with another.
+    /// A setting that is wrong, or contradicts another setting.
     #[error("{what}: {why}")]
     Config {
         /// The flag or key.
         what: String,
-        /// What is wrong, and what to write instead.
+        /// What is wrong with the setting, and what to write instead.
         why: String,
     },
     /// A thread panicked. The other threads drained and ended.
@@ -59,7 +59,7 @@ pub enum Error {
     /// The competing job failed or did not end.
     #[error("competing job: {0}")]
     Competitor(String),
-    /// The user stopped `--method auto` before it had chosen.
+    /// The user stopped `--method auto` before a method was chosen.
     #[error("interrupted while choosing: {0}; there is no result")]
     Interrupted(String),
     /// Packet buffers were not freed.
@@ -70,7 +70,7 @@ pub enum Error {
     },
 }
 
-/// Returns the alternative that the message names if there is no GPU.
+/// Returns the text that a message about a missing GPU appends to suggest an alternative.
 #[cfg(feature = "cuda")]
 fn instead(error: &inlane_cuda::Error) -> &'static str {
     match error {

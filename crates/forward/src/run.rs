@@ -1,4 +1,5 @@
-//! A run: opens ports, connects them by pipelines, starts them, waits for the end, and reports what became of every packet.
+//! A run: opens ports, connects the ports by pipelines, starts both, waits for the end, and reports what
+//! became of every packet.
 //!
 //! ```text
 //! Run::open -> connect -> start -> join -> stop
@@ -6,7 +7,8 @@
 //! buffers      pipelines  devices   flow
 //! ```
 //!
-//! Each step consumes the state before it, so no step is repeated or left out. [`run`] does all of them.
+//! Each step consumes the value that the previous step returned, so no step can be repeated or left out.
+//! [`run`] does all steps.
 
 mod open;
 mod outcome;
@@ -40,12 +42,14 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// The longest time until a signal or the end of a pipeline is noticed.
 const NOTICE_WITHIN: Duration = Duration::from_millis(100);
 
-/// Runs until the source is exhausted, the packets or the time asked for are over, or `control` ends it.
+/// Executes a run. It ends when the source is exhausted, when the requested number of packets or time is
+/// reached, or when `control` is stopped or aborted.
 ///
 /// Calls `watch` about once a second with the time since the start and the packets counted so far.
 ///
 /// # Errors
-/// When the run cannot start: settings, ports, memory. Later errors are in [`RunOutcome::errors`].
+/// When the run cannot start because of its settings, a port, a device or memory. Later errors are in
+/// [`RunOutcome::errors`].
 pub fn run(
     config: &Config,
     control: &Control,
@@ -56,7 +60,8 @@ pub fn run(
 
 /// A run whose ports are open.
 pub struct Run<'a> {
-    // Fields are dropped in this order: buffers before the GPU that they lie on, and both before the ports.
+    // Rust drops fields in this order. So the pools are dropped before the GPU that may hold their memory,
+    // and both before the ports.
     pools: Vec<Vec<Arc<dyn Pool>>>,
     gpu: Option<Arc<Gpu>>,
     ports: Vec<Box<dyn Port>>,
@@ -85,7 +90,8 @@ pub struct Started<'a> {
 
 /// A run whose pipelines have ended.
 pub struct Joined<'a> {
-    /// The tally of each pipeline, with its lane's report if it ran on a GPU.
+    /// The tally of each pipeline. Also the report of the pipeline's lane, if the pipeline ran on a GPU
+    /// without errors.
     tallies: Vec<(Tally, Option<gpu::LaneReport>)>,
     /// How long packets flowed.
     elapsed: Duration,
@@ -100,7 +106,7 @@ impl<'a> Run<'a> {
     /// Opens the ports and the GPU, and allocates packet buffers.
     ///
     /// # Errors
-    /// For settings that do not fit together, and when a port, the GPU or memory is not available.
+    /// When settings contradict each other, or a port, the GPU or memory is not available.
     pub fn open(config: &'a Config) -> Result<Self> {
         config.check()?;
         let function = PacketFunction::parse(&config.function)?;
@@ -140,8 +146,8 @@ impl<'a> Run<'a> {
 }
 
 impl<'a> Connected<'a> {
-    /// Starts the ports and prepares the executors. Drops privileges in between, if asked for, so that the user's own packet
-    /// function is compiled and loaded without them.
+    /// Starts the ports and prepares the executors. Before it prepares executors, it drops privileges if the
+    /// settings say so and privileges were needed or user code will be loaded.
     ///
     /// # Errors
     /// When a port does not start, the packet function does not load, or the GPU lacks room for it.
@@ -155,8 +161,9 @@ impl<'a> Connected<'a> {
             run.start_ports()?;
             open::drop_privileges()?;
         }
-        // Compiles kernels on a GPU, so privileges are dropped before. The job is first measured alone. Ports that need no privileges
-        // start later, because their queues would overflow meanwhile.
+        // Creating the competing job takes time: it compiles kernels for a GPU, and the job is measured
+        // alone. So ports that need no privileges start later. Otherwise their queues would overflow
+        // meanwhile.
         let competing = CompetingJob::new(config, run.gpu.as_ref(), pipelines.len(), &cores)?;
         let pipelines = ready(config, &run.function, pipelines, run.gpu.as_ref())?;
         if !drops {
@@ -167,7 +174,8 @@ impl<'a> Connected<'a> {
 }
 
 impl<'a> Started<'a> {
-    /// Runs the pipelines on threads of their own and waits until all have ended. Stops the run when its time is over.
+    /// Runs the pipelines on threads of their own, and waits until all have ended. Stops the pipelines when
+    /// the run's duration is over.
     pub fn join(self, control: &Control, watch: &mut dyn FnMut(Duration, ProgressSnapshot)) -> Joined<'a> {
         let Started { pipelines, competing, cores, faults, run } = self;
         let progress: Vec<_> = pipelines.iter().map(|_| Progress::default()).collect();
@@ -196,7 +204,7 @@ impl<'a> Started<'a> {
 }
 
 impl Joined<'_> {
-    /// Stops the ports and adds up the figures.
+    /// Stops the ports and adds up the results of the pipelines.
     pub fn stop(mut self) -> RunOutcome {
         let mut device = Counters::default();
         for port in &mut self.run.ports {
@@ -213,7 +221,8 @@ enum ReadyPipeline {
     Gpu(Pipeline, Box<gpu::Lane>),
 }
 
-/// Gives each pipeline its executor. Allocates and loads everything on a GPU, which blocks while kernels run.
+/// Gives each pipeline its executor. For a GPU, loads the packet function and allocates all lanes. Call it
+/// before any kernel runs, because allocation blocks while kernels run.
 fn ready(
     config: &Config,
     function: &PacketFunction,
@@ -265,8 +274,9 @@ impl ReadyPipeline {
         }
     }
 
-    /// Returns a function that tells when packets began to flow, for lanes of a GPU. The lanes first prepare for some time,
-    /// which is not part of the run.
+    /// For a pipeline on a GPU, returns a function that returns the time at which packets began to flow.
+    /// Before that time the lanes prepare, which does not count as part of the run. Returns `None` on the
+    /// CPU.
     fn flow_started(&self) -> Option<impl Fn() -> Option<Instant> + use<>> {
         match self {
             ReadyPipeline::Gpu(_, lane) => {
@@ -278,7 +288,8 @@ impl ReadyPipeline {
     }
 }
 
-/// Stops the run when a thread of it panics. Otherwise the joining thread would wait for pipelines that still receive.
+/// A guard that stops the run if its thread panics. Otherwise the thread that joins the pipelines would wait
+/// for those that still receive.
 struct StopOnPanic<'a>(&'a Control);
 
 impl Drop for StopOnPanic<'_> {
@@ -289,7 +300,8 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// Runs the pipelines until all have ended, and ends them when the time is over or one has failed.
+/// Runs the pipelines until all have ended. Stops all pipelines when the run's duration is over or one
+/// pipeline has failed.
 fn run_threads(
     run: &Run<'_>,
     control: &Control,
@@ -316,14 +328,15 @@ fn run_threads(
             scope.spawn(move || {
                 let _stop = StopOnPanic(control);
                 let ended = pipeline.run(config, &context);
-                // A failed pipeline stops the others, which drain first.
+                // If this pipeline failed, the other pipelines must end too. They drain before they end.
                 if !ended.0.errors.is_empty() {
                     control.stop();
                 }
                 let _ = finished.send((index, ended));
             });
         }
-        // The channel closes when every thread has ended, also by a panic.
+        // Drops this thread's sender. So the channel closes when every pipeline's thread has ended, even by a
+        // panic.
         drop(finished);
         let mut next_watch = WATCH_EVERY;
         while tallies.iter().any(Option::is_none) {

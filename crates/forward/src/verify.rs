@@ -7,11 +7,11 @@ use inlane_core::result::Verification;
 use inlane_ports::check::{captures, reference};
 use std::path::PathBuf;
 
-/// Compares the written capture with what the packet function has to make of the capture that was read: every packet and its
-/// timestamp.
+/// Compares the written capture with the expected one. The expected capture is what the packet function's
+/// reference makes of the capture that was read. Compares every packet and its timestamp.
 ///
-/// Returns `None` if the run was not from one file to one other, did not cover the whole capture, or if the function has no
-/// reference.
+/// Returns `None` if the run was not from one capture file to another, if it did not cover the whole capture,
+/// or if the function has no reference.
 ///
 /// # Errors
 /// When one of the files cannot be read again.
@@ -23,7 +23,7 @@ pub fn captures(config: &Config) -> Result<Option<Verification>> {
     if kind(rx) != "pcap" || kind(tx) != "pcap" || !whole || config.pipelines > 1 || config.faults.is_some() {
         return Ok(None);
     }
-    // A pipe cannot be read twice.
+    // Both captures must be regular files, because a pipe cannot be read twice.
     let file =
         |name: &str| name.split_once(':').map(|(_, path)| PathBuf::from(path)).filter(|path| path.is_file());
     let (Some(read), Some(written)) = (file(rx), file(tx)) else { return Ok(None) };

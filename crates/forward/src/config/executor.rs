@@ -1,4 +1,5 @@
-//! Executors, which run the packet function: threads of the CPU, or a GPU. Each has the settings that only it has.
+//! Executors, which run the packet function: threads of the CPU, or a GPU. Each executor has its own
+//! settings.
 
 use crate::error::{Error, Result};
 use crate::gpu::{self, Memory};
@@ -8,7 +9,8 @@ use std::str::FromStr;
 /// How control flows between the threads of a pipeline and the device that runs its packet function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// One thread receives, runs the packet function, and sends. On a GPU it launches a kernel for each burst and waits.
+    /// One thread receives, runs the packet function, and sends. On a GPU the thread launches a kernel for
+    /// each burst and waits for the kernel.
     #[default]
     Single,
     /// One thread receives and sends. Workers run the packet function; on a GPU a feeder launches a kernel for each burst.
@@ -17,7 +19,8 @@ pub enum Method {
     Persistent,
     /// GPU only: a feeder posts wait-value operations and kernels in streams, ahead of the items.
     Stream,
-    /// GPU only: as [`Method::Stream`], with graphs of several items.
+    /// GPU only: as [`Method::Stream`], but each CUDA graph posts waits and kernels for several items at
+    /// once.
     Graph,
 }
 
@@ -31,7 +34,8 @@ impl Method {
         matches!(self, Method::Single | Method::Split)
     }
 
-    /// Returns true if a GPU pipeline has a feeder thread beside the dispatching thread.
+    /// Returns true if a pipeline with this method on a GPU has a feeder thread in addition to the
+    /// dispatching thread.
     pub(crate) fn has_feeder(&self) -> bool {
         matches!(self, Method::Split | Method::Stream | Method::Graph)
     }
@@ -101,7 +105,7 @@ impl FromStr for Device {
 pub enum CpuMethod {
     /// One thread does everything.
     Single,
-    /// One thread receives and sends; `workers` others run the packet function.
+    /// One thread receives and sends. `workers` further threads run the packet function.
     Split {
         /// Worker threads, at least 1.
         workers: usize,
@@ -115,7 +119,7 @@ pub enum Executor {
     Cpu(CpuMethod),
     /// A GPU.
     Gpu {
-        /// Its CUDA index.
+        /// The GPU's CUDA index.
         index: u32,
         /// The method and the settings that only a GPU has.
         settings: gpu::Settings,
@@ -129,10 +133,12 @@ impl Default for Executor {
 }
 
 impl Executor {
-    /// Creates the executor that a user's flags describe. `workers` 0 means one; `gpu.method` is replaced by `method`.
+    /// Creates the executor that a user's flags describe. 0 `workers` stands for one. The value of
+    /// `gpu.method` is ignored; `method` is used instead.
     ///
     /// # Errors
-    /// [`Error::Config`] for a method that the device lacks, and for settings of the other device.
+    /// [`Error::Config`] if the device lacks the method, or if a setting is given that only another device
+    /// has.
     pub fn new(device: Device, method: Method, workers: usize, gpu: gpu::Settings) -> Result<Self> {
         if workers > 64 {
             return Err(Error::config(format!("--workers {workers}"), "give 0 to 64"));

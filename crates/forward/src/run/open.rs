@@ -1,4 +1,4 @@
-//! Opens the ports of a run, and creates the pools that fill them.
+//! Opens the ports of a run, and creates the pools that provide the ports' packet buffers.
 
 use crate::config::{Config, Executor, Route};
 use crate::error::Result;
@@ -33,8 +33,8 @@ pub(crate) fn ports(names: &[String], config: &Config, clock: &Clock) -> Result<
     Ok(inlane_ports::open::ports(&request, clock)?)
 }
 
-/// Creates a pool for each pipeline of each direction. If any port is DPDK's, all pools consist of mbufs, because DPDK sends
-/// nothing else.
+/// Creates a pool for each pipeline of each direction. If any port is DPDK's, all pools consist of mbufs,
+/// because DPDK sends only mbufs.
 ///
 /// # Errors
 /// When memory is short, or the buffers are larger than the pool supports.
@@ -62,9 +62,11 @@ pub(super) fn pools(
                 (Memory::Pool, false) => {
                     return Ok(Arc::new(HeapPool::over(gpu.allocate(bytes()?)?, room)?));
                 }
-                // The driver backs its own pinned memory by larger pages than memory registered with it.
+                // Uses memory that the GPU's driver allocates, because the driver gives it larger pages than
+                // it gives registered memory.
                 (_, false) => return Ok(Arc::new(HeapPool::over(gpu.pinned(bytes()?)?, room)?)),
-                // Mbufs lie in DPDK's memory, which is registered with the driver when the lane is made.
+                // Mbufs lie in DPDK's memory, so they are allocated below as for the CPU. `Lane::new`
+                // registers the memory with the GPU's driver.
                 (_, true) => {}
             }
         }
@@ -88,7 +90,7 @@ fn mbufs_on_gpu(gpu: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn P
     Ok(MbufPool::over(gpu.allocate(MbufPool::bytes(buffers, room))?, room)?)
 }
 
-/// Makes the process an ordinary user without capabilities, for good.
+/// Drops the process's privileges permanently: it continues as an ordinary user without capabilities.
 ///
 /// # Errors
 /// When a step fails. The process must end then, because it may have dropped only part of its privileges.

@@ -1,4 +1,4 @@
-//! The outcome of a run: the figures of its pipelines added up, and the path that packets took.
+//! The outcome of a run: the added-up results of its pipelines, and the path that packets took.
 
 use super::wiring::Direction;
 use super::wrappers::faults_note;
@@ -18,29 +18,31 @@ use std::time::Duration;
 
 /// The outcome of a run.
 pub struct RunOutcome {
-    /// The figures.
+    /// The row of the result document: rates, drops, latencies and the like.
     pub result: PacketResult,
     /// The devices that took part.
     pub devices: Vec<String>,
     /// True if a software stand-in took part.
     pub twin: bool,
-    /// The rate of the slowest link, each way; `None` if no port has a link.
+    /// The rate of the slowest link in one direction; `None` if no port has a link.
     pub link_bits_per_second: Option<f64>,
     /// How the threads of each pipeline spent their time.
     pub time_shares: Vec<TimeShares>,
     /// The nanoseconds in which the pipelines' threads were ready to run while other threads had the processors.
     pub queued_ns: u64,
-    /// Packets that a port refused and `--overload drop` dropped; part of the packets dropped by overload.
+    /// The number of packets that `--overload drop` dropped because a port refused them.
+    /// `result.dropped_overload` includes this number.
     pub refused_packets: u64,
-    /// Remarks for readers of the figures.
+    /// Remarks that a reader needs to interpret the result, such as the number of injected faults.
     pub notes: Vec<String>,
-    /// Errors during the run, the first one first. The figures hold up to there.
+    /// Errors during the run, in the order in which they occurred. After an error, the result covers the time
+    /// up to the failure.
     pub errors: Vec<Error>,
 }
 
 #[cfg(test)]
 impl RunOutcome {
-    /// Creates an outcome with nothing but a result.
+    /// Creates an outcome that has only a result. All other fields are empty.
     pub(crate) fn of(result: PacketResult) -> Self {
         Self {
             result,
@@ -57,7 +59,8 @@ impl RunOutcome {
 }
 
 impl RunOutcome {
-    /// Adds up the figures of a run. `device` is what devices counted beside their queues.
+    /// Adds up the results of a run's pipelines. `device` has the packets that devices counted in addition to
+    /// their queues' counters.
     pub(super) fn new(joined: Joined<'_>, device: Counters) -> Self {
         let Joined { tallies, elapsed, progress, competitor, link, faults, run } = joined;
         let Run { config, ref function, ref ports, ref directions, ref clock, ref pools, ref gpu, .. } = run;
@@ -185,7 +188,8 @@ fn stages(histograms: &StageHistograms) -> Stages {
     }
 }
 
-/// Returns the parameters that distinguish this run from others. Most parameters at their defaults are left out.
+/// Returns the parameters that distinguish this run from others. Leaves out most parameters that have their
+/// default values.
 fn parameters(config: &Config) -> Parameters {
     let (settings, executor) = (&config.per_pipeline, &config.executor);
     let nanoseconds = |time: Duration| Quantity::Time(time.as_nanos() as f64);

@@ -46,7 +46,8 @@ fn dpdk_ports_need_the_feature_dpdk() {
     assert!(refused.contains("net_null") && refused.contains("cargo feature dpdk"), "{refused}");
 }
 
-/// Frames of 65,549 bytes: Linux hands datagrams of 64 KiB over with their Ethernet header and segments them late.
+/// Tests frames of 65,549 bytes. Linux may deliver such frames, because it segments datagrams of 64 KiB only
+/// at the network card.
 #[test]
 fn the_largest_frames_pass() {
     let directory = tempfile::tempdir().unwrap();

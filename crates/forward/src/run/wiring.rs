@@ -9,19 +9,22 @@ use inlane_core::{Pool, Port};
 use inlane_ports::wrap::fault;
 use std::sync::Arc;
 
-/// One direction of a run: the indices of the port that it receives from and of those that it sends to.
+/// One direction of a run: the index of the port that packets are received from, and the indices of the ports
+/// that packets are sent to.
 pub(super) struct Direction {
     pub(super) rx: usize,
     pub(super) tx: Vec<usize>,
 }
 
-/// Lists the ports of a route and its directions. A port that can be shared and is named twice is listed once.
+/// Lists the ports of a route, and the route's directions. If a route names a port twice and the port can be
+/// shared, the port is listed once.
 ///
 /// # Errors
 /// [`Error::Config`] for two names of one ring with different options.
 pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)> {
     let mut names: Vec<String> = Vec::new();
-    // Both ends of a ring have one name. Options need to be given only once.
+    // Both ends of a ring have the same name, and options may be given at either end. So rings are compared
+    // without options.
     let is_ring = |name: &str| open::kind(name) == "ring";
     let bare = |name: &str| name.split(',').next().unwrap_or_default().to_string();
     let same = |a: &str, b: &str| a == b || (is_ring(a) && bare(a) == bare(b));

@@ -12,7 +12,8 @@ use inlane_ports::wrap::fault::{self, Faults};
 use inlane_ports::wrap::pace::PacedRx;
 use std::sync::Arc;
 
-/// The wrappers that the settings ask for. Queues without any are driven as they are, at no cost.
+/// Puts the requested wrappers around queues. A queue that needs no wrapper is left as it is, so it costs
+/// nothing.
 pub(super) struct Wrappers {
     rate: Option<Rate>,
     faults: Option<Faults>,
@@ -21,7 +22,8 @@ pub(super) struct Wrappers {
 }
 
 impl Wrappers {
-    /// Prepares the wrappers of a run between the ports `names`, which receives from the first.
+    /// Prepares the wrappers of a run. `names` are the run's ports; the first is the port that packets are
+    /// received from.
     ///
     /// # Errors
     /// When the fault specification is wrong, or the capture file cannot be created.
@@ -33,7 +35,8 @@ impl Wrappers {
         };
         let capture = config.capture.as_ref().map(|path| Capture::open(path, timestamps, names));
         Ok(Self {
-            // A generator limits its own rate, because it also records when each packet was due.
+            // A generator paces itself, because it records when each packet was due. So it gets no pacing
+            // wrapper.
             rate: config.rate.filter(|_| !receives_from("gen")),
             faults: config.faults.as_deref().map(Faults::parse).transpose()?,
             capture: capture.transpose()?,
@@ -56,7 +59,7 @@ impl Wrappers {
             rx = Box::new(PacedRx::new(rx, rate, share, &self.clock));
         }
         if let Some(settings) = &self.faults {
-            // Each queue has a random sequence of its own.
+            // Each queue gets another seed, so that faults differ between queues.
             let seed = settings.seed.wrapping_add(faults.len() as u64);
             let faulty = Faults { seed, ..*settings }.rx(rx, pool, &self.clock)?;
             faults.push(faulty.fault_counts());
