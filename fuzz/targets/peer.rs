@@ -1,5 +1,5 @@
-//! A hostile peer: it completes the handshake over the twin, then writes requests with any contents and any other words into its
-//! inbox at the honest side. The honest side must answer or refuse each request.
+//! A hostile peer. It completes the handshake over the twin. It then writes arbitrary requests and arbitrary
+//! words into its inbox at the honest side. The honest side must answer or refuse each request.
 
 #![no_main]
 
@@ -56,24 +56,25 @@ fuzz_target!(|data: &[u8]| {
     let pair = PAIR.get_or_init(connect);
     let mut words = data.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("8 bytes")));
 
-    // Rows of scratchpads.
+    // Decode an arbitrary row of scratchpads, and read it in a handshake.
     let row: [u32; ROW] =
         std::array::from_fn(|n| data.get(n * 4).map_or(0, |byte| u32::from(*byte) << (n * 3)));
     let mut side = Handshake::new(1, 512, 512, true);
     let _ = (Row::decode(&row), side.read(&row));
 
-    // Words of the inbox.
+    // Write an arbitrary word into the inbox.
     let (from, to) = (pair.layout.notifications(1), pair.layout.landing());
     if let (Some(at), Some(value)) = (words.next(), words.next()) {
         let offset = from + (at as usize % ((to - from) / 8)) * 8;
         pair.window.store_word(offset, value).expect("inside");
     }
-    // Requests.
+    // Write requests with arbitrary contents.
     let mut next = pair.next.lock().expect("one thread");
     while let Some(head) = words.next() {
         let sequence = pair.tag << 32 | (*next & 0xFFFF_FFFF);
         let at = pair.layout.request(1, *next);
-        // Half of the requests have known operations and widths; else nearly all would be refused.
+        // Give half of the requests a known operation and width. Otherwise nearly all requests would be
+        // refused.
         let head = if head & 1 == 0 { (head >> 1) & 0x0C_07_03 } else { head };
         pair.window.store_word(at + 8, head).expect("inside");
         for index in 2..7 {
@@ -82,7 +83,7 @@ fuzz_target!(|data: &[u8]| {
         pair.window.store_word(at + 56, sequence).expect("inside");
         pair.window.store_word(at, sequence).expect("inside");
         pair.honest.progress();
-        // The answer comes from this thread's `progress`, or from the service thread after the doorbell.
+        // Wait for the answer. This thread's `progress` writes it, or the service thread after the doorbell.
         let answer = pair.hostile.inbound().address() as usize + pair.layout.reply(0, *next) + 24;
         let mut polls = 0;
         // SAFETY: an aligned word of this peer's own inbound memory.

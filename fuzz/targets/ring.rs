@@ -1,7 +1,8 @@
-//! The burst ring's dispatcher against a hostile consumer, which writes any value anywhere in the complete half at any time.
+//! Drives the burst ring's dispatcher against a hostile consumer. The consumer writes any value anywhere in
+//! the complete half at any time.
 //!
-//! Each submitted packet comes back at most once, with its own address and a length that fits its buffer. Whatever the consumer
-//! wrote before, an item that it then completes by the protocol comes back.
+//! Each submitted packet must come back at most once, with its own address and a length that fits its buffer.
+//! An item that the consumer completes by the protocol must come back, whatever the consumer wrote before.
 
 #![no_main]
 
@@ -30,7 +31,7 @@ fuzz_target!(|bytes: &[u8]| {
     let (mut next, mut freed) = (0u64, 0u64);
     let mut input = bytes.iter().copied();
     loop {
-        // After the input, the consumer completes the remaining items by the protocol.
+        // When the input has ended, the consumer completes the remaining items by the protocol.
         let what = input.next();
         match what.map(|what| (what % 4, what as usize / 4)) {
             Some((0, argument)) => {
@@ -46,7 +47,7 @@ fuzz_target!(|bytes: &[u8]| {
                 }
             }
             Some((kind @ (1 | 2), argument)) => {
-                // A small value where words and verdicts are read, or any value.
+                // Store a small value where words and verdicts are read, or any value.
                 let word = input.next().unwrap_or(0) as usize % 8;
                 let mut value = input.next().unwrap_or(0) as u64 | (input.next().unwrap_or(0) as u64) << 32;
                 if kind == 2 {
@@ -76,7 +77,7 @@ fuzz_target!(|bytes: &[u8]| {
         freed += 1;
         assert_eq!(dispatcher.in_flight(), in_flight.len() as u64);
         assert!(packets.iter().all(|packet| packet.length > 0 && packet.length <= ROOM));
-        // Each packet is in the item once, with its own address.
+        // Check that the item holds each packet once, with its own address.
         packets.sort_unstable_by_key(|packet| packet.cookie);
         assert!(
             packets

@@ -1,5 +1,5 @@
-//! Parses arbitrary text as a PCI address, a BAR, faults and ports. Each parser must return a value or an error, and a printed value
-//! must parse to the same value.
+//! Parses arbitrary text as a PCI address, a BAR, faults and ports. Each parser must return a value or an
+//! error. A printed PCI address or BAR must parse to the same value.
 
 #![no_main]
 

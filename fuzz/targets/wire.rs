@@ -1,4 +1,5 @@
-//! Views arbitrary bytes as each header. Nothing panics, payloads stay inside the buffer, and fields are read as written.
+//! Reads arbitrary bytes as each kind of header. Nothing may panic, payloads must stay inside the buffer, and
+//! fields must read back as written.
 
 #![no_main]
 

@@ -1,12 +1,12 @@
-//! Barriers and collectives over active sets, which are given by their first PE, the logarithm of the stride,
-//! and the size.
+//! Barriers and collectives over active sets. A set is given by its first PE, the logarithm of its stride,
+//! and its size.
 
 use crate::world::{check, world};
 use inlane_pgas::world::Set;
 use std::ffi::{c_int, c_void};
 
 fn set(start: c_int, log_stride: c_int, size: c_int) -> Set {
-    // Invalid values become a set that the library refuses.
+    // A negative value becomes a very large one, which makes a set that the library refuses.
     Set {
         start: start as u32,
         stride: 1u32.checked_shl(log_stride as u32).unwrap_or(0),
@@ -14,19 +14,19 @@ fn set(start: c_int, log_stride: c_int, size: c_int) -> Set {
     }
 }
 
-/// Blocks until all PEs have called it and their earlier puts are delivered.
+/// Blocks until all PEs have called this function and their earlier puts are delivered.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_barrier_all() {
     check(world().barrier_all());
 }
 
-/// Blocks until all PEs have called it.
+/// Blocks until all PEs have called this function.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_sync_all() {
     check(world().sync(world().all()));
 }
 
-/// Blocks until all PEs of the set have called it and their earlier puts are delivered.
+/// Blocks until all PEs of the set have called this function and their earlier puts are delivered.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_barrier(start: c_int, log_stride: c_int, size: c_int, _psync: *mut i64) {
     check(world().barrier(set(start, log_stride, size)));
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn inlane_shmem_broadcast(
     check(unsafe { world().broadcast(set, root as u32, destination as usize, source.cast(), bytes) });
 }
 
-/// Concatenates the sources of all PEs. `same` says that all lengths are equal.
+/// Concatenates the sources of all PEs. `same` is not 0 if all lengths are equal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_collect(
     destination: *mut c_void,
@@ -85,7 +85,8 @@ pub unsafe extern "C" fn inlane_shmem_alltoall(
     });
 }
 
-/// Combines `count` elements of `width` bytes of all PEs by `combine(accumulator, other, count)`.
+/// Combines the `count` elements of `width` bytes of all PEs. `combine(accumulator, other, count)` combines
+/// elements of two PEs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_reduce(
     destination: *mut c_void,

@@ -1,7 +1,8 @@
 //! OpenSHMEM's C functions over inlane's windows: this library and its header `include/shmem.h`.
 //!
-//! The header's typed functions are inline and call the functions here, which work on bytes. As in the
-//! specification, most functions return no error: the library prints it and ends the job.
+//! The header's typed functions are inline and call the functions of this crate, which work on bytes. As in
+//! the specification, most functions return no error. If one fails, the library prints the error and ends the
+//! job.
 #![allow(clippy::missing_safety_doc)] // Each function's contract is the specification's; see the header.
 
 mod collectives;
@@ -45,7 +46,7 @@ pub extern "C" fn shmem_n_pes() -> c_int {
 }
 
 fn pe(number: c_int) -> u32 {
-    // A negative number becomes one that does not exist, which the library refuses.
+    // A negative number becomes a very large one. No such PE exists, so the library refuses it.
     number as u32
 }
 
@@ -117,25 +118,26 @@ pub extern "C" fn shmem_realloc(address: *mut c_void, size: usize) -> *mut c_voi
     fresh
 }
 
-/// Returns the address at which loads and stores reach `pe`'s object, or null if they do not.
+/// Returns the address at which loads and stores reach `pe`'s copy of the object, or null if they cannot
+/// reach it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_ptr(address: *const c_void, number: c_int) -> *mut c_void {
     world().direct(address as usize, pe(number)).map_or(std::ptr::null_mut(), |address| address.cast())
 }
 
-/// Returns 1 if the PE exists.
+/// Returns 1 if the PE exists, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_pe_accessible(number: c_int) -> c_int {
     (pe(number) < world().pes()) as c_int
 }
 
-/// Returns 1 if the address lies in symmetric memory and the PE exists.
+/// Returns 1 if the address lies in symmetric memory and the PE exists, else 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_addr_accessible(address: *const c_void, number: c_int) -> c_int {
     (pe(number) < world().pes() && world().offset_of(address as usize, 1).is_ok()) as c_int
 }
 
-/// Copies to a PE. The source may be reused when it returns.
+/// Copies to a PE. The source may be reused after the return.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_putmem(
     destination: *mut c_void,
@@ -171,7 +173,8 @@ pub unsafe extern "C" fn shmem_getmem(
     check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe(number)) });
 }
 
-/// Copies from a PE. The bytes have arrived when it returns, which the specification allows.
+/// Copies from a PE. The specification allows the bytes to arrive later, but here they have arrived on
+/// return.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_getmem_nbi(
     destination: *mut c_void,
@@ -183,7 +186,7 @@ pub unsafe extern "C" fn shmem_getmem_nbi(
     unsafe { shmem_getmem(destination, source, bytes, number) }
 }
 
-/// Copies to a PE, then sets (0) or adds to (1) a signal there.
+/// Copies to a PE, then changes a signal there: operation 0 sets the signal, operation 1 adds to it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_putmem_signal(
     destination: *mut c_void,
@@ -216,7 +219,7 @@ pub extern "C" fn inlane_shmem_atomic(
     check(world().atomic(decode(operation), target as usize, width, operand, comparand, pe(number)))
 }
 
-/// Starts an atomic without a result. It is complete after the next quiet.
+/// Starts an atomic whose result is not needed. It is complete after the next quiet.
 #[unsafe(no_mangle)]
 pub extern "C" fn inlane_shmem_atomic_nbi(
     operation: c_int,
@@ -233,13 +236,13 @@ fn decode(operation: c_int) -> Operation {
     [Fetch, Swap, CompareSwap, Add, And, Or, Xor].get(operation as usize).copied().unwrap_or(Fetch)
 }
 
-/// Orders puts and atomics: those before it arrive at each PE before all later ones to that PE.
+/// Orders puts and atomics. Those before this call arrive at each PE before all later ones to that PE.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_fence() {
     check(world().fence());
 }
 
-/// Blocks until all puts and atomics are delivered.
+/// Blocks until all earlier puts and atomics of this PE are delivered.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_quiet() {
     check(world().quiet());
@@ -250,7 +253,7 @@ fn compare(how: c_int) -> Compare {
     [Eq, Ne, Gt, Ge, Lt, Le].get(how as usize).copied().unwrap_or(Eq)
 }
 
-/// Returns the word's value if its comparison with `value` holds.
+/// Returns the word's value if its comparison with `value` holds, else `None`.
 unsafe fn satisfying(word: *const c_void, width: usize, signed: bool, how: c_int, value: u64) -> Option<u64> {
     macro_rules! load {
         ($type:ty) => {{
@@ -271,8 +274,8 @@ unsafe fn satisfying(word: *const c_void, width: usize, signed: bool, how: c_int
     holds.then_some(now)
 }
 
-/// Blocks until the comparison of the integer of `width` bytes with `value` holds, and returns the integer. Comparisons: 0
-/// equal, 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
+/// Blocks until the comparison of the integer of `width` bytes with `value` holds. Returns the integer.
+/// Comparisons: 0 equal, 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_wait(
     word: *const c_void,
@@ -291,7 +294,8 @@ pub unsafe extern "C" fn inlane_shmem_wait(
     seen
 }
 
-/// Returns 1 if the comparison of the integer with `value` holds. Serves other PEs' requests.
+/// Returns 1 if the comparison of the integer with `value` holds, else 0. Also carries out other PEs' pending
+/// requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_test(
     word: *const c_void,

@@ -1,30 +1,32 @@
 //! Locks, granted in the order in which the PEs asked for them (OpenSHMEM 1.5, section 9.12).
 //!
-//! A lock is a queue of PEs, after Mellor-Crummey and Scott ("Algorithms for scalable synchronization on shared-memory
-//! multiprocessors", 1991). The symmetric word holds both ends of it:
+//! A lock is a queue of PEs, after Mellor-Crummey and Scott ("Algorithms for scalable synchronization on
+//! shared-memory multiprocessors", 1991). The two halves of the lock's symmetric word hold the end of the
+//! queue and its links:
 //!
 //! ```text
 //! bytes 0..4   at PE 0: the last PE of the queue + 1, or 0 for a free lock
 //! bytes 4..8   at each PE: bit 31 while it waits; below, the next PE of the queue + 1
 //! ```
 //!
-//! A PE appends itself by a swap of the first half, and stores its number at the PE before it. A waiting PE waits on its own word.
+//! A PE appends itself by a swap of the first half at PE 0. It then stores its number in the second half at
+//! the PE before it, and waits until its own bit 31 is cleared.
 
 use crate::world::{check, world};
 use inlane_pgas::transport::Operation;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The PE that keeps the end of the queue.
+/// The PE that holds the end of each lock's queue.
 const HOME: u32 = 0;
 const WAITING: u32 = 1 << 31;
 
-/// Returns the address of the half that holds the queue's links.
+/// Returns the address of the half that holds the next PE of the queue.
 fn links(lock: *mut i64) -> usize {
     lock as usize + 4
 }
 
-/// Loads this PE's link.
+/// Loads this PE's own copy of that half.
 fn own_link(lock: *mut i64) -> u32 {
     // SAFETY: an atomic on the lock came before, which checked that it is an aligned word of symmetric memory. Other PEs
     // change it by atomics that this process carries out.
@@ -54,13 +56,13 @@ pub extern "C" fn shmem_clear_lock(lock: *mut i64) {
     check(world().quiet());
     let me = world().me();
     let next = || own_link(lock) & !WAITING;
-    // Checks the address before the first plain load.
+    // Begin with an atomic, because it checks the address. The plain loads below do not.
     let link = atomic(Operation::Fetch, links(lock), 0, 0, me);
     if link & !WAITING == 0 {
         if atomic(Operation::CompareSwap, lock as usize, 0, me + 1, HOME) == me + 1 {
             return;
         }
-        // A PE has appended itself and is about to store its number here.
+        // Another PE has appended itself and is about to store its number here, so wait for the number.
         check(world().wait_word(links(lock), 4, || next() != 0));
     }
     check(world().atomic_nbi(Operation::And, links(lock), 4, (!WAITING).into(), next() - 1));
@@ -70,7 +72,7 @@ pub extern "C" fn shmem_clear_lock(lock: *mut i64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_test_lock(lock: *mut i64) -> c_int {
     let me = world().me();
-    // Before the swap, because the next PE may store its number right after it.
+    // Clear the own link before the swap, because the next PE may store its number right after the swap.
     atomic(Operation::Swap, links(lock), 0, 0, me);
     (atomic(Operation::CompareSwap, lock as usize, me + 1, 0, HOME) != 0) as c_int
 }

@@ -1,7 +1,8 @@
 //! Makes the program's static objects symmetric: its writable data segment becomes part of the inbound memory.
 //!
-//! The segment (`.data`, `.bss`) keeps its address. Its contents are copied to the inbound memory, whose pages are then mapped a
-//! second time, over the segment. Pages that the loader made read-only after relocation are left out.
+//! The segment (`.data`, `.bss`) keeps its address. Its contents are copied to the inbound memory. The pages
+//! of the inbound memory are then mapped a second time, over the segment. Pages that the loader made
+//! read-only after relocation are left out.
 //!
 //! ```text
 //! program   | .text | .data.rel.ro | .data .bss |          same pages
@@ -10,7 +11,8 @@
 
 use std::ffi::c_void;
 
-/// Returns the address and length of the program's writable segments, in whole pages.
+/// Returns the address and length of the span of the program's writable segments, in whole pages. Returns
+/// `None` if there is none.
 pub fn find() -> Option<(usize, usize)> {
     let mut found: Option<(usize, usize)> = None;
     // SAFETY: the callback gets a valid pointer and our own `found`.
@@ -18,7 +20,7 @@ pub fn find() -> Option<(usize, usize)> {
     found
 }
 
-/// Takes the first object only, which is the program itself.
+/// Looks at the first object only, which is the program itself. Stores the span in `found`.
 unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> i32 {
     // SAFETY: the loader's description of the program, valid during the call.
     let (base, headers) = unsafe {
@@ -37,7 +39,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let Some((mut start, end)) = writable else { return 1 };
     start = start / page * page;
-    // The loader has made these pages read-only (RELRO) and rounds their end down to a page.
+    // The loader has made these pages read-only (RELRO) and rounds their end down to a page. Start behind
+    // them.
     if let Some(relro) = headers.iter().find(|header| header.p_type == libc::PT_GNU_RELRO) {
         start = start.max(span(relro).1 / page * page);
     }
@@ -49,8 +52,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
     1
 }
 
-/// Makes the `length` bytes at `address` and at `inbound` the same memory. Both are whole pages. The contents
-/// are those at `address`.
+/// Makes the `length` bytes at `address` and those at `inbound` the same memory. Both spans are whole pages.
+/// The contents at `address` are kept.
 ///
 /// # Safety
 /// `find` returned the address and length. `inbound` is a shared mapping of that length that nothing else uses.

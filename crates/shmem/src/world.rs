@@ -1,4 +1,4 @@
-//! The process's world: `shmem_init` makes it, `shmem_finalize` or the exit handler ends it.
+//! The process's world. `shmem_init` makes it. `shmem_finalize` or the exit handler ends it.
 
 use crate::statics;
 use inlane_ntb::device::Ntb;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 struct Process {
-    /// The process that called shmem_init, to recognise a forked child.
+    /// Identifier of the process that called shmem_init. A forked child has another one.
     id: u32,
     world: World<Windows>,
     twin: Arc<Twin>,
@@ -55,14 +55,14 @@ pub fn fail(error: &Error) -> ! {
         Some(process) => {
             eprintln!("inlane shmem: PE {}: {error}", process.world.me());
             match error {
-                // Another PE ended first. The launcher must look for the cause there.
+                // Another PE ended first, so tell the launcher to look for the cause there.
                 Error::LinkLost { peer, .. } => process.twin.report_lost(*peer),
                 _ => process.twin.request_exit_all(1),
             }
         }
         None => eprintln!("inlane shmem: {error}"),
     }
-    // Exit handlers would enter the library again.
+    // Exit handlers would enter the library again, so end the process without running them.
     // SAFETY: ends the process without running anything.
     unsafe { libc::_exit(1) }
 }
@@ -99,7 +99,7 @@ unsafe extern "C" {
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// Makes the world and waits until all PEs have made theirs. A second call does nothing.
+/// Makes the world, and waits until all PEs have made theirs. Does nothing if the world exists already.
 pub fn start() {
     if PROCESS.get().is_some() {
         return;
@@ -111,8 +111,8 @@ pub fn start() {
         Err(error) => fail(&error),
     }
     check(world().barrier_all());
-    // Runs at exit. Programs in the style before 1.2 never finalize, so this finalizes for them. A PE that fails must not
-    // wait, because the others may wait for it.
+    // Runs at exit. Programs in the style before 1.2 never finalize, so this handler does it. A PE that exits
+    // with an error does not wait for the others, because they may be waiting for it.
     extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         if status == 0 {
             finish();
@@ -122,7 +122,7 @@ pub fn start() {
     unsafe { on_exit(at_exit, std::ptr::null_mut()) };
 }
 
-/// Waits for all PEs and leaves the job. A second call does nothing, and neither does a call in a forked child.
+/// Waits for all PEs and leaves the job. Does nothing in a second call or in a forked child.
 pub fn finish() {
     let Some(process) = own_process() else { return };
     if !FINISHED.swap(true, Ordering::AcqRel) {
@@ -131,7 +131,7 @@ pub fn finish() {
     }
 }
 
-/// Ends all processes of the job.
+/// Ends all processes of the job with `status`.
 pub fn exit_all(status: c_int) {
     if let Some(process) = own_process() {
         process.twin.request_exit_all(status);

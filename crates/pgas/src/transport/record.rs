@@ -5,6 +5,7 @@
 //! word (tail) first and, after a fence, the first word (head). A reader takes a record only if head and tail
 //! hold the expected sequence, and loads each word once. If the head is new and the tail is old, the writer
 //! is hostile or stores have crossed a fence. The reader then takes nothing.
+//!
 //! ```text
 //! word 0      1 .. 6      7
 //! head        contents    tail        64 bytes, one cache line, one write-combining buffer

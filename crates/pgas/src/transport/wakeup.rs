@@ -194,7 +194,7 @@ mod tests {
         doorbell: AtomicU64,
     }
 
-    /// Checks two stores against two sleeps in all interleavings. `fenced` says whether the notifier executes
+    /// Checks two stores against two sleeps in all interleavings with at most three preemptions. `fenced` says whether the notifier executes
     /// its barrier. A membarrier(2) by the waiter acts like a full barrier on each side, so fences on both
     /// sides model it too.
     fn model(fenced: bool) {
@@ -226,7 +226,8 @@ mod tests {
                 fence(Ordering::SeqCst);
                 let now = shared.data.load(Ordering::Acquire);
                 if now == seen {
-                    // It would sleep here. The model does not block; it records the value that the thread sleeps on.
+                    // A waiter sleeps here if no doorbell is pending. The model does not block: it records the
+                    // value seen before the sleep and stops.
                     if shared.doorbell.fetch_and(0, Ordering::SeqCst) == 0 {
                         slept_on = Some(seen);
                         break;

@@ -1,4 +1,4 @@
-/* PE 1 ends in the way that the argument names. The other PEs wait for it. */
+/* PE 1 ends in the way that the argument names. The other PEs wait for PE 1. */
 #include <shmem.h>
 #include <stdlib.h>
 #include <string.h>

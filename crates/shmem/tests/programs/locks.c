@@ -1,5 +1,6 @@
-/* Locks are granted in the order of the calls (OpenSHMEM 1.5, 9.12), so every PE that competes gets its turn. The system
- * may suspend a PE before it asks; a tenth of an equal share therefore suffices. Unfair locks gave 0.1 % of it. */
+/* Locks are granted in the order of the calls (OpenSHMEM 1.5, 9.12), so every PE that competes gets its turn.
+ * The system may suspend a PE before it asks for the lock, so a tenth of an equal share passes. Unfair locks
+ * gave a PE 0.1 % of its share. */
 #include <shmem.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -38,7 +39,7 @@ int main(void) {
         }
         if (sum != shmem_int_g(&taken, 0)) wrong++;
     }
-    /* shmem_test_lock sets a free lock, and fails for one that is held. */
+    /* shmem_test_lock sets a free lock and returns 0. It returns 1 if the lock is held. */
     shmem_barrier_all();
     if (me == 0) wrong += shmem_test_lock(&lock) != 0;
     shmem_barrier_all();

@@ -1,5 +1,5 @@
-/* A wait for a signal returns the value that ended it, even if the word changes at once. Also checks the library's name and
- * forked children. */
+/* Checks that a wait for a signal returns the value that ended the wait, even if the word changes at once.
+ * Also checks the library's name and forked children. */
 #include <pthread.h>
 #include <shmem.h>
 #include <stdio.h>
@@ -35,7 +35,7 @@ int main(void) {
     shmem_info_get_name(name);
     wrong += strcmp(name, SHMEM_VENDOR_STRING) != 0;
 
-    /* A child that exits or finalizes is no PE, so its parent's barriers still hold. */
+    /* A forked child that exits or finalizes is no PE, so the barriers of its parent must still work. */
     for (int round = 1; round <= 20; round++) {
         pid_t child = fork();
         if (child == 0) {
