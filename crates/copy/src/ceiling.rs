@@ -1,4 +1,5 @@
-//! The ceiling of a path through the host: the rate of the links that it crosses, driven by their DMA engines alone.
+//! The most bytes per second that a path through the host can carry. It is measured by driving the path's
+//! links with their DMA engines and nothing else.
 //!
 //! ```text
 //!  one direction    each link alone, in several shapes; the slower link's best rate
@@ -6,8 +7,9 @@
 //!                   slower link's best rate alone
 //! ```
 //!
-//! The mean is used because both links of a direction carry the same bytes. If the links compete for host memory, one gets
-//! what the other lacks, and a path through both levels that out.
+//! The mean is used because a path sends the same bytes over both links of a direction. If the links compete
+//! for host memory, the measurement may show a fast and a slow link. A path over both settles between the two
+//! rates.
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
@@ -22,8 +24,10 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How a link is driven. No shape is the fastest on every machine: large pieces have the least overhead, little memory stays in
-/// the CPU's caches, and two streams fill each other's gaps.
+/// How a measurement drives a link: the bytes of each transfer (`piece`), the number of streams, and the
+/// bytes of memory that transfers rotate over (`rotate`). All shapes are tried, because none is the fastest
+/// on every machine. Large pieces have the least overhead, a small memory fits the CPU's caches, and two
+/// streams fill each other's gaps.
 struct Shape {
     piece: usize,
     streams: usize,
@@ -54,7 +58,8 @@ pub struct Ceilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
-/// Returns why a path has no ceiling, if it crosses none of the links that [`Ceilings::measure`] drives.
+/// Returns the reason if the path crosses no link between a device and the host. [`Ceilings::measure`] finds
+/// no ceiling for such a path. Returns `None` for other paths.
 pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static str> {
     match (path, from, to) {
         (Path::P2p, ..) => {
@@ -68,8 +73,11 @@ pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static s
 }
 
 impl Ceilings {
-    /// Measures the ceilings of transfers through the host from `from` to `to`, and back. With `both`, both directions run
-    /// at the same time. Returns `None` if no DMA engine drives a link of the path. `host` is host memory.
+    /// Measures the ceiling of transfers through the host. The result has an entry for `from` to `to` and an
+    /// entry for the way back. With `both`, both directions are measured while they run at the same time.
+    /// Otherwise only `from` to `to` is measured, and both entries are equal. The ceiling of a twin is the
+    /// link rate of its model. Returns `None` if neither end is a GPU or a twin. `host` is the host memory
+    /// that the transfers use.
     ///
     /// # Errors
     /// [`Error::Device`](inlane_core::Error::Device) if a device fails or the run was interrupted.
@@ -147,14 +155,14 @@ impl Ceilings {
     }
 }
 
-/// Returns the ceiling of a direction whose links reach `alone` by themselves, and `at_once` in each shape while the other
-/// direction runs.
+/// Returns the ceiling of one direction. `alone` has the rate of each of its links driven alone. `at_once`
+/// has, for each shape, the rates of the same links while all links run in both directions.
 fn of_direction(alone: &[f64], at_once: &[&[f64]]) -> f64 {
     let means = at_once.iter().map(|rates| rates.iter().sum::<f64>() / rates.len() as f64);
     alone.iter().copied().fold(means.fold(0.0, f64::max), f64::min)
 }
 
-/// Measures the bytes per second of each link while all are driven at once in one shape.
+/// Measures the bytes per second of each of `links` while all of them are driven at once in one shape.
 fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Result<Vec<f64>> {
     let options = PathOptions { stop: plan.stop.clone(), ..PathOptions::default() };
     let mut runs: Vec<(Box<dyn Mover>, Buffers)> = Vec::new();
@@ -174,7 +182,8 @@ fn rates(links: &[Link], host: &Arc<Device>, shape: &Shape, plan: &Plan) -> Resu
     Ok(measured.chunks(shape.streams).map(sum).collect())
 }
 
-/// Returns the rate of a twin's link, which its model defines.
+/// Returns the link rate of the slower twin's model as the ceiling of both directions. `None` if neither
+/// device is a twin.
 fn of_models(from: &Device, to: &Device) -> Option<[Ceiling; 2]> {
     let rate = |device: &Device| match device.kind() {
         Kind::Twin(twin) => Some((twin.costs().link, device.endpoint().clone())),
@@ -194,11 +203,11 @@ mod tests {
 
     #[test]
     fn a_direction_reaches_the_mean_of_its_links_but_at_most_the_slower_one() {
-        // Competing links: 55 out and 45 in give 50 through both, in the best shape.
+        // Competing links reach 55 and 45 in the better shape, so the ceiling is their mean of 50.
         assert_eq!(of_direction(&[55.0, 56.0], &[&[55.0, 45.0], &[48.0, 46.0]]), 50.0);
-        // Independent links: the slower one limits although the other has capacity left.
+        // Independent links: the slower one has 27 alone, so the ceiling is 27 and not the mean.
         assert_eq!(of_direction(&[55.0, 27.0], &[&[55.0, 27.0]]), 27.0);
-        // One link: its best rate while the other direction ran.
+        // One link: the ceiling is its best rate in the two shapes while the other direction ran.
         assert_eq!(of_direction(&[55.0], &[&[50.0], &[51.0]]), 51.0);
     }
 

@@ -1,7 +1,9 @@
-//! The cost of each path: the time of single transfers by size, measured once per machine and kept ([`Cache`]).
+//! The cost of each path: the time of single transfers by size, measured once per machine and kept in a file
+//! ([`Cache`]).
 //!
-//! Each path is measured from end to end. Its stages are also measured alone, and predict the time of a path made of them:
-//! for `hybrid` the sum, for `staged` the slower stage and the first chunk of the other.
+//! Each path is measured from end to end. The stages of `staged` and `hybrid` are also measured alone, to
+//! predict the time of such a path. For `hybrid` the prediction is the sum of its stages. For `staged` it is
+//! the time of the slower stage plus the time of one chunk in the faster stage.
 
 mod cache;
 
@@ -30,7 +32,8 @@ const LARGEST: usize = SIZES[SIZES.len() - 1];
 const LARGEST_BOTH_WAYS: usize = 16 << 20;
 /// Once a transfer takes longer than this, no larger size of the path is measured.
 const LONG: Duration = Duration::from_millis(60);
-/// A size that is expected to take longer is not measured in both directions at once, where many are in flight.
+/// A size whose transfer is expected to take longer than this is not measured in both directions at once,
+/// because that measurement keeps many transfers in flight.
 const SLOW: Duration = Duration::from_millis(5);
 /// The chunk size of the staging path through the CPU.
 const CHUNK: u64 = 1 << 20;
@@ -43,8 +46,8 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Returns the nanoseconds for `bytes`: interpolated between two points, extrapolated beyond the last, and the first
-    /// point's time below it. `None` without points.
+    /// Returns the nanoseconds for `bytes`. Interpolates between two points, and extrapolates beyond the last
+    /// point. Below the first point, returns the first point's time. `None` without points.
     pub fn time(&self, bytes: u64) -> Option<f64> {
         let (first, last) = (self.points.first()?, self.points.last()?);
         if bytes <= first.0 {
@@ -59,8 +62,8 @@ impl Curve {
         }
         match self.points.len() {
             1 => Some(last.1 * bytes as f64 / last.0 as f64),
-            // The time per byte is at least half of its mean. Otherwise noise in the last points could predict a time of
-            // zero.
+            // Uses at least half of the last point's time per byte. Otherwise noise in the last two points
+            // could predict a time of zero.
             count => {
                 let extrapolated = line(&self.points[count - 2], last);
                 Some(extrapolated.max(last.1 * 0.5 * bytes as f64 / last.0 as f64))
@@ -88,7 +91,8 @@ impl Curve {
                 let ticket = mover.submit(&source, &destination)?;
                 mover.wait(ticket, CompletionMode::Poll)?;
                 let took = began.elapsed();
-                // The first two rounds warm up, unless a transfer is long.
+                // The first two rounds warm up and are not recorded. A long transfer is recorded at once and
+                // ends the rounds.
                 if round >= 2 || took > LONG {
                     times.push(took.as_nanos() as f64);
                 }
@@ -149,7 +153,8 @@ fn sizes_within(bytes: usize) -> Vec<usize> {
 /// Allocates a source and a destination of the same length for each direction.
 fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[Region; 2]>> {
     let ways = if both_ways { vec![[from, to], [to, from]] } else { vec![[from, to]] };
-    // Two directions, and two endpoints in one device, share its memory.
+    // Two directions share a device's memory, and so do two endpoints on the same device. So the memory is
+    // divided between them.
     let shares = ways.len() * if Arc::ptr_eq(from, to) { 2 } else { 1 };
     let room = from.capacity().min(to.capacity()) / shares;
     let whole = [4096, 64, 1].into_iter().find(|whole| room >= *whole).unwrap_or(1);
@@ -158,7 +163,7 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
         let allocated: Result<Vec<_>> =
             ways.iter().map(|[a, b]| Ok([a.allocate(bytes)?, b.allocate(bytes)?])).collect();
         match allocated {
-            // The device has less free memory than its capacity, so less is tried.
+            // A device may have less free memory than its capacity, so a quarter of the size is tried next.
             Err(Error::Memory { .. }) if bytes > SIZES[0] => bytes = (bytes / 4).max(SIZES[0]),
             outcome => return outcome,
         }
@@ -170,16 +175,17 @@ fn memory(from: &Arc<Device>, to: &Arc<Device>, both_ways: bool) -> Result<Vec<[
 pub struct Costs {
     /// The paths that work, with their times.
     pub paths: BTreeMap<Path, Curve>,
-    /// The times of single stages: `out` of the source to the host, host to host by the `cpu`, and `in` to the destination.
+    /// The times of single stages: `out` from the source to the host, `cpu` from host to host by the CPU, and
+    /// `in` from the host to the destination.
     pub stages: BTreeMap<String, Curve>,
     /// The paths that do not work, with the reason.
     pub refused: BTreeMap<Path, String>,
 }
 
 impl Costs {
-    /// Measures all paths between two devices, except those that exist for comparison only: CUDA's own copy, and DPDK's
-    /// software DMA device between host buffers. The measured sizes do not depend on `options.largest`, so that the kept
-    /// costs serve later runs.
+    /// Measures all paths between two devices, except those that exist for comparison only: CUDA's own copy,
+    /// and DPDK's software DMA device between host buffers. The measured sizes do not depend on
+    /// `options.largest`, so costs that are kept in the cache serve all later runs.
     ///
     /// # Errors
     /// [`Error::Memory`]; [`Error::Device`] if a device must not be written, no path is available, or `options.stop` was
@@ -211,16 +217,18 @@ impl Costs {
                 _ => open_path(path, from, to, options)
                     .and_then(|mut mover| Curve::measure(&mut *mover, source, destination, &options.stop)),
             };
-            // An interrupted path is not a refused path.
+            // Ends here if the user interrupted the run, because an interrupted path must not be recorded as
+            // refused.
             check_stop(&options.stop)?;
             match measured {
                 Ok(curve) => drop(costs.paths.insert(path, curve)),
-                // Another path may be correct, but the user must know that this one is not.
+                // Wrong bytes end the calibration even if other paths work, because the user must know that
+                // this path alters data.
                 Err(Error::Altered { what, wrong, bytes }) => {
                     let what = format!("calibration of {path}, {what}");
                     return Err(Error::Altered { what, wrong, bytes });
                 }
-                // No further call to a GPU is safe.
+                // A GPU was given up, so further CUDA calls may block. The calibration ends here.
                 Err(error) if crate::gpu::any_abandoned() => return Err(error),
                 Err(error) => {
                     costs.refused.insert(path, error.to_string());

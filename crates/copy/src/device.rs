@@ -1,4 +1,5 @@
-//! Opened endpoints: memory to copy from and to, which is filled, poisoned and checked in place.
+//! Opened endpoints. Each one allocates memory for transfers, fills it with patterns, poisons it and checks
+//! it.
 
 use crate::endpoint::Endpoint;
 use crate::gpu::{self, Gpu, GpuMemory};
@@ -14,14 +15,14 @@ use std::sync::Arc;
 /// The byte that destinations are filled with before a measurement.
 pub const POISON: u8 = 0xDB;
 
-/// An opened endpoint.
+/// An opened endpoint. It allocates memory for transfers, and fills and checks that memory.
 pub struct Device {
     endpoint: Endpoint,
     kind: Kind,
 }
 
 pub(crate) enum Kind {
-    /// Host memory, pinned through a GPU if one takes part.
+    /// Host memory, pinned through a GPU if one is among the endpoints.
     Host(Option<Arc<Gpu>>),
     Gpu(Box<GpuMemory>),
     Twin(Accelerator),
@@ -67,7 +68,8 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             Endpoint::Bar(spec) => {
                 let bar = Bar::open(&Sysfs::system(), spec, permission).map_err(|error| {
                     let (device, why) = (endpoint.to_string(), error.to_string());
-                    // Some errors begin with the BAR's name, which the device's name repeats.
+                    // Some errors begin with the BAR's name. It is removed, because the new error's device
+                    // names the BAR already.
                     let why = why.strip_prefix(&format!("{device} ")).unwrap_or(&why).to_owned();
                     Error::Device { device, class: error.class(), why }
                 })?;
@@ -80,8 +82,8 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
     Ok(endpoints.iter().filter_map(find).collect())
 }
 
-/// Returns true if two different endpoints are overlapping ranges of one BAR. Their addresses would not show it, because
-/// each is mapped on its own.
+/// Returns true if two different endpoints are overlapping ranges of one BAR. Compares the ranges and not the
+/// mapped addresses, because each range is mapped at an address of its own.
 fn overlap(a: &Endpoint, b: &Endpoint) -> bool {
     let (Endpoint::Bar(a), Endpoint::Bar(b)) = (a, b) else { return false };
     let all = 0..u64::MAX;
@@ -95,7 +97,7 @@ impl Device {
         Arc::new(Self { endpoint: Endpoint::Twin(accelerator.index()), kind: Kind::Twin(accelerator) })
     }
 
-    /// Opens a BAR that is ordinary memory, for tests.
+    /// Returns a stand-in for a BAR, for tests. Its memory is ordinary host memory.
     #[cfg(test)]
     pub(crate) fn bar(text: &str, memory: Region, permission: Permission) -> Arc<Self> {
         let place = inlane_core::Location::Bar { device: text.into(), bar: 2, write_combining: false };
@@ -115,7 +117,7 @@ impl Device {
         &self.kind
     }
 
-    /// Returns the GPU, or the one that pins this host memory.
+    /// Returns this GPU, or the GPU that pins this host memory. `None` for other devices.
     pub fn gpu(&self) -> Option<&Arc<Gpu>> {
         match &self.kind {
             Kind::Gpu(memory) => Some(memory.gpu()),
@@ -124,7 +126,7 @@ impl Device {
         }
     }
 
-    /// Returns true if the CPU reaches its memory by ordinary loads and stores.
+    /// Returns true if the CPU reaches the device's memory by ordinary loads and stores.
     pub(crate) fn is_cpu_memory(&self) -> bool {
         matches!(self.kind, Kind::Host(_) | Kind::Twin(_))
     }
@@ -160,8 +162,9 @@ impl Device {
         }
     }
 
-    /// Returns the device's link as text, and the bits per second that its lanes can signal at their highest rate. An idle
-    /// GPU lowers the current rate. `None` if the device has no link or does not report it.
+    /// Returns the device's link as text, and the bits per second that its lanes can signal at their highest
+    /// rate. The text shows the current rate, which an idle GPU lowers. `None` if the device has no link or
+    /// does not report it.
     pub fn link(&self) -> Option<(String, f64)> {
         match &self.kind {
             Kind::Gpu(memory) => memory.link(),
@@ -183,7 +186,8 @@ impl Device {
         }
     }
 
-    /// Allocates memory at the device. No other allocation shares it. It is freed when the region is dropped.
+    /// Allocates memory at the device that no other allocation shares. The memory is freed when the region
+    /// and all its slices are dropped.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if too little is free; [`Error::Invalid`] for 0 bytes.
@@ -209,7 +213,8 @@ impl Device {
         }
     }
 
-    /// Returns true if what arrives at the device can be checked: it is not a BAR that must not be read.
+    /// Returns true if bytes that arrive at the device can be checked. False only for a BAR without read
+    /// permission.
     pub fn is_verifiable(&self) -> bool {
         match &self.kind {
             Kind::Bar { permission, .. } => permission.may_read(),

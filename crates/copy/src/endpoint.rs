@@ -12,7 +12,8 @@ pub enum Endpoint {
     Host,
     /// The memory of a GPU.
     Gpu(u32),
-    /// The memory of an accelerator's twin. Its model is the published accelerator in slot 0 (even index) or 1 (odd index).
+    /// The memory of an accelerator's twin. An even index selects the model of the published accelerator in
+    /// slot 0, an odd index the one in slot 1.
     Twin(u32),
     /// A BAR of a PCI device, or a range of one.
     Bar(BarSpec),
@@ -59,7 +60,7 @@ impl FromStr for Endpoint {
         }
         if text.starts_with("pci:") {
             return text.parse().map(Endpoint::Bar).map_err(|error: inlane_pci::Error| {
-                // This error already says what to write.
+                // The error of `BarSpec` already says what to write, so no advice is added.
                 Error::invalid("endpoint", error.to_string())
             });
         }

@@ -55,12 +55,13 @@ impl Cache {
         Self { entries: read(&file), file: Some(file) }
     }
 
-    /// Returns the kept costs from one device to another with these options.
+    /// Returns the kept costs from one device to another with these options. `None` if the cache has none.
     pub fn get(&self, from: &Device, to: &Device, options: &PathOptions) -> Option<&Costs> {
         self.entries.get(&key(from, to, options)).map(|entry| &entry.costs)
     }
 
-    /// Stores costs. Entries that other processes stored meanwhile stay. A file that cannot be written is only logged.
+    /// Stores costs in memory and in the file. Keeps the entries that other processes added to the file
+    /// meanwhile. If the file cannot be written, logs a warning.
     pub fn put(&mut self, from: &Device, to: &Device, options: &PathOptions, costs: Costs) {
         let measured_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let entry = Entry { measured_s, costs };
@@ -82,7 +83,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    // The lock makes reading, adding and replacing one step. Without file locks an entry may be lost and measured again.
+    // The lock keeps other processes from changing the file between `read` and `rename`. If the lock is not
+    // available, another process may overwrite this entry, and it is measured again later.
     let lock = File::create(file.with_extension("lock"))?;
     let _ = lock.lock();
     let mut entries = read(file);
@@ -97,8 +99,8 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     replaced.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// Returns the key of an entry: everything that changes the costs. The largest transfer is not part of it, because
-/// calibration always measures the same sizes.
+/// Returns the key of an entry, which contains everything that changes the costs. The largest transfer is
+/// left out, because calibration always measures the same sizes.
 fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     let host = inlane_core::result::Host::this();
     let driver = crate::gpu::driver_version().map_or(String::new(), |version| format!(", CUDA {version}"));
@@ -180,7 +182,7 @@ mod tests {
         assert_eq!(cache.get(&b, &a, &asked), None, "the opposite direction has its own entry");
         let other = Device::twin(Accelerator::new(1, TwinCosts { link: 1e9, ..TwinCosts::published(1) }));
         assert_eq!(cache.get(&a, &other, &asked), None, "another device with the same number");
-        // A new reader finds all entries.
+        // A second cache reads the file, so all entries must be in it.
         cache.put(&b, &a, &asked, costs(9.5));
         let again = Cache::at(folder.path().join("new").join("costs.json"));
         assert_eq!(again.get(&b, &a, &asked), Some(&costs(9.5)));
@@ -202,7 +204,8 @@ mod tests {
             for writer in 1..5 {
                 let (a, b, file) = (&a, &b, &file);
                 scope.spawn(move || {
-                    // Each writer is like a process of its own, which read the file when it started.
+                    // Each thread has its own `Cache`, as a separate process would. It was read before the
+                    // other threads' entries were written.
                     let mut cache = Cache::at(file);
                     for turn in 0..10 {
                         cache.put(a, b, &options(writer, turn), costs(f64::from(writer)));

@@ -6,7 +6,9 @@
 //!  | chunks: channels * slots * chunk bytes | lines: channels * slots * line bytes |
 //! ```
 //!
-//! `staging.cu` has the same layout. Everything here works on host memory alone, so its tests need no GPU.
+//! The *pusher* is the kernel on the source GPU, the *puller* the kernel on the destination GPU. A *channel*
+//! is one block of each. `staging.cu` has the same layout. This file works on host memory alone, so its tests
+//! need no GPU.
 
 use crate::tuning::SmTuning;
 use inlane_core::{Error, Region, Result};
@@ -23,24 +25,26 @@ pub(super) const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
 pub(super) const CHANNEL_BYTES: usize = 256;
 /// The offset of the words in which each channel of the puller stores the newest command that it ended.
 pub(super) const ENDED: usize = 256;
-/// Offsets of the words of `Control`.
+/// Offsets of the words of `Control` in `staging.cu`.
 const FAILED: usize = 0;
 const LEAVE_NOW: usize = 128;
 /// The value of `Control::failed` after a kernel waited too long for a command.
 const NO_COMMAND: u64 = 1;
 /// The length field of a command that tells the kernels to leave.
 const LEAVE: u64 = u64::MAX;
-/// Added to a channel's ended word by a kernel that gives up, so that no one waits for it.
+/// A kernel that gives up adds this to the ended words of its channels, so that waits for these channels
+/// return.
 const GAVE_UP: u64 = 1 << 30;
-/// How long a kernel waits for the other GPU, and the host for kernels to read commands, before giving up.
+/// How long a kernel waits for the other GPU before it gives up. The host waits as long for kernels to read
+/// commands.
 pub(super) const STUCK: Duration = Duration::from_secs(5);
 
 /// The offsets of the parts of the pinned span.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub tuning: SmTuning,
-    /// Rings of commands: one, or two if both sides are the same GPU. That GPU would otherwise read each command twice, and
-    /// reads of one cache line queue behind each other.
+    /// The number of rings of commands: one, or two if pusher and puller run on the same GPU. With one ring,
+    /// both kernels would read the same cache lines, and these reads would queue behind each other.
     pub rings: usize,
 }
 
@@ -84,8 +88,8 @@ pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
 }
 
-/// Returns the newest command that all channels have ended. If that is older than `oldest`, returns any command older than
-/// `oldest`.
+/// Returns the number of the newest command that all channels have ended. Stops at the first channel that has
+/// not ended `oldest`. So any result below `oldest` only means that `oldest` has not ended.
 pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
     let mut ended = u64::MAX;
     for channel in 0..channels as usize {
@@ -100,7 +104,8 @@ pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
 /// Checks whether a kernel gave up.
 ///
 /// # Errors
-/// [`Error::Device`] that names the transfer's GPUs as `name` and says what the kernel waited for.
+/// [`Error::Device`] if a kernel gave up. It says what the kernel waited for. `name` names the transfer's
+/// GPUs.
 pub(super) fn check_failed(memory: &Region, name: &dyn Fn() -> String) -> Result<()> {
     let waited_for = match word(memory, FAILED).load(Ordering::Relaxed) {
         0 => return Ok(()),
@@ -118,7 +123,8 @@ pub(super) fn leave_now(memory: &Region) {
     word(memory, LEAVE_NOW).store(1, Ordering::Release);
 }
 
-/// The commands to a pair of staging kernels.
+/// The host's end of the ring that takes commands to a pair of staging kernels. The host writes commands; the
+/// kernels read them.
 pub(super) struct CommandRing {
     memory: Region,
     layout: Layout,
@@ -127,12 +133,12 @@ pub(super) struct CommandRing {
     sequence: u64,
     /// The newest command that every channel of the pusher is known to have read.
     read_by_all: u64,
-    /// The upper 32 bits of the next command's number when the lines were last cleared. While they stay the same, no line
-    /// can hold an old lap that looks like a new one.
+    /// The upper 32 bits of the next command's number when the lines were last cleared. A line's lap is the
+    /// lower 32 bits. So no old lap equals a new one while the upper bits stay the same.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
-    /// When the newest command was written.
+    /// When the newest command was written, or the kernels were last launched.
     newest: Instant,
     closing: bool,
 }
@@ -167,7 +173,8 @@ impl CommandRing {
 
     /// Writes the next command and returns its number and when it was written.
     ///
-    /// Each value is stored before its number. A GPU loads both at once, so it never sees a number with an older value.
+    /// A command consists of four values, each followed by the command's number. Each value is stored before
+    /// its number. A GPU loads both by one access, so it never sees a new number with an old value.
     ///
     /// # Errors
     /// [`Error::Device`] if the kernels do not read their commands.
@@ -191,7 +198,8 @@ impl CommandRing {
     fn make_room(&mut self, sequence: u64) -> Result<()> {
         let old = sequence.saturating_sub(DEPTH);
         let began = Instant::now();
-        // Each load of a channel's word moves a line that a GPU wrote, so the result is kept for many commands.
+        // Loading a channel's word transfers a cache line that a GPU wrote, which is slow. So the result is
+        // kept in `read_by_all` and serves many commands.
         while self.read_by_all < old {
             let seen = (0..self.layout.channels()).map(|channel| {
                 let at = self.layout.channel_words() + channel * CHANNEL_BYTES + 8;
@@ -212,7 +220,7 @@ impl CommandRing {
         Ok(())
     }
 
-    /// Tells resident kernels to leave after the commands before. They end soon after; this does not wait for them.
+    /// Tells resident kernels to leave after all earlier commands. Does not wait until the kernels end.
     ///
     /// # Errors
     /// As [`CommandRing::publish`].
@@ -229,7 +237,8 @@ impl CommandRing {
         ended(&self.memory, self.layout.tuning.channels, self.sequence) >= self.sequence
     }
 
-    /// Returns true if the kernels left because no command came for long. That loses nothing while no transfer is in flight.
+    /// Returns true if the kernels left because no command came for a long time. If no transfer was in
+    /// flight, nothing is lost, and [`CommandRing::reset`] makes the ring usable again.
     pub fn has_idled_out(&self) -> bool {
         word(&self.memory, FAILED).load(Ordering::Relaxed) == NO_COMMAND
     }
@@ -250,13 +259,13 @@ impl CommandRing {
         }
     }
 
-    /// Returns true if lines may hold an old lap with the number of the next command. A lap has 32 bits, so this happens
-    /// once in 2^32 commands.
+    /// Returns true if a line may hold an old lap that equals the lap of the next command. A lap is the lower
+    /// 32 bits of a command's number, so this happens once in 2^32 commands.
     pub fn needs_new_laps(&self) -> bool {
         (self.sequence + 1) >> 32 != self.epoch
     }
 
-    /// Clears all lines. No kernel may run.
+    /// Clears the laps of all lines. No kernel may run.
     pub fn renew_laps(&mut self) {
         let lines =
             self.memory.slice(self.layout.lines(), self.layout.lines_bytes()).expect("inside the span");
@@ -264,13 +273,13 @@ impl CommandRing {
         unsafe { std::ptr::write_bytes(lines.as_ptr(), 0, lines.len()) };
         self.epoch = (self.sequence + 1) >> 32;
         if (self.sequence + 1) as u32 == 0 {
-            // Lap 0 is what cleared lines hold.
+            // Cleared lines hold lap 0, so the number whose lap is 0 is skipped.
             self.sequence += 1;
         }
     }
 
-    /// Parks the kernels if they have been idle for `limit` at `now`. Returns how long to wait before the next call; `None`
-    /// if no kernels run.
+    /// Parks the kernels, which means that it tells them to leave, if they have been idle for `limit` at
+    /// `now`. Returns how long to wait before the next call; `None` if no kernels run.
     fn park_if_idle(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if !self.running {
             return None;
@@ -297,15 +306,17 @@ struct Shared {
     started: Condvar,
 }
 
-/// A command ring whose kernels a thread parks when no command came for a while. Parked kernels no longer occupy SMs or
-/// block allocations, and the next transfer launches them again.
+/// A command ring with a timer thread. If no command came for a while, the timer parks the resident kernels:
+/// it tells them to leave. Parked kernels no longer occupy SMs or block allocations. The next transfer
+/// launches them again.
 pub(super) struct ParkedWhenIdle {
     shared: Arc<Shared>,
     timer: Option<JoinHandle<()>>,
 }
 
 impl ParkedWhenIdle {
-    /// Takes over the ring. Starts the timer's thread unless `limit` is `None`.
+    /// Wraps `ring` and starts the timer thread, which parks kernels that were idle for `limit`. If `limit`
+    /// is `None`, starts no timer, and kernels are never parked.
     ///
     /// # Errors
     /// [`Error::Os`] if the system refuses a thread.
@@ -321,12 +332,13 @@ impl ParkedWhenIdle {
         Ok(Self { timer: limit.map(start).transpose()?, shared })
     }
 
-    /// Locks the ring. The timer holds this lock only once every few seconds.
+    /// Locks the ring. This rarely blocks, because the timer takes the lock only once every few seconds.
     pub fn lock(&self) -> MutexGuard<'_, CommandRing> {
         self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that resident kernels run, and starts their idle time.
+    /// Records that resident kernels were launched, and wakes the timer. The idle time of the kernels starts
+    /// now.
     pub fn set_running(&self, ring: &mut CommandRing) {
         ring.running = true;
         ring.newest = Instant::now();
@@ -412,7 +424,7 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(newest_length_field(&parked.lock()), LEAVE);
-            // The kernels read the command, and leave.
+            // Acts like kernels that read the command to leave, so that the next round finds an idle ring.
             end_all(&parked.lock());
         }
     }
@@ -437,7 +449,8 @@ mod tests {
     #[test]
     fn laps_are_renewed_once_in_two_to_the_32_commands() {
         let mut ring = ring();
-        // A command to leave may take the number whose lap would be 0.
+        // The next number has the last lap before 0. `sequence += 1` stands for a command to leave that takes
+        // it.
         ring.sequence = (1 << 32) - 2;
         ring.read_by_all = ring.sequence;
         assert!(!ring.needs_new_laps());

@@ -5,9 +5,9 @@
 //!  B's stream:        wait(filled 0) slot 0 -> copy, record emptied 0 | ... slot 1 ...
 //! ```
 //!
-//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once and is idle until the end. In
-//! the steady state the slower link direction determines the rate. The other adds only the time of its first chunk, so a
-//! transfer on an idle pipeline starts with small chunks.
+//! Events order the two copies of a chunk. The CPU queues all copies of a transfer at once and is idle until
+//! the end. In the steady state the slower link direction determines the rate. The faster direction adds only
+//! the time of one chunk. So a transfer on an idle pipeline starts and ends with small chunks.
 
 use crate::tuning::{EngineTuning, engine_chunks};
 use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
@@ -15,10 +15,11 @@ use inlane_core::{CompletionMode, Location, Region, Result};
 use inlane_cuda::{Event, EventKind, Gpu, Pending, Stream, drain};
 use std::sync::Arc;
 
-/// A chunk of this size or more needs no second stream to hide the cost of its events.
+/// Chunks of at least this size use one stream. Their copies take so long that the cost of events hardly
+/// matters.
 const LARGE: usize = 4 << 20;
 
-/// A chunk of the ring, and the events that mark it full and empty.
+/// A slot of the ring, and the events that mark it full and empty.
 struct Slot {
     memory: Region,
     filled: Event,
@@ -38,7 +39,7 @@ pub struct EngineStaged {
 }
 
 impl EngineStaged {
-    /// Allocates the ring and the streams.
+    /// Allocates the ring in pinned memory and creates the streams.
     ///
     /// # Errors
     /// [`Error::Device`](inlane_core::Error::Device) if there is too little memory to pin, or the driver refuses.
@@ -66,8 +67,9 @@ impl EngineStaged {
         })
     }
 
-    /// Returns the index of the stream for a chunk. Small chunks alternate, so that one copies while another waits for its
-    /// event. Large chunks use one stream, because two at once would share the link and both end later.
+    /// Returns the index of the stream for a chunk. Small chunks alternate between the streams, so that one
+    /// stream copies while another waits for an event. Large chunks all use stream 0, because two copies at
+    /// once would share the link and both end later.
     fn stream_for(&self, bytes: usize) -> usize {
         if bytes >= LARGE { 0 } else { self.next % self.out.len() }
     }
@@ -79,7 +81,8 @@ impl EngineStaged {
         self.next += 1;
         let (slot, out, into) = (&self.ring[index], &self.out[stream], &self.into[stream]);
         let staged = slot.memory.slice(0, source.len())?;
-        // An event that was never recorded counts as passed, so the first lap does not wait.
+        // In the first lap, `emptied` was never recorded. The driver treats such an event as completed, so
+        // this does not wait.
         out.wait_for(&slot.emptied)?;
         // SAFETY: `pending` keeps source and destination, and `self` the ring, until the streams are drained. The events
         // order the two copies of a slot.
@@ -102,7 +105,8 @@ impl EngineStaged {
             last_of_stream[last_stream] = Some(index);
             offset += length;
         }
-        // The transfer ends when all streams ended their last chunk, and all earlier transfers ended.
+        // The ticket must complete after the last chunk of every stream and after all earlier transfers. So
+        // `end` waits for all of these.
         let end = &self.into[last_stream];
         for (stream, index) in last_of_stream.iter().enumerate() {
             if let Some(index) = index
@@ -142,7 +146,8 @@ impl Mover for EngineStaged {
         self.pending.done()?;
         let outcome = self.transfer(source, destination);
         if outcome.is_err() {
-            // Some chunks may be queued already, and nothing keeps their regions alive after this call.
+            // Some chunks may be queued already, and nothing keeps their regions alive after this call. So
+            // this waits until they have run.
             drain(&self.out.iter().chain(&self.into).collect::<Vec<_>>());
         }
         outcome
@@ -155,7 +160,8 @@ impl Mover for EngineStaged {
     fn wait(&mut self, ticket: Ticket, completion: CompletionMode) -> Result<()> {
         let (from, to) = (self.from, self.to);
         let name = || format!("staging from gpu:{from} to gpu:{to}");
-        // The last event is on the destination's GPU. An error of the source's GPU shows in `out` only.
+        // The ticket's event is on the destination's GPU. Errors of the source's GPU show only in `out`, so
+        // its streams are checked too.
         self.pending.wait(&name, ticket, completion, &self.out)
     }
 }

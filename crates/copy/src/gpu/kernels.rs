@@ -19,7 +19,7 @@ pub struct Kernels {
     pub push: Kernel,
     /// The side of staging that reads from host memory.
     pub pull: Kernel,
-    /// `push` and `pull` note timestamps.
+    /// True if `push` and `pull` record timestamps, which `INLANE_COPY_TRACE=1` requests.
     pub traced: bool,
 }
 

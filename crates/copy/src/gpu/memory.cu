@@ -1,7 +1,7 @@
 // Kernels that fill, check and copy GPU memory.
 #include "copy.cuh"
 
-// Returns word `index` of the pattern of `seed`. pattern.rs computes the same.
+// Returns word `index` of the pattern of `seed`. Must equal `word` in pattern.rs.
 __device__ inline u64 pattern(u64 index, u64 seed) {
     u64 word = (index + seed) * 0x9E3779B97F4A7C15ull;
     return word ^ (word >> 29);
@@ -23,7 +23,8 @@ extern "C" __global__ void fill(char* memory, u64 bytes, u64 seed) {
     }
 }
 
-// Counts the bytes that differ from the pattern and adds the count to *wrong, in this GPU's memory.
+// Counts the bytes that differ from the pattern of `seed`. Adds the count to the counter `wrong`, which lies
+// in this GPU's memory.
 extern "C" __global__ void check(const char* memory, u64 bytes, u64 seed, u64* wrong) {
     u64 stride = (u64)gridDim.x * blockDim.x;
     u64 words = (bytes + 7) / 8;

@@ -10,7 +10,7 @@ pub struct GpuMemory {
     gpu: Arc<Gpu>,
     kernels: Kernels,
     stream: Stream,
-    /// A counter in GPU memory, and the pinned word to which it is copied.
+    /// A counter of wrong bytes in GPU memory, and the pinned word to which the counter is copied.
     wrong: Mutex<(Region, Region)>,
 }
 
@@ -57,15 +57,17 @@ impl GpuMemory {
         &self.kernels
     }
 
-    /// Returns an error if the GPU was given up, because a call that queues work there may block.
+    /// Returns an error if the GPU was given up. Call this before queueing work: on such a GPU, queueing may
+    /// block.
     fn check_usable(&self) -> Result<()> {
         if self.gpu.is_abandoned() { finish(&self.stream) } else { Ok(()) }
     }
 
-    /// Launches a kernel.
+    /// Launches a kernel on this GPU's stream and does not wait for it.
     ///
     /// # Safety
-    /// `arguments` are the kernel's parameters, and the regions they name stay alive until the stream is finished.
+    /// `arguments` are the kernel's parameters. Regions whose addresses they contain stay alive until the
+    /// stream is finished.
     unsafe fn launch<const N: usize>(&self, kernel: &Kernel, arguments: [u64; N]) -> Result<()> {
         let config = LaunchConfig { blocks: 264, threads: 512, shared_bytes: 0, cooperative: false };
         // SAFETY: the caller keeps the same promise.

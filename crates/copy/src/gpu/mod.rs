@@ -23,10 +23,12 @@ use sm_copy::SmCopy;
 use sm_staged::SmStaged;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set once a path enabled peer access, which cannot be undone within a process. CUDA's own copy uses it from then on.
+/// True once a path enabled peer access. This cannot be undone within a process, and CUDA's own copy uses
+/// peer access from then on.
 static PEER_ACCESS: AtomicBool = AtomicBool::new(false);
 
-/// Opens the mover of a path whose bytes a GPU moves. Returns `None` for a path that is not a GPU's own.
+/// Opens the mover of a path on which copy engines or SMs of GPUs move all bytes. Returns `None` for other
+/// paths.
 pub(crate) fn open_path(
     path: Path,
     from: &Device,

@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// Bytes that one block of 1024 threads copies per turn of its loop.
 const TURN: usize = 64 << 10;
 
-/// A mover that pushes to and pulls from pinned host memory.
+/// A mover that copies between a GPU's memory and pinned host memory, or within either, by kernels on the
+/// GPU's SMs.
 pub struct SmCopy {
     stream: Stream,
     kernel: Kernel,
@@ -48,7 +49,8 @@ impl Mover for SmCopy {
         if !self.reaches(source, destination) {
             return Err(out_of_reach(self, source, destination));
         }
-        // If there were more blocks than turns, some would be idle.
+        // Launches at most one block for each `TURN` bytes, because further blocks would have nothing to
+        // copy.
         let blocks = (source.len().div_ceil(TURN) as u32).clamp(1, self.blocks);
         let config = LaunchConfig { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
         let arguments = Arguments([destination.address(), source.address(), source.len() as u64]);

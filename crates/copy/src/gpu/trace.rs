@@ -11,7 +11,8 @@ use std::time::Instant;
 
 /// The offsets of the two sides' timestamps in a channel's words, as in `staging.cu`.
 const SIDES: [(&str, usize); 2] = [("push", 16), ("pull", 144)];
-/// The steps and the index of each one's timestamp. Index 0 holds the number of the command.
+/// The steps and the index of each one's timestamp. Index 0 of the timestamps holds the number of the
+/// command.
 const STEPS: [(&str, usize); 4] = [("all_channels_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];
 
 /// Times of the transfers since the last report.
@@ -42,10 +43,12 @@ impl Trace {
         self.note("cpu_published".into(), took.as_nanos() as f64);
     }
 
-    /// Records that the end of the transfer was detected. `channels` are the words of all channels.
+    /// Records that the end of the transfer was detected. `channels` is the memory with the words of all
+    /// channels.
     pub fn ended(&mut self, channels: &Region) {
         self.note("cpu_ended".into(), self.began.elapsed().as_nanos() as f64);
-        // The kernels note their last timestamps after they signal the end.
+        // The kernels record their last timestamps after they signal the end, so this waits before it reads
+        // them.
         std::thread::sleep(std::time::Duration::from_micros(20));
         for (side, at) in SIDES {
             let word = |channel: usize, index: usize| -> u64 {
