@@ -29,7 +29,7 @@ use std::time::Duration;
 pub struct Plan {
     /// The number of repeats.
     pub repeats: usize,
-    /// The least duration of a repeat.
+    /// How long each repeat submits transfers. [`latency`] ends a repeat earlier after 100,000 transfers.
     pub time: Duration,
     /// The duration of an unmeasured run before the repeats.
     pub warm_up: Duration,
@@ -132,7 +132,7 @@ pub fn latency(
     let clock = Clock::new();
     let mut totals = Totals::new(buffers);
     let mut times = Vec::new();
-    // Repeat 0 warms up caches, and what adaptive waiting learns.
+    // Repeat 0 is not measured. It warms up the caches and the time estimates of adaptive waiting.
     for repeat in 0..plan.repeats + 1 {
         buffers.prepare(rotation, &plan.stop)?;
         let budget = if repeat == 0 { plan.warm_up } else { plan.time }.as_nanos() as u64;
@@ -154,7 +154,7 @@ pub fn latency(
         if repeat > 0 {
             totals.add((count * size) as f64, wall as f64, cpu as f64);
         }
-        // Filling and checking run on the devices too, and would wait for resident kernels.
+        // Ends resident kernels, because filling and checking a GPU's memory would wait for them.
         mover.quiesce()?;
         totals.verification.transferred_bytes += (count * size) as u64;
         totals.verification.verified_bytes += buffers.verify(rotation, count, &plan.stop)?;
@@ -174,7 +174,8 @@ struct Streamed {
     wall_ns: f64,
 }
 
-/// Streams for `budget`, and for at least two windows of transfers unless they take far longer than that.
+/// Streams until `budget` has passed and two windows of transfers were submitted. If two windows would take
+/// longer than 20 times `budget`, ends after at least one window.
 fn stream_once(
     mover: &mut dyn Mover,
     buffers: &Buffers,
@@ -232,7 +233,8 @@ fn stream_with(
     let mut totals = Totals::new(buffers);
     let mut failed = None;
     for repeat in 0..plan.repeats + 1 {
-        // A thread that failed still joins the barrier, so that the others finish their repeats.
+        // A thread that failed still waits at the barrier, so that the other threads can finish their
+        // repeats.
         if failed.is_none() {
             failed = buffers.prepare(rotation, &plan.stop).err();
         }

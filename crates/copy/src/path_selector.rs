@@ -28,7 +28,7 @@ pub struct PathSelector {
     /// The index of the mover that took the newest transfer.
     current: usize,
     tickets: TicketCounter,
-    /// The difference between this mover's tickets and those of the current path's mover.
+    /// The number to add to a ticket of the current path's mover to get the ticket of this selector.
     offset: u64,
 }
 
@@ -109,7 +109,7 @@ impl PathSelector {
         self.costs.as_ref()
     }
 
-    /// Returns why another path than the preferred one is taken, if so.
+    /// Returns why the preferred path is not used. `None` if it is used, or if no path was preferred.
     pub fn fallback(&self) -> Option<&str> {
         self.fallback.as_deref()
     }
@@ -210,7 +210,8 @@ impl Mover for PathSelector {
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket> {
         let index = self.pick(source.len() as u64);
         if index != self.current {
-            // Transfers complete in order of submission, which two movers cannot ensure between them.
+            // Drains the old path, because two movers would not complete their transfers in order of
+            // submission.
             self.drain()?;
             self.movers[self.current].1.quiesce()?;
             self.current = index;

@@ -91,7 +91,8 @@ impl Staged {
                 progress = true;
             }
             if !progress && emptied < count {
-                // Either completion makes progress. The fill is preferred, because the second mover starves without it.
+                // Waits for one completion. A fill comes first, because without filled chunks the second
+                // mover has nothing to do.
                 match (filling.front(), emptying.front()) {
                     (Some((_, ticket)), _) => self.out.wait(*ticket, self.completion)?,
                     (None, Some(ticket)) => self.into.wait(*ticket, self.completion)?,

@@ -59,8 +59,9 @@ impl Mover for CopyEngine {
         let mine = Location::Gpu(self.stream.gpu().index());
         let gpu = |region: &Region| matches!(region.location(), Location::Gpu(_));
         let reachable = |region: &Region| gpu(region) || *region.location() == Location::Pinned;
-        // One side must be this GPU's. The other may be pinned, or any GPU's: the driver stages copies without a direct path.
-        // Ordinary host memory would make the driver call block.
+        // One region must be in this GPU's memory. The other may be pinned host memory or the memory of any
+        // GPU: without a direct path the driver stages the copy. Ordinary host memory is refused, because the
+        // driver call would block.
         reachable(source)
             && reachable(destination)
             && (*source.location() == mine || *destination.location() == mine)
@@ -91,7 +92,7 @@ impl Mover for CopyEngine {
 
 impl Drop for CopyEngine {
     fn drop(&mut self) {
-        // The regions may be freed after this, so no copy may be running.
+        // Waits for copies in flight, because their regions may be freed after this.
         if !self.pending.is_empty() {
             drain(&[&self.stream]);
         }

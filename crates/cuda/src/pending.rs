@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of polls of an event between two checks of other streams for failures. This takes about 10 ms.
 const POLLS: u32 = 1 << 13;
-/// The time between two such checks in a wait that sleeps.
+/// The time between two checks of other streams for failures in a wait that sleeps.
 const SLEEP: Duration = Duration::from_millis(250);
 
 /// One copy in flight.
@@ -75,7 +75,8 @@ impl Pending {
         let event = self.free.pop().map_or_else(new, Ok);
         let recorded = event.and_then(|event| stream.record(&event).map(|()| event));
         let event = recorded.inspect_err(|_| {
-            // Without an event, only an idle stream shows that the regions are unused.
+            // Waits for the stream, because without an event only an idle stream shows that the regions are
+            // unused.
             drain(&[stream]);
         })?;
         let bytes = regions[0].len();
@@ -138,7 +139,8 @@ impl Pending {
             CompletionMode::Poll => self.flight.wait_polling(device, ticket, poll),
             CompletionMode::Adaptive => self.flight.wait_adaptive(device, ticket, poll),
         };
-        // The event will never complete, so nothing may wait for its stream from now on.
+        // The event is still in flight after a failed wait. It may never complete, so nothing may wait for
+        // its stream.
         if outcome.is_err() && matches!(event.has_completed(), Ok(false)) {
             abandon_all();
         }
@@ -156,8 +158,8 @@ impl Pending {
         others: &[Stream],
     ) -> Result<()> {
         if !event.has_completed()? {
-            // The waiter is taken out, because a waiter that is still asleep when this function fails must not be used
-            // again.
+            // Takes the waiter out of `self` until it has answered. If this function fails before, the waiter
+            // may still sleep and must not be used again.
             let waiter = self.waiter.take().map_or_else(EventWaiter::start, Ok)?;
             waiter.request(event);
             let (mut done, mut progress) = (self.flight.done(), Instant::now());
@@ -203,7 +205,8 @@ fn abandoned(device: &str) -> Error {
     )
 }
 
-/// Waits until all work that `stream` has queued has run, for at most 10 s. Afterwards the GPUs of this process are abandoned.
+/// Waits until all work that `stream` has queued has run, for at most 10 s. If it has not ended by then, the
+/// GPUs of this process are abandoned.
 ///
 /// # Errors
 /// If some of the work failed, or did not end in time.

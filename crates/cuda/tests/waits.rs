@@ -128,7 +128,7 @@ fn slow() {
         engine.wait(ticket, ALL[round as usize % 3]).unwrap();
         assert!(began.elapsed() + Duration::from_millis(1) >= late.min(Duration::from_millis(400)));
         assert_eq!(engine.done().unwrap(), ticket);
-        // The thread above must act before the next round begins.
+        // Waits until the thread above has acted, before the next round begins.
         std::thread::sleep(Duration::from_millis(5));
     }
     // The whole wait exceeds the timeout, but some copy completes within each timeout.
@@ -241,7 +241,7 @@ fn another_fails(completion: CompletionMode) {
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("ILLEGAL_ADDRESS") && error.contains("gpu:0"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
-    // The waiting stream never ends.
+    // The waiting stream never ends, so the GPUs were abandoned.
     assert!(from.is_abandoned() && to.is_abandoned());
     drop((pending, memory, out, into));
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());

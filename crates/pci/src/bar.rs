@@ -114,7 +114,7 @@ impl Bar {
                     _ => Error::os(format!("opening {}", path.display()), error),
                 }
             })?;
-        // The file has the length that the kernel would map.
+        // Checks the range against the file's length, because the kernel maps no more than that.
         let length = file
             .metadata()
             .map_err(|error| Error::os(format!("reading the length of {}", path.display()), error))?
@@ -131,7 +131,7 @@ impl Bar {
             },
             other => other,
         })?;
-        // A driver may have been bound since the first check.
+        // Checks again, because a driver may have been bound since the first check.
         permission::access_method(sysfs, address, permission)?;
         Ok(bar)
     }

@@ -22,12 +22,12 @@ impl Accelerator {
         Self { index, costs, used: Arc::new(AtomicUsize::new(0)) }
     }
 
-    /// Returns its index.
+    /// Returns the number N in `twin:N`.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Returns its costs.
+    /// Returns the costs of the accelerator's model.
     pub fn costs(&self) -> &Costs {
         &self.costs
     }
@@ -65,7 +65,7 @@ impl Accelerator {
         DmaEngine::new(format!("twin:{} dma {way}", self.index), self.costs.dma.clone())
     }
 
-    /// Returns the costs of its BAR.
+    /// Returns the costs of the accelerator's BAR.
     pub fn bar(&self) -> BarCosts {
         self.costs.bar.clone()
     }
@@ -87,7 +87,8 @@ impl Drop for Allocation {
 /// The CPU as a mover between mapped memories of which at least one is a twin's BAR. It copies real bytes by 4-byte stores
 /// and takes the time of the model. It spins meanwhile, because slow loads and stores occupy a real CPU too.
 pub struct BarMover {
-    /// The costs of reading the source, if it is a twin; `write` the same for the destination.
+    /// The costs of reading the source, if the source is a twin. `write` has those of writing the
+    /// destination.
     read: Option<BarCosts>,
     write: Option<BarCosts>,
     copier: CpuMover,

@@ -41,7 +41,7 @@ impl Faults {
         self.flipped_bytes.store(count, Ordering::Relaxed);
     }
 
-    /// Stalls the engine: transfers do not complete until it is called with false.
+    /// With true, stalls the engine: no transfer completes until this method is called with false.
     pub fn stall(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::Relaxed);
     }

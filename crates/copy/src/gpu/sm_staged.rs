@@ -22,8 +22,8 @@ use std::time::Duration;
 
 /// Bytes of a relay: a ring of commands, and a line with the word that says that block 0 has left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
-/// How long a resident kernel waits for a command before it leaves by itself. Only kernels whose process is stopped
-/// reach this, because the timer parks them earlier.
+/// How long a resident kernel waits for a command before it leaves by itself. The timer parks kernels
+/// earlier, so kernels reach this only if their process is stopped.
 const IDLE: Duration = Duration::from_secs(30);
 /// How long after the newest transfer the timer parks resident kernels.
 pub const PARK_AFTER: Duration = Duration::from_secs(10);
@@ -97,12 +97,12 @@ impl SmStaged {
             flight: InFlight::new(),
             entries: VecDeque::with_capacity(DEPTH as usize),
         };
-        // Launches the kernels for 0 commands. A first launch sets up the GPU, and later it would have to wait for resident
-        // kernels.
+        // Launches the kernels for 0 commands. The first launch sets up the GPU, and a later set-up would
+        // have to wait for resident kernels.
         staged.launch(1, 0)?;
         finish(&staged.push.stream)?;
         finish(&staged.pull.stream)?;
-        // The same holds for the creation of an event.
+        // Creates the event of `notice` now, because creating it later would also wait for resident kernels.
         let (stream, notices) = &mut staged.notice;
         let first = notices.push(stream, [staged.memory.clone(), staged.memory.clone()])?;
         notices.wait(&String::new, first, CompletionMode::Poll, &[])?;
@@ -246,8 +246,9 @@ impl SmStaged {
     }
 }
 
-/// Checks that a quarter of the GPU holds all blocks. Both directions, and both sides if they share a GPU, must be resident
-/// at once: a block that waits for one that does not fit would never end.
+/// Checks that the kernel's blocks fit in a quarter of the GPU. A GPU may run four kernels at once: those of
+/// both directions, and both sides of each if they share the GPU. A block that waits for a block that does
+/// not fit would never end.
 fn check_tuning(gpu: &Gpu, kernel: &Kernel, tuning: &SmTuning) -> Result<()> {
     let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
     let valid = (1..=fit).contains(&tuning.channels)
@@ -284,7 +285,7 @@ fn newest_done(
     Ok(Ticket(first.0 + count as u64))
 }
 
-/// Asks both GPUs for errors. With `running`, a kernel that ended is an error too.
+/// Checks the streams of both GPUs for errors. If `running` is set, a kernel that ended is an error too.
 fn check_alive(push: &Stream, pull: &Stream, running: bool) -> Result<()> {
     for stream in [push, pull] {
         if stream.is_idle()? && running {
@@ -347,7 +348,8 @@ impl Mover for SmStaged {
         let outcome = match completion {
             CompletionMode::Interrupt => self.wait_interrupt(ticket),
             _ => {
-                // `retire` removes entries after this wait, so tickets count from `first` all the while.
+                // `entries` stays unchanged during this wait, so its first entry is always the transfer after
+                // `first`.
                 let Self { flight, memory, entries, from, to, layout, push, pull, ring, .. } = self;
                 let name = || short_name(from, to);
                 let mut looks = 0u32;
@@ -398,7 +400,7 @@ impl Drop for SmStaged {
             tracing::warn!("resident kernels are told to leave at once: {error}");
             command_ring::leave_now(&self.memory);
         }
-        // This ends, because every wait of a kernel has a limit.
+        // Waits for the kernels. They end, because every wait inside a kernel has a limit.
         drain(&[&self.push.stream, &self.pull.stream]);
         self.ring.lock().release_waits();
         drain(&[&self.notice.0]);
@@ -430,7 +432,7 @@ mod tests {
             let Some((device, mut staged)) = staged(test, resident) else { return };
             let (source, destination) =
                 (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
-            // More threads than a block can have: the driver refuses the second launch.
+            // Sets more threads than a block can have, so the driver refuses the second launch.
             staged.push.threads = 1 << 20;
             staged.submit(&source, &destination).unwrap_err();
             let failed = Instant::now();
@@ -452,7 +454,8 @@ mod tests {
             let [from, to] = [&source, &destination].map(|region| region.slice(0, size).unwrap());
             let ticket = staged.submit(&from, &to).unwrap();
             staged.wait(ticket, CompletionMode::Poll).unwrap();
-            // Kernels leave as if their idle time were over, and note why.
+            // Makes the kernels leave as if their idle time were over. They record that they waited for a
+            // command.
             command_ring::leave_now(&staged.memory);
             finish(&staged.push.stream).unwrap();
             finish(&staged.pull.stream).unwrap();
@@ -465,7 +468,7 @@ mod tests {
         assert_eq!(device.count_wrong(&destination, 3).unwrap(), 0);
     }
 
-    /// Takes back [`command_ring::leave_now`].
+    /// Clears the word that [`command_ring::leave_now`] set, so that new kernels do not leave at once.
     fn clear(word: &Region) {
         command_ring::word(word, 0).store(0, std::sync::atomic::Ordering::Release);
     }

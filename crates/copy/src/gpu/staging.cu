@@ -62,7 +62,7 @@ constexpr u64 LINES = 1ull << 63;
 constexpr u32 LINE_DATA = 12;
 // Lines that a thread loads before it uses the first.
 constexpr u32 AHEAD = 4;
-// The lanes of a full warp.
+// The mask of all 32 threads of a warp.
 constexpr u32 ALL = ~0u;
 
 // Notes the time of a step. Each mark costs a read of the timer.
@@ -126,7 +126,7 @@ __device__ inline void fence_system() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
 
-// Orders them for observers of this GPU's memory only, which is faster because it does not wait for PCIe.
+// Like `fence_system`, but only for observers on this GPU. It is faster, because it does not wait for PCIe.
 __device__ inline void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" : : : "memory");
 }
@@ -201,8 +201,9 @@ __device__ inline void push_lines(uint4* place, const char* source, u64 bytes, u
     }
 }
 
-// Copies a chunk out of its lines. Returns false if they did not arrive in time. The warp stays converged: it reloads a
-// row of 32 lines until all of them carry the lap.
+// Copies a chunk out of its lines. Returns false if the lines did not arrive in time, or the CPU told the
+// kernel to leave. The threads of a warp stay together: the warp reloads a row of 32 lines until all lines of
+// the row carry `lap`.
 __device__ inline bool pull_lines(
     char* destination,
     const uint4* place,
@@ -322,7 +323,8 @@ __device__ void serve(
         for (u64 offset = blockIdx.x * chunk; offset < bytes; offset += gridDim.x * chunk) {
             u64 give_up = now_ns() + stuck_ns;
             if (threadIdx.x == 0 && (PUSH || !lines)) {
-                // `ready` does not count lines, so the puller does not wait for it there.
+                // The pusher waits for a free slot, the puller for a filled one. Lines show by their lap that
+                // they arrived, so the puller does not wait for `ready` before it loads lines.
                 for (u32 turns = 1; PUSH ? chunks_done - other >= rings.slots : other <= chunks_done; ++turns) {
                     other = load_acquire(PUSH ? &channel->taken : &channel->ready);
                     if (turns % 64 == 0 && is_over(control, give_up)) {
@@ -377,7 +379,7 @@ __device__ void serve(
         }
         // The pusher loads the puller's counter here, between commands, where it delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
-        // A channel without a chunk of this command ends it too.
+        // A channel that had no chunk of this command ends the command here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
         __syncthreads(); // all threads read `field` before thread 0 to 3 overwrite it
         MARK((PUSH ? channel->pushed : channel->pulled), 4);

@@ -6,8 +6,8 @@
 //!  lap 1 goes to        3  0  1  2
 //! ```
 //!
-//! In every lap each destination slot receives another source slot's pattern. A transfer that is dropped therefore leaves
-//! the pattern of the lap before, which the check tells from the expected one.
+//! In every lap each destination slot receives another source slot's pattern. If a transfer is dropped, its
+//! slot keeps the pattern of the lap before, so the check finds the missing transfer.
 
 use crate::device::Device;
 use crate::stop::{PIECE, check_stop};
@@ -17,8 +17,8 @@ use std::sync::atomic::AtomicBool;
 
 /// The most slots that transfers rotate over.
 const MOST_SLOTS: usize = 64;
-/// One transfer in this many is sampled while a run is under way. It shares no factor with a power of two, so that the
-/// samples cover all slots.
+/// One transfer in this many is sampled while a run is under way. It is odd, so the samples cover all slots
+/// if their number is a power of two.
 const SAMPLE_INTERVAL: usize = 7;
 /// Slots start at multiples of this many bytes, because DMA engines prefer whole pages.
 const ALIGNMENT: usize = 4096;
@@ -38,7 +38,8 @@ pub struct Buffers {
 pub(super) struct Rotation {
     size: usize,
     slots: usize,
-    /// Each lap sends a destination slot another source slot. Only if no two transfers in flight share a slot.
+    /// If true, a destination slot receives another source slot in each lap. Set only if no two transfers in
+    /// flight share a slot.
     shifted: bool,
 }
 
@@ -57,14 +58,15 @@ impl Rotation {
 }
 
 impl Buffers {
-    /// Allocates memory for transfers of up to `largest` bytes: two slots of that size, or `rotate` bytes if that is more.
-    /// Takes less, but at least one slot, if the devices have less.
+    /// Allocates memory for transfers of up to `largest` bytes: two slots of that size, or `rotate` bytes if
+    /// that is more. If that is more than a third of a device's memory, allocates less, but at least
+    /// `largest` bytes.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if a device has no room for one slot.
     pub fn new(from: &Arc<Device>, to: &Arc<Device>, largest: usize, rotate: usize) -> Result<Self> {
         let wanted = (2 * stride(largest)).max(rotate);
-        // The other direction and calibration need memory too.
+        // Takes at most a third, because the other direction and calibration need memory too.
         let spare = from.capacity().min(to.capacity()) / 3;
         let bytes = wanted.min(spare).max(largest);
         Ok(Self::over(from, to, &[from.allocate(bytes)?, to.allocate(bytes)?]))

@@ -114,7 +114,7 @@ mod tests {
         );
         assert_eq!(mappable(&info(both, 32), &sparse), [0..0x1000, 0x2000..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 0, &[])), [0..0x4000], "another capability");
-        // A cyclic chain, and chains that leave the buffer.
+        // A cyclic chain, and chains that leave the buffer, list no parts, so the whole BAR is mappable.
         assert_eq!(mappable(&info(both, 32), &chain(3, 32, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, 32), &chain(3, 4000, &[])), [0..0x4000]);
         assert_eq!(mappable(&info(both, u32::MAX), &sparse), [0..0x4000]);
