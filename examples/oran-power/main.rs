@@ -75,7 +75,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         // SAFETY: both are pinned memory of 4096 bytes, and the copies into them have ended.
         Ok(answer.each_ref().map(|page| unsafe { std::slice::from_raw_parts(page.as_ptr(), 4096) }))
     };
-    // The first use of a stream takes milliseconds, in which slots would be overwritten. So it is used once before the start.
+    // The first use of a stream takes milliseconds, in which slots would be overwritten. So the stream is
+    // used once before the radio starts.
     take(0)?;
     radio.start()?;
 

@@ -29,7 +29,7 @@ fn functions(criterion: &mut Criterion) {
             bencher.iter(|| {
                 if builtin.name == "l3-decrement" {
                     // Resets the time to live, so that no packet expires. Costs one store per packet.
-                    // SAFETY: as in the next comment.
+                    // SAFETY: this function owns the packets, which are in host memory.
                     packets.iter().for_each(|packet| unsafe { packet.bytes_mut()[22] = 255 });
                 }
                 // SAFETY: this function owns the packets, which are in host memory.
@@ -52,7 +52,8 @@ fn udp(flow: u8) -> [u8; 64] {
     };
     let header = sum(&frame[14..34], 0);
     frame[24..26].copy_from_slice(&header);
-    // The sum begins with the pseudo-header: addresses, protocol and length.
+    // The sum includes the pseudo-header: the addresses from byte 26 on, the protocol (17) and the length
+    // (30).
     let segment = sum(&frame[26..64], 17 + 30);
     frame[40..42].copy_from_slice(&segment);
     frame

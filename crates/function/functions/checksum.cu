@@ -65,7 +65,7 @@ struct checksum {
     }
     static constexpr uint64_t mask = 0x0000ffff0000ffff;
 
-    // Clears all bytes except `from` to `to`.
+    // Returns `some` with all bytes cleared except those from `from` to before `to`.
     INLANE static inlane::bytes16 within(inlane::bytes16 some, uint32_t from, uint32_t to) {
         return {some.low & below(to) & ~below(from), some.high & below(to > 8 ? to - 8 : 0) & ~below(from > 8 ? from - 8 : 0)};
     }

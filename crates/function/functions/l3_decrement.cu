@@ -1,8 +1,8 @@
 // Acts as one hop of a router: decrements IPv4's time to live (RFC 791) and updates the header checksum (RFC 1624, equation 3), or
 // decrements IPv6's hop limit (RFC 8200). Drops packets that expire. Forwards other packets unchanged.
 //
-// Forwards IPv6 neighbour discovery unchanged, because hosts ignore it unless its hop limit is 255 (RFC 4861). So a run between two
-// interfaces that stand for one link stays usable.
+// Hosts ignore IPv6 neighbour discovery unless its hop limit is 255 (RFC 4861). So these packets are
+// forwarded unchanged, and hosts on both sides of a run still find each other.
 #include <inlane.h>
 
 struct l3_decrement {

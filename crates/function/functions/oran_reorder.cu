@@ -2,11 +2,13 @@
 // Packets may arrive in any order; eAxC, frame, subframe, slot, symbol and PRB say where their samples belong. inlane_oran.h describes
 // the output region.
 //
-// Slots are assembled in windows. Slot n uses window n % windows. A slot is delivered when all of its PRBs have arrived, when its time
-// limit has passed, or when a later slot needs its window. Packets that arrive for it afterwards are late.
+// A window is the memory in which one slot is assembled. Slot n uses window n % windows. A slot is delivered
+// when all of its PRBs have arrived, when its time limit has passed, or when a later slot needs its window.
+// Packets that arrive for a delivered slot are late.
 //
-// Blocks share windows. A block that writes into a window is counted in `writers`, and waits for nothing until it has finished. The
-// block that delivers a window first marks it busy, then waits until no block writes. So there is no cycle of waiting blocks.
+// Blocks share windows. A block that writes into a window is counted in `writers`, and waits for nothing
+// until it has finished. The block that delivers a window first marks the window busy, then waits until no
+// block writes into it. So blocks never wait for each other in a cycle.
 #include <inlane.h>
 #include <inlane_oran.h>
 
@@ -76,7 +78,8 @@ struct oran_reorder {
             if (taken != inlane::forward) burst.set(i, taken);
         }
         inlane::sync();
-        // Handles the burst's slots one after the other. Most bursts have one slot; two where a slot ends.
+        // Handles the burst's slots one after the other. Most bursts have packets of one slot, or of two
+        // where a slot ends.
         for (uint32_t first = 0; first < burst.count(); first++) {
             uint32_t slot = slot_of[first];
             if (slot != none) round(burst, call, slot_of, slot, plan);
@@ -239,8 +242,8 @@ struct oran_reorder {
         inlane::sync();
     }
 
-    // Called by thread 0. Joins the slot's window, or plans what must happen first. After open_first and deliver_first the window is
-    // busy and belongs to this block.
+    // Called by thread 0. Joins the slot's window, or sets in `plan` what must happen first. If the step is
+    // open_first or deliver_first, the window is busy and belongs to this block.
     INLANE void enter(window &window, uint32_t slot, uint64_t now, plan &plan) {
         for (;;) {
             uint32_t tag = inlane::load_acquire(window.tag);
@@ -269,8 +272,9 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // Packets of the delivered slot are late for half a cycle; then the number means another slot. Packets of an older
-                // slot are late only for a short time, so that one wrong slot number does not block the window for half a cycle.
+                // Packets of the delivered slot are late for half a cycle. After that, their number means a
+                // new slot. Packets of an older slot are late for two time limits only, so a wrong slot
+                // number does not block the window for long.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;

@@ -24,13 +24,13 @@
 //                               threads of one block. Use it for time limits. The last call of a run has the time UINT64_MAX.
 //
 // `packet` and `burst` may take a `const inlane::context &` as a second argument. It has the time and the output region; see
-// inlane_block.h. A function that takes none is not given the time, which saves reading the clock.
+// inlane_block.h. For a function without this argument, executors need not read the clock.
 //
 // These constants, declared as `static constexpr`, are optional:
 //
 //   uint32_t reads, writes      The number of bytes at a packet's front that the function reads or writes; 0 for none. Without them,
-//                               inlane assumes all. Small values save PCIe traffic if packets stay in host memory.
-//   uint32_t parameters         The first so many members, each a uint64_t, are set from the command line: FILE.cu:NAME:1,0x10.
+//                               inlane assumes all bytes. Small values save PCIe traffic if packets stay in host memory.
+//   uint32_t parameters         The number of leading members, each a uint64_t, that the command line sets: FILE.cu:NAME:1,0x10.
 //   uint64_t output_bytes       The size of a zeroed output region, for functions that assemble data.
 //
 // Threads and state

@@ -105,7 +105,7 @@ INLANE uint32_t warp_sum(uint32_t value) { return value; }
 // load_acquire(at)                        reads; later reads see what was written before the matching store_release
 // store_release(at, value)                writes; makes earlier writes visible to threads that read it with load_acquire
 //
-// They work on GPU memory, not on packets in host memory. On the CPU they are plain accesses, because one thread owns the state.
+// These functions work on GPU memory, not on packets in host memory. On the CPU they are plain accesses, because one thread owns the state.
 #if INLANE_GPU
 INLANE uint64_t add(uint64_t &at, uint64_t value) {
     return atomicAdd(reinterpret_cast<unsigned long long *>(&at), static_cast<unsigned long long>(value));

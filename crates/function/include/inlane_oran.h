@@ -35,8 +35,9 @@ static_assert(sizeof(oran_record) == 64, "64 records fill the first 4096 bytes")
 
 namespace inlane {
 
-// Returns record n, or null if slot n has not been delivered or is not among the last 64. The record may appear at any moment. So if a
-// block works on it together, one thread calls this and passes the result on through shared memory and a barrier.
+// Returns record n, or null if slot n has not been delivered or is not among the last 64. The record may
+// appear at any moment. So if a block works on a record together, one thread calls this and passes the result
+// on through shared memory and a barrier.
 INLANE const oran_record *oran_slot(const uint8_t *output, uint64_t n) {
     const oran_record *record = reinterpret_cast<const oran_record *>(output) + n % INLANE_ORAN_RECORDS;
     return load_acquire(record->sequence) == n + 1 ? record : nullptr;

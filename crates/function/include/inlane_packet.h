@@ -7,7 +7,8 @@
 namespace inlane {
 
 namespace detail {
-// Load and store 16 bytes, except those outside the packet. Kept out of line, because few accesses cross a packet's end.
+// These functions load and store 16 bytes, except bytes outside the packet. They are not inlined, because few
+// accesses cross a packet's end.
 INLANE_RARE bytes16 get_some(const uint8_t *data, uint32_t length, uint32_t at) {
     bytes16 value = {0, 0};
     for (uint32_t i = 0; i < 16 && at < length && i < length - at; i++)
@@ -175,8 +176,8 @@ INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
 //   set(i, verdict)          decides what becomes of packet i
 //   set(i, verdict, length)  the same, and changes its length, which must fit the buffer's room
 //
-// Packets without `set` are forwarded unchanged. Only one thread may call `set` for a packet. A changed length of `burst[i]` itself
-// has no effect, because that is a copy.
+// Packets without `set` are forwarded unchanged. Only one thread may call `set` for a packet. Resizing
+// `burst[i]` has no effect, because `burst[i]` is a copy.
 class burst {
     const uint8_t *packets_;
     uint32_t stride_;

@@ -1,11 +1,13 @@
-// How executors call a packet function, and INLANE_FUNCTION, which registers it. Users of inlane need only the last.
+// How executors call a packet function, and INLANE_FUNCTION, which registers it. Users of inlane need only
+// INLANE_FUNCTION.
 //
 //   CPU   The executor finds the symbol `inlane_function_NAME`, an `inlane_entry`. One thread calls its `run` once per burst.
 //   GPU   All threads of a block call `inlane::run_item<NAME>` once per item. Before the call, one thread acquires the item, and a
 //         barrier follows. After the call comes a barrier, then one thread releases the item. The host reads the function's
 //         properties from the module's variable `inlane_info_NAME`.
 //
-// Both return INLANE_UNCHANGED, having written no verdicts, or INLANE_VERDICTS, having written a verdict for every packet.
+// Both return INLANE_UNCHANGED if they wrote no verdicts, or INLANE_VERDICTS if they wrote a verdict for
+// every packet.
 #ifndef INLANE_RUN_H
 #define INLANE_RUN_H
 
@@ -109,7 +111,8 @@ INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &b
 
 #if INLANE_GPU
 
-// Thread i handles packets i, i + threads, ... No verdicts are written until a packet differs; then all of them are.
+// Thread i handles packets i, i + threads, ... Writes no verdicts as long as no packet changes. Once one
+// does, writes the verdicts of all packets.
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
@@ -183,7 +186,8 @@ INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_v
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
-    // Both strides as constants: a ring's descriptors have 16 bytes, and a port's packets have 24, which begin with a descriptor.
+    // Passes the stride as a constant. A ring's descriptors have 16 bytes. A port's packets have 24 bytes and
+    // begin with a descriptor.
     return stride == 16 ? run_strided<F, 16>(packets, count, verdicts, call)
                         : run_strided<F, 24>(packets, count, verdicts, call);
 }

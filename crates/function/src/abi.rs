@@ -43,7 +43,7 @@ pub struct FunctionInfo {
 }
 
 impl FunctionInfo {
-    /// Returns what the function is called for.
+    /// Returns whether the function is called per packet or per burst.
     pub fn kind(&self) -> CallKind {
         if self.kind == 0 { CallKind::Packet } else { CallKind::Burst }
     }
@@ -58,8 +58,8 @@ impl FunctionInfo {
         self.time != 0
     }
 
-    /// Converts the bytes of an `inlane_info` in a module's memory. Returns `None` if their number, the [`ABI`] version or the kind is
-    /// wrong.
+    /// Converts the bytes of an `inlane_info` in a module's memory. Returns `None` if the number of bytes,
+    /// the [`ABI`] version or the kind is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != size_of::<Self>() {
             return None;

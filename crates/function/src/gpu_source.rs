@@ -9,7 +9,8 @@ use crate::packet_function::PacketFunction;
 impl PacketFunction {
     /// Returns the beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]). The executor appends its kernels.
     ///
-    /// The text defines the following. Kernels call the functions with all threads of a block, whose number is a multiple of 32.
+    /// The text defines the items below. All threads of a block call the functions together; their number is
+    /// a multiple of 32.
     ///
     /// ```text
     /// uint32_t inlane_run_item(const inlane_descriptor *, uint32_t count, inlane_packet_verdict *, const inlane_context &);

@@ -86,7 +86,7 @@ impl PacketFunction {
         })
     }
 
-    /// Returns C++ text that asserts that the structs which Rust shares with this function's code have the same layout there.
+    /// Returns C++ text that asserts the layout of every struct that Rust shares with this function's code.
     pub(crate) fn layout_assertions(&self) -> String {
         let state = match &self.code {
             Code::Builtin(builtin) => (builtin.layout)(),
@@ -153,7 +153,7 @@ impl PacketFunction {
     /// Returns the beginning of a pipeline's state, which holds the settings. The rest of the state is zero.
     ///
     /// # Errors
-    /// [`Error::Settings`] if the function's state has no place for them.
+    /// [`Error::Settings`] if the function's state has no place for the settings.
     pub fn initial_state(&self, info: &FunctionInfo) -> Result<Vec<u8>> {
         let image = &self.settings.image;
         let wrong =

@@ -74,7 +74,8 @@ impl Emulated {
                 .output()
                 .expect("the compiler that built this crate")
         };
-        // Each block needs its own static variables, but GCC would share them between copies of the object.
+        // Each block loads its own copy of the object and needs its own static variables. GCC shares some of
+        // them between copies without this flag. A compiler that refuses the flag is called again without it.
         let output = Some(compile(&["-fno-gnu-unique"])).filter(|output| output.status.success());
         let output = output.unwrap_or_else(|| compile(&[]));
         assert!(output.status.success(), "{text}:\n{}", String::from_utf8_lossy(&output.stderr));
@@ -336,7 +337,8 @@ fn blocks_assemble_together() {
         let whole = 2 * 14 * PRBS as u32;
         let received: u64 = delivered.iter().map(|slot| slot.received_and_missing().0 as u64).sum();
         assert_eq!(received, count("received_prbs"), "PRBs were assembled that no delivered slot counts");
-        // A block may run ahead of another by more than the windows hold, so packets may be late. No other packet is lost.
+        // If a block runs far ahead of another, packets may be late and their slots incomplete. Otherwise,
+        // without losses, every slot must be complete.
         if lost == 0 && count("late_packets") == 0 {
             assert!(delivered.iter().all(|slot| slot.reason() == Reason::Complete));
             assert_eq!(delivered.len(), SLOTS as usize);

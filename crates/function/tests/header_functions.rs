@@ -28,7 +28,8 @@ fn decremented(frame: &[u8]) -> Fate {
     }
     frame[life] -= 1;
     if ip.version == 4 {
-        // By RFC 1624, the checksum changes with the word that changed, which is 0x100 less. A wrong checksum stays wrong.
+        // The word that holds the time to live becomes 0x100 less. RFC 1624 updates the checksum by that
+        // difference, so a wrong checksum stays wrong.
         let sum = ip.start + 10;
         let old = u16::from_be_bytes([frame[sum], frame[sum + 1]]);
         let (new, carry) = (!old).overflowing_add(0xfeff);
@@ -59,7 +60,7 @@ fn l3_decrement_leaves_neighbour_discovery_alone() {
         (58, 255, 133, 255),
         (58, 255, 135, 255),
         (58, 255, 137, 255),
-        // Echo, a solicitation that came over a router, and UDP.
+        // Not neighbour discovery, so decremented: echo, a solicitation that came over a router, and UDP.
         (58, 255, 128, 254),
         (58, 254, 135, 253),
         (17, 255, 135, 254),
@@ -186,7 +187,8 @@ proptest! {
         let mut instance = instance("checksum");
         prop_assert_eq!(run_shaped(&mut instance, std::slice::from_ref(&frame), 1, true, 0, 0), vec![Fate::Forward(frame.clone())]);
         prop_assume!(instance.report().counter("right_packets") == Some(1));
-        // Changes a bit that the segment's sum covers. UDP's header is left out: a zero checksum means none, and the length may change.
+        // Changes a bit that the checksum covers, so that the checksum is wrong. UDP's header is left out,
+        // because a change there could clear the checksum or alter the length.
         let from = ip.upper + if ip.protocol == 17 { 8 } else { 0 };
         prop_assume!(ip.end > from);
         let bit = bit.index((ip.end - from) * 8);

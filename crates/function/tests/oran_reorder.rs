@@ -290,7 +290,8 @@ fn tick_delivers_a_slot_after_its_time_limit() {
     assert_eq!((slot.received(0, 0), slot.received(0, 1), slot.received(0, 2)), (40, 10, 0));
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + 5);
     assert_eq!(instance.report().counter("late_packets"), Some(5));
-    // A late packet does not deliver its slot again. Half a cycle later, its number means another slot.
+    // Until half a cycle after the delivery, packets of the slot are late. After that, their number means
+    // another slot.
     run_shaped(&mut instance, &frames, 5, true, 0, 1000 + LIMIT_NS + HALF_CYCLE_NS);
     assert_eq!(instance.report().counter("late_packets"), Some(10));
     run_shaped(&mut instance, &frames, 5, true, 0, 1001 + LIMIT_NS + HALF_CYCLE_NS);

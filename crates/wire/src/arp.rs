@@ -42,7 +42,7 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
     /// Makes `buffer` begin with an ARP packet whose operation and addresses are 0.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if it does not fit.
+    /// [`Error::Truncated`] if the packet does not fit.
     pub fn init(mut buffer: T) -> Result<Self> {
         crate::view::require("ARP", buffer.as_ref(), HEADER)?;
         let bytes = buffer.as_mut();

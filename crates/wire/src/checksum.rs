@@ -1,4 +1,5 @@
-//! The internet checksum (RFC 1071): of a whole, in parts, and updated for a changed field (RFC 1624).
+//! The internet checksum (RFC 1071): over one buffer, over several parts, and updated for a changed field
+//! (RFC 1624).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -79,7 +80,7 @@ const fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Returns the checksum of `bytes`. It is 0 over a header that contains its right checksum.
+/// Returns the checksum of `bytes`. The result is 0 for a header that contains its right checksum.
 pub fn of(bytes: &[u8]) -> u16 {
     Sum::new().add_bytes(bytes).finish()
 }

@@ -9,7 +9,8 @@ use crate::{Error, Result};
 
 /// The length of the common header, in bytes.
 pub const HEADER: usize = 4;
-/// The length of the common header with PC id and sequence id, which IQ data and real-time control have. In bytes.
+/// The length in bytes of the common header with PC id and sequence id, as in IQ data and real-time control
+/// messages.
 pub const DATA_HEADER: usize = 8;
 /// Message type: IQ data (the O-RAN user plane).
 pub const IQ_DATA: u8 = 0;
@@ -45,7 +46,7 @@ impl<T: AsRef<[u8]>> Message<T> {
         self.bytes()[0] & 1 != 0
     }
 
-    /// Returns true if this is the last part of a message, split or not (the E bit).
+    /// Returns true if this is a message that is not split, or the last part of a split message (the E bit).
     pub fn is_last(&self) -> bool {
         self.bytes()[7] & 0x80 != 0
     }
@@ -55,7 +56,8 @@ impl<T: AsRef<[u8]>> Message<T> {
         self.bytes()[7] & 0x7f
     }
 
-    /// Returns the offset of the message's end: by its size field, but within the buffer.
+    /// Returns the offset at which the message ends by its size field, or the buffer's end if that comes
+    /// first.
     pub fn end(&self) -> usize {
         (HEADER + self.payload_size() as usize).clamp(DATA_HEADER, self.bytes().len())
     }

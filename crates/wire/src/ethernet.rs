@@ -13,7 +13,7 @@ use std::str::FromStr;
 pub const HEADER: usize = 14;
 /// The length of a tag, in bytes.
 pub const TAG: usize = 4;
-/// The most tags that views skip.
+/// The largest number of tags that views skip to find the payload.
 pub const MAX_TAGS: usize = 2;
 
 /// EtherType of IPv4.
@@ -101,7 +101,7 @@ impl<T: AsRef<[u8]>> Frame<T> {
             let at = HEADER - 2 + index * TAG;
             let kind = u16_at(bytes, at)?;
             let control = u16_at(bytes, at + 2).filter(|_| is_tag(kind))?;
-            // A tag counts only if the EtherType after it is in the frame.
+            // Stops at a tag if the frame ends before the EtherType that follows the tag.
             u16_at(bytes, at + 4)?;
             Some(Tag { kind, control })
         })

@@ -16,7 +16,7 @@ pub struct Layers {
     pub protocol: u8,
     /// The offset of the IP packet's end. Padding may follow it. If a capture cut the packet, it is the frame's end.
     pub end: usize,
-    /// This is a fragment but not the first, so there is no upper-layer header at `transport`.
+    /// True for a fragment that is not the first. There is then no upper-layer header at `transport`.
     pub later_fragment: bool,
 }
 

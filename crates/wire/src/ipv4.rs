@@ -70,10 +70,12 @@ impl<T: AsRef<[u8]>> Packet<T> {
         &self.bytes()[HEADER..self.header_len()]
     }
 
-    /// Returns the offset of the packet's end: by its length field, but within the buffer.
+    /// Returns the offset at which the packet ends by its length field, or the buffer's end if that comes
+    /// first.
     #[inline(always)]
     pub fn end(&self) -> usize {
-        // The length may have been set to less than the header's, after `new` checked it.
+        // The length may have been set to less than the header's after `new` checked it, so `max` keeps the
+        // end behind the header.
         (self.total_length() as usize).max(self.header_len()).min(self.bytes().len())
     }
 
@@ -182,7 +184,7 @@ mod tests {
                 prop_assert_eq!(
                     ours.checksum_ok(),
                     theirs.to_header().calc_header_checksum() == ours.checksum()
-                        // zero has two representations
+                        // a sum of zero has two representations, 0 and 0xffff
                         || (ours.checksum() == 0xffff && theirs.to_header().calc_header_checksum() == 0)
                 );
             } else if let Ok(theirs) = theirs {

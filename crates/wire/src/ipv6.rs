@@ -49,16 +49,17 @@ fn check(bytes: &[u8]) -> Result<()> {
 /// The upper-layer packet after the extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upper {
-    /// Its protocol.
+    /// The protocol of the upper layer.
     pub protocol: u8,
-    /// Its offset in the IPv6 packet's buffer.
+    /// The offset of the upper-layer packet in the IPv6 packet's buffer.
     pub offset: usize,
     /// The offset of this fragment in bytes, if there is a fragment header.
     pub fragment_offset: Option<u16>,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Returns the offset of the packet's end: by its length field, but within the buffer.
+    /// Returns the offset at which the packet ends by its length field, or the buffer's end if that comes
+    /// first.
     #[inline(always)]
     pub fn end(&self) -> usize {
         (HEADER + self.payload_length() as usize).min(self.bytes().len())
@@ -195,7 +196,8 @@ mod tests {
 
     #[test]
     fn a_later_fragment_ends_the_walk() {
-        // The bytes after it look like an extension, but are data.
+        // In a later fragment, the bytes after the fragment header are data, although the header names an
+        // extension. So the walk must stop at these bytes, at offset 48.
         let bytes = packet_with(&[(FRAGMENT, vec![0, 0x05, 0xa9, 0, 0, 0, 9])], HOP_BY_HOP);
         let upper = Packet::new(&bytes).unwrap().upper().unwrap();
         assert_eq!(upper, Upper { protocol: HOP_BY_HOP, offset: 48, fragment_offset: Some(0x5a8) });

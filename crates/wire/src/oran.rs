@@ -73,9 +73,9 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Message<T> {
 pub struct Section {
     /// Section number, 12 bits.
     pub id: u16,
-    /// Only every second PRB is present.
+    /// True if only every second PRB is present.
     pub every_second: bool,
-    /// The section belongs to the symbol after that of the section before.
+    /// True if the section belongs to the symbol after that of the previous section.
     pub next_symbol: bool,
     /// The first PRB, 10 bits.
     pub first_prb: u16,

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// A type of header fields.
+/// A type that a header field can have.
 pub trait Field: Sized {
     /// Reads a field at offset `at`.
     ///
@@ -85,7 +85,7 @@ pub fn require(header: &'static str, bytes: &[u8], needed: usize) -> crate::Resu
 
 /// Declares a view: `Name("name in errors", bytes of the fixed part) { reader / writer: type = offset, ... }`.
 ///
-/// `check = function` adds a check to `new`, beyond the length of the fixed part.
+/// With `check = function`, `new` also calls `function`, after it has checked the length of the fixed part.
 macro_rules! view {
     (
         $(#[$meta:meta])*

@@ -227,7 +227,8 @@ fn a_hostile_consumer_completes_nothing_that_was_not_submitted() {
     let stride = layout::complete_stride(4);
     write_as_device(&complete, 0, 1);
     assert!(dispatcher.poll().is_none());
-    // A wrong lap completes nothing. Neither is the second item completed before the first.
+    // The device writes a wrong lap for the first item and the right lap for the second. The first is not
+    // completed, so the poll returns nothing.
     assert!(dispatcher.submit(&[packet(0)]) && dispatcher.submit(&[packet(1)]));
     write_as_device(&complete, 0, 2);
     write_as_device(&complete, stride, 1);
@@ -285,8 +286,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::TOGETHER;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // The last laps before the count wraps, and the first lap after it. Each item is the first of its lap, as if the items
-    // before it had been freed.
+    // Begins in the last lap before the lap count wraps. `submit` submits only the first item of each lap, as if
+    // the items before it had been freed.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);

@@ -114,7 +114,8 @@ pub fn whole(carrier: &Carrier, slot: u32, prbs_per_packet: u16) -> Vec<UPlane> 
     packets
 }
 
-/// Returns a capture file in classic pcap format with nanosecond times. `frames` are times and frames.
+/// Returns a capture file in classic pcap format with nanosecond times. `frames` holds each frame with its
+/// time.
 pub fn pcap(frames: &[(u64, Vec<u8>)]) -> Vec<u8> {
     let mut file = Vec::new();
     for word in [0xa1b2_3c4du32, 4 << 16 | 2, 0, 0, 65535, 1] {

@@ -194,7 +194,8 @@ mod tests {
     use super::*;
     use inlane_core::ring::layout::{Descriptor, PacketVerdict};
 
-    /// The C++ compiler sees every field of the shared structs where Rust does, in each function's own source.
+    /// Compiles each function's source with the layout assertions. They check that each shared field has the
+    /// same offset and size in C++ and in Rust.
     #[test]
     fn rust_and_cpp_lay_out_shared_structs_alike() {
         use std::io::Write;
@@ -219,7 +220,8 @@ mod tests {
             let (source, layout) = (function.source(), function.layout_assertions());
             let output = compile(&format!("{source}\n{layout}"));
             assert!(output.status.success(), "{}: {}", builtin.name, String::from_utf8_lossy(&output.stderr));
-            // The assertions are not vacuous: another size of the first field fails.
+            // Checks the assertions themselves: with a wrong size for the first field, the text must not
+            // compile.
             let wrong = layout.replacen("sizeof(inlane_info::abi) == 4", "sizeof(inlane_info::abi) == 8", 1);
             assert_ne!(wrong, layout);
             assert!(!compile(&format!("{source}\n{wrong}")).status.success(), "a wrong layout compiled");
@@ -235,7 +237,7 @@ mod tests {
         assert_eq!(BUILTINS.len(), BUILT.len());
     }
 
-    /// Without this, each machine would test only the build that it selects.
+    /// Runs both builds on the same frames. Other tests run only the build that the machine selects.
     #[test]
     fn both_builds_give_the_same_results() {
         if !has_avx2() {

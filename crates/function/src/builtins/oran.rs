@@ -104,11 +104,11 @@ const COUNTED: [&str; 10] = [
 /// The reason why a slot was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// All of its PRBs had arrived.
+    /// All PRBs of the slot had arrived.
     Complete,
-    /// Its time limit had passed.
+    /// The slot's time limit had passed.
     TimeUp,
-    /// A later slot needed its window.
+    /// A later slot needed this slot's window.
     Overtaken,
 }
 
@@ -158,7 +158,7 @@ impl<'a> OranSlot<'a> {
         (u32_at(self.record, offset_of!(Record, received)), u32_at(self.record, offset_of!(Record, missing)))
     }
 
-    /// Returns the number of PRBs that arrived of one symbol. `stream` is the position of the eAxC in the settings.
+    /// Returns how many PRBs of a symbol arrived. `stream` is the position of the eAxC in the settings.
     pub fn received(&self, stream: usize, symbol: usize) -> u32 {
         let counts = u32_at(self.record, offset_of!(Record, counts)) as usize;
         u32_at(self.output, counts + 4 * (stream * SYMBOLS + symbol))

@@ -11,7 +11,7 @@ use crate::struct_layout;
 use std::mem::offset_of;
 use std::net::IpAddr;
 
-/// The most rules that a setting may have.
+/// The largest number of rules in one setting.
 const MOST: usize = 32;
 
 // Bits of `Rule::checks`: which fields must match.
@@ -56,7 +56,7 @@ pub(super) fn layout() -> String {
     rule + &struct_layout!(State as "drop_rule" { count, reserved, rules, hits })
 }
 
-/// Returns the state that a setting stands for, up to its last rule.
+/// Converts a setting to the beginning of the state, up to the last rule.
 pub(super) fn settings(text: &str) -> Result<Vec<u8>, String> {
     if text.is_empty() {
         return Err(

@@ -19,7 +19,7 @@ const FLAGS: [&str; 10] = [
     "-Wextra",
 ];
 
-/// A C++ compiler that runs.
+/// A C++ compiler that was found on this machine and can be started.
 pub(super) struct Compiler {
     path: PathBuf,
     version: String,
@@ -110,7 +110,8 @@ impl Compiler {
     }
 }
 
-/// Describes the processor that `-march=native` compiles for. Needed in the key because machines may share a cache directory.
+/// Describes the processor that `-march=native` compiles for. It is part of the key, because machines with
+/// different processors may share a cache directory.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();

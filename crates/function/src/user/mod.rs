@@ -136,7 +136,8 @@ fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Libr
     let entry = cache.insert(key);
     compile(entry.path())?;
     let path = entry.commit().map_err(|error| failed(cache.directory(), &error))?;
-    // A temporary cache removes its files when it is dropped. The loaded object no longer needs its file.
+    // A temporary cache removes its files when this function returns. The object is loaded before that, and
+    // then no longer needs its file.
     open(&path)
 }
 

@@ -60,7 +60,8 @@ pub fn run_by(
 ) -> Vec<Fate> {
     let mut fates = Vec::new();
     for frames in frames.chunks(burst) {
-        // Each frame has its own allocation, so that a sanitizer finds accesses outside. The guard bytes find writes.
+        // Each frame has its own allocation, so that a sanitizer finds accesses outside. Without a sanitizer,
+        // the guard bytes show writes outside.
         let mut buffers: Vec<Vec<u8>> = frames
             .iter()
             .map(|frame| {
