@@ -8,8 +8,8 @@ trials=$(mktemp -d)
 trap 'rm -rf "$trials"' EXIT
 flags="--on gpu:0 --rx gen:64,flows=96 --tx check --function macswap --burst 128"
 for method in "$@"; do
-    # Methods single and persistent have one thread per pipeline, the others two. So the trials differ in the
-    # number of pipelines.
+    # A pipeline has one thread with the methods single and persistent, and two with other methods. The
+    # numbers of pipelines to try differ accordingly.
     case $method in single | persistent) counts="8 15" ;; *) counts="4 7" ;; esac
     for pipelines in $counts; do
         echo "$pipelines | $flags --method $method --pipelines $pipelines --duration 700ms"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Lists the runs of the speed table. Each is repeated three times, in turns with the others. Usage: table.sh | run.sh INLANE OUT
+# Lists the runs of the speed table, three times in turns. Usage: table.sh | run.sh INLANE OUT
 null="--rx null:1024 --tx null --duration 800ms"
 gpu="--on gpu:0 $null --function macswap"
 for round in 1 2 3; do

@@ -115,8 +115,8 @@ class Kernel:
                 continue
             if name not in self.paths:
                 raise NotReady(f"the kernel {self.image.name} has no module {name}")
-            # modules.dep lists a module's direct dependencies first. So the reverse order loads each module
-            # after those that it needs.
+            # modules.dep lists a module's direct dependency first. In reverse order, each module follows the
+            # modules that it needs.
             order += [n for n in [*reversed(self.needs[name]), name] if n not in order]
         return order
 

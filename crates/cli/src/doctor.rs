@@ -1,4 +1,5 @@
-//! `inlane doctor`: checks which parts of inlane this machine can run, and names the command that fixes the others.
+//! `inlane doctor`: checks which parts of inlane this machine can run. For each part that it cannot run,
+//! names the command that fixes it.
 //!
 //! The checks read `/proc`, `/sys` and `/dev` ([`files`]) and try a few system calls ([`trials`]). They change nothing.
 

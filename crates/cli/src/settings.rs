@@ -13,7 +13,7 @@ use std::ffi::OsString;
 /// The variable that names the settings file. The flag `--config` wins over the variable.
 pub const CONFIG_VARIABLE: &str = "INLANE_CONFIG";
 
-/// `INLANE_*` variables that set no flag. The library and the launcher read them.
+/// Variables named `INLANE_*` that set no flag of the command. Other parts of inlane read these variables.
 const OTHER_VARIABLES: [&str; 12] = [
     CONFIG_VARIABLE,
     "INLANE_LOG",

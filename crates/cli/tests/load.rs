@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// The busy threads of a CPU run: one forwards packets, one waits for the end of the run.
 const THREADS: usize = 2;
 
-/// Keeps as many threads busy for a second. Returns the smallest share of a processor that one of them got: 1
-/// on an idle machine.
+/// Keeps [`THREADS`] threads busy for a second. Returns the smallest share of a processor that one thread
+/// got: 1 on an idle machine.
 fn share_of_a_processor() -> f64 {
     let spin = || {
         let used = || {

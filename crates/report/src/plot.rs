@@ -111,7 +111,7 @@ impl Plot {
         .collect()
     }
 
-    /// Returns the points of a line's ceiling, without those too high to be drawn.
+    /// Returns the points of a line's ceiling. On a linear axis, leaves out points far above all values.
     fn ceiling(&self, line: &Line) -> Vec<(f64, f64)> {
         let values = self.lines.iter().flat_map(|line| &line.points).map(|point| point.y);
         let highest = values.filter(|value| value.is_finite()).fold(0.0, f64::max) * HIGHEST_CEILING;

@@ -103,7 +103,7 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
 }
 
 fn connect(ntb: &Arc<dyn Ntb>, completion: CompletionMode) -> anyhow::Result<World<Windows>> {
-    // A virtual machine may have one CPU only. Waiting threads therefore yield it to the other threads.
+    // A virtual machine may have one CPU only, so a waiting thread yields it to other threads.
     let settings = Settings { completion, yields: true, connect_timeout: LIMIT, ..Settings::default() };
     let bytes = ntb.inbound().len();
     Ok(World::new(Windows::connect(ntb.clone(), bytes, settings)?, 0, 0)?)

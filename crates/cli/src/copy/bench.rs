@@ -38,7 +38,7 @@ pub struct Bench<'a> {
     ceilings: ceiling::Ceilings,
 }
 
-/// The buffers for measuring a pair, and the sizes that fit into them.
+/// The buffers for measuring a pair, and the transfer sizes for which the buffers are large enough.
 struct Memory {
     /// The source and destination buffers, one entry for each direction that runs.
     buffers: Vec<Buffers>,
@@ -95,9 +95,9 @@ impl<'a> Bench<'a> {
         Self { args, plan, report, failures, host, cache, ceilings }
     }
 
-    /// Returns the moments at which a transfer of this pair counts as complete; each is measured in its own
-    /// row. Stores to a BAR complete when issued, and also when delivered if the BAR may be read. Other pairs
-    /// have one entry, `None`.
+    /// Returns the events that end a transfer of this pair. Each event gets rows of its own. A store to a BAR
+    /// ends when issued, and if the BAR may be read, also when delivered. Other pairs have one way to end,
+    /// `None`.
     pub fn store_ends(&self, from: &Device, to: &Device) -> Vec<Option<StoreEnd>> {
         match (from.endpoint(), to.endpoint()) {
             (Endpoint::Host, Endpoint::Bar(_)) if to.is_verifiable() => {

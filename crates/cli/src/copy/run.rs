@@ -127,8 +127,8 @@ impl Copy {
         Ok(())
     }
 
-    /// Returns the devices of the matrix: those of `--devices`. By default, these are the host and all GPUs,
-    /// or the host and two twins if the machine has no GPU.
+    /// Returns the devices that `--devices` names. Without the flag, returns the host and all GPUs. Without a
+    /// GPU, returns the host and two twins.
     fn devices_of_matrix(&self, report: &mut Report) -> Result<Vec<Endpoint>, Error> {
         let mut endpoints: Vec<Endpoint> = Vec::new();
         for endpoint in &self.devices {

@@ -51,7 +51,7 @@ impl Trials {
     }
 }
 
-/// Returns the error's text up to the first `;`. What follows is advice, which the check replaces by its own.
+/// Returns the error's text without the advice after the first `;`. The check shows its own advice instead.
 fn cause(error: inlane_cuda::Error) -> String {
     error.to_string().split(';').next().unwrap_or_default().to_string()
 }

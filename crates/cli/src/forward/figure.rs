@@ -101,8 +101,7 @@ fn common(results: &[PacketResult], axis: &str, keys: &[&str]) -> String {
     words.join(", ")
 }
 
-/// Splits the swept parameters: returns the one whose values name the lines, and those whose values name the
-/// panels.
+/// Returns the parameter whose values name the lines, and the parameters whose values name the panels.
 fn split_keys<'a>(keys: &[&'a str]) -> (Option<&'a str>, Vec<&'a str>) {
     let name = keys.iter().find(|key| **key == "method").or(keys.first()).copied();
     (name, keys.iter().copied().filter(|key| Some(*key) != name).collect())

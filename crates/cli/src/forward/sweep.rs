@@ -67,8 +67,8 @@ impl Series {
             |key: &str| forward.experiment.sweep.iter().any(|axis| axis.key == key && axis.values == ["all"]);
         for values in combinations(&forward.experiment.sweep)? {
             let point = Point { forward: parse(arguments, &values)?, values };
-            // The value `all` means those that the device supports, so this leaves out values for a GPU if
-            // the device is a CPU.
+            // With `all`, a flag takes only the values that the device supports. On the CPU, points with a
+            // value for GPUs are therefore skipped.
             let forward = &point.forward;
             let only_gpu = (all("method")
                 && matches!(forward.function.method, Choice::Method(m) if !m.is_cpu()))

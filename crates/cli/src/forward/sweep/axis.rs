@@ -133,7 +133,7 @@ pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Resu
         Ok(Cli { command: Command::Forward(forward), .. }) => Ok(*forward),
         Ok(_) => unreachable!("the arguments start with this subcommand"),
         Err(error) => {
-            // clap appends a usage line and hints to its error. Only the lines before them are kept.
+            // clap appends hints and a usage line to its error. The code below drops both.
             let text = error.to_string();
             let lines = text.trim_start_matches("error: ").lines().map(str::trim);
             let hint = |line: &&str| !line.starts_with("For more") && !line.starts_with("Usage");
