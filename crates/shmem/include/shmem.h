@@ -5,8 +5,9 @@
  *   atomics, signals, ordering, waits, locks, and collectives over active sets and over SHMEM_TEAM_WORLD.
  * Not supported yet: contexts, other teams, vector waits.
  *
- * A PE (processing element) is one process of a job. Symmetric memory (the heap and static objects) exists on every PE; an
- * address of this PE's copy names the copies of all PEs. Most functions return no error: the library prints it and ends the job.
+ * A PE (processing element) is one process of a job. Symmetric memory (the heap and static objects) exists on
+ * every PE. A function takes the address of this PE's copy and the number of a PE, and acts on that PE's copy.
+ * Most functions return no error. If one fails, the library prints the error and ends the job.
  *
  * Build:  cc program.c -I<include> -L<lib> -linlane_shmem
  * Start:  inlane ntb run -n 4 -- ./program
@@ -73,17 +74,18 @@ typedef int shmem_team_t;
 
 /* ---- set-up and memory ------------------------------------------------------------------------------------------- */
 
-/* Start and end the library. All PEs must call them. */
+/* shmem_init starts the library, and shmem_finalize ends it. All PEs must call both. */
 void shmem_init(void);
 void shmem_finalize(void);
 /* Ends all PEs of the job with this status. */
 void shmem_global_exit(int status);
 int shmem_my_pe(void);
 int shmem_n_pes(void);
-/* Return 1 if the PE exists, and if the address lies in symmetric memory. */
+/* shmem_pe_accessible returns 1 if the PE exists, else 0. shmem_addr_accessible returns 1 if the PE exists and
+ * the address lies in symmetric memory, else 0. */
 int shmem_pe_accessible(int pe);
 int shmem_addr_accessible(const void *address, int pe);
-/* Returns the address at which loads and stores reach the PE's copy, or NULL if they do not. */
+/* Returns the address at which loads and stores reach the PE's copy of the object, or NULL if they cannot. */
 void *shmem_ptr(const void *destination, int pe);
 void shmem_info_get_version(int *major, int *minor);
 void shmem_info_get_name(char *name);
@@ -98,7 +100,8 @@ static inline void shmem_query_thread(int *provided) { *provided = SHMEM_THREAD_
 static inline int shmem_team_my_pe(shmem_team_t team) { return team == SHMEM_TEAM_WORLD ? shmem_my_pe() : -1; }
 static inline int shmem_team_n_pes(shmem_team_t team) { return team == SHMEM_TEAM_WORLD ? shmem_n_pes() : -1; }
 
-/* Allocate and free symmetric memory. All PEs must make the same calls in the same order. NULL: the heap is full. */
+/* Allocate and free symmetric memory. All PEs must make the same calls in the same order. The functions return
+ * NULL if the heap is full. */
 void *shmem_malloc(size_t size);
 void *shmem_calloc(size_t count, size_t size);
 void *shmem_realloc(void *address, size_t size);
@@ -215,7 +218,7 @@ INLANE_SHMEM_RMA(ptrdiff, ptrdiff_t)
 
 /* ---- ordering ---------------------------------------------------------------------------------------------------- */
 
-/* Orders this PE's puts and atomics to each PE. */
+/* Orders this PE's puts and atomics: those before the call arrive at each PE before all later ones to that PE. */
 void shmem_fence(void);
 /* Waits until all puts and atomics of this PE are delivered. */
 void shmem_quiet(void);
@@ -235,7 +238,7 @@ enum {
     INLANE_SHMEM_XOR
 };
 
-/* Atomics on any word: fetch, set and swap of its bits. */
+/* Atomics for every type of 4 or 8 bytes, floating point included: fetch, set and swap. */
 #define INLANE_SHMEM_AMO_BITS(name, type)                                                                              \
     static inline uint64_t inlane_shmem_##name##_bits(type v) {                                                        \
         union {                                                                                                        \
@@ -331,7 +334,8 @@ INLANE_SHMEM_BITWISE(uint64, uint64_t)
 
 /* ---- waits ------------------------------------------------------------------------------------------------------- */
 
-/* Waits until the integer compares so with the value, and returns the value that did. */
+/* inlane_shmem_wait blocks until the integer's comparison `how` (SHMEM_CMP_...) with the value holds, and returns
+ * the integer. inlane_shmem_test returns 1 if the comparison holds now, else 0. */
 uint64_t inlane_shmem_wait(const void *word, size_t width, int is_signed, int how, uint64_t value);
 int inlane_shmem_test(const void *word, size_t width, int is_signed, int how, uint64_t value);
 
@@ -367,7 +371,8 @@ static inline uint64_t shmem_signal_wait_until(uint64_t *w, int how, uint64_t v)
     return inlane_shmem_wait(w, sizeof *w, 0, how, v);
 }
 
-/* Locks. PEs get a lock in the order in which they ask. shmem_test_lock returns 0 if this PE holds the lock now, else 1. */
+/* Locks. PEs get a lock in the order in which they ask for it. shmem_test_lock sets the lock if it is free. It
+ * returns 0 if this PE holds the lock afterwards, else 1. */
 void shmem_set_lock(long *lock);
 void shmem_clear_lock(long *lock);
 int shmem_test_lock(long *lock);
@@ -413,8 +418,8 @@ static inline int shmem_team_sync(shmem_team_t team) {
 INLANE_SHMEM_COLLECTIVES(32, 4)
 INLANE_SHMEM_COLLECTIVES(64, 8)
 
-/* Collectives over SHMEM_TEAM_WORLD, in the form of 1.5. A broadcast also writes the root's own destination. They return
- * -1 for other teams. */
+/* Collectives over SHMEM_TEAM_WORLD, in the form of 1.5. A broadcast also writes the root's own destination.
+ * Each function returns -1 for other teams. */
 #define INLANE_SHMEM_TEAM_COLLECTIVES(name, type)                                                                      \
     static inline int shmem_##name##_broadcast(shmem_team_t team, type *d, const type *s, size_t n, int root) {        \
         if (team != SHMEM_TEAM_WORLD) return -1;                                                                       \

@@ -106,7 +106,7 @@ pub trait Transport: Send + Sync + 'static {
     /// As for [`Transport::atomic`]. A refusal is reported by the next quiet or fence.
     fn atomic_nbi(&self, pe: u32, atomic: Atomic) -> Result<()>;
 
-    /// Orders puts: Puts before this call arrive at each PE before all later puts and atomics to that PE.
+    /// Orders puts: those before this call arrive at each PE before all later puts and atomics to that PE.
     ///
     /// # Errors
     /// Errors of the mover.
