@@ -13,7 +13,8 @@ fn main() -> Result<()> {
     let devices = open(&ends, &Default::default())?;
     let (from, to) = (&devices[0], &devices[1]);
 
-    // Memory comes first, because allocation would wait for resident kernels of a path.
+    // Allocates memory before opening the path, because allocation waits for resident kernels of an open
+    // path.
     let (source, destination) = (from.allocate(8 * SIZE)?, to.allocate(8 * SIZE)?);
     let options = PathOptions { largest: SIZE, ..PathOptions::default() };
     let mut selector = PathSelector::open(from, to, PathChoice::Auto, &options, None)?;

@@ -16,7 +16,8 @@ pub fn list_paths(
     costs: Option<&Costs>,
 ) -> Vec<ListedPath> {
     let candidates = Path::candidates(from.endpoint(), to.endpoint());
-    // The CUDA driver's own copy must be opened before p2p enables peer access, which cannot be undone.
+    // Opens p2p last. It enables peer access for the rest of the process, and path `cuda` can be opened only
+    // before.
     let mut paths = Path::ALL;
     paths.sort_by_key(|path| *path == Path::P2p);
     let mut rows: Vec<(Path, ListedPath)> = paths

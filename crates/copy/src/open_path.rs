@@ -21,7 +21,7 @@ const HYBRID_BUFFER: (usize, usize) = (4096, 256 << 20);
 /// Opens one path as a mover.
 ///
 /// # Errors
-/// [`Error::Device`] if the path cannot exist between these devices, or a device refuses; it says why.
+/// [`Error::Device`] if the path cannot exist between these devices, or a device refuses. The error says why.
 pub fn open_path(path: Path, from: &Device, to: &Device, options: &PathOptions) -> Result<Box<dyn Mover>> {
     if !Path::candidates(from.endpoint(), to.endpoint()).contains(&path) {
         return Err(unavailable(path, from, to, path.why_not(from.endpoint(), to.endpoint())));
@@ -149,7 +149,8 @@ pub(crate) fn set_stages_completion_mode(
     stages: [&mut dyn Mover; 2],
     mode: CompletionMode,
 ) -> CompletionMode {
-    // A stage that the CPU copies polls whatever the mode. The other stage may still sleep.
+    // A stage that the CPU copies always polls, but the other stage may sleep. So one stage in `mode` is
+    // enough.
     let modes = stages.map(|stage| stage.set_completion_mode(mode));
     if modes.contains(&mode) { mode } else { CompletionMode::Poll }
 }

@@ -47,7 +47,8 @@ impl Path {
         }
     }
 
-    /// Returns why this path cannot exist between two endpoints. Only for paths that are not candidates.
+    /// Returns why this path cannot exist between two endpoints. Call it only for paths that
+    /// [`Path::candidates`] does not return.
     pub fn why_not(self, from: &Endpoint, to: &Endpoint) -> &'static str {
         let gpus = matches!((from, to), (Endpoint::Gpu(a), Endpoint::Gpu(b)) if a != b);
         match self {

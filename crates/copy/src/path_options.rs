@@ -60,7 +60,7 @@ pub enum PathChoice {
     /// The path with the least calibrated time for the transfer's size.
     #[default]
     Auto,
-    /// This path. If it cannot be opened, the cheapest other one, and the reason is reported.
+    /// This path if it can be opened. Otherwise the cheapest other path, and the reason is reported.
     Prefer(Path),
     /// This path, or an error.
     Require(Path),

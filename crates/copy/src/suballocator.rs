@@ -13,7 +13,7 @@ pub(crate) struct Suballocator {
     used: Arc<Mutex<Vec<Range<usize>>>>,
 }
 
-/// Marks a part as used until it is dropped.
+/// A part in use. Dropping this value makes the part free again.
 struct Part {
     range: Range<usize>,
     used: Arc<Mutex<Vec<Range<usize>>>>,

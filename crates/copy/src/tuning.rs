@@ -26,7 +26,8 @@ impl EngineTuning {
 
 /// The smallest chunk that is worth the cost of its events.
 const SMALLEST: usize = 128 << 10;
-/// Bytes that a link moves at 55 GB/s in the 3 us that a chunk's events cost.
+/// The cost of a chunk's events, as bytes: a link moves this much at 55 GB/s in the 3 us that the events
+/// take.
 const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
@@ -91,7 +92,8 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns the bytes of data that each channel takes of a transfer as lines: whole rows.
+    /// Returns the bytes of data that each channel takes of a transfer that goes as lines, rounded up to
+    /// whole rows of 32 lines.
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
@@ -112,7 +114,8 @@ impl SmTuning {
         self.chunk_for(bytes, alone) as u64
     }
 
-    /// Returns a chunk size that gives every channel work, and several chunks to channels of a transfer large enough.
+    /// Returns the chunk size of a transfer. Every channel gets work, and several chunks if the transfer is
+    /// large enough.
     fn chunk_for(&self, bytes: usize, alone: bool) -> usize {
         let channels = self.channels as usize;
         let turns = match bytes >= channels * 8192 {

@@ -217,8 +217,8 @@ fn a_kernel_that_traps_is_a_clear_error_and_the_next_process_works() {
     }
 }
 
-/// Copies that never complete count as lost after the timeout, in every completion mode and in `drop`. No later drop waits
-/// for them.
+/// A GPU whose copies never complete is given up after the timeout, in every completion mode and in `drop`.
+/// No later drop waits for these copies.
 #[test]
 fn a_gpu_that_does_not_answer_is_given_up() {
     if let Err(error) = inlane_cuda::device_count() {
@@ -306,7 +306,8 @@ impl Trap {
         let host = open(&ends, &Default::default()).unwrap().remove(0);
         let mut mover = open_path(Path::Sm, &host, device, &PathOptions::default()).unwrap();
         let source = pinned(device.gpu().unwrap(), 4096);
-        // The first launch loads code, which would wait for the transfers of the test.
+        // Launches a kernel now, because the first launch loads code. Later, loading would wait for the
+        // test's transfers.
         let ticket = mover.submit(&source, &device.allocate(4096).unwrap()).unwrap();
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         Self(mover, source, nowhere(device, 4096))
@@ -359,7 +360,7 @@ fn trap_beside_dma() {
     let (source, destination) = (pinned(device.gpu().unwrap(), size), device.allocate(size).unwrap());
     let mut trap = Trap::on(&device);
     let mut engine = CopyEngine::new(device.gpu().unwrap()).unwrap();
-    // Together these take tens of milliseconds.
+    // These copies take tens of milliseconds together, so some are in flight when the kernel traps.
     let tickets: Vec<_> = (0..64).map(|_| engine.submit(&source, &destination)).collect();
     let _ = trap.spring();
     expect_failure(

@@ -205,8 +205,9 @@ impl Kernel {
         self.attribute(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
     }
 
-    /// Allows launches with up to `bytes` bytes of dynamic shared memory. Without it the limit is 48 KiB, which includes what the kernel
-    /// declares; with it, [`Gpu::max_shared_bytes_per_block`].
+    /// Allows launches with up to `bytes` bytes of dynamic shared memory. Without this call the limit is 48
+    /// KiB, including the shared memory that the kernel declares. With it, the limit is
+    /// [`Gpu::max_shared_bytes_per_block`].
     ///
     /// # Errors
     /// If `bytes` is too much, or the driver call fails.

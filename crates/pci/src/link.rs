@@ -92,7 +92,8 @@ pub struct Shortfall {
 }
 
 impl Shortfall {
-    /// Compares the rate of a device's link with what the device and the `slot` above it support.
+    /// Compares the rate of a device's link with the rates that the device and the `slot` above it support.
+    /// Returns `None` if the link runs at the device's highest rate.
     pub fn of(link: Link, slot: Option<Rate>) -> Option<Self> {
         let possible = slot.map_or(link.max, |slot| slot.min(link.max));
         let shortfall = Self { current: link.current, device: link.max, possible };

@@ -76,7 +76,8 @@ impl DmaEngine {
         &self.shared.faults
     }
 
-    /// Returns how many waits ended without an interrupt because it was lost.
+    /// Returns how often a wait found a completed transfer although no interrupt came, because the interrupt
+    /// was lost.
     pub fn recovered_interrupts(&self) -> u64 {
         self.shared.recovered.load(Ordering::Relaxed)
     }
@@ -225,7 +226,8 @@ impl Worker {
         self.shared.stop.load(Ordering::Relaxed)
     }
 
-    /// Copies in steps. Returns false if the device was lost or the engine was dropped meanwhile.
+    /// Copies in steps. Returns false if the device was lost, the engine was dropped meanwhile, or a copy
+    /// failed.
     fn copy(&mut self, source: &Region, destination: &Region) -> bool {
         let mut offset = 0;
         while offset < source.len() {

@@ -42,7 +42,7 @@ fn every_path_between_twins_delivers_what_was_sent() {
         for size in [1, 4099, 256 << 10] {
             for completion in [CompletionMode::Poll, CompletionMode::Interrupt, CompletionMode::Adaptive] {
                 let plan = Plan { completion, ..quick() };
-                // The CPU polls whatever was asked for. DMA engines support every mode.
+                // The CPU always polls, so path `bar` reports `Poll`. DMA engines support every mode.
                 let used = if path == Path::Bar { CompletionMode::Poll } else { completion };
                 assert_eq!(mover.set_completion_mode(completion), used, "{path}");
                 let measured = latency(&mut *mover, &mut buffers, size, &plan).unwrap();
@@ -109,7 +109,8 @@ fn stages_use_the_completion_mode_that_was_set() {
             );
         }
     }
-    // If the CPU copies one stage, the other can sleep. If it copies both, neither can.
+    // If the CPU copies one stage, the other can sleep, so the mode takes effect. If the CPU copies both,
+    // both poll.
     let cpu = || Box::new(CpuMover::widest()) as Box<dyn Mover>;
     let mut half = crate::hybrid::Hybrid::new(out(), cpu(), [host(), host()], CompletionMode::Poll).unwrap();
     assert_eq!(half.set_completion_mode(CompletionMode::Interrupt), CompletionMode::Interrupt);
@@ -297,7 +298,7 @@ fn auto_takes_the_cheapest_path_and_says_why() {
     let explained = selector.explain(4 << 20);
     assert!(explained.reason.contains("least calibrated time"), "{explained:?}");
     assert!(explained.not_taken.iter().any(|other| other.path == "bar"), "{explained:?}");
-    // Transfers of mixed sizes take different paths and still complete in order.
+    // Submits transfers of mixed sizes. They take different paths and must still complete in order.
     let (source, destination) = (from.allocate(4 << 20).unwrap(), to.allocate(4 << 20).unwrap());
     from.fill(&source, 9).unwrap();
     let mut last = Ticket(0);
@@ -367,7 +368,7 @@ fn calibration_finds_every_path_and_its_stages() {
     let options = PathOptions { largest: 1 << 20, ..PathOptions::default() };
     let costs = crate::cost::Costs::calibrate(&from, &to, &options).unwrap();
     assert_eq!(costs.paths.len(), 3, "{costs:?}");
-    // A twin takes at least the time of its model, however busy this machine is.
+    // A busy machine makes a twin slower but never faster than its model, so only the lower bound is checked.
     assert!(costs.time(Path::Bar, 1 << 20).unwrap() >= (1 << 20) as f64 * (1.0 / 0.4 + 1.0 / 0.2));
     let predicted = costs.predict(Path::Hybrid, 1 << 20).unwrap();
     assert!(predicted >= 2.0 * (1 << 20) as f64 / 2.0, "two stages at 2 bytes per ns: {predicted}");

@@ -36,7 +36,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Enabled interrupts. Dropping it disables them.
+/// The enabled interrupts of a device. Dropping this value disables the interrupts.
 ///
 /// Interrupts coalesce: a count above one means that several were raised since the last read. An interrupt that the device
 /// raised before it was enabled is lost.
