@@ -7,15 +7,15 @@ use std::path::PathBuf;
 
 /// The outcomes of the system calls.
 pub struct Trials {
-    /// Opening a socket of the family AF_XDP.
+    /// The outcome of opening a socket of the family AF_XDP.
     pub af_xdp: Result<(), Errno>,
-    /// Opening a socket of the family AF_PACKET.
+    /// The outcome of opening a socket of the family AF_PACKET.
     pub af_packet: Result<(), Errno>,
-    /// Opening `/dev/net/tun`.
+    /// The outcome of opening `/dev/net/tun`.
     pub tun: Result<(), Errno>,
-    /// Creating a memory file (memfd), in which memif shares packet buffers.
+    /// The outcome of creating a memory file (memfd), in which memif shares packet buffers.
     pub memfd: Result<(), Errno>,
-    /// Opening `/dev/kvm`.
+    /// The outcome of opening `/dev/kvm`.
     pub kvm: Result<(), Errno>,
     /// The release of DPDK that is linked into this program.
     pub dpdk: String,
