@@ -1,4 +1,5 @@
-//! Measures generator and checker on one core each: `cargo bench -p inlane-ports --bench ports`.
+//! Measures the rates of the generator and the checker, each on one core: `cargo bench -p inlane-ports
+//! --bench ports`.
 
 use inlane_core::clock::{Clock, thread_cpu_ns};
 use inlane_core::{HeapPool, Packet, Pool, Port};

@@ -132,7 +132,8 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
     for (index, name) in request.names.iter().enumerate() {
         let is_rx = rx_index.is_none() && Some(name.as_str()) == request.rx;
         let port: Box<dyn Port> = match kind(name) {
-            // This port is moved into its place below, once no other port needs it.
+            // This port stays in `received` for now, because other ports may need it. It is moved into its
+            // place below.
             "gen" | "pcap" if is_rx => {
                 rx_index = Some(index);
                 ports.push(None);

@@ -1,6 +1,6 @@
-//! Checks that a looped capture costs nothing per lap: no allocation, and no reopened file.
+//! Checks that a looped capture allocates no memory in a lap, and does not open its file again.
 //!
-//! This test has its own process because it counts all allocations.
+//! This test is a program of its own, because it counts all allocations of the process.
 
 use inlane_core::{HeapPool, Packet, Pool, Port};
 use inlane_ports::pcap::{CaptureSource, Playback};
@@ -56,7 +56,7 @@ fn allocations(packets: u32) -> usize {
     let mut received = 0;
     let mut before = 0;
     while received < 101 * packets {
-        // The first lap is not counted.
+        // Allocations of the first lap are not counted, so the count starts anew until that lap ends.
         if received <= packets {
             before = ALLOCATIONS.load(Ordering::Relaxed);
         }

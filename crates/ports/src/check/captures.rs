@@ -1,5 +1,5 @@
-//! Compares a written capture with the capture that was read. Every packet must be there in order, with the bytes that the
-//! packet function makes of it, its timestamp and its length on the wire.
+//! Compares a written capture with the capture that was read. Every packet must be in the written capture, in
+//! order, with its timestamp, its length on the wire, and the bytes that the packet function makes of it.
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};
@@ -26,13 +26,15 @@ impl Entry {
     }
 }
 
-/// The number of packets remembered before the first difference. A later duplicate of an older packet counts as altered.
+/// The number of recent equal packets whose digests are remembered. If a duplicate of an older packet
+/// appears, it counts as altered.
 const REMEMBERED: usize = 1 << 16;
 
-/// Compares `output` with what `reference` makes of `input`.
+/// Compares the capture `output` with what `reference` makes of the packets of `input`.
 ///
-/// While the captures are equal, keeps digests of the last packets only. From the first difference on, keeps a digest of each packet
-/// that is still expected, to tell missing packets from duplicated, late and altered ones.
+/// While the captures are equal, keeps only the digests of the last packets. From the first difference on,
+/// keeps a digest of each packet that is still expected. The digests tell missing packets from duplicated,
+/// late and altered packets.
 ///
 /// # Errors
 /// If one of the captures cannot be read to its end.
@@ -74,7 +76,7 @@ pub fn compare(input: &Path, output: &Path, reference: &dyn ReferenceFunction) -
     Ok(verification)
 }
 
-/// Compares the captures from their first difference on.
+/// Compares the rest of the captures, from their first difference on.
 fn compare_rest(
     mut wanted: Option<Entry>,
     mut found: Option<Entry>,
@@ -83,7 +85,7 @@ fn compare_rest(
     recent: VecDeque<u64>,
     verification: &mut Verification,
 ) -> Result<()> {
-    // The positions of the packets that have not been found yet, by digest.
+    // For each digest, the positions of the expected packets that have not been found yet.
     let mut missing: HashMap<u64, VecDeque<u64>> = HashMap::new();
     let mut known: HashSet<u64> = recent.into_iter().collect();
     let mut position = 0u64;
@@ -108,7 +110,8 @@ fn compare_rest(
         verification.checked += found.is_some() as u64;
     }
     let missing: u64 = missing.values().map(|positions| positions.len() as u64).sum();
-    // An altered packet is missing in its original form, but it is not lost.
+    // An altered packet was not found in its expected form, so it is among the missing packets. It is not
+    // lost, so it is subtracted.
     verification.lost = missing.saturating_sub(verification.altered);
     Ok(())
 }
@@ -124,16 +127,16 @@ fn next(reader: &mut CaptureReader) -> Result<Option<Entry>> {
     Ok(Some(entry))
 }
 
-/// The packets that the output must have.
+/// Computes the packets that the output must contain.
 struct Expected<'a> {
     input: CaptureReader,
     reference: &'a dyn ReferenceFunction,
-    /// The number of packets returned.
+    /// The number of packets that `next` has returned.
     count: u64,
 }
 
 impl Expected<'_> {
-    /// Returns the next packet, with its timestamp in the resolution of `output`.
+    /// Returns the next expected packet, with its timestamp rounded to the resolution of `output`.
     fn next(&mut self, output: &CaptureReader) -> Result<Option<Entry>> {
         let unit_ns = match output.resolution() {
             Resolution::Micro => 1000,

@@ -8,16 +8,17 @@ use crate::generate::traffic::{MIN_FRAME, checksum_and_payload};
 use inlane_wire::Layers;
 use std::sync::Arc;
 
-/// The packets that must arrive at one checker. Its queues share it.
+/// The packets that must arrive at one checker. All queues of the checker share this value.
 pub struct Expectation {
     traffic: Arc<Traffic>,
     body: Vec<u8>,
     reference: Box<dyn ReferenceFunction>,
     /// The number by which verdicts name the checker's port.
     number: u16,
-    /// Templates, ordered by flow and then by size. Empty if each packet must be built to be compared.
+    /// The expected packet of each flow and size, ordered by flow and then by size. Empty if the checker must
+    /// build each packet to compare it.
     templates: Vec<Template>,
-    /// True if the packet must not arrive here. Ordered like the templates.
+    /// For each flow and size: true if the packet must not arrive at this checker. Ordered like `templates`.
     dropped: Vec<bool>,
 }
 
@@ -26,7 +27,8 @@ pub struct Expectation {
 pub enum Classification {
     /// An expected packet with the right content.
     Correct(Stamp),
-    /// A packet of the generator with wrong content, or one that must not arrive here. Its stamp is intact.
+    /// A packet of the generator with wrong content, or a packet that must not arrive here. Its stamp is
+    /// intact.
     Altered(Stamp),
     /// A packet of the generator whose stamp is damaged.
     Unidentified,
@@ -35,7 +37,7 @@ pub enum Classification {
 }
 
 impl Expectation {
-    /// Computes what arrives at port `number` if `reference` processes `traffic`.
+    /// Computes the packets that arrive at port `number` if `reference` processes `traffic`.
     pub fn new(traffic: Arc<Traffic>, reference: Box<dyn ReferenceFunction>, number: u16) -> Self {
         let mut expectation = Self {
             body: traffic.body(),
@@ -59,7 +61,8 @@ impl Expectation {
                 );
             }
         }
-        // No template exists if the function leaves no stamp at the end, or a wrong checksum.
+        // A packet has no template if the function leaves no stamp at its end, or makes a wrong checksum. The
+        // templates are used only if every packet has one.
         if templates.len() == cases && !expectation.reference.depends_on_payload() {
             expectation.templates = templates;
         }
@@ -98,8 +101,8 @@ impl Expectation {
         (frame, verdict)
     }
 
-    /// Returns the stamp of a single-segment packet if the packet equals its template. Classify other packets with
-    /// [`Expectation::examine`].
+    /// Returns the stamp of a single-segment packet if the packet equals its template. Returns `None` for all
+    /// other packets: classify them with [`Expectation::examine`].
     #[inline(always)]
     pub fn matches_template(&self, bytes: &[u8]) -> Option<Stamp> {
         let last = bytes.last_chunk::<{ stamp::BYTES }>()?;
@@ -120,8 +123,8 @@ impl Expectation {
             return Classification::Foreign;
         }
         let layers = layers.ok().flatten();
-        // Links pad short frames, so the packet ends where its IP header says. If that length is damaged, the stamp is at
-        // the end of the frame.
+        // Links pad short frames, so the packet ends where its IP header says. That length may be damaged. So
+        // this loop also looks for a stamp at the end of the frame.
         let end = layers.map_or(bytes.len(), |layers| layers.end);
         for end in [end, bytes.len()] {
             if let Some(found) = self.compare(&bytes[..end], bytes.len()) {

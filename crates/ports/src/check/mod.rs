@@ -6,7 +6,8 @@
 //! is examined again, slowly, to classify the difference. Packets from elsewhere, such as the kernel's own on a veth, count as
 //! foreign.
 //!
-//! A packet that is too damaged to name its flow and number counts as altered, and not as lost too.
+//! A packet may be too damaged to name its flow and number. It then counts as altered, and does not also
+//! count as lost.
 //!
 //! [stamp]: crate::generate::stamp
 
@@ -40,7 +41,7 @@ pub struct Checker {
     findings: Arc<Mutex<Findings>>,
 }
 
-/// The results of all queues. Each queue adds its own when it is dropped.
+/// The results of all queues of a checker. A queue adds its results when it is dropped.
 #[derive(Default)]
 struct Findings {
     counts: Counts,
@@ -192,7 +193,7 @@ impl Port for Checker {
 struct CheckerTx {
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// True if latency can be measured.
+    /// True if the clock is that of the generator, so latency can be measured.
     timed: bool,
     expectation: Arc<Expectation>,
     tracker: Tracker,
@@ -226,7 +227,7 @@ impl CheckerTx {
             }
             Classification::Altered(stamp) => {
                 self.found.altered += 1;
-                // A packet that should not arrive is not expected, so it cannot be lost either.
+                // A packet that should not arrive is not expected. It cannot be lost, so it is not recorded.
                 if !self.expectation.is_dropped(stamp) {
                     self.tracker.record(stamp.flow, stamp.sequence);
                 }

@@ -24,7 +24,8 @@ fn test_run(text: &str, function: &str) -> TestRun {
 }
 
 impl TestRun {
-    /// Moves `bursts` of 32 packets from the generator to the checker. `work` may change, add and remove packets.
+    /// Moves `bursts` bursts of 32 packets from the generator to the checker. `work` may change, add and
+    /// remove packets in between.
     fn run(
         mut self,
         bursts: usize,
@@ -93,7 +94,8 @@ fn every_flipped_bit_is_found() {
             }
         });
         assert_eq!(verification.altered + verification.lost, size as u64 * 8, "{text} {verification:?}");
-        // A packet with a wrong ethertype or IP version counts as foreign, so the checker misses it.
+        // A packet with a wrong ethertype or IP version counts as foreign. The checker therefore counts the
+        // sent packet as lost.
         assert!(verification.lost <= 32, "{verification:?}");
     }
 }
@@ -133,7 +135,7 @@ fn losses_duplicates_and_order_are_counted() {
 
 #[test]
 fn packets_that_a_rule_drops_are_not_lost() {
-    // Every second flow is TCP.
+    // Every second flow is TCP, so the rule drops half of the packets, and `work` removes them.
     let (verification, checker) =
         test_run("gen:100,flows=4,udp,tcp", "drop-rule:tcp").run(10, |_, packets, pool| {
             let dropped: Vec<_> = packets.extract_if(.., |packet| bytes(packet)[23] == 6).collect();
@@ -157,7 +159,7 @@ fn packets_of_others_are_foreign() {
             packets.extend(other);
         }
     });
-    // An empty packet cannot be identified as foreign.
+    // An empty packet has no headers that identify it as foreign, so it counts as altered.
     assert_eq!((checker.foreign(), verification.altered, verification.lost), (1, 1, 0));
 }
 
@@ -298,7 +300,8 @@ fn a_checker_behind_the_first_port_finds_corrupted_packets() {
     let mut count = 0;
     let [_, second] = route("gen:100,flows=4,packets=640", "drop-rule:udp@1", |bytes| {
         count += 1;
-        // The payload decides no verdict.
+        // The changed byte is in the payload, on which no verdict depends. So the packet still arrives at its
+        // port, and counts as altered.
         bytes[60] ^= (count % 4 == 0) as u8;
     });
     assert_eq!((second.checked, second.altered, second.lost), (640, 160, 0));

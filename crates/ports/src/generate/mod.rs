@@ -35,7 +35,8 @@ pub struct Generator {
     queues: Vec<Option<GeneratorRx>>,
 }
 
-/// The number of packets that each queue of a generator has sent. The number of each flow follows from it.
+/// Counts the packets that each queue of a generator has sent. The counts of the flows are computed from
+/// them.
 pub struct SentCounts {
     flows: u32,
     queues: Mutex<Vec<Arc<AtomicU64>>>,
@@ -59,7 +60,8 @@ impl SentCounts {
         (0..self.flows as u64)
             .map(|flow| {
                 let Some(&total) = counts.get((flow % queues.max(1)) as usize) else { return 0 };
-                // A queue's flows send in turns, so the first of them may have sent one more.
+                // The flows of a queue send in turns, so flows with an earlier turn may have sent one packet
+                // more.
                 let (queue, turn) = (flow % queues, flow / queues);
                 let of_queue = flows_of(self.flows, queue as u32, queues as u32) as u64;
                 total / of_queue + (turn < total % of_queue) as u64

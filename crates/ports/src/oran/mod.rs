@@ -17,7 +17,7 @@ use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 pub use plan::{Plan, PlannedPacket, RadioLoad, SymbolTime};
 use std::sync::Arc;
 
-/// The largest number of positions that one call skips.
+/// The largest number of positions that one call of [`RadioRx::position`] skips.
 const MAX_SKIPPED: usize = 4096;
 
 /// The `gen:oran` port. It has receive queues only.
@@ -53,7 +53,7 @@ impl Radio {
         Ok(Self { info, plan: Arc::new(plan), load, clock: clock.clone(), queue: None })
     }
 
-    /// Returns the plan of the packets that the radio sends.
+    /// Returns the rules by which the radio's packets follow from their positions.
     pub fn plan(&self) -> &Arc<Plan> {
         &self.plan
     }
@@ -115,7 +115,7 @@ impl Port for Radio {
     }
 }
 
-/// The rule by which packets become due.
+/// Decides when a radio's packets become due.
 enum Pacing {
     Unlimited,
     Rate(Schedule),
@@ -130,7 +130,7 @@ struct RadioRx {
     pacing: Pacing,
     /// The number of positions.
     end: u64,
-    /// The number of positions sent, lost or skipped.
+    /// The next position, counted in sending order: all earlier positions were sent, lost or skipped.
     next: u64,
     /// `end`, rounded up to whole blocks.
     last_block_end: u64,

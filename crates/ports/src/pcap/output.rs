@@ -55,7 +55,8 @@ impl Output {
                 .into();
             let kind = match file_type(&file) {
                 FileType::RegularFile => Kind::Appended(file),
-                // The pipe is opened again, so that other holders of it do not become non-blocking too.
+                // The pipe is opened again. If this process made the shared descriptor non-blocking, other
+                // holders of the pipe would not block either.
                 FileType::Fifo => match open_nonblocking(Path::new("/proc/self/fd/1"), false) {
                     Ok(file) => Kind::NonBlocking(file),
                     Err(_) => Kind::Polled(file),

@@ -3,8 +3,9 @@
 //! Classic captures may have either byte order and micro- or nanoseconds. pcapng captures may have either byte order, several
 //! sections and interfaces, and any timestamp resolution (draft-ietf-opsawg-pcapng).
 //!
-//! pcap-parser parses each record in place, in this module's buffer. This module fills that buffer, limits what a damaged file
-//! can make it hold, converts every timestamp to nanoseconds, and reports the offset of a fault.
+//! pcap-parser parses each record in place, in the buffer of [`CaptureReader`]. The reader fills the buffer,
+//! limits how much memory a damaged file can make it use, converts every timestamp to nanoseconds, and
+//! reports the offset of a fault.
 
 use super::pcapng::Interface;
 use inlane_core::error::Class;
@@ -32,9 +33,9 @@ pub(super) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 pub struct Record {
     /// Capture time, in nanoseconds since the epoch.
     pub time_ns: u64,
-    /// Length on the wire in bytes, if the capture holds fewer; otherwise 0.
+    /// Length on the wire in bytes if the capture contains only a part of the packet; otherwise 0.
     pub wire_length: u32,
-    /// Number of the interface, counted over all sections.
+    /// Number of the interface, counted over all sections of the capture.
     pub interface: u32,
     pub(super) data: Range<usize>,
     /// The offset in the buffer at which the record ends.
@@ -84,21 +85,21 @@ pub struct CaptureReader {
     pub(super) buffer: Vec<u8>,
     pub(super) start: usize,
     end: usize,
-    /// Position of `start` in the input.
+    /// The position of `start` in the input, in bytes.
     offset: u64,
     pub(super) format: Format,
     pub(super) resolution: Resolution,
     /// Packets consumed since the beginning of the input.
     packets: u64,
     pub(super) current: Option<Record>,
-    /// The input had no more bytes when it was last read, and has not ended.
+    /// True if the input had no more bytes when it was last read, but has not ended.
     waiting: bool,
-    /// The input has ended.
+    /// True if the input has ended.
     ended: bool,
 }
 
 impl CaptureReader {
-    /// Creates a reader of `input`, from which nothing is read yet. Errors call the capture `name`.
+    /// Creates a reader of `input`. Reads nothing yet. Error messages call the capture `name`.
     pub fn new(name: &str, input: Box<dyn Read + Send>) -> Self {
         Self {
             name: name.into(),
@@ -116,9 +117,9 @@ impl CaptureReader {
         }
     }
 
-    /// Begins again at the front of the capture. `file` is the file that the reader's input reads, or shares its position.
+    /// Begins again at the front of the capture. `file` must share its position with the reader's input.
     ///
-    /// Reuses the buffer. Reads nothing if the buffer holds the whole capture.
+    /// Keeps the buffer's memory. If the buffer holds the whole capture, reads nothing.
     ///
     /// # Errors
     /// If the file cannot be rewound.
@@ -137,7 +138,7 @@ impl CaptureReader {
         match &mut self.format {
             Format::Unknown => {}
             Format::Classic { .. } => {
-                // The header is known already.
+                // The header is known already, so its bytes are skipped.
                 self.fill(CLASSIC_HEADER)?;
                 self.skip(CLASSIC_HEADER.min(self.end));
             }
@@ -149,7 +150,8 @@ impl CaptureReader {
         Ok(())
     }
 
-    /// Returns the finest timestamp resolution read so far. For pcapng, that of the interfaces described so far.
+    /// Returns the finest timestamp resolution read so far. For pcapng, this is the finest resolution of the
+    /// interfaces described so far.
     pub fn resolution(&self) -> Resolution {
         self.resolution
     }
@@ -180,7 +182,8 @@ impl CaptureReader {
         !matches!(self.format, Format::Unknown)
     }
 
-    /// Reads the header, if it was not read yet. Returns false while the input [waits](Self::waiting) for the rest of it.
+    /// Reads the header, unless it was read already. Returns false while the input [waits](Self::waiting) for
+    /// the rest of the header.
     ///
     /// # Errors
     /// If the input is not a capture, or a classic capture of a link other than Ethernet.
@@ -203,11 +206,12 @@ impl CaptureReader {
         }
     }
 
-    /// Returns the next packet without consuming it. Returns `None` at the end of the capture, and while the input
-    /// [waits](Self::waiting).
+    /// Returns the next packet without consuming it. Returns `None` at the end of the capture, and while the
+    /// input [waits](Self::waiting) for more bytes.
     ///
     /// # Errors
-    /// If the file cannot be read, ends within a record, or is damaged. The message gives the offset.
+    /// If the file cannot be read, ends within a record, or is damaged. The message gives the offset of the
+    /// fault.
     pub fn peek(&mut self) -> Result<Option<Record>> {
         if !self.read_header()? {
             return Ok(None);
@@ -245,7 +249,8 @@ impl CaptureReader {
         self.offset += bytes as u64;
     }
 
-    /// Returns at least `wanted` bytes of the next record. Returns fewer at the end of the input or while it waits.
+    /// Fills the buffer to at least `wanted` bytes from the next record on, and returns all buffered bytes.
+    /// Returns fewer bytes at the end of the input, and while the input waits for more bytes.
     fn fill(&mut self, wanted: usize) -> Result<&[u8]> {
         self.waiting = false;
         if self.end - self.start < wanted && !self.ended {
@@ -278,7 +283,8 @@ impl CaptureReader {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// Makes `length` bytes of the record available. Returns false while the input waits for them.
+    /// Fills the buffer with the `length` bytes of the next record. Returns false while the input waits for
+    /// these bytes. Returns an error if `length` exceeds `max`, or if the input ends within the record.
     pub(super) fn fill_record(&mut self, length: usize, max: usize) -> Result<bool> {
         if length > max {
             return Err(self.damaged(&format!("the record there claims {length} bytes")));
@@ -371,7 +377,7 @@ impl CaptureReader {
     }
 }
 
-/// Returns the first four bytes as a number.
+/// Returns the first four bytes of `bytes` as a number.
 pub(super) fn word(bytes: &[u8], big_endian: bool) -> u32 {
     let bytes = [bytes[0], bytes[1], bytes[2], bytes[3]];
     if big_endian { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) }

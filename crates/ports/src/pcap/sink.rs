@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The origin of the timestamps in a written capture.
+/// Where the timestamps in a written capture come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimestampSource {
     /// The packet's metadata, for packets that were read from a capture.
@@ -22,20 +22,22 @@ pub enum TimestampSource {
     SendTime,
 }
 
-/// A capture that packets are sent to. Its queues share the file, one burst at a time.
+/// A port that writes the packets sent to it to a capture. Its queues share the file: they take turns, one
+/// burst at a time.
 pub struct CaptureSink {
     info: PortInfo,
     writer: Arc<Mutex<CaptureWriter>>,
     timestamps: TimestampSource,
-    /// Queues that were not taken yet.
+    /// For each queue: true if it has not been taken yet.
     free: Vec<bool>,
 }
 
 impl CaptureSink {
     /// Opens `pcap:FILE` for writing (`-` is standard output).
     ///
-    /// Packets from `source` keep their timestamps and the resolution of these. Packets from elsewhere get the time at which they
-    /// are sent, in nanoseconds. An existing file keeps its content until [`Port::start`], or until the first packet.
+    /// Packets from `source` keep their timestamps, and the capture gets the resolution of `source`. Without
+    /// `source`, a packet gets the time at which it is sent, in nanoseconds. An existing file keeps its
+    /// content until [`Port::start`] or the first packet.
     ///
     /// # Errors
     /// If the file cannot be created, or is the file that `source` reads.
@@ -62,7 +64,7 @@ impl CaptureSink {
         })
     }
 
-    /// Refuses two ports that would write one file.
+    /// Returns an error if two ports would write the same file.
     ///
     /// # Errors
     /// Names the second port.
@@ -118,8 +120,8 @@ impl Port for CaptureSink {
     }
 }
 
-/// Writes the packets of one queue to a capture that several queues share. Does not take the packets: their holder keeps
-/// them.
+/// Writes the packets of one queue to a capture that several queues share. Does not free the packets: the
+/// caller keeps them.
 pub(crate) struct QueueWriter {
     writer: Arc<Mutex<CaptureWriter>>,
     queue: u32,
@@ -165,10 +167,10 @@ impl QueueWriter {
         (packets.len(), Ok(()))
     }
 
-    /// Sends packets by `send`, and writes those that it accepts.
+    /// Sends packets by `send`, and writes the packets that `send` accepts to the capture.
     ///
-    /// The packets are copied first, because they belong to the port once it has accepted them. Sends nothing while the
-    /// capture's reader pauses.
+    /// Copies the packets before it sends them, because an accepted packet belongs to the port. Sends nothing
+    /// while the capture's reader pauses.
     ///
     /// # Safety
     /// The caller holds the packets, and they are from this queue's pool. `send` frees or keeps only packets that it counts.
@@ -250,13 +252,13 @@ impl QueueWriter {
         })
     }
 
-    /// Writes the buffered records, as far as the output accepts them.
+    /// Writes as many of the buffered records as the output accepts.
     pub(crate) fn flush(&self) -> Result<()> {
         self.lock()?.flush().map(|_| ())
     }
 
-    /// Writes the buffered records, unless the capture has not begun. Logs an error instead of returning it, because the
-    /// queue ends here.
+    /// Writes the buffered records, unless the capture has not begun. Logs an error instead of returning it,
+    /// because the queue is being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
         if writer.has_begun()
@@ -271,7 +273,8 @@ impl QueueWriter {
         self.lock()?.finish(keep_waiting)
     }
 
-    /// Returns the counts of this queue's lost packets: those that the writer accepted and could not write.
+    /// Returns the counts of this queue's lost packets. The writer accepted these packets, but could not
+    /// write them.
     pub(crate) fn lost(&self) -> &LostPackets {
         &self.lost
     }
@@ -308,7 +311,7 @@ unsafe impl Tx for CaptureTx {
         // SAFETY: as above, and the caller does not use packets that were sent.
         unsafe { self.pool.free(&packets[..written]) };
         match outcome {
-            // The next call returns the error again.
+            // Some packets were written, so their number is returned now. The next call returns the error.
             Err(_) if written > 0 => Ok(written),
             outcome => outcome.map(|()| written),
         }

@@ -22,7 +22,7 @@ const JUMBO: usize = 9216;
 /// The time between the last packet of a lap and the first packet of the next, in nanoseconds.
 const LAP_GAP_NS: u64 = 1000;
 
-/// A capture that packets are received from.
+/// A port that plays a capture: its packets are received from the port.
 pub struct CaptureSource {
     info: PortInfo,
     /// The file, if it can be read again. Shares its position with the reader.
@@ -88,7 +88,8 @@ impl CaptureSource {
         let mut reader = CaptureReader::new(text, Box::new(input));
         reader.read_header()?;
         let (mut longest, mut latest_ns) = (0, 0);
-        // Damage is reported after the packets before it have been played.
+        // The scan stops at damage without an error. The damage is reported when the packets before it have
+        // been played.
         while let Ok(Some(record)) = reader.peek() {
             longest = longest.max(record.length());
             latest_ns = latest_ns.max(record.time_ns);
@@ -203,7 +204,7 @@ fn too_long(length: usize, room: usize) -> String {
 struct CaptureRx {
     name: String,
     reader: CaptureReader,
-    /// The reader's file, if it is played again at its end.
+    /// The file that the reader reads, if it is to be played again at its end.
     repeated: Option<File>,
     /// The latest timestamp in the file.
     latest_ns: u64,
@@ -218,7 +219,8 @@ struct CaptureRx {
     shift_ns: u64,
     /// Timestamp of the packet that was played last, with the shift.
     last_ns: u64,
-    /// An error that occurred after packets were read. They are returned first.
+    /// An error that occurred after packets were read. The packets are returned first, and the error by the
+    /// next call.
     pending_error: Option<Error>,
     ended: bool,
     counters: Counters,
@@ -303,7 +305,8 @@ unsafe impl Rx for CaptureRx {
             return Ok(0);
         }
         let now_ns = self.clock.now_ns();
-        // Allocates nothing while no packet is due.
+        // With original pace, this block checks whether a packet is due, and returns before any packet is
+        // allocated if none is due.
         if self.pace == Pace::Original {
             match self.next(now_ns) {
                 Ok(Some(_)) => {}

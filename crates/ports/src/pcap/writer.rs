@@ -338,7 +338,8 @@ fn cause(error: &std::io::Error) -> String {
 
 impl Drop for CaptureWriter {
     fn drop(&mut self) {
-        // Callers that need the result call `finish`. This does not wait for a paused reader.
+        // Callers that need the result have called `finish`. This code does not wait for a paused reader, and
+        // only logs an error.
         if self.begun
             && self.broken.is_none()
             && let Err(error) = self.finish(&mut || false)

@@ -1,6 +1,7 @@
-//! Writes the packets that a run sends to a capture.
+//! Writes the packets that a run sends to a capture file.
 //!
-//! The capture is part of the run: if its disk is full, the run ends with that error instead of an incomplete capture.
+//! A failure to write the capture, for example a full disk, ends the run with an error. Otherwise the capture
+//! would be incomplete without notice.
 
 use crate::generate::require_cpu_memory;
 use crate::pcap::reader::Resolution;
@@ -11,7 +12,7 @@ use inlane_core::{Error, Packet, Pool, Result, Tx};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// A capture that the send queues of a run share.
+/// A capture to which all send queues of a run write.
 #[derive(Clone)]
 pub struct Capture {
     writer: Arc<Mutex<CaptureWriter>>,
@@ -40,7 +41,8 @@ impl Capture {
         Ok(Self { writer: Arc::new(Mutex::new(writer)), timestamps })
     }
 
-    /// Wraps a send queue whose packets come from `pool`. The wrapper writes what the queue sends to the capture.
+    /// Wraps the send queue `inner`, whose packets come from `pool`. The wrapper sends packets by `inner`,
+    /// and writes the sent packets to the capture.
     ///
     /// # Errors
     /// If the CPU cannot read the packets.
@@ -56,7 +58,7 @@ struct CapturedTx {
     writer: QueueWriter,
 }
 
-// SAFETY: the inner queue sends the packets, and its count is returned.
+// SAFETY: the inner queue sends the packets. The wrapper returns the inner queue's count.
 unsafe impl Tx for CapturedTx {
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
         let Self { inner, writer } = self;

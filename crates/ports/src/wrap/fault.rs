@@ -1,6 +1,7 @@
-//! Injects faults: drops, duplicates, reorders, corrupts and delays packets with given probabilities. A seed repeats the same faults.
+//! Injects faults: drops, duplicates, reorders, corrupts and delays packets with given probabilities. The
+//! same seed causes the same faults.
 //!
-//! The faults are counted, so that a checker's findings can be compared with them.
+//! The faults are counted. Tests compare a checker's findings with the counts.
 
 use crate::generate::require_cpu_memory;
 use crate::generate::traffic::mix;
@@ -14,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// While this many packets are ready, or enough for the caller's burst, no more are received from the inner queue.
+/// The wrapper receives no more packets from the inner queue while this many packets are ready, or enough
+/// packets for the caller's burst.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.
@@ -24,7 +26,7 @@ pub struct Faults {
     pub drop: f64,
     /// Probability that a packet is duplicated.
     pub duplicate: f64,
-    /// Probability that a packet is delayed until `reorder_by` later packets have passed it.
+    /// Probability that a packet is held until `reorder_by` later packets have overtaken it.
     pub reorder: f64,
     /// Number of later packets that overtake a reordered packet.
     pub reorder_by: u64,
@@ -123,28 +125,31 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The packets between the inner queue and the caller, and the faults to inject into them.
+/// The packets that the wrapper has received from the inner queue and not yet returned, and the faults to
+/// inject into packets.
 struct FaultyLink {
     faults: Faults,
     /// State of the pseudo-random generator.
     random: u64,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The number of packets that have become ready. Determines when a reordered packet is due.
+    /// The number of packets that have become ready. A reordered packet is due when this number reaches its
+    /// `behind`.
     passed: u64,
     reordered: VecDeque<Reordered>,
-    /// Due times and packets. They are in order because all delays are equal.
+    /// Delayed packets with their due times, the earliest first. Packets arrive in this order because all
+    /// delays are equal.
     delayed: VecDeque<(u64, Packet)>,
     ready: VecDeque<Packet>,
-    /// The largest number of packets that may be held back at once.
+    /// The largest number of reordered and delayed packets that may be held at once.
     max_held: usize,
     counts: Arc<FaultCounts>,
 }
 
 struct Reordered {
-    /// The value of `passed` at which the packet is due.
+    /// The packet is due when `passed` reaches this value.
     behind: u64,
-    /// The time at which it is due even if too few packets follow.
+    /// The packet is due at this time even if too few packets follow, in nanoseconds.
     until_ns: u64,
     packet: Packet,
 }
@@ -166,13 +171,13 @@ impl FaultyLink {
         })
     }
 
-    /// Returns true with `probability`. Always advances the generator, so that one fault's probability does not change where others
-    /// occur.
+    /// Returns true with `probability`. Takes a random number even if `probability` is 0, so changing the
+    /// probability of one fault does not change which packets the other faults hit.
     fn happens(&mut self, probability: f64) -> bool {
         (mix(&mut self.random) >> 11) as f64 / (1u64 << 53) as f64 <= probability && probability > 0.0
     }
 
-    /// Decides what happens to a received packet.
+    /// Injects faults into a received packet, and makes it ready, holds it or drops it.
     fn accept(&mut self, packet: Packet, now_ns: u64) {
         let faults = self.faults;
         let chances = [faults.drop, faults.corrupt, faults.duplicate, faults.reorder, faults.delay];
@@ -211,14 +216,14 @@ impl FaultyLink {
         }
     }
 
-    /// Makes a packet ready, followed by the reordered packets that are due after it.
+    /// Makes a packet ready. Then makes the reordered packets ready that are due after it.
     fn pass(&mut self, packet: Packet) {
         self.ready.push_back(packet);
         self.passed += 1;
         self.release(|held, passed| held.behind <= passed);
     }
 
-    /// Makes all due reordered packets ready, the oldest first.
+    /// Makes reordered packets ready, the oldest first, until one is not `due`.
     fn release(&mut self, due: impl Fn(&Reordered, u64) -> bool) {
         while let Some(held) = self.reordered.front()
             && due(held, self.passed)
@@ -227,8 +232,8 @@ impl FaultyLink {
         }
     }
 
-    /// Makes delayed and reordered packets ready whose time has come. If `ending` is set, no packets follow, and all
-    /// reordered packets become ready.
+    /// Makes all delayed and reordered packets ready that are due at `now_ns`. If `ending` is set, no packets
+    /// follow, so all reordered packets become ready.
     fn catch_up(&mut self, now_ns: u64, ending: bool) {
         while let Some(&(due_ns, packet)) = self.delayed.front()
             && due_ns <= now_ns
@@ -274,7 +279,7 @@ impl FaultyLink {
 
 impl Drop for FaultyLink {
     fn drop(&mut self) {
-        // Packets that were not returned before the end count as dropped.
+        // Packets that are still held here will never be returned, so they count as dropped.
         let held = self
             .reordered
             .drain(..)
@@ -295,13 +300,14 @@ pub struct FaultyRx {
 }
 
 impl FaultyRx {
-    /// Returns the counts of injected faults. They grow while the queue is used.
+    /// Returns the counts of injected faults. The counts grow while the queue is used.
     pub fn fault_counts(&self) -> Arc<FaultCounts> {
         self.link.counts.clone()
     }
 }
 
-// SAFETY: each packet was received from the inner queue or allocated for a copy, and leaves `ready` once.
+// SAFETY: each packet was received from the inner queue or allocated for a copy. Each packet leaves `ready`
+// only once.
 unsafe impl Rx for FaultyRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now_ns = self.link.clock.now_ns();

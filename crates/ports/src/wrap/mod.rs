@@ -1,5 +1,6 @@
-//! Wrappers around the queues of any port: they capture packets ([`capture`]), inject faults ([`fault`]) or limit the rate
-//! ([`pace`]). A run wraps its queues when it is set up, so a run without wrappers has no overhead.
+//! Wrappers around the queues of any port: they capture packets ([`capture`]), inject faults ([`fault`]) or
+//! limit the rate ([`pace`]). Queues are wrapped when a run is set up, so queues without a wrapper have no
+//! overhead.
 
 pub mod capture;
 pub mod fault;

@@ -6,15 +6,16 @@ use inlane_core::port::Counters;
 use inlane_core::units::Rate;
 use inlane_core::{Packet, Result, Rx};
 
-/// The largest backlog that a source may catch up on after a pause, in nanoseconds.
+/// The largest backlog in nanoseconds. A source that paused catches up on at most this much in one burst.
 const MAX_BACKLOG_NS: u64 = 100_000;
 
-/// A receive queue with a limited rate. Excess packets wait in the port, which counts the packets that it has to drop.
+/// A receive queue with a limited rate. Excess packets wait in the inner port. If the port must drop packets,
+/// the port counts them.
 pub struct PacedRx {
     inner: Box<dyn Rx>,
     schedule: Schedule,
     clock: Clock,
-    /// Moving average of packet lengths.
+    /// Moving average of packet lengths, in bytes.
     mean_bytes: f64,
 }
 

@@ -32,14 +32,15 @@ fn test_run(text: &str) -> TestRun {
     TestRun { clock, checker, pool, rx, tx }
 }
 
-/// Moves packets until the source is exhausted, like a pipeline.
+/// Moves packets from `rx` to `tx` as a pipeline does, until `rx` is exhausted.
 fn forward(rx: &mut dyn Rx, tx: &mut dyn Tx) -> Result<()> {
     let mut packets = [Packet::EMPTY; 32];
     loop {
         let count = rx.receive(&mut packets)?;
         let mut sent = 0;
         while sent < count {
-            // SAFETY: these packets were received from this queue's pool. Those that were sent are not used again.
+            // SAFETY: these packets were received from this queue's pool. Packets that were sent are not used
+            // again.
             sent += unsafe { tx.send(&packets[sent..count]) }?;
         }
         if count == 0 {
@@ -54,20 +55,23 @@ fn forward(rx: &mut dyn Rx, tx: &mut dyn Tx) -> Result<()> {
 const TEXT: &str = "gen:64,flows=1,packets=20000";
 const FAULTS: &str = "drop=1%,duplicate=2%,reorder=3%:2,corrupt=0.5%,delay=0.1%:50us,seed=7";
 
-/// Compares a checker's findings with the injected faults.
+/// Checks that a checker's findings agree with the counts of injected faults.
 fn compare(checker: &Checker, injected: [u64; 5]) {
     let (found, foreign): (Verification, u64) = (checker.verification().unwrap(), checker.foreign());
     let [dropped, duplicated, reordered, corrupted, delayed] = injected;
     assert!(injected.iter().all(|&count| count > 0), "{injected:?}");
-    // A flipped bit can make a packet foreign, so that it counts as lost.
+    // A flipped bit can make a packet foreign. The checker then counts that packet as lost, so up to
+    // `foreign` more packets may be lost than were dropped.
     assert!((dropped..=dropped + foreign).contains(&found.lost), "{injected:?} {found:?}");
-    // A duplicate of a corrupted packet counts as altered too. A packet with a flipped sequence number may count as another one.
+    // A duplicate of a corrupted packet counts as altered too, and a packet with a flipped sequence number
+    // may count as another packet. So up to 10 more packets may be altered than were corrupted.
     assert!(
         found.altered + foreign >= corrupted && found.altered <= corrupted + 10,
         "{injected:?} {found:?}"
     );
     assert!(found.duplicated <= duplicated && found.duplicated + 10 >= duplicated, "{injected:?} {found:?}");
-    // A held packet is not reordered if all packets that overtake it are dropped or held too.
+    // A held packet does not count as reordered if all packets that should overtake it are dropped or held
+    // too. So a fifth of the held packets may be missing from the count.
     let late = reordered + delayed;
     assert!(found.reordered <= late && found.reordered * 10 > late * 8, "{injected:?} {found:?}");
 }
@@ -140,14 +144,14 @@ fn a_capture_holds_the_packets_that_were_sent() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let text = |name: &str| format!("pcap:{}", at(name).display());
-    // Generated packets get the time at which they are sent.
+    // Generated packets get the time at which they are sent, so the capture `made` has such timestamps.
     let TestRun { pool, mut rx, .. } = test_run("gen:imix,packets=3000");
     let mut sink = CaptureSink::open(&text("made"), None).unwrap();
     sink.configure(&[], 1).unwrap();
     let mut tx = sink.take_tx(0, pool.clone()).unwrap();
     forward(&mut *rx, &mut *tx).unwrap();
     drop(tx);
-    // The captures of sink and wrapper equal the capture that was played.
+    // Plays `made` through a capturing wrapper into a sink. Both written captures must equal `made`.
     let mut source = CaptureSource::open(&text("made"), Playback::default()).unwrap();
     source.configure(std::slice::from_ref(&pool), 0).unwrap();
     let mut sink = CaptureSink::open(&text("sent"), Some(&source)).unwrap();
@@ -165,7 +169,7 @@ fn a_capture_holds_the_packets_that_were_sent() {
     assert_eq!(pool.outstanding(), 0);
 }
 
-/// A queue that accepts only a part of each burst.
+/// A queue that accepts only a part of most bursts.
 struct PartialTx(Box<dyn Tx>, usize);
 
 // SAFETY: the inner queue sends a prefix of the packets, and its count is returned.
