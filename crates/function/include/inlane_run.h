@@ -139,8 +139,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 
 #else
 
-// Writes verdicts for all packets once some of them are changed. Forwards the first `done` packets unchanged, copies the
-// `some` verdicts in `known` after them, and runs the function on the rest.
+// Called when the first changed packet was found. Writes verdicts for all packets: `forward` for the first
+// `done` packets, the `some` verdicts in `known` for the next ones, and the function's verdicts for the rest.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {
@@ -150,8 +150,8 @@ INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done
     return INLANE_VERDICTS;
 }
 
-// Runs four packets at a time and prefetches packets 8 to 11 ahead of them. A function that reads at most 16 bytes is so short that the
-// CPU's out-of-order execution reaches as far ahead by itself.
+// Runs packets i to i + 3 together, and prefetches packets i + 8 to i + 11 before. If a function reads at most
+// 16 bytes, it does not prefetch, because the CPU's out-of-order execution reaches that far ahead by itself.
 template <class F, uint32_t Stride>
 INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_verdict *verdicts, const context &call) {
     constexpr uint32_t ahead = 8;

@@ -172,7 +172,7 @@ impl PacketFunction {
         Ok(image.clone())
     }
 
-    /// Makes the function's report from the state of a pipeline after a run. Copy the state from the GPU first if it is there.
+    /// Makes the function's report from the state of a pipeline after a run. If the state is on a GPU, copy it to the host first.
     pub fn report(&self, state: &[u8]) -> FunctionReport {
         match &self.code {
             Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),

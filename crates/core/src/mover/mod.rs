@@ -90,7 +90,8 @@ pub trait Mover: Send {
     }
 
     /// Sets the completion mode. Returns the mode in effect, which differs if the mover does not support the requested one. A
-    /// mover that waits within [`Mover::submit`] uses it for its stages. If the CPU itself copies, the mode is `Poll`.
+    /// mover that waits for its stages within [`Mover::submit`] uses the mode there, too. If the CPU itself copies,
+    /// the mode in effect is `Poll`.
     fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         completion
     }

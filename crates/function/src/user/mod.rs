@@ -2,7 +2,7 @@
 //!
 //! # Privileges
 //!
-//! The code is trusted: it runs in this process with all of its rights. Reading the file, which [`UserFunction::read`] does, runs
+//! The code is trusted: it runs in this process with all rights of the process. Reading the file, which [`UserFunction::read`] does, runs
 //! nothing. [`UserFunction::load`] runs the compiler (`CXX`) and loads the result, so callers drop privileges before it.
 
 mod compiler;
