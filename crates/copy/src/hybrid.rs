@@ -20,8 +20,9 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// Joins two movers by two host buffers. Longer transfers go in pieces of a buffer's length. `completion` is the
-    /// completion mode of both DMA stages; [`Mover::set_completion_mode`] changes it.
+    /// Joins two movers by two host buffers. Transfers longer than a buffer are split into pieces of the
+    /// buffer's length. `completion` is the completion mode of both DMA stages;
+    /// [`Mover::set_completion_mode`] changes it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the buffers differ in length.

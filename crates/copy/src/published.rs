@@ -1,8 +1,9 @@
 //! A published experiment on models of its accelerator: BAR and DMA in each direction at two link speeds, and device to device
 //! by BAR and by the hybrid path.
 //!
-//! The models have the published rates of single stages, so those lines are no measurement. The lines between two devices
-//! show what the published stages predict. The published device-to-device rates do not follow from them.
+//! The models have the published rates of single stages, so the lines of single stages measure nothing new.
+//! The lines between two devices show what the published rates of the stages predict. The published
+//! device-to-device rates differ from these predictions.
 
 use crate::cost::Costs;
 use crate::device::Device;

@@ -187,13 +187,14 @@ pub fn any_abandoned() -> bool {
     ANY_ABANDONED.load(Ordering::Relaxed)
 }
 
-/// Abandons every GPU that this process has opened. Needed because freeing pinned memory waits for all GPUs.
+/// Abandons every GPU that this process has opened. Call it even if only one GPU hangs, because freeing
+/// pinned memory waits for all GPUs.
 pub fn abandon_all() {
     let opened = OPENED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     opened.iter().for_each(|gpu| gpu.abandon());
 }
 
-/// An open GPU. Streams, events, memory, modules and graphs belong to one and keep it open.
+/// An open GPU. Streams, events, memory, modules and graphs belong to a GPU and keep it open.
 ///
 /// It uses the device's primary context, so other CUDA libraries in the process see the same memory.
 pub struct Gpu {
@@ -291,8 +292,9 @@ impl Gpu {
         Ok(most as u32)
     }
 
-    /// Abandons the GPU because a kernel on it will never end. Nothing of it is freed from now on, because freeing would wait for that
-    /// kernel. The system frees everything when the process ends. End it soon, with `_exit`, which skips exit handlers.
+    /// Abandons the GPU because a kernel on it will never end. None of its memory and handles are freed from
+    /// now on, because freeing would wait for that kernel. The system frees everything when the process ends.
+    /// End the process soon, with `_exit`, which skips exit handlers.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
         ANY_ABANDONED.store(true, Ordering::Relaxed);
@@ -339,7 +341,8 @@ impl fmt::Display for Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         self.release("a context", || {
-            // SAFETY: `open` retained it once. Everything created in it holds this value, so nothing of it is left.
+            // SAFETY: `open` retained the context once. Everything created in the context holds this value,
+            // so nothing is left in it.
             unsafe { call!(self, cuDevicePrimaryCtxRelease_v2(self.device)) }
         });
     }

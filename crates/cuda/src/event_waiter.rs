@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-/// A thread that sleeps until one event after the other completes. If this value is dropped while the thread sleeps, the thread ends
-/// when the driver's call returns.
+/// A thread that sleeps until a requested event completes. It serves one event after another. If this value
+/// is dropped while the thread sleeps, the thread ends when the driver's call returns.
 pub(crate) struct EventWaiter {
     events: Sender<Arc<Event>>,
     outcomes: Receiver<Result<()>>,

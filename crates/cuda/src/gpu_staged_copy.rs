@@ -95,11 +95,11 @@ impl Mover for GpuStagedCopy {
             return Err(out_of_reach(self, source, destination));
         }
         if let Err(error) = self.queue(source, destination) {
-            // The copies that were queued still use the caller's memory.
+            // Waits for the copies that were queued, because they still use the caller's memory.
             drain(&[&self.inward, &self.outward]);
             return Err(error);
         }
-        // The outward stream completes transfers in order.
+        // The last copy of a transfer runs on the outward stream, so the ticket completes with this stream.
         self.pending.push(&self.outward, [source.clone(), destination.clone()])
     }
 

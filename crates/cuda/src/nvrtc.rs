@@ -126,7 +126,7 @@ struct Located {
     path: PathBuf,
     /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot be opened.
     file: Option<File>,
-    /// The libraries of built-ins beside it.
+    /// The files `libnvrtc-builtins.so.*` in the same folder.
     builtins: Vec<File>,
 }
 

@@ -377,7 +377,8 @@ __device__ void serve(
                 }
             }
         }
-        // The pusher loads the puller's counter here, between commands, where it delays no transfer.
+        // The pusher loads the puller's counter here, between commands, because the load delays no transfer
+        // here.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
         // A channel that had no chunk of this command ends the command here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);

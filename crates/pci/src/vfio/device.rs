@@ -50,7 +50,8 @@ impl Device {
         let group = Group::of(sysfs, address)?;
         let file = group.device(address)?;
         let device = Self { inner: Arc::new(Inner { file, group, address, sysfs: sysfs.clone() }) };
-        // BARs respond once memory decoding is on. The kernel restores the register when the device is closed.
+        // Turns memory decoding on, because BARs respond only then. The kernel restores the register when the
+        // device is closed.
         device.command(COMMAND_MEMORY)?;
         Ok(device)
     }

@@ -19,7 +19,8 @@ pub(super) struct Group {
     container: File,
 }
 
-/// The groups that this process has open. The kernel lets a group be opened once.
+/// The groups that this process has open. The kernel allows only one opening, so devices of the same group
+/// share it.
 static OPEN: Mutex<BTreeMap<PathBuf, Weak<Group>>> = Mutex::new(BTreeMap::new());
 
 impl Group {
