@@ -1,8 +1,10 @@
-//! Non-transparent bridges (NTB): windows, doorbells, scratchpads, link and handshake between systems that share nothing
-//! but a PCIe link.
+//! Non-transparent bridges (NTB): windows, doorbells, scratchpads, link and handshake. A bridge joins systems
+//! that share nothing but a PCIe link.
 //!
-//! [`device`] is the bridge as Linux's NTB API has it. Its back-ends are the [`twin`] (processes of one machine) and
-//! [`ivshmem`] (virtual machines); [`fault`] injects what shared memory hides. [`window`] is the path of stores to a peer, [`discover`] finds the bridges of a machine.
+//! [`device`] describes the bridge as Linux's NTB API does. Two back-ends implement it: the [`twin`] joins
+//! processes of one machine, and [`ivshmem`] joins virtual machines. [`fault`] injects the delays, losses and
+//! reordering of a real link. [`window`] is the path of stores to a peer. [`discover`] finds the bridges of a
+//! machine.
 
 pub mod device;
 pub mod discover;

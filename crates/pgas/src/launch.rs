@@ -240,9 +240,9 @@ impl Running {
 }
 
 impl Job {
-    /// Runs `program` with `arguments` as every PE and waits for all. If one fails by its status, by a signal
-    /// or by ending without finalizing, the others are ended. Returns the job's exit status and, for a failure,
-    /// the reason.
+    /// Runs `program` with `arguments` as every PE and waits for all. A PE fails by its status, by a signal
+    /// or by ending without finalizing. If a PE fails, the others are ended. Returns the job's exit status
+    /// and, for a failure, the reason.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an invalid job; errors of the system if the fabric or a process cannot be made.
@@ -358,8 +358,8 @@ impl Job {
     }
 }
 
-/// Binds the calling thread, and threads that it starts later, to `processors`. If the system refuses, nothing
-/// changes.
+/// Binds the calling thread to `processors`, and with it the threads that it starts later. Does nothing if
+/// the system refuses.
 pub fn bind(processors: &[usize]) {
     // SAFETY: a set on the stack, and a system call that reads it.
     unsafe {

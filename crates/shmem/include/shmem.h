@@ -45,8 +45,8 @@ extern "C" {
 #define SHMEM_SIGNAL_SET 0
 #define SHMEM_SIGNAL_ADD 1
 
-/* Sizes of the work arrays (pSync, pWrk) of collectives over active sets. The library accepts the arrays and does not use
- * them. */
+/* Sizes of the work arrays (pSync, pWrk) of collectives over active sets. The library accepts these arrays
+ * but does not use them. */
 #define SHMEM_SYNC_VALUE 0L
 #define SHMEM_SYNC_SIZE 1
 #define SHMEM_BARRIER_SYNC_SIZE 1
@@ -119,8 +119,8 @@ static inline void shfree(void *address) { shmem_free(address); }
 
 /* ---- put and get ------------------------------------------------------------------------------------------------- */
 
-/* A put returns when the source may be reused; a get returns when the bytes have arrived. The source of a put_nbi stays in
- * use until the next shmem_quiet. */
+/* A put returns when its source may be reused. A get returns when its bytes have arrived. The source of a
+ * put_nbi stays in use until the next shmem_quiet. */
 void shmem_putmem(void *destination, const void *source, size_t bytes, int pe);
 void shmem_getmem(void *destination, const void *source, size_t bytes, int pe);
 void shmem_putmem_nbi(void *destination, const void *source, size_t bytes, int pe);

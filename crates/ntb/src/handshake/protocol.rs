@@ -113,8 +113,8 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Starts a handshake in a new `epoch` (not 0) with this side's sizes. `ready` says that the translation is
-    /// already set.
+    /// Starts a handshake in a new `epoch` (not 0) with this side's sizes. Set `ready` if this side's
+    /// translation is already set.
     pub fn new(epoch: u32, limit_pages: u32, inbound_pages: u32, ready: bool) -> Self {
         let own = Row { version: VERSION, epoch: epoch.max(1), seen: 0, limit_pages, inbound_pages, ready };
         Self { own, peer: None }

@@ -57,8 +57,8 @@ impl Bench {
         self.world.put(self.words, index, &[value], self.other)
     }
 
-    /// Runs `body` at both PEs for all completion modes in turn. `body` handles the values `base + 1` to `base
-    /// + count`.
+    /// Measures `body` at both PEs, in all completion modes in turn. `body` handles the values from `base +
+    /// 1` to `base + count`.
     fn in_turn(
         &self,
         operation: Operation,

@@ -53,7 +53,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The longest first sleep of an adaptive wait. A longer expected duration does not extend it.
 const LONGEST: Duration = Duration::from_millis(20);
-/// How long an adaptive wait polls beyond the expected duration before it sleeps: about twice the cost of a wake-up.
+/// How long an adaptive wait polls beyond the expected duration before it sleeps. It is about twice the cost
+/// of a wake-up.
 const POLL_FOR: Duration = Duration::from_micros(50);
 
 /// One wait. [`Wait::run`] of the core crate is the loop that calls these methods.
@@ -105,8 +106,8 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
         let mut expectation = lock(&self.context.waits.expectation);
         expectation.slept(self.options.bytes, slept);
         if slept.late {
-            // The true duration is shorter than the sleep, but unknown. Half of it is learnt, or two sides that wait for
-            // each other would learn each other's sleep and sleep ever longer.
+            // The true duration is unknown, but shorter than the sleep. Record half of the sleep. If two
+            // sides that wait for each other recorded the whole sleep, both would sleep ever longer.
             expectation.learn(self.options.bytes, slept.took.as_nanos() as u64 / 2);
         }
     }
@@ -133,11 +134,12 @@ impl<F: FnMut() -> bool> Wait for OneWait<'_, F> {
 }
 
 impl PeContext {
-    /// Waits until `done` returns true, and serves other PEs' requests meanwhile. A store that arrived before the link went
-    /// down still ends the wait.
+    /// Blocks until `done` returns true, and serves other PEs' requests meanwhile. If the awaited store
+    /// arrived before the link went down, the wait still succeeds.
     ///
     /// # Errors
-    /// [`Error::LinkLost`] when a peer of the failure scope is lost, [`Error::Timeout`] at the options' timeout.
+    /// [`Error::LinkLost`] if the link to a peer of `scope` is lost, [`Error::Timeout`] at the options'
+    /// timeout.
     #[inline]
     pub(super) fn wait_for(
         &self,
@@ -155,12 +157,12 @@ impl PeContext {
         Ok(())
     }
 
-    /// Announces a sleep to all peers, then sleeps until one rings or for `backstop`. [`super::wakeup`] explains the
-    /// protocol.
+    /// Announces a sleep to all peers. Then sleeps until a peer rings or `backstop` has passed.
+    /// [`super::wakeup`] explains the protocol.
     fn sleep_announced(&self, backstop: Duration, interest: Interest, done: &mut impl FnMut() -> bool) {
         self.faults.step("sleep");
         self.ntb.doorbell_clear(WAKE);
-        // The sleep is announced under the lock, so that peers see the counter in order.
+        // Announce the sleep under the lock, so that peers see the counter of announcements grow in order.
         {
             let mut waiter = lock(&self.waits.waiter);
             let announcement = waiter.announce(interest);
@@ -188,21 +190,24 @@ impl PeContext {
         self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
     }
 
-    /// Orders this thread's announcement and next look against every notifier's store and look.
+    /// Orders this thread's announcement before its next look, and every notifier's store before its own
+    /// look.
     fn barrier_with_notifiers(&self) {
         if self.coherent {
-            // Notifiers that this call cannot reach execute a barrier of their own.
+            // This call does not reach processes that are not registered. Notifiers there execute their own
+            // barrier.
             barrier_everywhere();
         } else {
             self.peers.iter().for_each(|peer| peer.window.flush());
         }
     }
 
-    /// Wakes this PE's threads that wait for words of its own memory, after a peer's atomic or another thread changed one.
+    /// Wakes this PE's threads that wait for words of its own memory. Call it after an atomic of a peer or
+    /// another thread of this PE has changed such a word.
     pub(super) fn changed_own_memory(&self) {
         fence(Ordering::SeqCst);
         if self.waits.on_memory.load(Ordering::Relaxed) {
-            // The own port exists, so this cannot fail.
+            // This PE's own port exists, so this cannot fail.
             let _ = self.ntb.peer_doorbell_set(self.me, WAKE);
         }
     }

@@ -22,7 +22,8 @@
 //! * On posted windows the notifier executes a barrier and the waiter reads back through the window. The read's completion
 //!   arrives after all posted stores before it (PCI Express Base Specification, "Transaction Ordering").
 //!
-//! Doorbells themselves can be lost. Each sleep therefore ends after a backstop of 1 ms, which doubles up to 64 ms.
+//! Doorbells themselves can be lost. Each sleep therefore also ends without a doorbell, after its *backstop*:
+//! 1 ms at first, then doubled up to 64 ms.
 
 use std::time::Duration;
 
