@@ -64,15 +64,15 @@ impl Plan {
 /// The result of a measurement.
 #[derive(Clone, Debug)]
 pub struct Measurement {
-    /// Nanoseconds of each transfer, if one was in flight at a time.
+    /// Statistics of the nanoseconds of a transfer. `None` if several transfers were in flight at a time.
     pub latency_ns: Option<Summary>,
-    /// Percentiles of the same times.
+    /// Percentiles of the times in `latency_ns`.
     pub latency_percentiles: Option<Percentiles>,
     /// Bytes per second of each repeat.
     pub bytes_per_second: Summary,
     /// CPU seconds of the submitting and waiting thread per 10^9 bytes.
     pub cpu_seconds_per_gigabyte: f64,
-    /// The same CPU time as a share of the elapsed time.
+    /// The CPU time of that thread as a share of the elapsed time.
     pub cpu_share: f64,
     /// Transfers in flight; 1 for a synchronous mover.
     pub window: usize,

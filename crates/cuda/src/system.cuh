@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned long long load_acquire(const void *word) {
     return value;
 }
 
-// Loads two adjacent words with one aligned access of sixteen bytes, so that both are from the same moment.
+// Two adjacent words. One aligned access of sixteen bytes loads both, so that both are from the same moment.
 struct pair {
     unsigned long long low;
     unsigned long long high;
