@@ -1,4 +1,4 @@
-//! Experiments: several runs, or a run with something beside it, to explain the figures of one.
+//! Experiments explain the result of a run, by further runs or by a job that runs at the same time.
 //!
 //! | item | answers |
 //! | --- | --- |

@@ -5,8 +5,8 @@
 //! | throughput | one as fast as possible | the highest rate; within 3 % of it, a method without a resident kernel |
 //! | latency | one as fast as possible, then one for each flush time at the offered rate | of those whose 99th percentile keeps the limit, the highest rate |
 //!
-//! For a latency, the offered rate is the user's, or a fifth of what the method carries. A method that does not carry the
-//! offered rate is chosen only if none does.
+//! For a latency goal, the offered rate is the one that the user gave, or a fifth of the method's rate as
+//! fast as possible. A method that does not carry the offered rate is chosen only if no method carries it.
 
 use super::baseline::shortened;
 use crate::config::{Config, Method, Route};
@@ -16,11 +16,12 @@ use crate::run::{RunOutcome, kind, run};
 use inlane_core::units::{self, Rate};
 use std::time::{Duration, Instant};
 
-/// How long packets flow in a trial. On a GPU, start and end add up to 0.3 s.
+/// How long packets flow in a trial. On a GPU, starting and ending a trial take another 0.3 s.
 const TRIAL: Duration = Duration::from_millis(150);
 /// The time after which no further candidate is tried.
 const LAST_START: Duration = Duration::from_secs(25);
-/// A method carries the offered rate if at least this share of it arrives. The rest covers the ends of a short run.
+/// A method carries the offered rate if at least this share of the rate arrives. The share is below 1 because
+/// the start and end of a short run cost some packets.
 const CARRIED: f64 = 0.95;
 /// A rate that is at least this share of the highest rate counts as equal to it.
 const EQUAL: f64 = 0.97;
@@ -30,21 +31,23 @@ const EQUAL: f64 = 0.97;
 pub enum Goal {
     /// The most packets per second.
     Throughput,
-    /// 99 % of packets take at most this time from received to sent.
+    /// The most packets per second among the trials in which 99 % of packets take at most this time from
+    /// received to sent.
     Latency(Duration),
 }
 
-/// A candidate and its figures.
+/// A candidate (method, burst size and flush time), and what its trial measured.
 #[derive(Clone, Debug)]
 struct Trial {
     method: Method,
     burst: usize,
-    /// How long a partial burst waited; `None` if every burst was full.
+    /// How long a partial burst could wait; `None` for bursts of one packet, and if packets were offered as
+    /// fast as possible.
     flush: Option<Duration>,
     /// The rate when packets were offered as fast as possible.
     packets_per_second: f64,
     p99: Option<Duration>,
-    /// True if it carried the rate at which the latency was measured.
+    /// True if the candidate carried the rate at which the latency was measured.
     carried: bool,
 }
 
@@ -60,7 +63,8 @@ struct Trials {
 /// Chooses method, burst size and flush time for `goal`. Returns the settings and the reason in one sentence.
 ///
 /// # Errors
-/// When the source cannot be run repeatedly, no method runs at all, none keeps the latency, or `control` stops.
+/// When the source cannot be run repeatedly, every method fails, no candidate keeps the latency, or `control`
+/// is stopped.
 pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config, String)> {
     let repeatable = match &config.route {
         Route::OneWay { rx, .. } => ["null", "gen", "net_null"].contains(&kind(rx)),
@@ -84,7 +88,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     };
     let (mut trials, mut refused) = (Trials::default(), None);
     let begun = Instant::now();
-    // Bursts are the outer loop, so that every method was tried with some bursts when time runs out.
+    // Burst sizes are the outer loop. So if time runs out, every method was tried with some burst sizes.
     for &burst in bursts {
         for executor in Method::ALL.into_iter().filter_map(|method| config.executor.with_method(method)) {
             interrupted(trials.runs)?;
@@ -118,7 +122,8 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
 }
 
 impl Trials {
-    /// Runs a candidate as fast as possible and, for a latency, at a rate with each flush time.
+    /// Runs a candidate as fast as possible. For a latency goal, also runs it at the offered rate with each
+    /// flush time.
     fn attempt(&mut self, candidate: &Config, goal: Goal) -> Result<()> {
         let (method, burst) = (candidate.executor.method(), candidate.per_pipeline.burst);
         let mut trial = shortened(candidate, TRIAL);
@@ -154,7 +159,7 @@ impl Trials {
     }
 }
 
-/// Runs `config`. An error during the run is returned as an error, too.
+/// Runs `config`. Also returns an error if one occurred during the run.
 fn succeed(config: &Config) -> Result<RunOutcome> {
     let mut outcome = run(config, &Control::default(), &mut |_, _| ())?;
     match outcome.errors.is_empty() {
@@ -174,7 +179,8 @@ fn pick(trials: &[Trial], goal: Goal) -> Option<&Trial> {
         a.carried.cmp(&b.carried).then(rate).then(b.p99.cmp(&a.p99))
     };
     let best = trials.iter().filter(meets).max_by(better)?;
-    // A resident kernel occupies multiprocessors while there is nothing to do, so an equal method without one is preferred.
+    // A resident kernel occupies multiprocessors even if no packets arrive. So among equally fast methods,
+    // one without a resident kernel is preferred.
     let not_resident = |trial: &&Trial| trial.method != Method::Persistent;
     let equal = |trial: &&Trial| {
         trial.carried == best.carried && trial.packets_per_second >= best.packets_per_second * EQUAL

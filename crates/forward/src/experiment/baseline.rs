@@ -11,7 +11,8 @@ use std::time::Duration;
 /// How long a baseline runs.
 const BASELINE: Duration = Duration::from_millis(300);
 
-/// Returns settings for a run of `duration` without captures, faults, pacing and a competing job.
+/// Returns the settings for a run of `duration` that writes no capture and has no faults, no pacing and no
+/// competing job.
 pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
     let mut short = config.clone();
     short.per_pipeline.stages = false;
@@ -27,11 +28,12 @@ pub(super) fn shortened(config: &Config, duration: Duration) -> Config {
     short
 }
 
-/// Measures the baseline of a run: 300 ms on the same source and executor, with packet function `io`, no forced work, and
-/// `null` to send to.
+/// Measures the baseline of a run. The baseline is a 300 ms run with the same source and executor, packet
+/// function `io`, no forced work, and port `null` to send to.
 ///
-/// Returns `None` if the source cannot be read a second time, if `control` has stopped, or if the baseline fails. Also on a GPU if
-/// the run itself needs privileges later, because the run-time compiler is only loaded without privileges.
+/// Returns `None` if packets flow in both directions, if the source cannot be read a second time, if
+/// `control` was stopped, or if the baseline fails. Also returns `None` on a GPU if the run itself needs
+/// privileges later: the run-time compiler is loaded only after privileges are dropped.
 pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     let Route::OneWay { rx, tx } = &config.route else { return None };
     let needs_privileges = config.executor.device() != Device::Cpu && config.drops_needed_privileges();
@@ -61,8 +63,8 @@ pub fn baseline(config: &Config, control: &Control) -> Option<Baseline> {
     })
 }
 
-/// Returns true if the source can be opened a second time and then gives the same packets. Generators and files can, a pipe
-/// cannot.
+/// Returns true if the source can be opened a second time and then gives the same packets. True for
+/// generators and files, false for pipes.
 pub(super) fn is_repeatable(rx: &str) -> bool {
     match kind(rx) {
         "null" | "gen" => true,

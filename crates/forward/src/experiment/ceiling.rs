@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const CALIBRATION: Duration = Duration::from_millis(30);
 /// The number of packets on which the function is timed. They stay in the first-level cache.
 const SAMPLE: usize = 64;
-/// How often the function processes the sample before the packets' original bytes are restored.
+/// How often the packet function processes the sample packets before their original bytes are restored.
 const ROUNDS: u64 = 32;
 
 /// Measures ceilings. Runs with the same ceiling share one measurement.
@@ -38,10 +38,12 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Returns the ceiling of a run of `config` with `result`, whose slowest link has the given rate each way.
+    /// Returns the ceiling of a run of `config` that had `result`. `link_bits_per_second` is the rate of the
+    /// slowest link in one direction.
     ///
-    /// On the CPU it times the packet function on 64 packets of the source, or on UDP packets of the mean size if the source
-    /// cannot be read a second time. Returns `None` if the measurement fails.
+    /// On the CPU, the ceiling includes the packet function's own time. It is measured on 64 packets of the
+    /// source, or on UDP packets of the mean size if the source cannot be read a second time. Returns `None`
+    /// if the measurement fails.
     pub fn of(
         &mut self,
         config: &Config,
@@ -56,8 +58,8 @@ impl Ceilings {
         self.known.entry(key).or_insert_with(|| ceiling(config, link_bits_per_second, result)).clone()
     }
 
-    /// Returns a note with the round trip of a bare kernel with the same dependent reads, for a GPU run whose stages are
-    /// timed.
+    /// Returns a note with the round-trip time of a bare kernel that makes the same dependent reads as the
+    /// executor. `None` unless the run is on a GPU and its stages are timed.
     pub fn round_trip_note(&mut self, config: &Config) -> Option<String> {
         let Device::Gpu(index) = config.executor.device() else { return None };
         if !config.per_pipeline.stages {
@@ -77,7 +79,7 @@ fn ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketRe
 /// Returns the ceiling of the links and of the workers of all directions together.
 fn cpu_ceiling(config: &Config, link_bits_per_second: Option<f64>, result: &PacketResult) -> Option<Ceiling> {
     let directions = config.route.directions();
-    // For a function that does nothing, timing would measure only the call.
+    // Function `io` does nothing. Timing it would measure only the call, so it is left out.
     let idle = config.function == "io";
     let function_ns = if idle { 0.0 } else { function_ns(config, result).ok()? };
     let workers = directions * config.pipelines as usize * config.executor.workers();
@@ -149,7 +151,8 @@ fn mean_size(result: &PacketResult) -> u64 {
     result.rx.bytes.checked_div(result.rx.packets).unwrap_or(64)
 }
 
-/// Times the packet function on packets like those of `result`, on this core. Returns nanoseconds per packet.
+/// Times the packet function on the calling thread, with packets like those of `result`. Returns nanoseconds
+/// per packet.
 fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
     let (pool, packets) = sample(config, result)?;
     let contents: Vec<Vec<u8>> = packets
@@ -163,7 +166,8 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
     let begun = Instant::now();
     let (mut spent, mut done) = (Duration::ZERO, 0u64);
     while begun.elapsed() < CALIBRATION {
-        // Restores the packets, because a function that decrements hop limits would soon see only expired ones.
+        // Restores the packets' original bytes. Otherwise a function that decrements hop limits would soon
+        // get only expired packets.
         for (packet, content) in packets.iter().zip(&contents) {
             // SAFETY: this thread owns the packet, in host memory; it holds at least the bytes that it had.
             unsafe { std::slice::from_raw_parts_mut(packet.address as *mut u8, content.len()) }
@@ -182,7 +186,7 @@ fn function_ns(config: &Config, result: &PacketResult) -> Result<f64> {
     Ok(spent.as_secs_f64() * 1e9 / done as f64)
 }
 
-/// Receives up to 64 packets like those of the run into a pool of their own.
+/// Receives up to 64 packets like those of the run. Returns the packets and the new pool that holds them.
 fn sample(config: &Config, result: &PacketResult) -> Result<(Arc<dyn Pool>, Vec<Packet>)> {
     let source = match &config.route {
         Route::OneWay { rx, .. } if is_repeatable(rx) => rx.clone(),
@@ -221,7 +225,7 @@ mod tests {
     use crate::control::Control;
     use crate::run::run;
 
-    /// Runs 1000 packets and returns the ceiling.
+    /// Runs 1000 packets through `function`, and returns the ceiling of that run.
     fn ceiling_of(rx: &str, function: &str, work: Duration) -> Ceiling {
         let mut config = Config::new(Route::OneWay { rx: rx.into(), tx: vec!["null".into()] });
         config.function = function.into();

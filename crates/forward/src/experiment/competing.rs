@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The duration for which the job is measured alone.
+/// How long the job is measured while it runs alone.
 const ALONE: Duration = Duration::from_millis(300);
 
-/// A competing job, and its speed while it is alone.
+/// A competing job, and the speed that it had without the pipelines.
 pub(crate) struct CompetingJob {
     kind: Kind,
     alone_per_second: f64,
@@ -26,13 +26,14 @@ pub(crate) struct CompetingJob {
 
 enum Kind {
     Gpu(CompetingKernel),
-    /// One thread per entry, bound to the core if there is one.
+    /// One thread per entry. The entry is the core that the thread is bound to; `None` does not bind it.
     Cpu(Vec<Option<usize>>),
 }
 
 impl CompetingJob {
-    /// Prepares the job that the settings ask for and measures it alone, which takes 300 ms. `cores` are those of the threads of
-    /// all `pipelines`; empty if these are not bound. Returns `None` if no job is asked for.
+    /// Prepares the job that the settings ask for and measures it alone, which takes 300 ms. `cores` are the
+    /// cores of the threads of all `pipelines`; empty if these threads are not bound. Returns `None` if the
+    /// settings ask for no job.
     ///
     /// # Errors
     /// When the GPU refuses the job.
@@ -57,7 +58,8 @@ impl CompetingJob {
         Ok(Some(job))
     }
 
-    /// Runs the job while `work` runs. Returns the result of `work`, and the job's rounds per second meanwhile.
+    /// Runs the job while `work` runs. Returns the result of `work`, and the job's rounds of arithmetic per
+    /// second during `work`.
     fn rounds_during<T>(&self, work: impl FnOnce() -> T) -> (T, Result<f64>) {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -65,7 +67,7 @@ impl CompetingJob {
                 Kind::Gpu(job) => job.run(&stop),
                 Kind::Cpu(threads) => Ok(compute_on_cores(threads, &stop)),
             });
-            // Stops the job even if `work` panics, because the scope waits for the job.
+            // The scope waits for the job to end. So this guard stops the job even if `work` panics.
             let guard = StopOnDrop(&stop);
             let done = work();
             drop(guard);
@@ -77,7 +79,8 @@ impl CompetingJob {
         })
     }
 
-    /// Runs the job while `work` runs. Returns the result of `work`, and how much of its speed the job kept.
+    /// Runs the job while `work` runs. Returns the result of `work`, and the job's speed during `work`
+    /// compared with its speed alone.
     pub(crate) fn run_beside<T>(&self, work: impl FnOnce() -> T) -> (T, Result<Competitor>) {
         let (done, rounds) = self.rounds_during(work);
         let found = rounds.map(|beside| Competitor {
@@ -103,7 +106,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Computes on one thread per entry of `threads` until `stop`. Returns rounds of 4096 operations per second, all threads together.
+/// Computes on one thread per entry of `threads` until `stop` is set. Returns the rounds per second of all
+/// threads together. A round has 4096 operations.
 fn compute_on_cores(threads: &[Option<usize>], stop: &AtomicBool) -> f64 {
     std::thread::scope(|scope| {
         let compute = |core: &Option<usize>| {

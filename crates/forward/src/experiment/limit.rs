@@ -1,8 +1,8 @@
-//! Names what limited a run, with the figures that show it.
+//! Names what limited a run, and gives the numbers that show it.
 //!
-//! Threads that poll are always running, so their processor time says little. The dispatching thread's account
-//! ([`crate::control::Idle`]) says more. If it was nearly always busy, it is the limit. Otherwise it waited, and other figures tell
-//! for what:
+//! Threads that poll are always running, so their processor time says little. So the dispatching thread
+//! measures how long it had work ([`crate::control::Idle`]). If it nearly always had work, this thread is the
+//! limit. Otherwise it waited, and other evidence shows for what:
 //!
 //! | limit | evidence |
 //! | --- | --- |
@@ -31,13 +31,15 @@ use std::time::Duration;
 
 /// A thread that is busy for at least this share of the run has no time left.
 const BUSY: f64 = 0.9;
-/// At least this share of the offered packets counts as all of them. The rest covers the run's start and end.
+/// If at least this share of the offered packets arrived, all count as arrived. The rest is lost at the run's
+/// start and end.
 const ALL: f64 = 0.99;
-/// The same for a run whose threads were not busy.
+/// As [`ALL`], for a run whose threads were not busy.
 const NEARLY_ALL: f64 = 0.95;
-/// This share of a ceiling counts as the ceiling.
+/// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;
-/// Threads that lack a processor, or sleep in system calls, for this share of the run are held up by it.
+/// If threads wait for a processor, or sleep in system calls, for at least this share of the run, that is the
+/// limit.
 const HELD_UP: f64 = 0.2;
 /// A port that accepts nothing for this share of the run is the limit.
 const BLOCKED: f64 = 0.5;
@@ -46,8 +48,8 @@ const REFUSED: f64 = 0.05;
 /// The shortest run whose limit is named. In shorter runs, start and end matter too much.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// Names what limited the run of `config`, whose ceiling is known: a word or two, a colon, and the evidence. Returns `None` for
-/// a run without packets and for one below 10 ms.
+/// Names what limited the run of `config`: a word or two, a colon, and the evidence. The result must already
+/// contain the ceiling. Returns `None` for a run without packets, or shorter than 10 ms.
 pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     if result.rx.packets == 0 || Duration::from_nanos(result.duration_ns) < SHORTEST {
@@ -68,7 +70,7 @@ fn lost(result: &PacketResult) -> u64 {
     result.rx.missed + result.dropped_overload
 }
 
-/// Names the offered rate as the limit, if at least `share` of it arrived and nothing was lost.
+/// Names the offered rate as the limit, if at least `share` of the offered packets arrived and none was lost.
 fn offered(config: &Config, result: &PacketResult, share: f64) -> Option<String> {
     let (arrived, said) = arrived(config, result)?;
     (arrived >= share && lost(result) == 0).then(|| format!("offered rate: {said}; nothing was lost"))
@@ -129,13 +131,15 @@ fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<String> {
     })
 }
 
-/// Names processors that other threads used, or system calls that slept, as the limit.
+/// Names processors or system calls as the limit, if the run's threads waited for processors that other
+/// threads used, or slept in system calls.
 fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
     let running = result.cpu_ns as f64 / all;
-    // The kernel also counts the time in queues before the run.
+    // The kernel's count of time in run queues includes time before the run. So the share is limited to the
+    // time in which the threads did not run.
     let queued = (outcome.queued_ns as f64 / all).min((1.0 - running).max(0.0));
     let (thread, noun, they) = match threads {
         1 => ("the thread", "the thread was", "it"),
@@ -153,7 +157,8 @@ fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
     }
     let slept = percent(slept);
     Some(match outcome.queued_ns {
-        // The kernel does not count the time in queues, so the two cannot be told apart.
+        // 0 means that the kernel does not count the time in run queues. So the text names both possible
+        // causes.
         0 => format!("processors or system calls: {noun} not running for {slept} of the time"),
         _ => {
             format!("system calls: {noun} blocked for {slept} of the time while {they} read and wrote ports")
@@ -161,7 +166,7 @@ fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
     })
 }
 
-/// Names the limit that follows from the threads' own account of their time.
+/// Names the limit that follows from how long the dispatching threads and feeders had work.
 fn threads(config: &Config, outcome: &RunOutcome) -> String {
     let result = &outcome.result;
     let (device, method) = (config.executor.device(), config.executor.method());
@@ -205,8 +210,9 @@ fn threads(config: &Config, outcome: &RunOutcome) -> String {
     format!("{what}: {feeding}{busy}; {more}{share}")
 }
 
-/// Describes how busy the threads with work were. Returns the text and the busiest one's share. The texts are for one thread
-/// and for several.
+/// Describes how busy the threads were whose share of time `share` returns, one thread per pipeline. `one`
+/// and `several` say what such a thread does and what such threads do. Returns the text, and the share of the
+/// busiest thread.
 fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]: [&str; 2]) -> (String, f64) {
     let shares = || outcome.time_shares.iter().map(share);
     let (least, most) = (shares().fold(1.0, f64::min), shares().fold(0.0, f64::max));
@@ -219,7 +225,8 @@ fn how_busy(outcome: &RunOutcome, share: fn(&TimeShares) -> f64, [one, several]:
     (said, most)
 }
 
-/// Returns true if the source always has more packets. A pipe has only what its writer has written.
+/// Returns true if the source always has more packets. False for a pipe, which has only what its writer has
+/// written.
 fn is_endless(config: &Config) -> bool {
     let Route::OneWay { rx, .. } = &config.route else { return false };
     match kind(rx) {

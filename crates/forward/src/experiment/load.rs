@@ -1,4 +1,4 @@
-//! The highest rate without loss, and the latency at shares of it.
+//! Finds the highest rate without loss, and measures the latency at shares of that rate.
 
 use super::ceiling::Ceilings;
 use super::limit::limit;
@@ -12,20 +12,23 @@ use inlane_core::units::{self, Rate};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The name of the parameter with the offered rate: the rate at which packets were due.
+/// The name of the parameter that holds the offered rate: the rate at which packets were due.
 pub const OFFERED: &str = "offered";
 
 /// The duration of a trial if the settings have none.
 const TRIAL: Duration = Duration::from_secs(2);
-/// The shortest trial with which RFC 2544 (section 24) calls a rate the throughput.
+/// The shortest trial that RFC 2544 (section 24) accepts for measuring the throughput.
 const RFC_2544_TRIAL: Duration = Duration::from_secs(60);
-/// The resolution of the search, as a share of the fastest rate. The search ends when it knows the rate this well.
+/// The resolution of the search, as a share of the fastest rate. The search ends when the rates that passed
+/// and failed differ by at most this share.
 const RESOLUTION: f64 = 0.005;
 /// The search gives up below this share of the fastest rate.
 const LOWEST: f64 = 0.01;
-/// The share of the due packets that may be missing at the end of a trial. A pipeline that is too slow misses more.
+/// The share of the due packets that may be unprocessed at the end of a trial. In a pipeline that is too
+/// slow, more packets are unprocessed.
 const TOLERANCE: f64 = 0.002;
-/// Packets that became due in this time before the end of a trial may be missing: they are not sent yet.
+/// Packets that became due less than this time before the end of a trial may be unprocessed, because they may
+/// be still on their way.
 const TAIL: Duration = Duration::from_millis(1);
 
 /// Returns why a trial at `offered` packets per second failed, or `None` if it passed: nothing was lost, missed or altered,
@@ -86,8 +89,8 @@ impl Search {
     }
 }
 
-/// Searches for the highest rate without loss by bisection, to 0.5 %. Then measures the latency at each of `loads`, in per
-/// cent of that rate.
+/// Searches for the highest rate without loss by bisection, to 0.5 %. Then measures the latency at each of
+/// `loads`, which are percentages of that rate.
 ///
 /// The method is that of RFC 2544, section 26.1. With trials of at least 60 s, the rate is the throughput as the RFC defines
 /// it. Each trial lasts `config.duration`. Returns the document, and an error if no rate passed.
@@ -196,12 +199,12 @@ mod tests {
 
     #[test]
     fn a_short_trial_passes_if_only_its_tail_is_missing() {
-        // 1 Mpps for 50 ms: 50,000 packets are due.
+        // A trial of 50 ms at 1 Mpps, so 50,000 packets are due.
         let trial = |processed| failure(&outcome(Duration::from_millis(50), processed), 64, 1e6);
         assert_eq!(trial(50_000), None);
         assert_eq!(trial(49_000), None, "a burst and 1 ms are not yet sent");
         assert!(trial(48_900).unwrap().contains("2.2 % of the due packets were late"));
-        // The tail of a long trial is less than 0.2 %.
+        // In a 10 s trial, [`TOLERANCE`] allows more packets to be missing than [`TAIL`] does, so it decides.
         let long = |processed| failure(&outcome(Duration::from_secs(10), processed), 64, 1e6);
         assert_eq!(long(9_980_000), None);
         assert!(long(9_979_000).is_some());
@@ -234,14 +237,15 @@ mod tests {
         }
     }
 
-    /// Checks short trials and a function that drops packets. Both used to fail at every rate.
+    /// Checks short trials and a function that drops packets. In an earlier version both failed at every
+    /// rate.
     #[test]
     fn a_dropping_function_has_a_rate_without_loss() {
         let mut config = Config::new(Route::OneWay { rx: "gen:64".into(), tx: vec!["null".into()] });
         config.function = "drop-rule:all".into();
         config.duration = Some(Duration::from_millis(20));
         config.cores = Some(Vec::new());
-        // Forced work makes the rate low, so that the generator keeps up on a busy machine.
+        // Forced work lowers the rate, so the generator keeps up even on a busy machine.
         config.per_pipeline.work = Duration::from_micros(20);
         let mut ceilings = Ceilings::default();
         let (document, error) =

@@ -25,7 +25,8 @@ use std::time::Instant;
 /// Runs `pipeline` on `lane` until the pipeline ends. Afterwards the lane's streams are idle, or the GPU was
 /// abandoned.
 ///
-/// Returns what the pipeline counted. Also returns the lane's report, if there was no error.
+/// Returns what the pipeline counted. Also returns the lane's report, unless there was an error or the GPU
+/// was abandoned.
 ///
 /// # Panics
 /// If the lane was created for another pool. The GPU could not access this pool's packets.

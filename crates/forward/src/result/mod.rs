@@ -30,12 +30,12 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Returns the mean rate on an Ethernet line: frames with FCS, preamble and gap.
+    /// Returns the mean rate on an Ethernet line. It includes each frame's FCS, preamble and gap.
     pub fn line_bits_per_second(&self) -> f64 {
         self.bits_per_second + self.packets_per_second * (Rate::LINE_OVERHEAD * 8) as f64
     }
 
-    /// Converts a port's counters over `seconds`. Without time, the rates are zero.
+    /// Converts a port's counters to a flow that lasted `seconds`. If `seconds` is 0, the rates are 0.
     pub fn over(counters: &Counters, seconds: f64) -> Self {
         let rate = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
         Self {
@@ -158,24 +158,28 @@ pub struct Repeats {
 }
 
 impl PacketResult {
-    /// Returns the transmit rate in packets per second: the median over repeats, or the run's own.
+    /// Returns the transmit rate in packets per second. If the run was repeated, this is the median over the
+    /// repeats.
     pub fn rate(&self) -> f64 {
         self.repeats.map_or(self.tx.packets_per_second, |repeats| repeats.packets_per_second.median)
     }
 
-    /// Returns the median latency: the median over repeats, or the run's own.
+    /// Returns the median latency in nanoseconds. If the run was repeated, this is the median over the
+    /// repeats.
     pub fn p50_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p50_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p50_ns))
     }
 
-    /// Returns the 99th percentile of the latency: the median over repeats, or the run's own.
+    /// Returns the 99th percentile of the latency in nanoseconds. If the run was repeated, this is the median
+    /// over the repeats.
     pub fn p99_ns(&self) -> Option<f64> {
         let median = self.repeats.and_then(|repeats| repeats.p99_ns).map(|summary| summary.median);
         median.or(self.total_latency().map(|p| p.p99_ns))
     }
 
-    /// Returns the latency from due to checked. Without it, returns the latency from receive to transmit of `--stages`.
+    /// Returns the latency from the time a packet was due to its arrival at the checker. If that was not
+    /// measured, returns the latency from receive to transmit that `--stages` measures.
     pub fn total_latency(&self) -> Option<&Percentiles> {
         self.latency.as_ref().or(self.stages.as_ref().and_then(|stages| stages.total.as_ref()))
     }

@@ -61,7 +61,7 @@ impl Quantity {
         }
     }
 
-    /// Returns the suffix of the JSON key that names the unit.
+    /// Returns the end of the JSON key, which names the unit.
     fn suffix(&self) -> &'static str {
         match self {
             Self::Number(_) | Self::Text(_) => "",
@@ -141,7 +141,7 @@ impl Serialize for Parameters {
         for (name, value) in &self.0 {
             let key = format!("{}{}", name.replace('-', "_"), value.suffix());
             match value {
-                // Whole numbers have no fraction in JSON: 64, not 64.0.
+                // Whole numbers are written without a fraction: 64, not 64.0.
                 Quantity::Number(number) | Quantity::Time(number) | Quantity::Percent(number)
                     if number.fract() == 0.0 && number.abs() < 9e15 =>
                 {

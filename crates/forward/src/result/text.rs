@@ -107,7 +107,7 @@ impl Row for PacketResult {
     }
 
     fn details(&self) -> Vec<Cell> {
-        // Each direction is a path of its own.
+        // The path has one entry per direction, so the entries are separated by semicolons.
         let mut details = self.path.cells_with("; ");
         details.extend(self.ceiling.as_ref().map(Ceiling::cell));
         details.extend(self.baseline.as_ref().map(Baseline::cell));

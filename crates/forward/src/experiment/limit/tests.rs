@@ -19,8 +19,8 @@ fn on_gpu(method: Method, memory: Memory) -> Config {
     Config { executor: Executor::Gpu { index: 0, settings }, ..config("null:1024") }
 }
 
-/// Returns the outcome of a run of one second at 1 Mpps of 1000 bytes, whose threads had a processor all the time and were
-/// busy for these shares.
+/// Returns the outcome of a run of one second at 1 Mpps with packets of 1000 bytes. Its threads had a
+/// processor all the time. `busy` has the share of time in which each pipeline's dispatching thread had work.
 fn outcome(config: &Config, busy: &[f64]) -> RunOutcome {
     let flow = Flow {
         packets: 1_000_000,
@@ -68,7 +68,7 @@ fn a_busy_thread_is_the_limit() {
 fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
     let mut split = with_method("gen:64", Method::Split);
     assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
-    // The receiving port had no more packets, or it had more and lost them.
+    // A source that may run out of packets: either it had no more, or it had more and lost them.
     split.route = config("af_xdp:eth0").route;
     assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);
@@ -104,7 +104,7 @@ fn threads_that_others_keep_from_running_are_limited_by_processors() {
     let mut crowded = outcome(&split, &[0.95]);
     (crowded.result.cpu_ns, crowded.queued_ns) = (500_000_000, 500_000_000);
     assert_limit(&split, &crowded, &["processors: ", "waited 50 % of the time"]);
-    // The kernel does not count the time in queues.
+    // As on a kernel that does not count the time in run queues.
     crowded.queued_ns = 0;
     assert_limit(&split, &crowded, &["processors or system calls: ", "not running for 50 %"]);
     crowded.result.duration_ns = 1_000_000;
@@ -180,7 +180,7 @@ fn a_real_run_names_its_limit() {
     slow.duration = Some(Duration::from_millis(200));
     let outcome = crate::run::run(&slow, &Default::default(), &mut |_, _| ()).unwrap();
     assert!(outcome.time_shares[0].busy < 0.5, "{:?}", outcome.time_shares);
-    // Other jobs may use the processors.
+    // Other jobs may use the processors, so the test also accepts that limit.
     let said = limit(&slow, &outcome).unwrap();
     assert!(said.starts_with("workers: ") || said.starts_with("processors: "), "{said}");
 }
