@@ -180,7 +180,7 @@ fn inherited(fd: RawFd) -> Result<OwnedFd> {
     }
 }
 
-/// The description of a job.
+/// The settings with which the launcher starts a job.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Number of PEs.

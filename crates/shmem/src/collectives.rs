@@ -6,7 +6,8 @@ use inlane_pgas::world::Set;
 use std::ffi::{c_int, c_void};
 
 fn set(start: c_int, log_stride: c_int, size: c_int) -> Set {
-    // A negative value becomes a very large one, which makes a set that the library refuses.
+    // A negative start becomes a very large number. A bad stride or a negative size becomes 0. The library
+    // refuses such a set.
     Set {
         start: start as u32,
         stride: 1u32.checked_shl(log_stride as u32).unwrap_or(0),

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A side is connected when it reads a row that names its own epoch and says that the translation is set. Both
-//! sides then know both epochs. A tag computed from them marks every word written later, so stores of an older
+//! sides then know both epochs. A tag computed from the epochs marks every word written later, so stores of an older
 //! connection are ignored.
 
 /// Version of everything that peers exchange: this row, the layout of inbound memory, and requests.
