@@ -11,7 +11,7 @@ use inlane_core::units::Rate;
 use inlane_core::{Error, Packet, Pool, Port, PortInfo, Result, Rx, Tx};
 use std::sync::Arc;
 
-/// The most queues of a null port.
+/// The largest number of queues of a null port.
 const MAX_QUEUES: u16 = 64;
 
 /// The `null` port.
@@ -46,7 +46,7 @@ impl Null {
         Ok(Self { info, size, rate: None, clock: clock.clone(), rx: Vec::new(), tx: Vec::new() })
     }
 
-    /// Returns the size of its packets in bytes.
+    /// Returns the size of this port's packets in bytes.
     pub fn size(&self) -> usize {
         self.size as usize
     }

@@ -87,13 +87,15 @@ uint16_t inlane_dma_completed(int16_t device, uint16_t most, int *failed)
 	return count;
 }
 
-/* Changes what DPDK's driver of packet sockets asks the kernel for. The driver is linked statically, so its calls reach this function
- * instead of the C library's. It has no option for either of these:
+/* Replaces the C library's setsockopt, to change what DPDK's driver of packet sockets asks the kernel for. The
+ * driver is linked statically, so its calls reach this function. The driver has no option for either change:
  *
- * - It asks the kernel to reassemble IP fragments, which then do not fit a slot and are cut, and to move packets from a full socket to
- *   another one, which reorders flows. Both flags are removed.
- * - It numbers the group of an interface's sockets by the process's number xor the interface's number. Two processes that were started one
- *   after the other on both ends of a veth often get the same number, which the kernel refuses. */
+ * - The driver asks the kernel to reassemble IP fragments. Reassembled packets do not fit into a slot and are
+ *   cut. The driver also asks the kernel to move packets from a full socket to another one, which reorders
+ *   flows. Both flags are removed here.
+ * - The driver numbers the group of an interface's sockets: process number xor interface number. Two processes
+ *   that were started one after the other on both ends of a veth often get the same group number, which the
+ *   kernel refuses. Another number is computed here. */
 int setsockopt(int socket, int level, int name, const void *value, socklen_t length)
 {
 	uint32_t fanout;

@@ -200,12 +200,15 @@ static int by_address(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Frees the mbufs of `pool` that the closed device `port` still held: mbufs sent to it and, if it received into this pool, mbufs that it
- * had allocated to receive into. Needed for a driver that loses them (af_xdp). Its queues use the marking functions. Returns how many
- * there were. No other thread may use a mempool meanwhile: the caches of all threads are read.
+/* Frees the mbufs of `pool` that the closed device `port` still held: mbufs that were sent to the device, and
+ * mbufs that the device had allocated to receive into. `receives_into` says whether the device received into
+ * this pool. Returns the number of freed mbufs. Needed for a driver that loses mbufs (af_xdp); the queues of
+ * such a driver use the marking functions. No other thread may use a mempool during the call, because the call
+ * reads the caches of all threads.
  *
- * The field `port` of an mbuf says who holds it. HELD: the caller of a queue or pool. SENT|p: device p. INVALID, which every allocation
- * writes: the device that allocated it to receive into. Free mbufs have any of these, so they are listed first. */
+ * The field `port` of an mbuf says who holds the mbuf. HELD: the caller of a queue or pool. SENT|p: device p.
+ * INVALID: the device that allocated the mbuf to receive into; every allocation writes this value. A free mbuf
+ * may have any of these values, so the free mbufs are listed first and skipped. */
 unsigned int inlane_reclaim(struct rte_mempool *pool, uint16_t port, int receives_into)
 {
 	unsigned int size = pool->size, reclaimed = 0, free_count = 0;

@@ -1,7 +1,7 @@
 //! Reference implementations of the built-in packet functions.
 //!
-//! They are written in Rust from the RFCs, with [`inlane_wire`], and share no code with the functions, so that a checker finds the
-//! functions' mistakes.
+//! The references are written in Rust from the RFCs, with [`inlane_wire`]. They share no code with the packet
+//! functions, so a checker finds the mistakes of the functions.
 
 use inlane_core::{Error, Result};
 use inlane_wire::{FiveTuple, Layers, checksum, ethernet, icmp, ipv4, ipv6, tcp, udp};
@@ -10,11 +10,11 @@ use std::net::IpAddr;
 /// The verdict that a packet function must give on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpectedVerdict {
-    /// Send it to port 0.
+    /// Send the frame to port 0.
     Forward,
-    /// Send it to the port with this number.
+    /// Send the frame to the port with this number.
     Port(u16),
-    /// Drop it.
+    /// Drop the frame.
     Drop,
 }
 
@@ -29,12 +29,14 @@ impl ExpectedVerdict {
     }
 }
 
-/// A second, independent implementation of a packet function.
+/// A second, independent implementation of a packet function. A checker uses it to compute the packets that
+/// must arrive.
 pub trait ReferenceFunction: Send + Sync {
-    /// Returns the name for results.
+    /// Returns the function's name for results.
     fn name(&self) -> &str;
 
-    /// Changes `frame` as the function must, and returns its verdict.
+    /// Changes `frame` as the packet function must change it, and returns the verdict that the function must
+    /// give.
     fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict;
 
     /// Returns true if the verdict or the changes depend on the payload or the transport checksum. The checker then builds every
@@ -140,7 +142,8 @@ impl ReferenceFunction for Checksum {
     }
 }
 
-/// Returns true if all checksums of a frame are right, and `None` if it has none that can be checked.
+/// Returns true if all checksums of a frame are right. Returns `None` if the frame has no checksum that can
+/// be checked.
 fn checksums_ok(frame: &[u8]) -> Option<bool> {
     let layers = Layers::of(frame).ok()??;
     let network = &frame[layers.network..];
@@ -186,7 +189,7 @@ fn checksums_ok(frame: &[u8]) -> Option<bool> {
     }
 }
 
-/// Gives a frame the verdict of the first rule that matches. Forwards it if none does.
+/// Gives a frame the verdict of the first rule that matches. Forwards the frame if no rule matches.
 struct DropRule {
     rules: Vec<(Condition, ExpectedVerdict)>,
 }

@@ -1,15 +1,16 @@
-//! Tracks the sequence numbers of each flow to find duplicates and reordering.
+//! Tracks the sequence numbers of each flow, to find duplicated and reordered packets.
 //!
-//! While packets arrive in order, a flow's state is the next sequence number. If numbers are skipped, the tracker keeps the gap,
-//! which distinguishes a late packet from a duplicate.
+//! While packets arrive in order, the tracker keeps only the next sequence number of a flow. If numbers are
+//! skipped, the tracker also keeps the gap: the range of missing numbers. A late packet lies in a gap; a
+//! duplicate does not.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The most gaps kept for a flow. Beyond that the oldest is forgotten, and packets from it count as reordered even if they are
-/// duplicates.
+/// The largest number of gaps kept for a flow. If there are more, the tracker forgets the oldest gap. Packets
+/// from that gap count as reordered, even if they are duplicates.
 const MAX_GAPS: usize = 4096;
 
-/// The state of the flows that one queue receives.
+/// Finds duplicated and reordered packets among the flows that one queue receives.
 #[derive(Default)]
 pub struct Tracker {
     /// The next sequence number of each flow, extended to 64 bits.
@@ -22,7 +23,7 @@ pub struct Tracker {
 /// The numbers of packets that a tracker has recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets that arrived for the first time.
+    /// Packets that had not arrived before.
     pub unique: u64,
     /// Packets that had arrived before.
     pub duplicated: u64,

@@ -1,10 +1,11 @@
-//! Schedules: when each packet is due at a given rate.
+//! Schedules decide when each packet is due at a given rate.
 
 use inlane_core::units::Rate;
 
-/// Computes when packets are due. Each due time follows from the total sent so far, so rounding errors do not accumulate.
+/// Computes when packets are due. Each due time is computed from the total sent so far, so rounding errors do
+/// not accumulate.
 ///
-/// The schedule starts when it is first asked for due packets.
+/// The schedule starts at the first call of [`Schedule::due_at_most`].
 #[derive(Clone, Debug)]
 pub struct Schedule {
     start_ns: Option<u64>,
@@ -17,14 +18,14 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug)]
 enum Unit {
     Packets,
-    /// Bits of frames, each with this many bytes of overhead.
+    /// The rate limits bits. The overhead in bytes is added to each frame.
     Bits {
         overhead: u64,
     },
 }
 
 impl Schedule {
-    /// Creates a schedule for the fraction `share` of `rate`; 1 is the whole rate.
+    /// Creates a schedule for a part of `rate`: `share` is the fraction, and 1 is the whole rate.
     pub fn new(rate: Rate, share: f64) -> Self {
         let (per_second, unit) = match rate {
             Rate::Bits(bits) => (bits, Unit::Bits { overhead: 0 }),
@@ -66,8 +67,8 @@ impl Schedule {
         max.min(count as usize + 1)
     }
 
-    /// Limits the backlog to `max_ns`. Call it for a source that had nothing to send, so that it does not catch up in one
-    /// burst.
+    /// Limits the backlog to `max_ns`. Call it for a source that had nothing to send for a while. The source
+    /// then does not send the whole backlog in one burst.
     #[inline]
     pub fn limit_backlog(&mut self, now_ns: u64, max_ns: u64) {
         let due = self.due_ns();

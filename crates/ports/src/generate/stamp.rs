@@ -62,8 +62,8 @@ pub fn crc_ok(payload: &[u8]) -> bool {
     crc32c::crc32c(covered) == u32::from_be_bytes(*crc)
 }
 
-/// Returns the sum that a stamp adds to an internet checksum. Set `odd` if the stamp begins at an odd offset of the summed
-/// bytes.
+/// Returns the number that a stamp adds to an internet checksum. Set `odd` if the stamp begins at an odd
+/// offset of the summed bytes.
 #[inline(always)]
 pub fn sum(bytes: &[u8; BYTES], odd: bool) -> u16 {
     let mut sum = Sum::new();

@@ -5,11 +5,12 @@ use super::traffic::{checksum_and_payload, transport_checksum};
 use inlane_wire::checksum::Sum;
 use inlane_wire::{Layers, ethernet, ipv4, ipv6};
 
-/// The longest headers that a template holds, in bytes. The generator always copies this many, because a copy of constant
-/// length compiles to a few vector moves.
+/// The longest headers in bytes that a template can hold. The generator always copies this many bytes,
+/// because a copy of constant length compiles to a few vector moves.
 pub const HEADER_ROOM: usize = 112;
 
-/// A packet's headers, and the checksums of all its constant bytes. Occupies two cache lines.
+/// The constant part of a flow's packets of one size: the headers, and checksums of all bytes but the stamp.
+/// Occupies two cache lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 pub struct Template {
@@ -32,7 +33,7 @@ pub struct Template {
 const UDP: u8 = 1;
 /// Flag: the stamp begins at an odd offset of the payload.
 const ODD: u8 = 2;
-/// Flag: the packet must not arrive.
+/// Flag: the packet must not arrive at the checker.
 const DROPPED: u8 = 4;
 
 const _: () = assert!(size_of::<Template>() == 128);
@@ -77,12 +78,12 @@ impl Template {
         (template.checksum(stamp) == frame[checksum_at..checksum_at + 2]).then_some(template)
     }
 
-    /// Marks the packet as one that must not arrive.
+    /// Marks the packet as one that must not arrive at the checker.
     pub fn into_dropped(self) -> Self {
         Self { flags: self.flags | DROPPED, ..self }
     }
 
-    /// Returns true if the packet must not arrive.
+    /// Returns true if the packet must not arrive at the checker.
     pub fn is_dropped(&self) -> bool {
         self.flags & DROPPED != 0
     }
@@ -107,8 +108,8 @@ impl Template {
         bytes[at..at + 2].copy_from_slice(&self.checksum(&stamp));
     }
 
-    /// Returns true if `bytes` is the packet with `stamp`, which was read from its end: the same headers and body, and right
-    /// checksums.
+    /// Returns true if `bytes` is the packet with `stamp`: the same headers and body, and right checksums.
+    /// Read `stamp` from the end of `bytes`.
     #[inline(always)]
     pub fn matches(&self, bytes: &[u8], body: &[u8], stamp: Stamp) -> bool {
         let (header, at) = (self.header_len as usize, self.checksum_at as usize);
@@ -116,7 +117,7 @@ impl Template {
             return false;
         }
         let stamp_at = bytes.len() - stamp::BYTES;
-        // Comparing the known body is faster than computing its CRC.
+        // The body is compared with the known body, because that is faster than computing its CRC.
         let stamp = stamp.to_bytes(self.body_crc);
         bytes[..at] == self.header[..at]
             && bytes[at..at + 2] == self.checksum(&stamp)

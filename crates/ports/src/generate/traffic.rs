@@ -11,7 +11,7 @@ use inlane_wire::checksum::{self, Sum};
 use inlane_wire::{Layers, Mac, ethernet, ipv4, ipv6, tcp, udp};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The most flows of a generator.
+/// The largest number of flows of a generator.
 pub const MAX_FLOWS: u64 = 1 << 20;
 /// The shortest Ethernet frame without FCS, in bytes.
 pub const MIN_FRAME: usize = 60;
@@ -33,7 +33,7 @@ pub struct FlowHeaders {
     pub tcp: bool,
 }
 
-/// The traffic of a generator.
+/// What a generator sends, except its rate and the number of packets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traffic {
     /// Lengths of the frames of each flow in bytes without FCS, used in turn.
@@ -156,7 +156,7 @@ impl Traffic {
     /// Returns the index in [`Traffic::sizes`] of a flow's packet with this sequence number.
     #[inline(always)]
     pub fn size_index(&self, sequence: u32) -> usize {
-        // Avoids a division in the common case of one size.
+        // With one size, the common case, the division is avoided.
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 
@@ -172,7 +172,8 @@ impl Traffic {
 
     /// Returns the frame of `size` bytes with this stamp: headers, `body`, stamp, and right checksums.
     ///
-    /// Slow. The generator makes its templates with it, and the checker the packets that it cannot compare with a template.
+    /// Slow. The generator creates its templates with this function. The checker builds the packets with it
+    /// that cannot be compared with a template.
     pub fn frame(&self, size: usize, stamp: stamp::Stamp, body: &[u8]) -> Vec<u8> {
         let headers = self.headers[stamp.flow as usize % self.headers.len()];
         let mut bytes = vec![0; size];
@@ -236,8 +237,8 @@ impl Traffic {
         }
     }
 
-    /// Returns true if no generator sent the frame, because neither of its addresses is reserved for benchmarks. `layers`
-    /// are the frame's.
+    /// Returns true if no generator can have sent the frame, because neither of its addresses is reserved for
+    /// benchmarks. `layers` are the offsets of the frame's headers.
     pub fn is_foreign(frame: &[u8], layers: &Layers) -> bool {
         let packet = &frame[layers.network..];
         if layers.ethertype == ethernet::IPV4 {
@@ -277,7 +278,7 @@ pub fn checksum_and_payload(frame: &[u8], layers: &Layers) -> Option<(usize, usi
     }
 }
 
-/// Converts the sum of the bytes that a transport checksum covers to the checksum.
+/// Converts a sum to a transport checksum. The sum is that of all bytes that the checksum covers.
 #[inline(always)]
 pub fn transport_checksum(sum: Sum, udp: bool) -> u16 {
     let checksum = sum.finish();

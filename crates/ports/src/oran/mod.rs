@@ -128,7 +128,7 @@ struct RadioRx {
     plan: Arc<Plan>,
     clock: Clock,
     pacing: Pacing,
-    /// The number of positions.
+    /// The number of positions: packets to send, including packets lost on purpose.
     end: u64,
     /// The next position, counted in sending order: all earlier positions were sent, lost or skipped.
     next: u64,
@@ -140,10 +140,11 @@ struct RadioRx {
 }
 
 impl RadioRx {
-    /// Returns the next position to send. Skips lost positions, and positions of the last block beyond the end.
+    /// Returns the position of the next packet to send. Skips packets that are lost on purpose, and positions
+    /// of the last block that lie beyond the end.
     ///
-    /// Returns `None` at the end, and after [`MAX_SKIPPED`] skipped positions, so that a call takes bounded time even if
-    /// most packets are lost.
+    /// Returns `None` at the end. Also returns `None` after [`MAX_SKIPPED`] skipped positions, so that a call
+    /// takes bounded time even if most packets are lost.
     fn position(&mut self) -> Option<u64> {
         let shuffle = self.plan.shuffle as u64;
         for _ in 0..MAX_SKIPPED {

@@ -1,5 +1,5 @@
-//! The packets that an O-RAN radio sends. The content of each follows from its position in the sequence. So a receiver can
-//! compute which packets are missing and the expected value of every sample.
+//! The packets that an O-RAN radio sends. The content of a packet follows from the packet's position in the
+//! sequence. So a receiver can compute which packets are missing, and the expected value of every sample.
 //!
 //! ```text
 //! position -> number of the symbol since the start -> frame, subframe, slot, symbol
@@ -14,14 +14,17 @@ use inlane_core::units::{Rate, parse_rate};
 use inlane_wire::oran::{self, PRB, SECTION, SYMBOLS, Section};
 use inlane_wire::{Mac, ecpri, ethernet};
 
-/// Bytes of random samples. Each symbol takes its samples from another offset.
+/// The size in bytes of the table of random samples. The samples of each symbol begin at another offset of
+/// the table.
 const TABLE: usize = 1 << 16;
-/// The most PRBs of a symbol: their number has 10 bits.
+/// The largest number of PRBs in a symbol: a PRB's number has 10 bits.
 const MAX_PRBS: u64 = 1024;
-/// The largest number of PRBs that a section's length field can express. A 0 there stands for all PRBs.
+/// The largest number of PRBs that a section's length field can express. The value 0 in that field means all
+/// PRBs.
 const MAX_COUNTED: usize = 255;
 
-/// The packets of a radio.
+/// Describes all packets that a radio sends. The content of each packet, the order and the losses follow from
+/// these fields. A packet's position is its number in the sequence before packets are shuffled or lost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Identifiers of the antenna-carriers.
@@ -49,11 +52,11 @@ pub struct Plan {
 /// The amount of traffic of a radio, and its rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RadioLoad {
-    /// The rate. `None` means as fast as packets are received, unless `realtime` is set.
+    /// The rate. `None` means as fast as packets are received, or in real time if `realtime` is set.
     pub rate: Option<Rate>,
-    /// If set, each symbol is sent at its time.
+    /// If set and `rate` is `None`, each symbol's packets are sent at the symbol's time.
     pub realtime: bool,
-    /// The number of positions, including lost ones. `None` means no end.
+    /// The number of packets to send, including packets that are lost on purpose. `None` means no end.
     pub positions: Option<u64>,
 }
 
@@ -70,7 +73,7 @@ pub struct SymbolTime {
     pub symbol: u8,
 }
 
-/// The packet at a position.
+/// What the packet at a position contains: its symbol, antenna-carrier and PRBs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlannedPacket {
     /// Number of the symbol since the start.
@@ -209,7 +212,7 @@ impl Plan {
         }
     }
 
-    /// Returns true if the packet at `position` is not sent.
+    /// Returns true if the packet at `position` is lost on purpose, so it is not sent.
     #[inline]
     pub fn is_lost(&self, position: u64) -> bool {
         self.loss > 0.0 && {

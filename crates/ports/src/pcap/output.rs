@@ -17,7 +17,7 @@ const PIPE_CHUNK: usize = 4096;
 /// An opened output. Opening it changes nothing: [`Output::begin`] empties a file that existed before.
 pub(super) struct Output {
     kind: Kind,
-    /// The file that opening created. It is removed if nothing is written.
+    /// The path of the file, if opening created it. The file is removed if nothing is written.
     created: Option<PathBuf>,
 }
 
@@ -43,7 +43,7 @@ fn open_nonblocking(path: &Path, create: bool) -> std::io::Result<File> {
 }
 
 impl Output {
-    /// Opens `path`, or standard output for `-`. Errors call it `name`.
+    /// Opens `path`, or standard output if `path` is `-`. Error messages call the output `name`.
     ///
     /// # Errors
     /// If the path can be neither opened nor created.
@@ -83,7 +83,8 @@ impl Output {
         Ok(Self { kind, created: None })
     }
 
-    /// Empties the file. A file that opening created is then kept even if nothing is written.
+    /// Empties a regular file at a path; other outputs do not change. From now on, a file that opening created
+    /// is kept even if nothing is written.
     pub(super) fn begin(&mut self) -> std::io::Result<()> {
         self.created = None;
         match &self.kind {
@@ -92,9 +93,9 @@ impl Output {
         }
     }
 
-    /// Writes the front of `bytes` and returns how many were written.
+    /// Writes as many of `bytes` as the output accepts, from the front. Returns how many were written.
     ///
-    /// Fails with [`ErrorKind::WouldBlock`] if a reader must take bytes first.
+    /// Fails with [`ErrorKind::WouldBlock`] if the output's reader must take bytes first.
     pub(super) fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match &mut self.kind {
             Kind::File(file) | Kind::Appended(file) | Kind::NonBlocking(file) => file.write(bytes),
@@ -142,7 +143,7 @@ impl Output {
             Kind::Full(file, _) => file,
             _ => return,
         };
-        // If this fails too, a partial record remains, which readers report.
+        // If truncating fails too, a partial record remains at the end of the file. Readers report it.
         let _ = file.set_len(length);
     }
 
@@ -168,6 +169,6 @@ fn file_type(file: &File) -> FileType {
 
 fn is_writable(file: &File, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    // An error of poll appears again in the write that follows.
+    // An error of poll counts as ready here, because the write that follows returns the error.
     poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&timeout)).map_or(true, |ready| ready > 0)
 }

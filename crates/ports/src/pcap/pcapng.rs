@@ -42,7 +42,7 @@ impl CaptureReader {
         if !self.fill_record(length, if is_packet { MAX_RECORD } else { MAX_BLOCK })? {
             return Ok(());
         }
-        // A block's length stands at both of its ends. If they differ, one is wrong.
+        // A block contains its length at both of its ends. If the two lengths differ, one of them is wrong.
         let trailer = word(&self.buffer[self.start + length - 4..], big_endian) as usize;
         if trailer != length {
             return Err(self.damaged(&format!("a block's two lengths differ: {length} and {trailer}")));
@@ -59,7 +59,8 @@ impl CaptureReader {
                 let interface = Interface {
                     link: description.linktype.0,
                     units_per_second: units_per_second(description.if_tsresol),
-                    // pcap-parser reads this option as little-endian in every section.
+                    // pcap-parser reads this option as little-endian in every section, so big-endian values
+                    // are swapped here.
                     offset_seconds: match big_endian {
                         true => description.if_tsoffset.swap_bytes(),
                         false => description.if_tsoffset,
@@ -114,7 +115,8 @@ impl CaptureReader {
 
     /// Reads the section's byte order, and forgets the interfaces of the section before.
     ///
-    /// Has no further effect if it is called again for the same section header, while the input waits for the rest of it.
+    /// Another call for the same section header has no effect. That happens while the input waits for the
+    /// rest of the header.
     fn begin_section(&mut self) -> Result<()> {
         let magic = word(&self.buffer[self.start + 8..], false);
         let swapped = magic == BYTE_ORDER.swap_bytes();
@@ -159,7 +161,7 @@ impl CaptureReader {
 }
 
 impl Interface {
-    /// Converts a timestamp to nanoseconds since the epoch. Times before it become 0.
+    /// Converts a timestamp to nanoseconds since the epoch. Times before the epoch become 0.
     fn time_ns(&self, units: u64) -> u64 {
         let since_offset = units as u128 * 1_000_000_000 / self.units_per_second;
         let offset = self.offset_seconds as i128 * 1_000_000_000;

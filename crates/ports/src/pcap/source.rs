@@ -17,7 +17,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
-/// The longest frame that a pipe is expected to hold, in bytes. For longer ones the user sets --room.
+/// The longest frame that a pipe is expected to contain, in bytes. If frames are longer, the user must set
+/// --room.
 const JUMBO: usize = 9216;
 /// The time between the last packet of a lap and the first packet of the next, in nanoseconds.
 const LAP_GAP_NS: u64 = 1000;
@@ -51,7 +52,8 @@ impl CaptureSource {
         let file: File = if path == "-" {
             std::io::stdin().as_fd().try_clone_to_owned().map_err(refused)?.into()
         } else {
-            // Without this flag, opening a named pipe would block until it has a writer. It has no effect on regular files.
+            // Without the flag NONBLOCK, opening a named pipe would block until a writer opens it. The flag
+            // has no effect on regular files.
             let flags = OFlags::NONBLOCK.bits() as i32;
             OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(refused)?
         };
@@ -133,7 +135,8 @@ struct Pipe {
 
 impl Read for Pipe {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        // Without this, a named pipe that no writer has opened yet would read as ended.
+        // Polls first, because reading a named pipe that no writer has opened yet would look like the end of
+        // the input.
         if poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&Timespec::default()))? == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
@@ -213,7 +216,7 @@ struct CaptureRx {
     pace: Pace,
     pool: Arc<dyn Pool>,
     clock: Clock,
-    /// The clock's time and the packet's timestamp when the first packet was played.
+    /// The clock's time when the first packet was played, and that packet's timestamp.
     started: Option<(u64, u64)>,
     /// The time that the current lap adds to the timestamps in the file, in nanoseconds.
     shift_ns: u64,
@@ -263,8 +266,8 @@ impl CaptureRx {
         }
     }
 
-    /// Sets the shift of the next lap, so that its timestamps follow those of the current lap. Sets it to 0 if the
-    /// timestamps would exceed what a capture can represent.
+    /// Sets `shift_ns` for the next lap, so that its timestamps follow those of the current lap. Sets
+    /// `shift_ns` to 0 if the timestamps would exceed what a capture can represent.
     fn begin_lap(&mut self) -> Result<()> {
         let first = self.reader.peek()?.map_or(0, |record| record.time_ns);
         self.shift_ns = self.last_ns.saturating_add(LAP_GAP_NS).saturating_sub(first);

@@ -25,7 +25,7 @@ pub const MAX_TIME_NS: u64 = (u32::MAX as u64 + 1) * 1_000_000_000 - 1;
 /// A resolution that becomes known when the header of a piped source has arrived.
 pub type SharedResolution = Arc<OnceLock<Resolution>>;
 
-/// Packets of one queue that the writer accepted and could not write.
+/// Counts the packets of one queue that the writer accepted but could not write.
 #[derive(Debug, Default)]
 pub struct LostPackets {
     packets: AtomicU64,
@@ -46,9 +46,9 @@ impl LostPackets {
 
 /// A record in the buffer.
 struct Buffered {
-    /// The offset in the buffer at which it ends.
+    /// The offset in the buffer at which the record ends.
     end: u32,
-    /// The queue that its packet came from.
+    /// The queue that the record's packet came from.
     queue: u32,
 }
 
@@ -132,7 +132,8 @@ impl CaptureWriter {
         Ok(())
     }
 
-    /// Returns true if the output may differ from its state before it was opened.
+    /// Returns true once [`CaptureWriter::begin`] was called. The file may then have lost its earlier
+    /// content.
     pub fn has_begun(&self) -> bool {
         self.begun
     }
@@ -143,12 +144,14 @@ impl CaptureWriter {
         self.output.fail_after(bytes);
     }
 
-    /// Makes room in the buffer for a packet of `length` bytes, by writing what is buffered if necessary.
+    /// Makes room in the buffer for a packet of `length` bytes. Writes the buffered records first if
+    /// necessary.
     ///
-    /// Returns false if a reader must take bytes first. If the buffer is empty, there is room for any packet.
+    /// Returns false if there is no room until the output's reader takes bytes. An empty buffer has room for
+    /// any packet.
     ///
     /// # Errors
-    /// If the output refuses what is buffered.
+    /// If the output refuses the buffered records.
     pub fn reserve(&mut self, length: usize) -> Result<bool> {
         self.check()?;
         if !self.begun {
@@ -238,10 +241,11 @@ impl CaptureWriter {
         self.records.truncate(records);
     }
 
-    /// Writes what is buffered, and the header. Returns false if a reader must take bytes first; the rest stays buffered.
+    /// Writes the header and the buffered records. Returns false if the reader of the output must take bytes
+    /// first; the unwritten bytes then stay buffered.
     ///
     /// # Errors
-    /// If the output refuses it, in this and every later call.
+    /// If the output refuses the bytes. Every later call returns the error again.
     pub fn flush(&mut self) -> Result<bool> {
         self.check()?;
         self.begin()?;
@@ -249,10 +253,11 @@ impl CaptureWriter {
         self.write_buffer()
     }
 
-    /// Writes what is buffered, and waits for a slow reader as long as `keep_waiting` returns true.
+    /// Writes the buffered records. Waits for a slow reader as long as `keep_waiting` returns true.
     ///
     /// # Errors
-    /// If the output refuses it, or if packets remain when the wait ends. These are lost.
+    /// If the output refuses the records, or if records remain when the wait ends. The remaining packets are
+    /// lost.
     pub fn finish(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
         while !self.flush()? {
             if !keep_waiting() {
@@ -263,14 +268,14 @@ impl CaptureWriter {
         Ok(())
     }
 
-    /// Gives up the records that are still buffered.
+    /// Gives up the buffered records: counts their packets as lost and returns an error.
     fn abandon(&mut self) -> Result<()> {
         let packets = self.records.len();
         let error = self.give_up("its reader stopped reading");
         if packets == 0 { Ok(()) } else { Err(error) }
     }
 
-    /// Writes the buffer as far as the output accepts it. Returns true if all of it was written.
+    /// Writes as much of the buffer as the output accepts. Returns true if the whole buffer was written.
     fn write_buffer(&mut self) -> Result<bool> {
         while self.written < self.buffer.len() {
             match self.output.write(&self.buffer[self.written..]) {
