@@ -76,7 +76,8 @@ pub struct EthPort {
     rx_taken: Vec<bool>,
     /// For each configured send queue: true if the caller has taken its sending end.
     tx_taken: Vec<bool>,
-    /// The sockets of an AF_XDP port.
+    /// The sockets that the driver opened for an AF_XDP port. The port closes those that the driver leaves
+    /// open.
     sockets: Vec<xdp::Socket>,
     state: State,
     /// The number of packets that packet sockets had dropped at the last query. Reading the kernel's counter

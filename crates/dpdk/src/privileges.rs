@@ -1,4 +1,4 @@
-//! Gives up the privileges of the process once its ports are open.
+//! Gives up the privileges of the process when its ports have been opened.
 //!
 //! | port | needs to open | needs afterwards |
 //! | --- | --- | --- |
@@ -8,8 +8,9 @@
 //! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | nothing: the XDP program goes with its link's descriptor |
 //! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when it starts |
 //!
-//! Open, configure and start all ports, then call [`drop_privileges`], then compile and load the user's code. Call it without ports, too: the
-//! process may have been started with privileges.
+//! Open, configure and start all ports first. Then call [`drop_privileges`]. Compile and load the user's code
+//! only after that. Call [`drop_privileges`] even without ports, because the process may have been started
+//! with privileges.
 
 use crate::capability;
 use crate::error::{Error, Result};

@@ -38,7 +38,7 @@ pub fn takes_privileges(name: &str) -> bool {
     ["af_xdp", "af_packet", "tap", "pci"].contains(&kind(name))
 }
 
-/// The ports to open, and the settings of the run that concern them.
+/// The ports to open, and the settings of the run that these ports need.
 #[derive(Clone, Copy)]
 pub struct OpenRequest<'a> {
     /// The names of the ports, each once. Ports that only send are in the order of `tx`.
@@ -55,11 +55,11 @@ pub struct OpenRequest<'a> {
     pub playback: Playback,
     /// The number of queues of each port.
     pub queues: u16,
-    /// The least size of each packet buffer's data room, in bytes.
+    /// The smallest acceptable data room of a packet buffer, in bytes.
     pub room: usize,
 }
 
-/// The opened ports, and the size of the packet buffers that they need.
+/// The opened ports, and the data room that packet buffers need.
 pub struct OpenPorts {
     /// The ports, in the order of [`OpenRequest::names`].
     pub ports: Vec<Box<dyn Port>>,
@@ -67,8 +67,8 @@ pub struct OpenPorts {
     pub room: usize,
 }
 
-/// The port to receive from, if it is one of inlane's own. It determines what checkers expect and the timestamps of
-/// captures.
+/// The port to receive from, if it is one of inlane's own. What it sends determines what checkers expect, and
+/// the timestamps of written captures.
 enum Received {
     Generator(Box<Generator>),
     Radio(Box<Radio>),

@@ -89,7 +89,8 @@ impl RawSocket {
         assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
     }
 
-    /// Returns the next received frame, or `None` if none arrives within `timeout`. Frames sent by this socket are not received.
+    /// Returns the next received frame, or `None` if none arrives within `timeout`. Frames that this socket
+    /// sent are not received.
     pub fn receive(&self, timeout: Duration) -> Option<Vec<u8>> {
         let mut poll = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let mut buffer = vec![0u8; 65536];

@@ -12,7 +12,8 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Returns the identity of the file at `path`. Returns `None` if there is none, or if it is not a regular file.
+    /// Returns the identity of the file at `path`. Returns `None` if no file is there, or if it is not a
+    /// regular file.
     pub fn of_path(path: &Path) -> Option<Self> {
         Self::of_stat(&stat(path).ok()?)
     }
@@ -28,8 +29,8 @@ impl FileId {
     }
 }
 
-/// Returns true if both paths name one regular file, through links too. Also true if neither exists yet and both would create the
-/// same one.
+/// Returns true if both paths name the same regular file, also through links. If neither file exists yet,
+/// returns true if both paths would create the same file.
 pub fn same_file(a: &Path, b: &Path) -> bool {
     match (FileId::of_path(a), FileId::of_path(b)) {
         (Some(a), Some(b)) => a == b,

@@ -4,8 +4,8 @@
 //! therefore writes the capture that a source read, whatever lies between them. A source reads its input once from front to back,
 //! so the input may be a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
 //!
-//! Neither end blocks on a pipe: a source returns no packets while its writer pauses, and a sink takes none while its reader
-//! pauses.
+//! Neither port blocks on a pipe. A source returns no packets while the pipe's writer pauses. A sink accepts
+//! no packets while the pipe's reader pauses.
 
 mod file;
 mod output;
@@ -40,8 +40,9 @@ pub enum Pace {
 pub struct Playback {
     /// How fast.
     pub pace: Pace,
-    /// If set, plays the capture again whenever it ends. Timestamps continue from one lap to the next. They start over
-    /// before the year 2106, which is the last that the classic format can represent.
+    /// If set, plays the capture again whenever it ends. Timestamps continue from one lap to the next. If a
+    /// lap would exceed the year 2106, the last that the classic format can represent, its timestamps start
+    /// over.
     pub repeat: bool,
 }
 
@@ -70,7 +71,8 @@ fn info(text: &str, max_queues: u16) -> PortInfo {
     }
 }
 
-/// Returns the file that a `pcap` port names. Everything after the colon belongs to the name, including commas.
+/// Returns the path in the `pcap` specification `text`. Everything after the colon belongs to the path,
+/// including commas.
 fn path_of(text: &str) -> Result<&str> {
     match text.split_once(':') {
         Some((_, path)) if !path.is_empty() => Ok(path),
