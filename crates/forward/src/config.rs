@@ -17,6 +17,9 @@ pub use executor::{CpuMethod, Device, Executor, Method};
 /// The largest data room. It holds an Ethernet frame with two VLAN tags and 64 KiB of IP.
 const MAX_ROOM: usize = 128 << 10;
 
+/// The longest work for each packet. A signal is noticed after the current burst, of up to 1024 packets.
+const MAX_WORK: Duration = Duration::from_millis(1);
+
 /// The ports that packets come from and go to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
@@ -207,6 +210,13 @@ impl Config {
         }
         if !slots.is_power_of_two() || !(2..=MAX_SLOTS).contains(&slots) {
             return range("--slots", slots, format!("give a power of two from 2 to {MAX_SLOTS}"));
+        }
+        if self.per_pipeline.work > MAX_WORK {
+            let given = format!("--work {:?}", self.per_pipeline.work);
+            return Err(Error::config(
+                given,
+                "give at most 1ms, because a signal ends a run after the current burst",
+            ));
         }
         if !(64..=MAX_ROOM).contains(&self.room) {
             return range("--room", self.room, "give 64 to 128K".into());

@@ -1,5 +1,6 @@
 use super::*;
 use crate::gpu::{Memory, Settings};
+use std::time::Duration;
 
 fn config() -> Config {
     Config::new(Route::OneWay { rx: "null".into(), tx: vec!["null".into()] })
@@ -33,10 +34,11 @@ fn with_size_replaces_the_size_of_ports_that_make_packets() {
 #[test]
 fn wrong_settings_are_refused_with_the_flag() {
     type Break = fn(&mut Config);
-    let cases: [(&str, Break); 9] = [
+    let cases: [(&str, Break); 10] = [
         ("--pipelines 0", |c| c.pipelines = 0),
         ("--burst 0", |c| c.per_pipeline.burst = 0),
         ("--slots 3", |c| c.per_pipeline.slots = 3),
+        ("--work 3600s", |c| c.per_pipeline.work = Duration::from_secs(3600)),
         ("--buffers 1", |c| c.buffers = 1),
         ("--room 1048576", |c| c.room = 1 << 20),
         ("--tx", |c| c.route = Route::OneWay { rx: "null".into(), tx: vec![] }),
