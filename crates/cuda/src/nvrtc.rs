@@ -171,6 +171,13 @@ struct Compiler {
 impl Compiler {
     /// Loads the first candidate that can be loaded. Otherwise returns the list of what was tried.
     fn load() -> std::result::Result<Self, String> {
+        // The environment decides which library is loaded. A program whose file grants capabilities must not run it with them.
+        let root = rustix::process::geteuid().is_root();
+        if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
+            let why =
+                "none, because this process holds capabilities and the user's environment names the library";
+            return Err(format!("{why}; remove them from the program's file (setcap -r)"));
+        }
         let mut tried = Vec::new();
         for located in LOCATED.get_or_init(locate) {
             match Self::open(located) {

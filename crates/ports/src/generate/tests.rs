@@ -125,13 +125,13 @@ fn due_times_follow_the_rate() {
 #[test]
 fn wrong_options_and_small_buffers_are_refused() {
     let error = |text: &str| Generator::open(text, &Clock::new()).err().expect(text).to_string();
-    assert!(error("gen:59").contains("frames of 60 bytes"));
-    assert!(error("gen:64,v6,tcp").contains("frames of 92 bytes or more"));
+    assert!(error("gen:59").contains("give 60 or more"));
+    assert!(error("gen:64,v6,tcp").contains("give 92 or more"));
     assert!(error("gen:").contains("gen:64 or gen:imix"));
     assert!(error("gen:99999999999999999999").contains("too large"));
     assert!(error("gen:100K").contains("60 to 65549"));
     assert!(error("gen:3,fcs").contains("64 to 65553"));
-    assert!(error("gen:63,fcs").contains("frames of 64 bytes"));
+    assert!(error("gen:63,fcs").contains("give 64 or more"));
     assert!(error("gen:imix,fcs").contains("leave out 'fcs'"));
     assert!(error("gen:64,flows=0").contains("from 1 to"));
     assert!(error("gen:64,flow=8").contains("unknown option 'flow'"));
