@@ -171,8 +171,8 @@ fn ntb_check_between_two_machines() {
         .unwrap();
     let second = String::from_utf8_lossy(&output.stderr).into_owned();
     let Some(first) = outcome(TEST, output) else { return };
-    assert!(first.contains("ivshmem, pe 0 of 2, 3 rounds"), "{first}");
-    assert!(second.contains("ivshmem, pe 1 of 2, 3 rounds"), "{second}");
+    assert!(first.contains("ivshmem, PE 0 of 2, 3 rounds"), "{first}");
+    assert!(second.contains("ivshmem, PE 1 of 2, 3 rounds"), "{second}");
 }
 
 /// Returns the path of `inlane`, which the workspace builds beside this package's programs.
