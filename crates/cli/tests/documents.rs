@@ -76,7 +76,7 @@ fn run(line: &str, folder: &Path) -> (Option<i32>, String) {
         .args(["-c", &format!("exec inlane {line}")])
         .current_dir(folder)
         .env("PATH", path)
-        .env("INLANE_CACHE", folder.join("cache"))
+        .env("XDG_CACHE_HOME", folder.join("cache"))
         .stdin(Stdio::null())
         .stdout(output.try_clone().unwrap())
         .stderr(output)
