@@ -1,8 +1,10 @@
-// Computes the power of each symbol of a slot that oran-reorder assembled: the sum of I * I + Q * Q over its samples of 16 bits. This is
-// not a packet function. It is a kernel, or on the CPU a C function, that reads the packet function's output region.
+// Computes the power of each symbol of a slot that oran-reorder assembled: the sum of I * I + Q * Q over its
+// samples of 16 bits. This is not a packet function. It is a kernel, or on the CPU a C function, that reads
+// the packet function's output region.
 //
-// On a GPU, launch it with one block on a stream of its own. `power` is GPU memory for 14 numbers per stream. `found` receives the
-// slot's record; its sequence is 0 if slot `n` has not been delivered. examples/oran-power runs it while packets arrive.
+// On a GPU, launch it with one block on a stream of its own. `power` is GPU memory for 14 numbers per stream.
+// `found` receives the slot's record; its sequence is 0 if slot `n` has not been delivered.
+// examples/oran-power runs it while packets arrive.
 #include <inlane_oran.h>
 
 // Computes the power of all symbols of a slot. All threads of a block call it together.
@@ -25,7 +27,8 @@ INLANE void power_of_slot(const uint8_t *output, const oran_record &record, uint
 #if INLANE_GPU
 extern "C" __global__ void oran_power(const uint8_t *output, uint64_t n, uint32_t streams, uint64_t *power,
                                       oran_record *found) {
-    // Only one thread looks for the record. It may appear at any moment, so several threads could see different results.
+    // Only one thread looks for the record. It may appear at any moment, so several threads could see
+    // different results.
     __shared__ const oran_record *record;
     if (threadIdx.x == 0) record = inlane::oran_slot(output, n);
     __syncthreads();

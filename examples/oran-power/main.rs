@@ -1,7 +1,9 @@
-//! Signal processing with `oran-reorder`. A simulated radio sends packets out of order and with losses. The packet function assembles them in
-//! GPU memory. A kernel of this example computes the power of each symbol there while more packets arrive. The CPU checks every result.
+//! Signal processing with `oran-reorder`. A simulated radio sends packets out of order and with losses. The
+//! packet function assembles them in GPU memory. A kernel of this example computes the power of each symbol
+//! there while more packets arrive. The CPU checks every result.
 //!
-//! `cargo run --release -p inlane-forward --example oran-power` (needs a GPU; without one it prints what is missing)
+//! `cargo run --release -p inlane-forward --example oran-power` (needs a GPU; without one it prints what is
+//! missing)
 
 use inlane_core::clock::Clock;
 use inlane_core::{HeapPool, Pool, Port};
@@ -19,7 +21,8 @@ use std::time::{Duration, Instant};
 const STREAMS: usize = 2;
 const SYMBOLS: usize = 14;
 const SLOTS: u64 = 400;
-/// The radio sends each symbol at its time. A slot takes 0.5 ms, and its data is valid for at least eight slots.
+/// The radio sends each symbol at its time. A slot takes 0.5 ms, and its data is valid for at least eight
+/// slots.
 const RADIO: &str = "gen:oran,eaxc=0+1,prbs=106,slots=400,shuffle=64,loss=0.5%,realtime";
 const REORDER: &str = "oran-reorder:eaxc=0+1,prbs=106,windows=16,limit=2ms";
 
@@ -38,7 +41,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let program = Source { name: "oran_power.cu", source, headers: &HEADERS, options: &["-default-device"] };
     let kernel = Module::load(&gpu, &compile(&program, &gpu.info().arch())?)?.kernel("oran_power")?;
 
-    // Everything is allocated before the persistent kernel runs, because allocation waits for running kernels.
+    // Everything is allocated before the persistent kernel runs, because allocation waits for running
+    // kernels.
     let clock = Clock::new();
     let mut radio = Radio::open(RADIO, &clock)?;
     let plan = radio.plan().clone();
@@ -54,7 +58,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         PipelineSettings { burst: 32, flush: Duration::from_micros(50), ..PipelineSettings::default() };
     let lane = Lane::new(&function, &Settings::default(), &drive, &*pool, 1)?;
     let output = lane.output().ok_or("oran-reorder has an output region")?.clone();
-    // The sums are computed in GPU memory and then copied, because atomic operations on host memory may be unsupported.
+    // The sums are computed in GPU memory and then copied, because atomic operations on host memory may be
+    // unsupported.
     let (sums, records) = (gpu.allocate(4096)?, output.slice(0, 4096)?);
     let answer = [gpu.pinned(4096)?, gpu.pinned(4096)?];
     let stream = gpu.stream()?;
@@ -93,7 +98,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             if word(2048) != slots + 1 {
                 continue;
             }
-            // The record: offset 32 received PRBs; 56 frame, subframe and slot; 59 the reason, 0 for complete.
+            // The record: offset 32 received PRBs; 56 frame, subframe and slot; 59 the reason, 0 for
+            // complete.
             let record = &answer[2048..2048 + 64];
             let number = |record: &[u8]| {
                 let [frame, subframe, slot] = [56, 57, 58].map(|at| record[at] as u64);
@@ -101,7 +107,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             };
             let mine = number(record);
             let (prbs, powers) = expected(&plan, mine);
-            // The sixteenth slot after this one reuses its memory. To be safe, the result counts as late from the eighth slot on.
+            // The sixteenth slot after this one reuses its memory. To be safe, the result counts as late from
+            // the eighth slot on.
             if records.chunks(64).any(|record| number(record) >= mine + 8) {
                 late += 1;
             } else if word(2048 + 32) as u32 != prbs {
@@ -135,7 +142,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Returns how many PRBs of a slot arrive, and the power of each symbol, from the radio's plan. Lost PRBs count as zeros.
+/// Returns how many PRBs of a slot arrive, and the power of each symbol, from the radio's plan. Lost PRBs
+/// count as zeros.
 fn expected(plan: &Plan, slot: u64) -> (u32, Vec<u64>) {
     let (mut prbs, mut power) = (0, vec![0; STREAMS * SYMBOLS]);
     let packets = plan.packets_per_symbol() * SYMBOLS as u64;

@@ -19,8 +19,8 @@ const WINDOW: u32 = 16;
 /// QEMU drops the frames of a card that is being reset.
 const SET_UP: u64 = 100;
 
-/// The sockets of a card. The card receives the frames that the test sends to `into`. The frames that the card sends arrive
-/// at `out`.
+/// The sockets of a card. The card receives the frames that the test sends to `into`. The frames that the
+/// card sends arrive at `out`.
 struct Card {
     into: PathBuf,
     out: UnixDatagram,

@@ -1,5 +1,5 @@
-//! Boots virtual machines and runs `pci-check`, `ntb-check` and `inlane` in them. Each test takes about ten seconds and is
-//! skipped with a message if QEMU or a kernel is missing.
+//! Boots virtual machines and runs `pci-check`, `ntb-check` and `inlane` in them. Each test takes about ten
+//! seconds and is skipped with a message if QEMU or a kernel is missing.
 
 use std::fs;
 use std::path::Path;

@@ -1,15 +1,20 @@
-//! The most bytes per second that a path through the host can carry. It is measured by driving the path's
-//! links with their DMA engines and nothing else.
+//! The ceiling of a path through the host: the most bytes per second that the path can carry. It is measured
+//! by driving the path's links with their DMA engines and nothing else.
+//!
+//! A *shape* is a way to drive a link: the size of a transfer, the number of streams, and the memory used. A
+//! *way* is one direction of the path. It crosses one link for each GPU at its ends.
 //!
 //! ```text
-//!  one direction    each link alone, in several shapes; the slower link's best rate
-//!  both directions  all links at once, in each shape; the mean rate of a direction's links in the best shape, but at most the
-//!                   slower link's best rate alone
+//!  one way alone    drives each link alone, in every shape.
+//!                   Ceiling: the best rate of the slower link.
+//!  both ways        drives all links at once, in every shape.
+//!                   Ceiling: in the best shape, the mean rate of the way's links,
+//!                   but at most the best rate of the slower link alone.
 //! ```
 //!
-//! The mean is used because a path sends the same bytes over both links of a direction. If the links compete
-//! for host memory, the measurement may show a fast and a slow link. A path over both settles between the two
-//! rates.
+//! Both ways, the mean is taken because a path sends the same bytes over both links of a way. If the links
+//! compete for host memory, one link may measure fast and the other slow. A path over both links runs at a
+//! rate between the two.
 
 use crate::device::{Device, Kind};
 use crate::endpoint::Endpoint;
@@ -49,17 +54,18 @@ pub struct Ceiling {
     pub what: String,
 }
 
-/// One direction of a link: its device, and true for transfers out of it.
+/// A link in one direction: the device at the link, and true for transfers out of that device.
 type Link<'a> = (&'a Arc<Device>, bool);
 
-/// The measured rate of each link direction alone. Each is measured once, even if several pairs use it.
+/// Keeps the measured rate of each link in each direction, driven alone. Use one value for all pairs of
+/// endpoints of a run: a link that several pairs share is then measured once.
 #[derive(Debug, Default)]
 pub struct Ceilings {
     alone: BTreeMap<(String, bool), f64>,
 }
 
-/// Returns the reason if the path crosses no link between a device and the host. [`Ceilings::measure`] finds
-/// no ceiling for such a path. Returns `None` for other paths.
+/// Returns why a path has no ceiling: it crosses no link between a device and the host. Returns `None` for
+/// paths whose ceiling [`Ceilings::measure`] can measure.
 pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static str> {
     match (path, from, to) {
         (Path::P2p, ..) => {
@@ -73,11 +79,11 @@ pub fn none_for(path: Path, from: &Endpoint, to: &Endpoint) -> Option<&'static s
 }
 
 impl Ceilings {
-    /// Measures the ceiling of transfers through the host. The result has an entry for `from` to `to` and an
-    /// entry for the way back. With `both`, both directions are measured while they run at the same time.
-    /// Otherwise only `from` to `to` is measured, and both entries are equal. The ceiling of a twin is the
-    /// link rate of its model. Returns `None` if neither end is a GPU or a twin. `host` is the host memory
-    /// that the transfers use.
+    /// Measures the ceiling of transfers through the host. The result has one entry for `from` to `to` and
+    /// one for `to` to `from`. If `both` is set, both directions run at the same time. Otherwise only `from`
+    /// to `to` is measured, and both entries are equal. The ceiling of a twin is the link rate of its model.
+    /// Returns `None` if neither `from` nor `to` is a GPU or a twin. `host` is the host memory that the
+    /// transfers use.
     ///
     /// # Errors
     /// [`Error::Device`](inlane_core::Error::Device) if a device fails or the run was interrupted.

@@ -25,7 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// The measured sizes. Between them, time is interpolated linearly.
+/// The transfer sizes, in bytes, whose time is measured. The time of a size between two of these is
+/// interpolated linearly.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
 /// The largest size that is measured in both directions at once.
@@ -38,7 +39,7 @@ const SLOW: Duration = Duration::from_millis(5);
 /// The chunk size of the staging path through the CPU.
 const CHUNK: u64 = 1 << 20;
 
-/// The times of single transfers by size.
+/// The measured times of one path's single transfers, by size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     /// Pairs of bytes and nanoseconds, in ascending order.
@@ -91,8 +92,8 @@ impl Curve {
                 let ticket = mover.submit(&source, &destination)?;
                 mover.wait(ticket, CompletionMode::Poll)?;
                 let took = began.elapsed();
-                // The first two rounds warm up and are not recorded. A long transfer is recorded at once and
-                // ends the rounds.
+                // The first two rounds warm up and are not recorded. A transfer longer than `LONG` is
+                // recorded in any round and ends the rounds.
                 if round >= 2 || took > LONG {
                     times.push(took.as_nanos() as f64);
                 }
@@ -109,8 +110,8 @@ impl Curve {
         Ok(curve)
     }
 
-    /// Measures a path while the same path runs in the opposite direction, and returns the slower direction's time per
-    /// transfer. `forward` and `backward` are the source and destination of each direction.
+    /// Measures a path while the same path runs in the opposite direction, and returns the slower direction's
+    /// time per transfer. `forward` and `backward` are the source and destination of each direction.
     fn measure_both_ways(
         path: Path,
         devices: [&Arc<Device>; 2],
@@ -188,8 +189,8 @@ impl Costs {
     /// `options.largest`, so costs that are kept in the cache serve all later runs.
     ///
     /// # Errors
-    /// [`Error::Memory`]; [`Error::Device`] if a device must not be written, no path is available, or `options.stop` was
-    /// set; [`Error::Altered`] if bytes arrived wrong.
+    /// [`Error::Memory`]; [`Error::Device`] if a device must not be written, no path is available, or
+    /// `options.stop` was set; [`Error::Altered`] if bytes arrived wrong.
     pub fn calibrate(from: &Arc<Device>, to: &Arc<Device>, options: &PathOptions) -> Result<Self> {
         to.require_writable()?;
         if options.both_ways {
@@ -260,8 +261,8 @@ impl Costs {
         self.paths.get(&path)?.time(bytes)
     }
 
-    /// Predicts the time of a path for `bytes` in nanoseconds from its stages. For a path of one stage, this is the measured
-    /// time.
+    /// Predicts the time of a path for `bytes` in nanoseconds from its stages. For a path of one stage, this
+    /// is the measured time.
     pub fn predict(&self, path: Path, bytes: u64) -> Option<f64> {
         let stage = |name: &str, bytes: u64| self.stages.get(name)?.time(bytes);
         match path {

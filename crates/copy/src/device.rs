@@ -26,7 +26,7 @@ pub(crate) enum Kind {
     Host(Option<Arc<Gpu>>),
     Gpu(Box<GpuMemory>),
     Twin(Accelerator),
-    /// A BAR or a range of one, and the permitted accesses.
+    /// A BAR, or a range of a BAR, and the permitted accesses.
     Bar {
         memory: Suballocator,
         permission: Permission,
@@ -39,11 +39,12 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Opens the endpoints of one operation. Host memory is pinned if a GPU is among them. `permission` applies to BARs. The
-/// result has one device for each endpoint, in order; equal endpoints share a device.
+/// Opens the endpoints of one operation. Host memory is pinned if a GPU is among them. `permission` applies
+/// to BARs. The result has one device for each endpoint, in order; equal endpoints share a device.
 ///
 /// # Errors
-/// [`Error::Device`] if an endpoint does not exist or must not be used; [`Error::Invalid`] if two ranges of a BAR overlap.
+/// [`Error::Device`] if an endpoint does not exist or must not be used; [`Error::Invalid`] if two ranges of a
+/// BAR overlap.
 pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<Device>>> {
     let mut opened: Vec<Arc<Device>> = Vec::new();
     for (index, endpoint) in endpoints.iter().enumerate() {
@@ -136,8 +137,8 @@ impl Device {
         matches!(self.kind, Kind::Gpu(_))
     }
 
-    /// Returns a name that identifies the device in the calibration cache. It contains nothing that changes between runs, such
-    /// as the link's rate or the GPU's index.
+    /// Returns a name that identifies the device in the calibration cache. It contains nothing that changes
+    /// between runs, such as the link's rate or the GPU's index.
     pub(crate) fn stable_name(&self) -> String {
         match &self.kind {
             Kind::Host(None) => "host".into(),
@@ -186,8 +187,8 @@ impl Device {
         }
     }
 
-    /// Allocates memory at the device that no other allocation shares. The memory is freed when the region
-    /// and all its slices are dropped.
+    /// Allocates `bytes` bytes of the device's memory. No other allocation shares them. The memory is freed
+    /// when the region and all its slices are dropped.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Device`] if too little is free; [`Error::Invalid`] for 0 bytes.
@@ -222,7 +223,8 @@ impl Device {
         }
     }
 
-    /// Fills a region of this device with the pattern of `seed`. No transfer from or to the region may be in flight.
+    /// Fills a region of this device with the pattern of `seed`. No transfer from or to the region may be in
+    /// flight.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails.
@@ -238,8 +240,8 @@ impl Device {
         }
     }
 
-    /// Overwrites a region of this device with [`POISON`], so that bytes that never arrive are found. No transfer from or to
-    /// the region may be in flight.
+    /// Overwrites a region of this device with [`POISON`], so that bytes that never arrive are found. No
+    /// transfer from or to the region may be in flight.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails.
@@ -255,8 +257,8 @@ impl Device {
         }
     }
 
-    /// Counts the bytes of a region of this device that differ from the pattern of `seed`. No transfer to the region may be
-    /// in flight.
+    /// Counts the bytes of a region of this device that differ from the pattern of `seed`. No transfer to the
+    /// region may be in flight.
     ///
     /// # Errors
     /// [`Error::Device`] if the device fails or must not be read.
@@ -266,7 +268,7 @@ impl Device {
             Kind::Bar { permission, .. } => {
                 let host = Region::host(region.len())?;
                 CpuMover::new(Access::Bytes4)?.reading_bars(permission.may_read()).submit(region, &host)?;
-                // SAFETY: only this function knows the region.
+                // SAFETY: only this function has access to the region.
                 Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
             }
             // SAFETY: as in `fill`.
@@ -289,13 +291,14 @@ impl Device {
     fn write_bar(&self, region: &Region, make: impl FnOnce(&mut [u8])) -> Result<()> {
         self.require_writable()?;
         let host = Region::host(region.len())?;
-        // SAFETY: only this function knows the region.
+        // SAFETY: only this function has access to the region.
         make(unsafe { pattern::bytes_of(&host) });
         CpuMover::new(Access::Bytes4)?.submit(&host, region).map(drop)
     }
 }
 
-/// Returns the bytes of host memory that are available without swapping, or `u64::MAX` if the kernel does not tell.
+/// Returns the bytes of host memory that are available without swapping, or `u64::MAX` if the kernel does not
+/// tell.
 fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

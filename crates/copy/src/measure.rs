@@ -1,9 +1,9 @@
 //! Measures a mover: one-way latency, streaming bandwidth, and both directions at once.
 //!
-//! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and checks what
-//! arrived. The check covers all bytes of the newest transfer into each slot, and a sample of the other transfers where the
-//! CPU reaches the destination. [`Measurement::verification`] counts the compared bytes
-//! and all transferred bytes apart.
+//! Each repeat fills the sources with patterns, poisons the destinations, runs transfers for a set time, and
+//! checks what arrived. The check covers all bytes of the newest transfer into each slot, and a sample of the
+//! other transfers where the CPU reaches the destination. [`Measurement::verification`] counts the compared
+//! bytes and all transferred bytes apart.
 //!
 //! Transfers rotate over buffers larger than a cache, unless the caller asks for less memory.
 
@@ -55,7 +55,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Returns the transfers in flight for a size: 64 MiB of them, but at least 2 and at most 32.
+    /// Returns how many transfers of `size` bytes are in flight: as many as have 64 MiB together, but at
+    /// least 2 and at most 32.
     pub fn window_for(&self, size: usize) -> usize {
         self.window.unwrap_or_else(|| ((64 << 20) / size.max(1)).clamp(2, 32))
     }
@@ -174,8 +175,8 @@ struct Streamed {
     wall_ns: f64,
 }
 
-/// Streams until `budget` has passed and two windows of transfers were submitted. If two windows would take
-/// longer than 20 times `budget`, ends after at least one window.
+/// Streams until `budget` has passed, but submits at least twice as many transfers as may be in flight. If
+/// these take longer than 20 times `budget`, submits only as many as may be in flight.
 fn stream_once(
     mover: &mut dyn Mover,
     buffers: &Buffers,
@@ -196,7 +197,7 @@ fn stream_once(
             mover.wait(oldest, completion)?;
             buffers.sample(rotation, count - window)?;
             if count >= window && clock.now_ns() > 20 * budget {
-                // At this rate two windows would take too long, so the transfers in flight suffice.
+                // Submitting as many again would take too long, so the run ends with the transfers in flight.
                 break;
             }
         }
@@ -246,8 +247,8 @@ fn stream_with(
                 let cpu = thread_cpu_ns();
                 let streamed = stream_once(mover, buffers, size, budget, plan);
                 let cpu = thread_cpu_ns() - cpu;
-                // Quiesces even after a failure, because the other direction continues to fill and check memory of the same
-                // GPUs.
+                // Quiesces even after a failure, because the other direction continues to fill and check
+                // memory of the same GPUs.
                 let quiesced = mover.quiesce();
                 Some((streamed.and_then(|streamed| quiesced.map(|()| streamed)), cpu))
             }
@@ -276,8 +277,8 @@ fn stream_with(
     }
 }
 
-/// Measures several streams at once, each on a thread of its own: both directions, or all links of a path. Results are in
-/// the order of `runs`.
+/// Measures several streams at once, each on a thread of its own: both directions, or all links of a path.
+/// Results are in the order of `runs`.
 ///
 /// # Errors
 /// As [`latency`]: the error of the first failed stream in the order of `runs`.

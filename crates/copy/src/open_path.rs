@@ -61,7 +61,8 @@ fn unavailable(path: Path, from: &Device, to: &Device, why: &str) -> Error {
     Error::device_usage(format!("path {path} from {} to {}", from.endpoint(), to.endpoint()), why)
 }
 
-/// Opens DPDK's software DMA device. inlane drives no hardware engine that copies from host memory to host memory.
+/// Opens DPDK's software DMA device. inlane drives no hardware engine that copies from host memory to host
+/// memory.
 #[cfg(feature = "dpdk")]
 fn software_dma(_: &Device, _: &Device) -> Result<Box<dyn Mover>> {
     Ok(Box::new(inlane_dpdk::DmaDev::skeleton().map_err(Error::from)?))
@@ -75,8 +76,8 @@ fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
 
 /// Builds the error for a pair of devices without any usable path.
 ///
-/// A single error is returned as it is. Several are listed in one error of the gravest class: failure, then usage, then
-/// environment. Without errors all paths were left out by the user, which is a usage error.
+/// A single error is returned as it is. Several are listed in one error of the gravest class: failure, then
+/// usage, then environment. Without errors all paths were left out by the user, which is a usage error.
 pub(crate) fn no_path_error(
     [from, to]: [&Device; 2],
     refused: &BTreeMap<Path, String>,
@@ -110,8 +111,8 @@ fn twin_bars(
     Ok(Box::new(Interruptible::new(Box::new(BarMover::new(from, to)?), None, &options.stop)))
 }
 
-/// Opens the CPU as a mover between two devices; `None` is host memory. The access width is the requested one, or one that
-/// suits the memory.
+/// Opens the CPU as a mover between two devices; `None` is host memory. The access width is the requested
+/// one, or one that suits the memory.
 fn cpu(from: Option<&Device>, to: Option<&Device>, options: &PathOptions) -> Result<Box<dyn Mover>> {
     let mut reads = true;
     let mut suits = Access::widest();

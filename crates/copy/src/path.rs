@@ -15,7 +15,8 @@ pub enum Path {
     Dma,
     /// A GPU's SMs copy to or from pinned host memory.
     Sm,
-    /// DMA to a host buffer, a CPU copy to another buffer, and DMA onward, one after the other. A published path.
+    /// DMA to a host buffer, a CPU copy to another buffer, and DMA onward, one after the other. A published
+    /// path.
     Hybrid,
     /// DMA out and DMA in at the same time, through a ring of chunks in host memory.
     Staged,
@@ -32,7 +33,8 @@ impl Path {
     pub const ALL: [Path; 8] =
         [Path::Bar, Path::Dma, Path::Sm, Path::Hybrid, Path::Staged, Path::StagedSm, Path::P2p, Path::Cuda];
 
-    /// Returns the paths that can exist between two endpoints. Opening a path shows whether the machine has it.
+    /// Returns the paths that can exist between two endpoints. Opening a path shows whether the machine has
+    /// it.
     pub fn candidates(from: &Endpoint, to: &Endpoint) -> Vec<Path> {
         use Endpoint::{Bar, Gpu, Host, Twin};
         match (from, to) {

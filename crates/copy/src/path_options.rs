@@ -14,21 +14,24 @@ pub struct PathOptions {
     pub largest: usize,
     /// The width of the CPU's loads and stores; `None` selects it by the kind of memory.
     pub access: Option<Access>,
-    /// If set, a CPU store to a BAR completes when it is delivered (a read from the BAR returned), not when it is issued.
+    /// If set, a CPU store to a BAR completes when it is delivered (a read from the BAR returned), not when
+    /// it is issued.
     pub delivered: bool,
-    /// The completion mode of the stages of a path through which the CPU hands chunks on. A later
+    /// How paths `staged` and `hybrid` wait for each of their stages. The CPU makes these waits, because it
+    /// hands the chunks on. A later
     /// [`Mover::set_completion_mode`](inlane_core::mover::Mover::set_completion_mode) overrides it.
     pub stages: CompletionMode,
     /// Tuning of staging by copy engines; `None` selects what suits one direction or both.
     pub engines: Option<EngineTuning>,
     /// Tuning of staging by SMs.
     pub sms: SmTuning,
-    /// If set, keeps the kernels of staging by SMs running between transfers. This gives the least latency and occupies SMs
-    /// meanwhile.
+    /// If set, keeps the kernels of staging by SMs running between transfers. This gives the least latency
+    /// and occupies SMs meanwhile.
     pub resident: bool,
     /// The most blocks that a copy by SMs uses.
     pub blocks: u32,
-    /// True if the other direction runs at the same time. Paths are then chosen by their cost under that load.
+    /// True if the other direction runs at the same time. Paths are then chosen by their cost under that
+    /// load.
     pub both_ways: bool,
     /// Paths that [`PathChoice::Auto`] must not take.
     pub without: Vec<Path>,

@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 /// A mover between two devices: over one path, or over the cheapest path for each transfer's size.
 ///
-/// Use it as a [`Mover`]: submit transfers and wait for them. [`PathSelector::copy`] does one transfer and waits.
+/// Use it as a [`Mover`]: submit transfers and wait for them. [`PathSelector::copy`] does one transfer and
+/// waits.
 pub struct PathSelector {
     from: Arc<Device>,
     to: Arc<Device>,
@@ -33,13 +34,15 @@ pub struct PathSelector {
 }
 
 impl PathSelector {
-    /// Opens the path, or for [`PathChoice::Auto`] every path that is the cheapest for some size. Calibrates the paths of
-    /// this pair if their costs are needed and `costs` is `None`.
+    /// Opens the path, or for [`PathChoice::Auto`] every path that is the cheapest for some size. Calibrates
+    /// the paths of this pair if their costs are needed and `costs` is `None`.
     ///
-    /// Allocate the memory for transfers before: with [`PathOptions::resident`], allocation waits for running kernels.
+    /// Allocate the memory for transfers before this call. With [`PathOptions::resident`], a later allocation
+    /// waits for running kernels.
     ///
     /// # Errors
-    /// [`Error::Device`](inlane_core::Error::Device) if no path can be opened, or not the required one; errors of calibration.
+    /// [`Error::Device`](inlane_core::Error::Device) if no path can be opened, or the required path cannot;
+    /// errors of calibration.
     pub fn open(
         from: &Arc<Device>,
         to: &Arc<Device>,
@@ -103,8 +106,8 @@ impl PathSelector {
         self.movers[self.pick(bytes)].0
     }
 
-    /// Returns the costs by which paths are chosen, if they were given or calibrated. Pass them to the selector of the
-    /// opposite direction so that both take the same paths.
+    /// Returns the costs by which paths are chosen, if they were given or calibrated. Pass them to the
+    /// selector of the opposite direction so that both take the same paths.
     pub fn costs(&self) -> Option<&Costs> {
         self.costs.as_ref()
     }
@@ -114,25 +117,27 @@ impl PathSelector {
         self.fallback.as_deref()
     }
 
-    /// Sets the completion mode of the path that transfers of `bytes` take, and of its stages. Returns the mode in effect,
-    /// which is `Poll` where the CPU copies.
+    /// Sets the completion mode of the path that transfers of `bytes` take, and of its stages. Returns the
+    /// mode in effect, which is `Poll` where the CPU copies.
     pub fn set_completion_mode_for(&mut self, bytes: u64, completion: CompletionMode) -> CompletionMode {
         let index = self.pick(bytes);
         self.movers[index].1.set_completion_mode(completion)
     }
 
-    /// Returns true if transfers of `bytes` are synchronous: [`Mover::submit`] returns when the bytes are in place, so one
-    /// transfer is in flight at a time.
+    /// Returns true if transfers of `bytes` are synchronous: [`Mover::submit`] returns when the bytes are in
+    /// place, so one transfer is in flight at a time.
     pub fn is_synchronous_for(&self, bytes: u64) -> bool {
         self.movers[self.pick(bytes)].1.is_synchronous()
     }
 
-    /// Predicts the time of a transfer of `bytes` in nanoseconds from the costs of its stages; `None` without costs.
+    /// Predicts the time of a transfer of `bytes` in nanoseconds from the costs of its stages; `None` without
+    /// costs.
     pub fn predicted_ns(&self, bytes: u64) -> Option<f64> {
         self.costs.as_ref()?.predict(self.path_for(bytes), bytes)
     }
 
-    /// Returns the chain of movers for transfers of `bytes`, why it was chosen, and why each other path was not.
+    /// Returns the chain of movers for transfers of `bytes`, why it was chosen, and why each other path was
+    /// not.
     pub fn explain(&self, bytes: u64) -> Explanation {
         let (path, mover) = &self.movers[self.pick(bytes)];
         let mut not_taken: Vec<NotTaken> = self
@@ -163,8 +168,9 @@ impl PathSelector {
         Explanation { name: path.to_string(), hops, reason, not_taken }
     }
 
-    /// Copies `source` to `destination` and blocks until the bytes are in place. Waits adaptively: sleeps through most of
-    /// a long transfer, then polls. The stages of a path wait as [`PathOptions::stages`] says.
+    /// Copies `source` to `destination` and blocks until the bytes are in place. Waits adaptively: sleeps
+    /// through most of a long transfer, then polls. The stages of a path wait as [`PathOptions::stages`]
+    /// says.
     ///
     /// # Errors
     /// As [`Mover::submit`] and [`Mover::wait`].

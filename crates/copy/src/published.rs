@@ -1,5 +1,5 @@
-//! A published experiment on models of its accelerator: BAR and DMA in each direction at two link speeds, and device to device
-//! by BAR and by the hybrid path.
+//! A published experiment on models of its accelerator: BAR and DMA in each direction at two link speeds, and
+//! device to device by BAR and by the hybrid path.
 //!
 //! The models have the published rates of single stages, so the lines of single stages measure nothing new.
 //! The lines between two devices show what the published rates of the stages predict. The published
@@ -35,8 +35,8 @@ pub struct Line {
     pub measured: Measurement,
 }
 
-/// Source, destination, path and published MiB/s. The publication does not name the slots of device-to-device transfers; we
-/// assume slot 0 to slot 1.
+/// Source, destination, path and published MiB/s. The publication does not name the slots of device-to-device
+/// transfers; we assume slot 0 to slot 1.
 const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("host", "twin:0", Path::Bar, Some(6.76)),
     ("twin:0", "host", Path::Bar, Some(28.11)),
@@ -52,7 +52,8 @@ const PUBLISHED: [(&str, &str, Path, Option<f64>); 12] = [
     ("twin:1", "twin:0", Path::Staged, None),
 ];
 
-/// Runs the experiment, one transfer at a time: `large` bytes by DMA, 64 KiB by BAR. Passes each line to `keep`.
+/// Runs the experiment, one transfer at a time: `large` bytes by DMA, 64 KiB by BAR. Passes each line to
+/// `keep`.
 ///
 /// # Errors
 /// The error of the first transfer that fails, which ends the experiment.
@@ -80,7 +81,8 @@ pub fn run(large: usize, plan: &Plan, mut keep: impl FnMut(Line)) -> Result<()> 
     Ok(())
 }
 
-/// Predicts the bytes per second of a path from its stages: for BARs and DMA from the model, else by calibration.
+/// Predicts the bytes per second of a path from its stages: for BARs and DMA from the model, else by
+/// calibration.
 fn predict(
     path: Path,
     from: &Arc<Device>,

@@ -12,7 +12,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreEnd {
-    /// When it left the CPU.
+    /// When the store left the CPU.
     Issued,
     /// When a later read from the same BAR returned.
     Delivered,
@@ -50,7 +50,7 @@ pub struct TransferResult {
     pub window: Option<usize>,
     /// The time of single transfers, one in flight at a time.
     pub latency_ns: Option<Summary>,
-    /// Percentiles of the same times.
+    /// Percentiles of the times in `latency_ns`.
     pub latency_percentiles: Option<Percentiles>,
     /// The time that the calibrated stages of the path predict for a transfer.
     pub predicted_ns: Option<f64>,
@@ -62,9 +62,9 @@ pub struct TransferResult {
     pub share_of_ceiling: Option<f64>,
     /// The CPU seconds of the submitting thread per 10^9 bytes.
     pub cpu_seconds_per_gigabyte: Option<f64>,
-    /// The same CPU time as a share of the elapsed time.
+    /// The CPU time of the submitting thread as a share of the elapsed time.
     pub cpu_share: Option<f64>,
-    /// The published figures, for the published experiment.
+    /// The published rates, on lines of the published experiment.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(default)]
     pub published: Option<PublishedRates>,
@@ -85,7 +85,8 @@ pub struct PublishedRates {
     pub model_bytes_per_second: Option<f64>,
 }
 
-/// The start of the reason of a path that was not taken because it is slower. The text output leaves these reasons out.
+/// The words with which a reason begins if a path was not taken because it is slower. The text output leaves
+/// these reasons out.
 pub const SLOWER: &str = "slower: ";
 
 impl TransferResult {
@@ -183,8 +184,8 @@ impl Row for TransferResult {
         ]
     }
 
-    /// Returns the path with the reason for it, the paths that cannot be taken, and the ceiling. Slower paths are in the
-    /// JSON only, because each size has its own figures.
+    /// Returns the path with the reason for it, the paths that cannot be taken, and the ceiling. Slower paths
+    /// are in the JSON only, because each size has its own figures.
     fn context(&self) -> Vec<Cell> {
         let refused = |other: &&NotTaken| !other.why.starts_with(SLOWER);
         let path = Path {

@@ -1,4 +1,5 @@
-//! Staging through a ring in host memory, driven by the CPU. One mover fills chunks while another empties others.
+//! Staging through a ring in host memory, driven by the CPU. One mover fills chunks while another empties
+//! others.
 //!
 //! ```text
 //!  out:   0 1 2 3 4 ...        at most `slots` chunks are sent and not yet emptied
@@ -24,8 +25,8 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Joins two movers by `ring`, cut into `slots` chunks. `completion` is the completion mode of waits for either mover;
-    /// [`Mover::set_completion_mode`] changes it.
+    /// Joins two movers by `ring`, cut into `slots` chunks. `completion` is the completion mode of waits for
+    /// either mover; [`Mover::set_completion_mode`] changes it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there are fewer than 2 chunks, or fewer bytes than chunks.

@@ -1,15 +1,15 @@
 //! Ends a run early when the caller sets a flag.
 //!
-//! A copy engine's transfer ends within milliseconds. A transfer by the CPU through a BAR can take minutes, so it is cut
-//! into pieces and the flag is checked between them.
+//! A copy engine's transfer ends within milliseconds. A transfer by the CPU through a BAR can take minutes,
+//! so it is cut into pieces and the flag is checked between them.
 
 use inlane_core::mover::{CpuMover, Mover, Ticket, TicketCounter, check_pair};
 use inlane_core::{CompletionMode, Error, Region, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The number of bytes that are copied, filled or checked between two checks of the flag. At 3 MB/s, the slowest rate we
-/// measured (4-byte loads and stores through two BARs), this takes a third of a second.
+/// The number of bytes that are copied, filled or checked between two checks of the flag. At 3 MB/s, the
+/// slowest rate we measured (4-byte loads and stores through two BARs), this takes a third of a second.
 pub(crate) const PIECE: usize = 1 << 20;
 
 /// Checks the flag that ends a run.
@@ -36,8 +36,8 @@ pub(crate) struct Interruptible {
 }
 
 impl Interruptible {
-    /// Wraps the synchronous mover `mover`. With `flush`, a transfer is done when [`CpuMover::flush`] of its destination
-    /// returned.
+    /// Wraps the synchronous mover `mover`. With `flush`, a transfer is done when [`CpuMover::flush`] of its
+    /// destination returned.
     pub(crate) fn new(mover: Box<dyn Mover>, flush: Option<CpuMover>, stop: &Arc<AtomicBool>) -> Self {
         Self { mover, flush, stop: stop.clone(), tickets: TicketCounter::default() }
     }

@@ -16,15 +16,16 @@ pub struct EngineTuning {
 impl EngineTuning {
     /// Returns the tuning for one direction alone, or for both at once.
     ///
-    /// For both directions, 4 MiB chunks in a ring of 16 MiB did best on two H200: 45 GB/s each way of a ceiling of 49.
-    /// The tuning for one direction reached 37 there. We suspect the host's caches, but did not measure them.
+    /// For both directions, 4 MiB chunks in a ring of 16 MiB did best on two H200: 45 GB/s each way of a
+    /// ceiling of 49. The tuning for one direction reached 37 there. We suspect the host's caches, but did
+    /// not measure them.
     pub fn suited(both_ways: bool) -> Self {
         let (chunk, slots) = if both_ways { (4 << 20, 4) } else { (8 << 20, 8) };
         Self { chunk, slots, streams: 2 }
     }
 }
 
-/// The smallest chunk that is worth the cost of its events.
+/// The smallest chunk, in bytes, that is worth the cost of its events.
 const SMALLEST: usize = 128 << 10;
 /// The cost of a chunk's events, as bytes: a link moves this much at 55 GB/s in the 3 us that the events
 /// take.
@@ -32,9 +33,10 @@ const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
 ///
-/// On an idle pipeline the chunk size balances the cost of a chunk against the delay of the first one: the square root of
-/// bytes times cost. The first and the last chunks are smaller, because only one stage works on them. Behind other
-/// transfers the chunks are as large as allowed, because only their number costs time.
+/// On an idle pipeline the chunk size balances the cost of a chunk against the delay of the first one: the
+/// square root of bytes times cost. The first and the last chunks are smaller, because one of the two stages
+/// is idle meanwhile. Behind other transfers the chunks are as large as allowed, because only their number
+/// costs time.
 pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut left = bytes;
@@ -66,8 +68,8 @@ pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
 
 /// Tuning of staging by SMs.
 ///
-/// A *channel* (NCCL's word) is one block on each GPU and the staging ring that the two share. A *line* is 16 bytes that are stored at
-/// once: 12 of data and a 4-byte lap.
+/// A *channel* (NCCL's word) is one block on each GPU and the staging ring that the two share. A *line* is 16
+/// bytes that are stored at once: 12 of data and a 4-byte lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmTuning {
     /// Blocks on each side, each with a staging ring of its own.
@@ -78,8 +80,9 @@ pub struct SmTuning {
     pub chunk: usize,
     /// Chunks in a channel's ring.
     pub slots: usize,
-    /// Chunks that each channel takes of a medium-sized transfer on an idle pipeline. More chunks overlap better, but each
-    /// costs a fence. Behind other transfers a channel takes at most two. Large transfers take as many as they need.
+    /// Chunks that each channel takes of a medium-sized transfer on an idle pipeline. More chunks overlap
+    /// better, but each costs a fence. Behind other transfers a channel takes at most two. Large transfers
+    /// take as many as they need.
     pub turns: usize,
     /// The largest transfer, in bytes, that goes as lines, without fences; 0 for none.
     pub lines: usize,
@@ -104,8 +107,8 @@ impl SmTuning {
         self.share(self.lines) / 12 * 16
     }
 
-    /// Returns the `chunk` field of a command: bytes of a chunk, with [`LINES`] set if the transfer goes as lines. `alone`
-    /// tells that no other transfer is in flight.
+    /// Returns the `chunk` field of a command: bytes of a chunk, with [`LINES`] set if the transfer goes as
+    /// lines. `alone` tells that no other transfer is in flight.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
     pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
         if bytes <= self.lines {

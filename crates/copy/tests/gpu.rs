@@ -1,6 +1,6 @@
-//! Transfers between GPUs: sizes and alignments, movers dropped with transfers in flight, pauses, both directions at once,
-//! kernels that trap, and a GPU that does not answer. On a machine with one GPU, it is both endpoints. Without a GPU, each
-//! test prints that it is skipped.
+//! Transfers between GPUs: sizes and alignments, movers dropped with transfers in flight, pauses, both
+//! directions at once, kernels that trap, and a GPU that does not answer. On a machine with one GPU, it is
+//! both endpoints. Without a GPU, each test prints that it is skipped.
 
 use inlane_copy::open_path;
 use inlane_copy::{Device, Path, PathOptions, open};
@@ -42,8 +42,8 @@ impl Numbers {
     }
 }
 
-/// Transfers of odd sizes at odd addresses, several in flight, in every completion mode. The bytes around them stay as
-/// they were.
+/// Transfers of odd sizes at odd addresses, several in flight, in every completion mode. The bytes around
+/// them stay as they were.
 #[test]
 fn every_size_and_alignment_arrives_and_nothing_else_changes() {
     let Some([from, to]) = devices("every_size_and_alignment_arrives_and_nothing_else_changes") else {
@@ -107,8 +107,9 @@ fn a_mover_dropped_at_any_point_leaves_nothing_behind() {
     assert_eq!(gpu.memory().unwrap().0, free);
 }
 
-/// Pauses longer than 10 s, after which the timer parks the kernels, and longer than 30 s, after which they would leave by
-/// themselves. The next transfer launches them again.
+/// Pauses for longer than 10 s and for longer than 30 s. The timer parks idle kernels after 10 s. Without the
+/// timer, kernels would leave by themselves after 30 s. After each pause, a transfer launches the kernels
+/// again.
 #[test]
 fn a_resident_path_works_after_a_long_pause() {
     let Some([from, to]) = devices("a_resident_path_works_after_a_long_pause") else { return };
@@ -183,8 +184,8 @@ fn child(name: &str) -> (std::process::Output, Duration) {
     (output, began.elapsed())
 }
 
-/// Runs a test that makes a GPU fail in a process of its own. It must succeed within `most`, and the next process must be able
-/// to use the GPU.
+/// Runs a test that makes a GPU fail in a process of its own. It must succeed within `most`, and the next
+/// process must be able to use the GPU.
 fn child_that_breaks_something(name: &str, most: Duration) {
     let (output, took) = child(name);
     let text = String::from_utf8_lossy(&output.stderr);
@@ -239,11 +240,11 @@ fn nowhere(device: &Device, size: usize) -> Region {
     unsafe { Region::from_raw(0x1000, size, Location::Gpu(index), Arc::new(())) }
 }
 
-/// Ends the process as `inlane` does, without the exit handlers of the CUDA library. They would wait for a GPU that was
-/// given up.
+/// Ends the process as `inlane` does, without the exit handlers of the CUDA library. Those handlers would
+/// wait for a GPU that was given up.
 fn leave() {
     if inlane_cuda::any_abandoned() {
-        // SAFETY: the call ends the process and runs none of its code.
+        // SAFETY: `_exit` ends the process at once and runs no exit handler.
         unsafe { libc::_exit(0) }
     }
 }
@@ -318,8 +319,8 @@ impl Trap {
     }
 }
 
-/// Checks that copies beside a trapping kernel fail soon with the GPU's error, and that dropping their mover ends. Copies in
-/// flight may still complete.
+/// Checks that copies beside a trapping kernel fail soon with the GPU's error, and that dropping their mover
+/// ends. Copies in flight may still complete.
 fn expect_failure(
     mut mover: Box<dyn Mover>,
     mut ticket: inlane_core::Result<Ticket>,

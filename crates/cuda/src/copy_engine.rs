@@ -15,8 +15,8 @@ use std::time::Duration;
 /// stream: | copy | event | copy | event | ...
 /// ```
 ///
-/// The driver decides which engine runs a stream's copies. Use two movers for two directions at the same time, because they then use
-/// two engines.
+/// The driver decides which engine runs a stream's copies. Use two movers for two directions at the same
+/// time, because they then use two engines.
 pub struct CopyEngine {
     stream: Stream,
     pending: Pending,
@@ -36,7 +36,8 @@ impl CopyEngine {
         &self.stream
     }
 
-    /// Sets the time without any completed copy after which a wait abandons the GPUs of this process. The default is 10 s.
+    /// Sets the time without any completed copy after which a wait abandons the GPUs of this process. The
+    /// default is 10 s.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.pending.set_timeout(timeout);
     }
@@ -75,7 +76,8 @@ impl Mover for CopyEngine {
             )
             .into());
         }
-        // SAFETY: `pending` keeps the regions alive until the copy has run. The trait's contract forbids access to them until then.
+        // SAFETY: `pending` keeps the regions alive until the copy has run. The trait's contract forbids
+        // access to them until then.
         unsafe { self.stream.copy(source, destination)? };
         self.pending.push(&self.stream, [source.clone(), destination.clone()])
     }

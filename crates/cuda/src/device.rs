@@ -26,9 +26,11 @@ pub struct Link {
 pub struct GpuDirect {
     /// True if other devices can read and write the GPU's memory.
     pub supported: bool,
-    /// `GPU_DIRECT_RDMA_WRITES_ORDERING`: 0 none, 100 visible in order to this GPU, 200 visible in order to all devices.
+    /// `GPU_DIRECT_RDMA_WRITES_ORDERING`: 0 none, 100 visible in order to this GPU, 200 visible in order to
+    /// all devices.
     pub writes_ordering: i32,
-    /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`: bit 0 if the host can flush writes, bit 1 if stream memory operations can.
+    /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`: bit 0 if the host can flush writes, bit 1 if stream memory
+    /// operations can.
     pub flush_writes_options: i32,
 }
 
@@ -181,8 +183,8 @@ static OPENED: Mutex<Vec<Arc<Gpu>>> = Mutex::new(Vec::new());
 
 static ANY_ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). End the process with `_exit` then, because exit handlers would
-/// wait for the GPU.
+/// Returns true if a GPU of this process was abandoned ([`Gpu::abandon`]). End the process with `_exit` then,
+/// because exit handlers would wait for the GPU.
 pub fn any_abandoned() -> bool {
     ANY_ABANDONED.load(Ordering::Relaxed)
 }
@@ -210,8 +212,8 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens `gpu:index`. It stays open until the process ends, because creating a context takes tenths of a second and most callers
-    /// open the same GPU again.
+    /// Opens `gpu:index`. It stays open until the process ends, because creating a context takes tenths of a
+    /// second and most callers open the same GPU again.
     ///
     /// # Errors
     /// If there is no driver, no such device, or no context, or if a GPU was abandoned in this process.
@@ -305,7 +307,8 @@ impl Gpu {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Calls `free` with the context current, unless the GPU was abandoned. Logs errors, because it is called from `drop`.
+    /// Calls `free` with the context current, unless the GPU was abandoned. Logs errors, because it is called
+    /// from `drop`.
     pub(crate) fn release(&self, what: &str, free: impl FnOnce() -> Result<()>) {
         if self.is_abandoned() {
             return;

@@ -19,7 +19,8 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Loads and initializes the driver if that has not happened yet. Returns the CUDA version that it supports, as 13000 for 13.0.
+/// Loads and initializes the driver if that has not happened yet. Returns the CUDA version that it supports,
+/// as 13000 for 13.0.
 pub(crate) fn load() -> Result<i32> {
     // A failure is stored as a function that makes the error, because errors cannot be cloned.
     static STATE: OnceLock<std::result::Result<i32, fn() -> Error>> = OnceLock::new();
@@ -57,11 +58,13 @@ pub(crate) fn load() -> Result<i32> {
 
 /// Sets the environment variables that the driver reads when it starts, unless the user has set them.
 fn prepare_environment() {
-    // EAGER, because a kernel that is loaded at its first launch waits for persistent kernels to end. 32 connections, because a
-    // stream that waits for a value must not share a hardware queue with the stream that provides it.
+    // EAGER, because a kernel that is loaded at its first launch waits for persistent kernels to end. 32
+    // connections, because a stream that waits for a value must not share a hardware queue with the stream
+    // that provides it.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: runs once, during set-up. Rust code reads the environment under a lock; C code of other threads must not read it now.
+            // SAFETY: runs once, during set-up. Rust code reads the environment under a lock; C code of other
+            // threads must not read it now.
             unsafe { std::env::set_var(name, value) };
         }
     }

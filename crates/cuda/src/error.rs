@@ -120,8 +120,8 @@ impl Error {
 }
 
 fn is_environment(code: u32) -> bool {
-    // Out of memory, stub library, device unavailable, no device, invalid device, not permitted, not supported, driver mismatch,
-    // compatibility mode unsupported.
+    // Out of memory, stub library, device unavailable, no device, invalid device, not permitted, not
+    // supported, driver mismatch, compatibility mode unsupported.
     matches!(code, 2 | 34 | 46 | 100 | 101 | 800 | 801 | 803 | 804)
 }
 

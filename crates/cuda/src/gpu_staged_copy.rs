@@ -12,8 +12,9 @@ use std::sync::Arc;
 const SLOTS: usize = 4;
 /// The bytes of a staging slot.
 const SLOT: usize = 4 << 20;
-/// Transfers of at least this size fill whole slots, smaller ones half slots. A chunk costs six driver calls, so chunks should be large.
-/// But the first chunk in and the last chunk out overlap with nothing, so there should be several.
+/// Transfers of at least this size fill whole slots, smaller ones half slots. A chunk costs six driver calls,
+/// so chunks should be large. But the first chunk in and the last chunk out overlap with nothing, so there
+/// should be several.
 const LARGE: usize = 32 << 20;
 
 /// A mover that copies between pinned host memory regions with a GPU's DMA engines.
@@ -67,7 +68,8 @@ impl GpuStagedCopy {
             let (from, to) = (source.slice(at, bytes)?, destination.slice(at, bytes)?);
             let staging = slot.memory.slice(0, bytes)?;
             self.inward.wait_for(&slot.free)?;
-            // SAFETY: the slot is free when this runs, and the caller keeps the regions until the last chunk has run.
+            // SAFETY: the slot is free when this runs, and the caller keeps the regions until the last chunk
+            // has run.
             unsafe { self.inward.copy(&from, &staging)? };
             self.inward.record(&slot.full)?;
             self.outward.wait_for(&slot.full)?;

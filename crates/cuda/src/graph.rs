@@ -65,7 +65,8 @@ impl Graph {
         };
         let after = handles(after);
         let mut node = std::ptr::null_mut();
-        // SAFETY: the driver copies parameters and arguments. The caller promises that the nodes are of this graph.
+        // SAFETY: the driver copies parameters and arguments. The caller promises that the nodes are of this
+        // graph.
         unsafe {
             call!(
                 self.gpu,

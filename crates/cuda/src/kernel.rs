@@ -40,7 +40,8 @@ impl Module {
         Ok(Arc::new(Self { gpu: gpu.clone(), raw }))
     }
 
-    /// Returns the kernel called `name`, which the source declares `extern "C"`. Loads it, so that its first launch is not delayed.
+    /// Returns the kernel called `name`, which the source declares `extern "C"`. Loads it, so that its first
+    /// launch is not delayed.
     ///
     /// # Errors
     /// If the module has no kernel of that name.
@@ -55,7 +56,8 @@ impl Module {
                 cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())
             )?
         };
-        // SAFETY: a valid handle. With lazy loading, the kernel would otherwise be loaded at its first launch.
+        // SAFETY: a valid handle. With lazy loading, the kernel would otherwise be loaded at its first
+        // launch.
         unsafe { call!(self.gpu, cuFuncLoad(raw))? };
         Ok(Kernel { module: self.clone(), raw, name: name.into() })
     }
@@ -116,11 +118,13 @@ pub struct LaunchConfig {
     pub threads: u32,
     /// The bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
-    /// If true, the launch fails unless all blocks are resident at once. Needed if blocks wait for each other or for the host.
+    /// If true, the launch fails unless all blocks are resident at once. Needed if blocks wait for each other
+    /// or for the host.
     pub cooperative: bool,
 }
 
-/// The arguments of a launch: [`Arguments`], or an array of results of [`argument`]. The driver copies the values during the launch.
+/// The arguments of a launch: [`Arguments`], or an array of results of [`argument`]. The driver copies the
+/// values during the launch.
 pub trait KernelArguments<const N: usize> {
     /// Returns the address of each argument's value. The values must stay valid during the launch.
     fn pointers(&self) -> [*const c_void; N];
@@ -132,7 +136,8 @@ pub struct Arguments<const N: usize>(pub [u64; N]);
 
 impl<const N: usize> KernelArguments<N> for Arguments<N> {
     fn pointers(&self) -> [*const c_void; N] {
-        // For a parameter of 4 bytes the driver reads the low half, because all supported hosts are little-endian.
+        // For a parameter of 4 bytes the driver reads the low half, because all supported hosts are
+        // little-endian.
         self.0.each_ref().map(argument)
     }
 }
@@ -224,8 +229,8 @@ impl Kernel {
     /// Queues a launch on `stream`.
     ///
     /// # Safety
-    /// The arguments have the number, types and order that the kernel declares. Memory that they refer to stays valid until the kernel has
-    /// run, and the kernel's accesses to it do not race with others.
+    /// The arguments have the number, types and order that the kernel declares. Memory that they refer to
+    /// stays valid until the kernel has run, and the kernel's accesses to it do not race with others.
     ///
     /// # Errors
     /// If the GPU cannot run this shape, or an earlier kernel failed.
@@ -238,7 +243,8 @@ impl Kernel {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
         let mut pointers = arguments.pointers().map(<*const c_void>::cast_mut);
-        // SAFETY: the driver copies the arguments before it returns. The caller promises that they fit the kernel.
+        // SAFETY: the driver copies the arguments before it returns. The caller promises that they fit the
+        // kernel.
         unsafe {
             if shape.cooperative {
                 call!(

@@ -1,4 +1,5 @@
-//! Measures the traffic on a GPU's PCIe link with the GPU's own counters. NVML reports averages over windows of 20 ms.
+//! Measures the traffic on a GPU's PCIe link with the GPU's own counters. NVML reports averages over windows
+//! of 20 ms.
 
 use crate::device::Gpu;
 use crate::error::{Error, Result};
@@ -41,7 +42,8 @@ impl LinkMeter {
         let stopped = stop.clone();
         let sample = move || {
             let mut samples = LinkSamples::default();
-            // The device is looked up again, because its handle borrows from the library, which this thread owns.
+            // The device is looked up again, because its handle borrows from the library, which this thread
+            // owns.
             let Ok(device) = nvml.device_by_pci_bus_id(address.as_str()) else { return samples };
             while !stopped.load(Ordering::Relaxed) {
                 // Each call blocks for its window and returns kB per second.
@@ -59,7 +61,8 @@ impl LinkMeter {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Stops and returns the samples without the first and the last window, which may include time before and after the run.
+    /// Stops and returns the samples without the first and the last window, which may include time before and
+    /// after the run.
     pub fn stop(mut self) -> LinkSamples {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("only this method and drop take it");

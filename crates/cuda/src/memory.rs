@@ -91,8 +91,8 @@ impl Gpu {
         Ok(unsafe { Region::from_raw(pointer as u64, bytes, Location::Pinned, Arc::new(keeper)) })
     }
 
-    /// Registers host memory that was allocated elsewhere, for example a packet pool in hugepages, so that every GPU can access it.
-    /// The returned region keeps `memory` alive.
+    /// Registers host memory that was allocated elsewhere, for example a packet pool in hugepages, so that
+    /// every GPU can access it. The returned region keeps `memory` alive.
     ///
     /// # Errors
     /// If it is not ordinary host memory, is already registered, or cannot be locked.
@@ -167,8 +167,8 @@ impl Gpu {
         Err(Error::invalid(format!("{region:?}"), format!("the region is not in the memory of {self}")))
     }
 
-    /// Checks that the GPU and the CPU use the same address, because a region has only one. Unified addressing provides that on every
-    /// 64-bit system.
+    /// Checks that the GPU and the CPU use the same address, because a region has only one. Unified
+    /// addressing provides that on every 64-bit system.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;
         // SAFETY: the driver has just mapped this memory.

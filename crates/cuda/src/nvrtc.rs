@@ -1,15 +1,18 @@
 //! NVRTC, CUDA's run-time compiler: finding and loading the library, compiling, caching the results.
 //!
-//! The library is searched in this order: the file named by `INLANE_NVRTC`, and no other if it is set; the dynamic loader's paths;
-//! the `nvidia/*/lib` folders of Python's site-packages, where the wheel `nvidia-cuda-nvrtc` installs it; `/usr/local/cuda*`.
+//! The library is searched in this order: the file named by `INLANE_NVRTC`, and no other if it is set; the
+//! dynamic loader's paths; the `nvidia/*/lib` folders of Python's site-packages, where the wheel
+//! `nvidia-cuda-nvrtc` installs it; `/usr/local/cuda*`.
 //!
-//! Kernels are compiled to machine code for the GPU's own architecture. PTX from a newer compiler would not load on an older driver.
+//! Kernels are compiled to machine code for the GPU's own architecture. PTX from a newer compiler would not
+//! load on an older driver.
 //!
 //! # Privileges
 //!
-//! The library is code that the user chooses. Nothing in this crate loads it before [`compile`] or [`compiler_version`] is called,
-//! so a process with privileges drops them first. If the library's folder may be unreadable afterwards, call [`locate_compiler`]
-//! before dropping: it opens the files and runs none of their code.
+//! The library is code that the user chooses. Nothing in this crate loads it before [`compile`] or
+//! [`compiler_version`] is called, so a process with privileges drops them first. If the library's folder may
+//! be unreadable afterwards, call [`locate_compiler`] before dropping: it opens the files and runs none of
+//! their code.
 
 use crate::error::{Error, Result};
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
@@ -74,18 +77,20 @@ pub fn compiler_version() -> Result<(String, PathBuf)> {
     Ok((compiler.version.clone(), compiler.path.clone()))
 }
 
-/// Opens the compiler's files so that they can be loaded later, even if their folder is unreadable by then. Runs no code of theirs.
-/// Call it before dropping privileges. Libraries that only the dynamic loader can find are not opened.
+/// Opens the compiler's files so that they can be loaded later, even if their folder is unreadable by then.
+/// Runs no code of theirs. Call it before dropping privileges. Libraries that only the dynamic loader can
+/// find are not opened.
 pub fn locate_compiler() {
     LOCATED.get_or_init(locate);
 }
 
-/// Compiles `source` for `arch`, which is an architecture as [`crate::DeviceInfo::arch`] returns it. Uses the cache unless an option
-/// asks the assembler for output (`--ptxas-options=-v`), because that output is not cached.
+/// Compiles `source` for `arch`, which is an architecture as [`crate::DeviceInfo::arch`] returns it. Uses the
+/// cache unless an option asks the assembler for output (`--ptxas-options=-v`), because that output is not
+/// cached.
 ///
 /// # Errors
-/// [`Error::DoesNotCompile`] with the compiler's messages. [`Error::NoCompiler`] if there is no compiler. [`Error::Compiler`] if the
-/// compiler does not know the architecture or an option.
+/// [`Error::DoesNotCompile`] with the compiler's messages. [`Error::NoCompiler`] if there is no compiler.
+/// [`Error::Compiler`] if the compiler does not know the architecture or an option.
 pub fn compile(source: &Source<'_>, arch: &str) -> Result<CompiledProgram> {
     let compiler = compiler()?;
     let key = key(source, arch, &compiler.version);
@@ -124,7 +129,8 @@ fn compiler() -> Result<&'static Compiler> {
 /// A library file that was found, and what is needed to load it later.
 struct Located {
     path: PathBuf,
-    /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot be opened.
+    /// The open file. `None` for a bare name, which the dynamic loader searches, and for a file that cannot
+    /// be opened.
     file: Option<File>,
     /// The files `libnvrtc-builtins.so.*` in the same folder.
     builtins: Vec<File>,
@@ -153,8 +159,8 @@ type CreateProgram = unsafe extern "C" fn(
 ) -> nvrtcResult;
 type OnProgram<T> = unsafe extern "C" fn(nvrtcProgram, T) -> nvrtcResult;
 
-/// The loaded library's functions. cudarc's loader accepts only file names, so it cannot load from the folders that inlane
-/// searches.
+/// The loaded library's functions. cudarc's loader accepts only file names, so it cannot load from the
+/// folders that inlane searches.
 struct Compiler {
     path: PathBuf,
     version: String,
@@ -171,7 +177,8 @@ struct Compiler {
 impl Compiler {
     /// Loads the first candidate that can be loaded. Otherwise returns the list of what was tried.
     fn load() -> std::result::Result<Self, String> {
-        // The environment decides which library is loaded. A program whose file grants capabilities must not run it with them.
+        // The environment decides which library is loaded. A program whose file grants capabilities must not
+        // run it with them.
         let root = rustix::process::geteuid().is_root();
         if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
             let why =
@@ -200,7 +207,8 @@ impl Compiler {
             }
         }
         let path = located.file.as_ref().map_or_else(|| located.path.clone(), by_descriptor);
-        // SAFETY: the library is the compiler, from a well-known place or chosen by the user, who is trusted with it.
+        // SAFETY: the library is the compiler, from a well-known place or chosen by the user, who is trusted
+        // with it.
         let library =
             unsafe { Library::open(Some(path), RTLD_NOW) }.map_err(|error| short(&error.to_string()))?;
         let failed = |error: libloading::Error| short(&error.to_string());
@@ -335,7 +343,8 @@ fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // The fixed folders are of CUDA 13 only, because code from a newer compiler may not load on the installed driver.
+    // The fixed folders are of CUDA 13 only, because code from a newer compiler may not load on the installed
+    // driver.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {
@@ -351,8 +360,8 @@ fn candidates() -> Vec<PathBuf> {
     found
 }
 
-/// Returns Python's package folders: those of `PYTHONPATH`, of the active virtual environment, of the user and of the
-/// system.
+/// Returns Python's package folders: those of `PYTHONPATH`, of the active virtual environment, of the user
+/// and of the system.
 fn site_packages() -> Vec<PathBuf> {
     let mut sites: Vec<PathBuf> = Vec::new();
     if let Some(paths) = std::env::var_os("PYTHONPATH") {

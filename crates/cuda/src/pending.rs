@@ -1,4 +1,5 @@
-//! Copies in flight on streams. Each has a ticket, an event that completes with it, and the regions that it uses.
+//! Copies in flight on streams. Each has a ticket, an event that completes with it, and the regions that it
+//! uses.
 //!
 //! Every wait has a timeout. If nothing completes within it, all GPUs of this process are abandoned
 //! ([`abandon_all`](crate::abandon_all)), and their resources are not freed before the process ends.
@@ -65,8 +66,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Returns a ticket that completes when the work that `stream` has queued so far has run. Keeps `regions`, the copy's source and
-    /// destination, alive until then.
+    /// Returns a ticket that completes when the work that `stream` has queued so far has run. Keeps
+    /// `regions`, the copy's source and destination, alive until then.
     ///
     /// # Errors
     /// If the driver call fails. The stream's work has run by then, or its GPU was abandoned.
@@ -101,12 +102,12 @@ impl Pending {
         Ok(done)
     }
 
-    /// Waits until `ticket` completes. `others` are further streams that it depends on. They are checked for failures while waiting, because
-    /// a ticket whose dependency failed never completes.
+    /// Waits until `ticket` completes. `others` are further streams that it depends on. They are checked for
+    /// failures while waiting, because a ticket whose dependency failed never completes.
     ///
     /// # Errors
-    /// If a copy failed, or nothing completes within the timeout. In both cases the GPUs of this process are abandoned if the ticket is
-    /// still in flight.
+    /// If a copy failed, or nothing completes within the timeout. In both cases the GPUs of this process are
+    /// abandoned if the ticket is still in flight.
     pub fn wait(
         &mut self,
         device: &dyn Fn() -> String,
@@ -230,10 +231,11 @@ fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
     ))
 }
 
-/// Waits until the streams' work has run, so that the memory it uses may be freed. Call it in `drop`: errors are logged. Skips streams of
-/// abandoned GPUs, of which nothing is freed. Takes at most 10 s per stream.
+/// Waits until the streams' work has run, so that the memory it uses may be freed. Call it in `drop`: errors
+/// are logged. Skips streams of abandoned GPUs, of which nothing is freed. Takes at most 10 s per stream.
 pub fn drain(streams: &[&Stream]) {
-    // If one stream failed, streams that wait for it never end. Kernels that time out by themselves do so after 5 s.
+    // If one stream failed, streams that wait for it never end. Kernels that time out by themselves do so
+    // after 5 s.
     let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
     let timeout = if failed { Duration::from_secs(6) } else { TIMEOUT };
     for stream in streams {

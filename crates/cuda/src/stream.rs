@@ -122,8 +122,8 @@ impl Stream {
     /// Queues memory operations, which execute in order.
     ///
     /// # Safety
-    /// The addresses stay valid for the GPU until the operations have run, and writes do not race with other accesses. A wait that is never
-    /// satisfied blocks this stream, and everything that synchronizes with it.
+    /// The addresses stay valid for the GPU until the operations have run, and writes do not race with other
+    /// accesses. A wait that is never satisfied blocks this stream, and everything that synchronizes with it.
     ///
     /// # Errors
     /// If the driver call fails.
@@ -139,7 +139,8 @@ impl Stream {
             for (raw, operation) in raw.iter_mut().zip(chunk) {
                 *raw = operation.raw();
             }
-            // SAFETY: the array holds at least as many operations. The caller promises that the addresses are valid.
+            // SAFETY: the array holds at least as many operations. The caller promises that the addresses are
+            // valid.
             unsafe {
                 call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, chunk.len() as u32, raw.as_mut_ptr(), 0))?
             };
@@ -150,7 +151,8 @@ impl Stream {
     /// Queues a copy by the copy engines, between host memory and a GPU, within a GPU, or between GPUs.
     ///
     /// # Safety
-    /// Until the copy has run, both regions stay alive, nothing writes to the source, and nothing accesses the destination.
+    /// Until the copy has run, both regions stay alive, nothing writes to the source, and nothing accesses
+    /// the destination.
     ///
     /// # Errors
     /// If the lengths differ, or the driver call fails.
@@ -238,8 +240,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// Waits until all queued work has run, for at most `limit`. Polls for 200 us, then sleeps between polls. Returns false if work is still
-    /// running.
+    /// Waits until all queued work has run, for at most `limit`. Polls for 200 us, then sleeps between polls.
+    /// Returns false if work is still running.
     ///
     /// # Errors
     /// If some of the work failed.
@@ -263,7 +265,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.gpu.release("a stream", || {
-            // SAFETY: created once and destroyed once. The driver defers destruction until the stream's work has run.
+            // SAFETY: created once and destroyed once. The driver defers destruction until the stream's work
+            // has run.
             unsafe { call!(self.gpu, cuStreamDestroy_v2(self.raw)) }
         });
     }
@@ -327,7 +330,8 @@ impl Event {
         }
     }
 
-    /// Blocks until the work before the event has run. Sleeps if the event is of [`EventKind::Completion`]. There is no timeout.
+    /// Blocks until the work before the event has run. Sleeps if the event is of [`EventKind::Completion`].
+    /// There is no timeout.
     ///
     /// # Errors
     /// If that work failed.
@@ -337,7 +341,8 @@ impl Event {
         unsafe { call!(self.gpu, cuEventSynchronize(self.raw)) }
     }
 
-    /// Returns the nanoseconds from `start` to this event, by the GPU's clock. Both must be of [`EventKind::Timing`] and complete.
+    /// Returns the nanoseconds from `start` to this event, by the GPU's clock. Both must be of
+    /// [`EventKind::Timing`] and complete.
     ///
     /// # Errors
     /// If one of them is not complete, or records no time.

@@ -4,7 +4,8 @@ use super::*;
 use inlane_core::error::Class;
 use std::process::Command;
 
-/// Runs one of the ignored tests below in a child process with the given environment, and asserts that it passes.
+/// Runs one of the ignored tests below in a child process with the given environment, and asserts that it
+/// passes.
 fn passes_in_a_child(test: &str, environment: &[(&str, &str)]) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("tests::{test}"), "--ignored", "--nocapture"])
@@ -15,7 +16,8 @@ fn passes_in_a_child(test: &str, environment: &[(&str, &str)]) {
     assert!(output.status.success() && text.contains("1 passed"), "{test}: {text}");
 }
 
-/// With a driver installed, an empty CUDA_VISIBLE_DEVICES hides all GPUs. So this test checks the same on every machine.
+/// With a driver installed, an empty CUDA_VISIBLE_DEVICES hides all GPUs. So this test checks the same on
+/// every machine.
 #[test]
 fn a_machine_without_a_gpu_gets_an_environment_error() {
     passes_in_a_child("no_gpu_is_an_environment_error", &[("CUDA_VISIBLE_DEVICES", "")]);
@@ -65,7 +67,8 @@ SYMBOL(nvrtcCreateProgram) SYMBOL(nvrtcDestroyProgram) SYMBOL(nvrtcCompileProgra
 SYMBOL(nvrtcGetProgramLog) SYMBOL(nvrtcGetCUBINSize) SYMBOL(nvrtcGetCUBIN) SYMBOL(nvrtcGetErrorString)
 "#;
 
-/// The compiler that the user names in INLANE_NVRTC is loaded only when it is needed, so that callers can drop privileges first.
+/// The compiler that the user names in INLANE_NVRTC is loaded only when it is needed, so that callers can
+/// drop privileges first.
 #[test]
 fn the_compiler_is_not_loaded_before_it_is_used() {
     let folder = tempfile::tempdir().unwrap();

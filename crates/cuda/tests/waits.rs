@@ -1,5 +1,6 @@
-//! Waiting for copies on GPUs that are slow, that hang and that fail, with a stub of the driver that hangs where the real one does.
-//! Each test runs in a process of its own, because an abandoned GPU stays abandoned for the whole process.
+//! Waiting for copies on GPUs that are slow, that hang and that fail, with a stub of the driver that hangs
+//! where the real one does. Each test runs in a process of its own, because an abandoned GPU stays abandoned
+//! for the whole process.
 
 use inlane_core::mover::{Mover, Ticket};
 use inlane_core::{CompletionMode, Region, Result};
@@ -77,7 +78,8 @@ impl ScriptedStream {
     }
 
     fn call(self, name: &str, number: i32) {
-        // SAFETY: the library is already loaded, so only the function runs. It takes a stream and, in some cases, a number.
+        // SAFETY: the library is already loaded, so only the function runs. It takes a stream and, in some
+        // cases, a number.
         unsafe {
             let library = libloading::Library::new("libcuda.so.1").unwrap();
             let function: libloading::Symbol<unsafe extern "C" fn(*mut c_void, i32)> =
@@ -144,7 +146,8 @@ fn slow() {
     assert!(!any_abandoned());
 }
 
-/// Checks that nothing waits for an abandoned GPU any more: not a drop, a free or another wait. The stub would wait forever.
+/// Checks that nothing waits for an abandoned GPU any more: not a drop, a free or another wait. The stub
+/// would wait forever.
 fn nothing_waits_any_more(engine: CopyEngine, ticket: Ticket, memory: [Region; 2]) {
     let mut engine = engine;
     assert!(any_abandoned());
@@ -224,8 +227,8 @@ fn a_failed_copy_gives_its_error() {
     }
 }
 
-/// Waits for a copy whose stream waits for a failing stream of another GPU. The wait returns that stream's error before the
-/// timeout.
+/// Waits for a copy whose stream waits for a failing stream of another GPU. The wait returns that stream's
+/// error before the timeout.
 fn another_fails(completion: CompletionMode) {
     let (from, to) = (Gpu::open(0).unwrap(), Gpu::open(1).unwrap());
     let (out, into) = (from.stream().unwrap(), to.stream().unwrap());

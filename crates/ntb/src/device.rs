@@ -9,8 +9,8 @@
 //!   peer_scratchpad_write(1, i, v)  ------------------------>  scratchpad_read(i)
 //! ```
 //! Two back-ends implement [`Ntb`]: the twin ([`crate::twin`], processes of one machine) and ivshmem
-//! ([`crate::ivshmem`], virtual machines). Hardware bridges (Intel, AMD, Switchtec, IDT) are not supported yet.
-//! They could implement it over the kernel's ntb_hw drivers or over VFIO.
+//! ([`crate::ivshmem`], virtual machines). Hardware bridges (Intel, AMD, Switchtec, IDT) are not supported
+//! yet. They could implement it over the kernel's ntb_hw drivers or over VFIO.
 
 use crate::error::Result;
 use crate::window::Window;
@@ -83,8 +83,8 @@ pub enum Event {
     Link,
 }
 
-/// One port of a bridge. The ports are numbered from 0 to [`Ntb::ports`] - 1. Every port except this side's own
-/// is a peer.
+/// One port of a bridge. The ports are numbered from 0 to [`Ntb::ports`] - 1. Every port except this side's
+/// own is a peer.
 ///
 /// Any thread may call any method.
 pub trait Ntb: Send + Sync {

@@ -4,7 +4,8 @@ use inlane_pci::{Address, Device, Sysfs};
 
 /// The kernel's drivers for NTB hardware (drivers/ntb/hw; switchtec's is the switch's management driver).
 const DRIVERS: [&str; 5] = ["ntb_hw_intel", "ntb_hw_amd", "ntb_hw_idt", "ntb_hw_epf", "switchtec"];
-/// Class code of "other bridge", which NTBs have. Other chipset devices have it too, so it proves nothing by itself.
+/// Class code of "other bridge", which NTBs have. Other chipset devices have it too, so it proves nothing by
+/// itself.
 const OTHER_BRIDGE: u32 = 0x06_8000;
 /// Vendor and device of QEMU's ivshmem.
 pub(crate) const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);

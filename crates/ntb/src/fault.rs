@@ -362,8 +362,8 @@ impl WireShared {
             match state.next() {
                 // Deliver under the lock. An empty queue then means that everything has arrived.
                 Ok(Piece { action: Action::Store { to, bytes, length }, .. }) => {
-                    // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped. Aligned words
-                    // are stored whole, so a piece of 8 aligned bytes does not tear further.
+                    // SAFETY: the caller of `store` promised the destination, and `mapped` keeps it mapped.
+                    // Aligned words are stored whole, so a piece of 8 aligned bytes does not tear further.
                     unsafe { inlane_core::access::store_device(to as *mut u8, bytes.as_ptr(), length) };
                     inlane_core::access::store_fence();
                 }

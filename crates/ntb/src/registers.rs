@@ -5,8 +5,8 @@
 //! 4096   port 1   ...
 //! ```
 //!
-//! Every port maps all registers writable, so a hostile port can write any value. Each value is loaded once and
-//! bounded before use.
+//! Every port maps all registers writable, so a hostile port can write any value. Each value is loaded once
+//! and bounded before use.
 
 use crate::device::WindowLimits;
 use crate::error::{Error, Result};

@@ -28,8 +28,8 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Makes a window over `region`, which is mapped memory. With a `wire`, stores go through it and suffer its
-    /// faults.
+    /// Makes a window over `region`, which is mapped memory. With a `wire`, stores go through it and suffer
+    /// its faults.
     pub fn new(peer: u32, region: Region, ordering: Ordering, wire: Option<Arc<Wire>>) -> Self {
         if let Some(wire) = &wire {
             wire.keep(region.clone());

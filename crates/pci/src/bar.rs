@@ -43,12 +43,13 @@ unsafe impl Send for Bar {}
 unsafe impl Sync for Bar {}
 
 impl Bar {
-    /// Maps the BAR that `spec` names: through VFIO if its device is bound to vfio-pci, else through sysfs. `permission`
-    /// determines whether the mapping is readable and writable.
+    /// Maps the BAR that `spec` names: through VFIO if its device is bound to vfio-pci, else through sysfs.
+    /// `permission` determines whether the mapping is readable and writable.
     ///
     /// # Errors
-    /// Errors of [`permission::check`]; [`Error::NoBar`]; [`Error::TooSmall`]; [`Error::NotReady`] if the device does not
-    /// respond; [`Error::Unsupported`] if write-combining is not available; errors of VFIO and the system.
+    /// Errors of [`permission::check`]; [`Error::NoBar`]; [`Error::TooSmall`]; [`Error::NotReady`] if the
+    /// device does not respond; [`Error::Unsupported`] if write-combining is not available; errors of VFIO
+    /// and the system.
     pub fn open(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<Self> {
         match permission::check(sysfs, spec, permission)? {
             AccessMethod::Vfio => {
@@ -172,8 +173,8 @@ impl Bar {
         self.length == 0
     }
 
-    /// Returns the range as a region, which keeps the mapping alive. Pages are mapped only as permitted: a store to a BAR
-    /// without write permission ends the process with SIGSEGV.
+    /// Returns the range as a region, which keeps the mapping alive. Pages are mapped only as permitted: a
+    /// store to a BAR without write permission ends the process with SIGSEGV.
     pub fn region(&self) -> Region {
         let location = Location::Bar {
             device: self.spec.address.to_string(),
@@ -187,8 +188,8 @@ impl Bar {
     /// Reads the 32-bit register at `offset`.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`] without read permission; [`Error::TooSmall`] beyond the range; [`Error::Unsupported`] if
-    /// `offset` is not a multiple of 4.
+    /// [`Error::NotPermitted`] without read permission; [`Error::TooSmall`] beyond the range;
+    /// [`Error::Unsupported`] if `offset` is not a multiple of 4.
     pub fn read_u32(&self, offset: usize) -> Result<u32> {
         self.permission.check_read(&self.name)?;
         let register = self.register::<u32>(offset)?;
@@ -278,8 +279,8 @@ fn inside(spec: &BarSpec, size: u64) -> Result<Range<u64>> {
     })
 }
 
-/// Checks that a device without a driver responds. A device that sleeps or does not decode memory returns all ones and
-/// ignores writes.
+/// Checks that a device without a driver responds. A device that sleeps or does not decode memory returns all
+/// ones and ignores writes.
 fn check_responds(sysfs: &Sysfs, spec: &BarSpec) -> Result<()> {
     let address = spec.address;
     let not_ready = |why: String| Err(Error::NotReady { address, why });

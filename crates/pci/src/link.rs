@@ -4,8 +4,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
-/// The overhead of a transaction layer packet: header with a 64-bit address (16 bytes), sequence number and LCRC (6), and
-/// framing (2). Source: PCI Express Base Specification, 2.2 and 3.6.
+/// The overhead of a transaction layer packet: header with a 64-bit address (16 bytes), sequence number and
+/// LCRC (6), and framing (2). Source: PCI Express Base Specification, 2.2 and 3.6.
 pub const TLP_OVERHEAD_BYTES: u32 = 24;
 
 /// The speed and width of a link.
@@ -18,7 +18,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Parses the texts of sysfs, such as `16.0 GT/s PCIe` and `8`. Returns `None` for `Unknown` and other texts.
+    /// Parses the texts of sysfs, such as `16.0 GT/s PCIe` and `8`. Returns `None` for `Unknown` and other
+    /// texts.
     pub fn parse(speed: &str, width: &str) -> Option<Self> {
         let gigatransfers: f64 = speed.split_whitespace().next()?.parse().ok()?;
         let megatransfers_per_second = (gigatransfers * 1000.0) as u32;
@@ -35,8 +36,8 @@ impl Rate {
             .map(|n| n as u8 + 1)
     }
 
-    /// Returns the bits per second of one direction after line coding: 8b/10b up to Gen2, 128b/130b up to Gen5, and flits
-    /// of 236 bytes in 256 for Gen6.
+    /// Returns the bits per second of one direction after line coding: 8b/10b up to Gen2, 128b/130b up to
+    /// Gen5, and flits of 236 bytes in 256 for Gen6.
     pub fn bits_per_second(self) -> f64 {
         let coding = match self.generation() {
             Some(1 | 2) => 8.0 / 10.0,
@@ -46,7 +47,8 @@ impl Rate {
         f64::from(self.megatransfers_per_second) * 1e6 * f64::from(self.lanes) * coding
     }
 
-    /// Returns the payload ceiling of one direction in bytes per second, for writes in packets of `payload` bytes.
+    /// Returns the payload ceiling of one direction in bytes per second, for writes in packets of `payload`
+    /// bytes.
     pub fn payload_bytes_per_second(self, payload: u32) -> f64 {
         let share = f64::from(payload) / f64::from(payload.saturating_add(TLP_OVERHEAD_BYTES));
         self.bits_per_second() / 8.0 * share

@@ -21,7 +21,8 @@ impl Names {
         list.map(|bytes| Self::parse(&String::from_utf8_lossy(&bytes))).unwrap_or_default()
     }
 
-    /// Parses the list. Vendors start a line, and their devices follow after a tab. Subsystems and classes are skipped.
+    /// Parses the list. Vendors start a line, and their devices follow after a tab. Subsystems and classes
+    /// are skipped.
     fn parse(text: &str) -> Self {
         let mut names = Self::default();
         let mut vendor = None;
@@ -45,8 +46,8 @@ impl Names {
         names
     }
 
-    /// Returns the name of a device, such as `NVIDIA Corporation GH100 [H100 SXM5 80GB]`, or of its vendor if only that is
-    /// known.
+    /// Returns the name of a device, such as `NVIDIA Corporation GH100 [H100 SXM5 80GB]`, or of its vendor if
+    /// only that is known.
     pub fn name(&self, vendor: u16, device: u16) -> Option<String> {
         let maker = self.vendors.get(&vendor)?;
         Some(match self.devices.get(&(vendor, device)) {

@@ -83,8 +83,8 @@ pub enum AccessMethod {
 /// Checks whether a BAR may be mapped, and returns how.
 ///
 /// # Errors
-/// [`Error::NoDevice`]; [`Error::Held`]; [`Error::NotAllowed`]; [`Error::NotPermitted`] if neither reads nor writes are
-/// permitted, or writes without an explicit range.
+/// [`Error::NoDevice`]; [`Error::Held`]; [`Error::NotAllowed`]; [`Error::NotPermitted`] if neither reads nor
+/// writes are permitted, or writes without an explicit range.
 pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<AccessMethod> {
     let name = spec.to_string();
     if !permission.read && !permission.write {
@@ -101,7 +101,8 @@ pub fn check(sysfs: &Sysfs, spec: &BarSpec, permission: &Permission) -> Result<A
     access_method(sysfs, spec.address, permission)
 }
 
-/// Checks the device's driver against the rule. Called again after mapping, in case a driver was bound meanwhile.
+/// Checks the device's driver against the rule. Called again after mapping, in case a driver was bound
+/// meanwhile.
 pub(crate) fn access_method(
     sysfs: &Sysfs,
     address: Address,

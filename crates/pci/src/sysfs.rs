@@ -1,7 +1,7 @@
 //! Reads attributes and links in `/sys/bus/pci` without trusting them.
 //!
-//! A device may vanish between two reads, and a virtual machine may present anything. Every value is therefore optional, and
-//! at most [`LONGEST`] bytes of an attribute are read.
+//! A device may vanish between two reads, and a virtual machine may present anything. Every value is
+//! therefore optional, and at most [`LONGEST`] bytes of an attribute are read.
 
 use crate::address::Address;
 use std::fs::{self, File};

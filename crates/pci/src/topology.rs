@@ -206,8 +206,8 @@ impl Topology {
         path.take(self.devices.len()).collect()
     }
 
-    /// Returns how far a device's link runs below the rate that the device supports. Returns `None` for bridges, because a
-    /// port may be wider than its card, and the card's own link shows a real shortfall.
+    /// Returns how far a device's link runs below the rate that the device supports. Returns `None` for
+    /// bridges, because a port may be wider than its card, and the card's own link shows a real shortfall.
     pub fn shortfall(&self, device: &Device) -> Option<Shortfall> {
         if device.kind == Kind::Bridge {
             return None;
@@ -217,7 +217,8 @@ impl Topology {
         Shortfall::of(device.link?, slot)
     }
 
-    /// Returns the slowest link between a device and the root complex. It determines the payload ceiling of the path.
+    /// Returns the slowest link between a device and the root complex. It determines the payload ceiling of
+    /// the path.
     pub fn narrowest(&self, address: Address) -> Option<(&Device, Rate)> {
         let device = self.get(address)?;
         std::iter::once(device)

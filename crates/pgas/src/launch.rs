@@ -1,6 +1,7 @@
 //! A job: one process for each PE, joined by a twin, started and ended together.
 //!
-//! The launcher owns the twin's hub. Each process inherits a socket to it, and finds its settings in the environment:
+//! The launcher owns the twin's hub. Each process inherits a socket to it, and finds its settings in the
+//! environment:
 //!
 //! | variable | meaning |
 //! | --- | --- |

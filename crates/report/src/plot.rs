@@ -78,7 +78,8 @@ const SAMPLE: i32 = 26;
 const ROW: i32 = 20;
 /// The colour of ceilings.
 const GREY: RGBColor = RGBColor(128, 128, 128);
-/// A ceiling above this multiple of the largest value is not drawn on a linear axis, because it would flatten the lines.
+/// A ceiling above this multiple of the largest value is not drawn on a linear axis, because it would flatten
+/// the lines.
 const HIGHEST_CEILING: f64 = 3.0;
 
 impl Plot {
@@ -259,8 +260,8 @@ impl Plot {
     }
 }
 
-/// Draws plots one below the other, with `source` (machine, version, date) as the last line. Plots without a finite point are
-/// left out. Returns `None` if no plot is left.
+/// Draws plots one below the other, with `source` (machine, version, date) as the last line. Plots without a
+/// finite point are left out. Returns `None` if no plot is left.
 pub fn figure(plots: &[Plot], source: &str) -> Option<String> {
     let plots: Vec<&Plot> = plots.iter().filter(|plot| !plot.is_empty()).collect();
     let names =

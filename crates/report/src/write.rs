@@ -32,8 +32,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the class of the error. A file that cannot be opened stops the run before it starts ([`Class::Environment`]). A later
-    /// error loses the result of a run ([`Class::Failed`]).
+    /// Returns the class of the error. A file that cannot be opened stops the run before it starts
+    /// ([`Class::Environment`]). A later error loses the result of a run ([`Class::Failed`]).
     pub fn class(&self) -> Class {
         match self {
             Error::Open { .. } => Class::Environment,

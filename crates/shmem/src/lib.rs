@@ -94,8 +94,8 @@ pub extern "C" fn shmem_free(address: *mut c_void) {
     }
 }
 
-/// Moves symmetric memory to an allocation of another size. Returns null if the heap is full. All PEs must call
-/// it.
+/// Moves symmetric memory to an allocation of another size. Returns null if the heap is full. All PEs must
+/// call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn shmem_realloc(address: *mut c_void, size: usize) -> *mut c_void {
     if address.is_null() {
@@ -205,8 +205,8 @@ pub unsafe extern "C" fn shmem_putmem_signal(
     });
 }
 
-/// Makes a PE carry out an atomic on a word of 4 or 8 bytes, and returns the previous value. Operations: 0 fetch, 1 swap, 2
-/// compare and swap, 3 add, 4 and, 5 or, 6 exclusive or.
+/// Makes a PE carry out an atomic on a word of 4 or 8 bytes, and returns the previous value. Operations: 0
+/// fetch, 1 swap, 2 compare and swap, 3 add, 4 and, 5 or, 6 exclusive or.
 #[unsafe(no_mangle)]
 pub extern "C" fn inlane_shmem_atomic(
     operation: c_int,

@@ -28,8 +28,8 @@ fn links(lock: *mut i64) -> usize {
 
 /// Loads this PE's own copy of that half.
 fn own_link(lock: *mut i64) -> u32 {
-    // SAFETY: an atomic on the lock came before, which checked that it is an aligned word of symmetric memory. Other PEs
-    // change it by atomics that this process carries out.
+    // SAFETY: an atomic on the lock came before, which checked that it is an aligned word of symmetric
+    // memory. Other PEs change it by atomics that this process carries out.
     unsafe { AtomicU32::from_ptr(links(lock) as *mut u32) }.load(Ordering::Acquire)
 }
 

@@ -1,4 +1,5 @@
-//! Makes the program's static objects symmetric: its writable data segment becomes part of the inbound memory.
+//! Makes the program's static objects symmetric: its writable data segment becomes part of the inbound
+//! memory.
 //!
 //! The segment (`.data`, `.bss`) keeps its address. Its contents are copied to the inbound memory. The pages
 //! of the inbound memory are then mapped a second time, over the segment. Pages that the loader made
@@ -56,14 +57,15 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
 /// The contents at `address` are kept.
 ///
 /// # Safety
-/// `find` returned the address and length. `inbound` is a shared mapping of that length that nothing else uses.
-/// No other thread writes the program's static objects meanwhile.
+/// `find` returned the address and length. `inbound` is a shared mapping of that length that nothing else
+/// uses. No other thread writes the program's static objects meanwhile.
 ///
 /// # Errors
 /// The system's error if the mapping fails.
 pub unsafe fn move_to(inbound: *mut u8, address: usize, length: usize) -> std::io::Result<()> {
-    // SAFETY: both spans are mapped, and the caller guarantees that no thread writes them. With an old size of
-    // 0, mremap maps the same shared pages a second time, over the segment, whose contents they hold already.
+    // SAFETY: both spans are mapped, and the caller guarantees that no thread writes them. With an old size
+    // of 0, mremap maps the same shared pages a second time, over the segment, whose contents they hold
+    // already.
     let mapped = unsafe {
         std::ptr::copy_nonoverlapping(address as *const u8, inbound, length);
         libc::mremap(

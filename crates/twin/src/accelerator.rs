@@ -1,4 +1,5 @@
-//! The twin of an accelerator: memory, a DMA engine for each direction, and a BAR through which the CPU reaches the memory.
+//! The twin of an accelerator: memory, a DMA engine for each direction, and a BAR through which the CPU
+//! reaches the memory.
 
 use crate::costs::{BarCosts, Costs};
 use crate::dma::DmaEngine;
@@ -56,7 +57,8 @@ impl Accelerator {
         Ok(unsafe { Region::from_raw(address, bytes, Location::Twin(self.index), Arc::new(allocation)) })
     }
 
-    /// Starts a DMA engine of the accelerator, into its memory or out of it. Each engine has a thread of its own.
+    /// Starts a DMA engine of the accelerator, into its memory or out of it. Each engine has a thread of its
+    /// own.
     ///
     /// # Errors
     /// [`Error::Os`] if the system refuses a thread.
@@ -84,8 +86,9 @@ impl Drop for Allocation {
     }
 }
 
-/// The CPU as a mover between mapped memories of which at least one is a twin's BAR. It copies real bytes by 4-byte stores
-/// and takes the time of the model. It spins meanwhile, because slow loads and stores occupy a real CPU too.
+/// The CPU as a mover between mapped memories of which at least one is a twin's BAR. It copies real bytes by
+/// 4-byte stores and takes the time of the model. It spins meanwhile, because slow loads and stores occupy a
+/// real CPU too.
 pub struct BarMover {
     /// The costs of reading the source, if the source is a twin. `write` has those of writing the
     /// destination.

@@ -1,11 +1,12 @@
-//! The twin of a DMA engine: a thread that copies bytes, completes transfers when its model says, and raises interrupts.
+//! The twin of a DMA engine: a thread that copies bytes, completes transfers when its model says, and raises
+//! interrupts.
 //!
 //! ```text
 //!  submit -> queue -> thread: copy bytes | wait until start + cost + bytes/rate | done = n | interrupt if requested
 //! ```
 //!
-//! Transfers run one after another, as on one DMA channel. If this machine copies more slowly than the model, transfers
-//! complete late.
+//! Transfers run one after another, as on one DMA channel. If this machine copies more slowly than the model,
+//! transfers complete late.
 
 use crate::costs::DmaCosts;
 use crate::fault::Faults;
@@ -21,8 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes that are copied between two checks for faults and for the end of the engine.
 const STEP: usize = 256 << 10;
-/// How long a thread waits for an interrupt before it checks the number of completed transfers anyway. A lost interrupt
-/// delays a transfer by this at most.
+/// How long a thread waits for an interrupt before it checks the number of completed transfers anyway. A lost
+/// interrupt delays a transfer by this at most.
 const BACKSTOP: Duration = Duration::from_millis(50);
 
 /// State that the engine shares with its thread.
@@ -109,8 +110,8 @@ impl DmaEngine {
         self.flight.check(ticket)?;
         let began = Instant::now();
         loop {
-            // The interrupt is requested before the check. So either the check or the interrupt notices a completion between
-            // the two.
+            // The interrupt is requested before the check. So either the check or the interrupt notices a
+            // completion between the two.
             self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
             let before = Self::newest_done(&self.shared, &self.name)?;
             self.flight.complete(before, false);
@@ -248,13 +249,15 @@ impl Worker {
         }
         if self.shared.faults.take_flip() {
             let middle = destination.as_ptr().wrapping_add(destination.len() / 2);
-            // SAFETY: the address is inside the destination, which only the engine writes until the transfer ends.
+            // SAFETY: the address is inside the destination, which only the engine writes until the transfer
+            // ends.
             unsafe { middle.write_volatile(middle.read_volatile() ^ 0x10) };
         }
         true
     }
 
-    /// Waits until `end`, and longer while the engine is stalled. Returns false if the engine was dropped meanwhile.
+    /// Waits until `end`, and longer while the engine is stalled. Returns false if the engine was dropped
+    /// meanwhile.
     fn wait_until(&self, end: Instant) -> bool {
         while self.shared.faults.is_stalled() {
             if self.stopped() {

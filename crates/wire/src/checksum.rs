@@ -22,8 +22,8 @@ impl Sum {
     /// Adds `bytes`, padded with a zero byte to an even number.
     #[inline]
     pub fn add_bytes(self, bytes: &[u8]) -> Self {
-        // Native 32-bit words give the same sum as big-endian 16-bit words, except for a final byte swap (RFC 1071, section
-        // 2). Four independent sums let the CPU add in parallel.
+        // Native 32-bit words give the same sum as big-endian 16-bit words, except for a final byte swap (RFC
+        // 1071, section 2). Four independent sums let the CPU add in parallel.
         let (mut a, mut b, mut c, mut d) = (0u64, 0u64, 0u64, 0u64);
         let word = |chunk: &[u8]| u32::from_ne_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]) as u64;
         let mut blocks = bytes.chunks_exact(16);

@@ -3,7 +3,8 @@
 use crate::{Result, ethernet, ipv4, ipv6};
 use std::net::IpAddr;
 
-/// The layers of an Ethernet frame that carries IP. Offsets count from the frame's first byte and lie within it.
+/// The layers of an Ethernet frame that carries IP. Offsets count from the frame's first byte and lie within
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layers {
     /// The offset of the IP header.
@@ -14,7 +15,8 @@ pub struct Layers {
     pub transport: usize,
     /// The protocol of the upper layer.
     pub protocol: u8,
-    /// The offset of the IP packet's end. Padding may follow it. If a capture cut the packet, it is the frame's end.
+    /// The offset of the IP packet's end. Padding may follow it. If a capture cut the packet, it is the
+    /// frame's end.
     pub end: usize,
     /// True for a fragment that is not the first. There is then no upper-layer header at `transport`.
     pub later_fragment: bool,
@@ -59,7 +61,8 @@ impl Layers {
     }
 }
 
-/// The addresses, protocol and ports that identify a flow. Ports are 0 if the protocol has none, and in later fragments.
+/// The addresses, protocol and ports that identify a flow. Ports are 0 if the protocol has none, and in later
+/// fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FiveTuple {
     /// Source address.

@@ -107,8 +107,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` one IPv4 packet without options, with TTL 64 and the buffer's length. Sets all other fields to 0 and
-    /// keeps the payload. Set the checksum by [`Packet::fill_checksum`].
+    /// Makes `buffer` one IPv4 packet without options, with TTL 64 and the buffer's length. Sets all other
+    /// fields to 0 and keeps the payload. Set the checksum by [`Packet::fill_checksum`].
     ///
     /// # Errors
     /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] beyond 65535 bytes.
@@ -142,7 +142,8 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
         self.set_checksum(checksum);
     }
 
-    /// Decrements the TTL and updates the checksum incrementally. Returns false, and does nothing, if the TTL is 0.
+    /// Decrements the TTL and updates the checksum incrementally. Returns false, and does nothing, if the TTL
+    /// is 0.
     pub fn decrement_ttl(&mut self) -> bool {
         let Some(ttl) = self.ttl().checked_sub(1) else { return false };
         let old = u16::from_be_bytes([self.ttl(), self.protocol()]);

@@ -81,11 +81,12 @@ impl<T: AsRef<[u8]>> Packet<T> {
         u32::from_be_bytes([0, bytes[1] & 0xf, bytes[2], bytes[3]])
     }
 
-    /// Walks over the extension headers to the upper layer. A fragment that is not the first has no upper-layer header; the
-    /// offset returned is then that of the fragment's data.
+    /// Walks over the extension headers to the upper layer. A fragment that is not the first has no
+    /// upper-layer header; the offset returned is then that of the fragment's data.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if the packet ends within an extension, [`Error::Malformed`] beyond [`MAX_EXTENSIONS`].
+    /// [`Error::Truncated`] if the packet ends within an extension, [`Error::Malformed`] beyond
+    /// [`MAX_EXTENSIONS`].
     pub fn upper(&self) -> Result<Upper> {
         let bytes = &self.bytes()[..self.end()];
         let mut upper = Upper { protocol: self.next_header(), offset: HEADER, fragment_offset: None };
@@ -129,8 +130,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
 }
 
 impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
-    /// Makes `buffer` one IPv6 packet with hop limit 64 and the buffer's length. Sets all other fields to 0 and keeps the
-    /// payload.
+    /// Makes `buffer` one IPv6 packet with hop limit 64 and the buffer's length. Sets all other fields to 0
+    /// and keeps the payload.
     ///
     /// # Errors
     /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] beyond 65535 bytes of payload.

@@ -1,4 +1,5 @@
-//! O-RAN fronthaul user plane (O-RAN.WG4.CUS): the symbol that a message belongs to, and its sections of IQ samples.
+//! O-RAN fronthaul user plane (O-RAN.WG4.CUS): the symbol that a message belongs to, and its sections of IQ
+//! samples.
 //!
 //! ```text
 //! 0                             1       2                      4 bytes in all
@@ -50,8 +51,8 @@ impl<T: AsRef<[u8]>> Message<T> {
         self.bytes()[3] & 0x3f
     }
 
-    /// Returns the sections, each with its samples of `prb` bytes per PRB. Stops at a section that the buffer does not hold. A
-    /// section of 0 PRBs covers the whole carrier, which has `carrier` PRBs.
+    /// Returns the sections, each with its samples of `prb` bytes per PRB. Stops at a section that the buffer
+    /// does not hold. A section of 0 PRBs covers the whole carrier, which has `carrier` PRBs.
     pub fn sections(&self, prb: usize, carrier: u16) -> Sections<'_> {
         Sections { rest: &self.bytes()[HEADER..], prb, carrier }
     }

@@ -65,7 +65,8 @@ impl<T: AsRef<[u8]>> Segment<T> {
         &self.bytes()[self.header_len()..]
     }
 
-    /// Returns true if the checksum is right. `pseudo` is the sum of the IP pseudo header. The buffer must end with the segment.
+    /// Returns true if the checksum is right. `pseudo` is the sum of the IP pseudo header. The buffer must
+    /// end with the segment.
     pub fn checksum_ok(&self, pseudo: Sum) -> bool {
         pseudo.add_bytes(self.bytes()).finish() == 0
     }
@@ -90,7 +91,8 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
         &mut self.0.as_mut()[at..]
     }
 
-    /// Computes and sets the checksum. `pseudo` is the sum of the IP pseudo header. The buffer must end with the segment.
+    /// Computes and sets the checksum. `pseudo` is the sum of the IP pseudo header. The buffer must end with
+    /// the segment.
     pub fn fill_checksum(&mut self, pseudo: Sum) {
         self.set_checksum(0);
         let checksum = pseudo.add_bytes(self.bytes()).finish();

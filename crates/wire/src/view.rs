@@ -83,7 +83,8 @@ pub fn require(header: &'static str, bytes: &[u8], needed: usize) -> crate::Resu
     Ok(())
 }
 
-/// Declares a view: `Name("name in errors", bytes of the fixed part) { reader / writer: type = offset, ... }`.
+/// Declares a view: `Name("name in errors", bytes of the fixed part) { reader / writer: type = offset, ...
+/// }`.
 ///
 /// With `check = function`, `new` also calls `function`, after it has checked the length of the fixed part.
 macro_rules! view {
@@ -101,8 +102,8 @@ macro_rules! view {
             /// Creates a view of `buffer`, which must begin with this header.
             ///
             /// # Errors
-            /// [`crate::Error::Truncated`] if the buffer ends within the header, [`crate::Error::Malformed`] if a field has an
-            /// impossible value.
+            /// [`crate::Error::Truncated`] if the buffer ends within the header, [`crate::Error::Malformed`]
+            /// if a field has an impossible value.
             #[inline]
             pub fn new(buffer: T) -> $crate::Result<Self> {
                 $crate::view::require($label, buffer.as_ref(), $length)?;

@@ -1,5 +1,6 @@
-//! Runs in two virtual machines that share an ivshmem device (`lab/ntb-two-vms.sh`) and checks the NTB library between them:
-//! link, scratchpads, doorbells, puts, gets, atomics, collectives, all completion modes, and the death and return of a peer.
+//! Runs in two virtual machines that share an ivshmem device (`lab/ntb-two-vms.sh`) and checks the NTB
+//! library between them: link, scratchpads, doorbells, puts, gets, atomics, collectives, all completion
+//! modes, and the death and return of a peer.
 //!
 //! ```sh
 //! ntb-check stay ADDR      # in one machine

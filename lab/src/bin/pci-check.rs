@@ -1,5 +1,5 @@
-//! Runs in a virtual machine and checks `inlane-pci` on QEMU's devices: refusals, stores and loads through BARs, DMA through
-//! the IOMMU, and interrupts.
+//! Runs in a virtual machine and checks `inlane-pci` on QEMU's devices: refusals, stores and loads through
+//! BARs, DMA through the IOMMU, and interrupts.
 //!
 //! ```sh
 //! pci-check memory ADDR HELD FREE     # three ivshmem-plain: bound to vfio-pci, to a kernel driver, and to no driver

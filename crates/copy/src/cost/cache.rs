@@ -1,10 +1,11 @@
 //! Keeps measured costs in a file, for later runs and other processes.
 //!
 //! ```text
-//! {machine, from, to, options: costs, when}, ...      one entry for each combination that has its own costs
+//!  machine, source, destination, options  ->  costs, time of the measurement
 //! ```
 //!
-//! A key contains nothing that changes between runs, such as the rate of an idle GPU's link.
+//! The part before the arrow is the key. It contains nothing that changes between runs, such as the rate of
+//! an idle GPU's link.
 
 use super::Costs;
 use crate::device::Device;
@@ -36,8 +37,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Reads the user's cache, `inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`. It is empty if the file is missing
-    /// or not readable.
+    /// Reads the user's cache, `inlane/copy-costs.json` in `$XDG_CACHE_HOME` or `~/.cache`. It is empty if
+    /// the file is missing or not readable.
     pub fn load() -> Self {
         let root = std::env::var_os("XDG_CACHE_HOME")
             .filter(|folder| !folder.is_empty())
@@ -182,7 +183,7 @@ mod tests {
         assert_eq!(cache.get(&b, &a, &asked), None, "the opposite direction has its own entry");
         let other = Device::twin(Accelerator::new(1, TwinCosts { link: 1e9, ..TwinCosts::published(1) }));
         assert_eq!(cache.get(&a, &other, &asked), None, "another device with the same number");
-        // A second cache reads the file, so all entries must be in it.
+        // Reads the file back into a second cache and expects all entries there.
         cache.put(&b, &a, &asked, costs(9.5));
         let again = Cache::at(folder.path().join("new").join("costs.json"));
         assert_eq!(again.get(&b, &a, &asked), Some(&costs(9.5)));
@@ -204,8 +205,9 @@ mod tests {
             for writer in 1..5 {
                 let (a, b, file) = (&a, &b, &file);
                 scope.spawn(move || {
-                    // Each thread has its own `Cache`, as a separate process would. It was read before the
-                    // other threads' entries were written.
+                    // Each thread has its own `Cache`, as a separate process would. Each `Cache` is read
+                    // before the other threads write, so `put` must keep entries that it finds in the file
+                    // only.
                     let mut cache = Cache::at(file);
                     for turn in 0..10 {
                         cache.put(a, b, &options(writer, turn), costs(f64::from(writer)));

@@ -1,4 +1,5 @@
-//! The host's side of the ring by which staging kernels receive commands, and the timer that parks idle kernels.
+//! The host's side of the ring by which staging kernels receive commands, and the timer that parks idle
+//! kernels.
 //!
 //! ```text
 //!  one span of pinned memory:
@@ -21,11 +22,12 @@ use std::time::{Duration, Instant};
 pub(super) const DEPTH: u64 = 64;
 pub(super) const COMMAND_BYTES: usize = 64;
 pub(super) const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
-/// Bytes of the words of one channel.
+/// The size of one channel's words in the pinned span, in bytes.
 pub(super) const CHANNEL_BYTES: usize = 256;
-/// The offset of the words in which each channel of the puller stores the newest command that it ended.
+/// The offset in bytes of the `ended` words. Each channel of the puller has one, in which it stores the
+/// number of the newest command that it ended.
 pub(super) const ENDED: usize = 256;
-/// Offsets of the words of `Control` in `staging.cu`.
+/// Offsets in bytes of the words of `Control` in `staging.cu`.
 const FAILED: usize = 0;
 const LEAVE_NOW: usize = 128;
 /// The value of `Control::failed` after a kernel waited too long for a command.
@@ -35,8 +37,8 @@ const LEAVE: u64 = u64::MAX;
 /// A kernel that gives up adds this to the ended words of its channels, so that waits for these channels
 /// return.
 const GAVE_UP: u64 = 1 << 30;
-/// How long a kernel waits for the other GPU before it gives up. The host waits as long for kernels to read
-/// commands.
+/// How long a kernel waits for the other GPU before it gives up. The host waits equally long for the kernels
+/// to read commands.
 pub(super) const STUCK: Duration = Duration::from_secs(5);
 
 /// The offsets of the parts of the pinned span.
@@ -83,8 +85,8 @@ impl Layout {
 /// Returns a word of the pinned span.
 pub(super) fn word(memory: &Region, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= memory.len() && offset.is_multiple_of(8));
-    // SAFETY: the word is aligned and inside the span, which the region keeps alive. The CPU accesses it atomically only,
-    // and the GPUs by single 8-byte loads and stores.
+    // SAFETY: the word is aligned and inside the span, which the region keeps alive. The CPU accesses it
+    // atomically only, and the GPUs by single 8-byte loads and stores.
     unsafe { &*memory.as_ptr().add(offset).cast::<AtomicU64>() }
 }
 
@@ -118,7 +120,7 @@ pub(super) fn check_failed(memory: &Region, name: &dyn Fn() -> String) -> Result
     Err(Error::device_failed(name(), why))
 }
 
-/// Tells all kernels to leave, whatever they wait for.
+/// Tells all kernels to leave at once, even kernels that wait for a command or a chunk.
 pub(super) fn leave_now(memory: &Region) {
     word(memory, LEAVE_NOW).store(1, Ordering::Release);
 }
@@ -134,7 +136,7 @@ pub(super) struct CommandRing {
     /// The newest command that every channel of the pusher is known to have read.
     read_by_all: u64,
     /// The upper 32 bits of the next command's number when the lines were last cleared. A line's lap is the
-    /// lower 32 bits. So no old lap equals a new one while the upper bits stay the same.
+    /// lower 32 bits of a command's number. So while the upper bits stay the same, no lap occurs twice.
     epoch: u64,
     /// True while resident kernels run and wait for commands.
     running: bool,
@@ -278,8 +280,8 @@ impl CommandRing {
         }
     }
 
-    /// Parks the kernels, which means that it tells them to leave, if they have been idle for `limit` at
-    /// `now`. Returns how long to wait before the next call; `None` if no kernels run.
+    /// Parks the kernels: tells them to leave if they have been idle for `limit` at time `now`. Returns how
+    /// long to wait before the next call; `None` if no kernels run.
     fn park_if_idle(&mut self, now: Instant, limit: Duration) -> Option<Duration> {
         if !self.running {
             return None;
@@ -449,8 +451,8 @@ mod tests {
     #[test]
     fn laps_are_renewed_once_in_two_to_the_32_commands() {
         let mut ring = ring();
-        // The next number has the last lap before 0. `sequence += 1` stands for a command to leave that takes
-        // it.
+        // The number after this one has the last lap before lap 0. Below, `sequence += 1` takes that number,
+        // as a command to leave does.
         ring.sequence = (1 << 32) - 2;
         ring.read_by_all = ring.sequence;
         assert!(!ring.needs_new_laps());

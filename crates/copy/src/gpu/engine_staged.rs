@@ -1,4 +1,5 @@
-//! Staging by copy engines: GPU A's engine writes chunks into a ring in pinned memory, and GPU B's reads them out.
+//! Staging by copy engines: GPU A's engine writes chunks into a ring in pinned memory, and GPU B's reads them
+//! out.
 //!
 //! ```text
 //!  A's stream:  wait(emptied 0) copy -> slot 0, record filled 0 | ... slot 1 ... | ... slot 2 ...
@@ -42,7 +43,8 @@ impl EngineStaged {
     /// Allocates the ring in pinned memory and creates the streams.
     ///
     /// # Errors
-    /// [`Error::Device`](inlane_core::Error::Device) if there is too little memory to pin, or the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if there is too little memory to pin, or the driver
+    /// refuses.
     pub fn new(from: &Arc<Gpu>, to: &Arc<Gpu>, tuning: EngineTuning) -> Result<Self> {
         let streams = tuning.streams.clamp(1, 4);
         // Each stream needs two slots: one is filled while the other is emptied.
@@ -82,10 +84,10 @@ impl EngineStaged {
         let (slot, out, into) = (&self.ring[index], &self.out[stream], &self.into[stream]);
         let staged = slot.memory.slice(0, source.len())?;
         // In the first lap, `emptied` was never recorded. The driver treats such an event as completed, so
-        // this does not wait.
+        // this call does not wait.
         out.wait_for(&slot.emptied)?;
-        // SAFETY: `pending` keeps source and destination, and `self` the ring, until the streams are drained. The events
-        // order the two copies of a slot.
+        // SAFETY: `pending` keeps source and destination, and `self` the ring, until the streams are drained.
+        // The events order the two copies of a slot.
         unsafe { out.copy(source, &staged)? };
         out.record(&slot.filled)?;
         into.wait_for(&slot.filled)?;
@@ -147,7 +149,7 @@ impl Mover for EngineStaged {
         let outcome = self.transfer(source, destination);
         if outcome.is_err() {
             // Some chunks may be queued already, and nothing keeps their regions alive after this call. So
-            // this waits until they have run.
+            // the next line waits until they are copied.
             drain(&self.out.iter().chain(&self.into).collect::<Vec<_>>());
         }
         outcome

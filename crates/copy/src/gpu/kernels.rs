@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 const HEADERS: &[(&str, &str)] = &[inlane_cuda::SYSTEM_HEADER, ("copy.cuh", include_str!("copy.cuh"))];
 
-/// All kernels of this crate on one GPU, loaded before anything runs there, because loading waits for running kernels.
+/// All kernels of this crate on one GPU, loaded before anything runs there, because loading waits for running
+/// kernels.
 #[derive(Clone)]
 pub struct Kernels {
     /// Fills memory with the pattern of a seed.
@@ -27,7 +28,8 @@ impl Kernels {
     /// Compiles the kernels, or finds them in the cache, and loads them.
     ///
     /// # Errors
-    /// [`Error::Device`](inlane_core::Error::Device) if the run-time compiler is missing or the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if the run-time compiler is missing or the driver
+    /// refuses.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = |name, source, options| {
             let source = Source { name, source, headers: HEADERS, options };

@@ -18,7 +18,8 @@ impl GpuMemory {
     /// Opens `gpu:index` and loads the kernels.
     ///
     /// # Errors
-    /// [`Error::Device`](inlane_core::Error::Device) if there is no such GPU or no run-time compiler, or the driver refuses.
+    /// [`Error::Device`](inlane_core::Error::Device) if there is no such GPU or no run-time compiler, or the
+    /// driver refuses.
     pub fn open(index: u32) -> Result<Self> {
         let gpu = Gpu::open(index)?;
         let kernels = Kernels::load(&gpu)?;
@@ -37,7 +38,8 @@ impl GpuMemory {
         format!("{} at {}", info.name, info.pci_address)
     }
 
-    /// Returns the GPU's PCIe link as text, and the bits per second that its lanes can signal at their highest rate.
+    /// Returns the GPU's PCIe link as text, and the bits per second that its lanes can signal at their
+    /// highest rate.
     pub(crate) fn link(&self) -> Option<(String, f64)> {
         let link = self.gpu.info().link.as_ref()?;
         let rate = link.max_gigatransfers * 1e9 * f64::from(link.width);
@@ -106,7 +108,8 @@ impl GpuMemory {
         let (counter, answer) = &*guard;
         self.check_usable()?;
         let arguments = [region.address(), region.len() as u64, seed, counter.address()];
-        // SAFETY: the kernel takes address, length, seed and counter. `finish` waits for all three operations.
+        // SAFETY: the kernel takes address, length, seed and counter. `finish` waits for all three
+        // operations.
         unsafe {
             self.stream.fill(counter, 0)?;
             self.launch(&self.kernels.check, arguments)?;

@@ -23,8 +23,8 @@ use sm_copy::SmCopy;
 use sm_staged::SmStaged;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// True once a path enabled peer access. This cannot be undone within a process, and CUDA's own copy uses
-/// peer access from then on.
+/// True once a path enabled peer access. CUDA's own copy uses peer access from then on, and the process
+/// cannot disable it again. So path `cuda` can no longer be opened.
 static PEER_ACCESS: AtomicBool = AtomicBool::new(false);
 
 /// Opens the mover of a path on which copy engines or SMs of GPUs move all bytes. Returns `None` for other

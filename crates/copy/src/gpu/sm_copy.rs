@@ -54,7 +54,8 @@ impl Mover for SmCopy {
         let blocks = (source.len().div_ceil(TURN) as u32).clamp(1, self.blocks);
         let config = LaunchConfig { blocks, threads: 1024, shared_bytes: 0, cooperative: false };
         let arguments = Arguments([destination.address(), source.address(), source.len() as u64]);
-        // SAFETY: the kernel takes destination, source and length. `pending` keeps the regions until the kernel ended.
+        // SAFETY: the kernel takes destination, source and length. `pending` keeps the regions until the
+        // kernel ended.
         unsafe { self.kernel.launch(&self.stream, config, arguments)? };
         self.pending.push(&self.stream, [source.clone(), destination.clone()])
     }

@@ -1,9 +1,11 @@
-//! Staging by SMs: a mover whose kernels push chunks into pinned host memory on one GPU and pull them out on the other.
-//! `staging.cu` describes how the kernels hand chunks over, and `command_ring.rs` the memory that they share with the host.
+//! Staging by SMs: a mover whose kernels push chunks into pinned host memory on one GPU and pull them out on
+//! the other. `staging.cu` describes how the kernels hand chunks over. `command_ring.rs` describes the memory
+//! that the kernels share with the host.
 //!
-//! Resident kernels run between transfers. They occupy one block per channel on each GPU, and allocating, freeing and
-//! loading code on these GPUs waits for them. [`Mover::quiesce`] ends them, and a timer parks them when no transfer came
-//! for [`PARK_AFTER`]. Otherwise both kernels are launched for each transfer.
+//! Resident kernels keep running between transfers. They occupy one block per channel on each GPU. Meanwhile,
+//! allocating, freeing and loading code on these GPUs block until the kernels end. [`Mover::quiesce`] ends
+//! the kernels. A timer parks them when no transfer came for [`PARK_AFTER`]. Without resident kernels, both
+//! kernels are launched for each transfer.
 
 use super::command_ring::{
     self, CHANNEL_BYTES, COMMANDS_BYTES, CommandRing, DEPTH, ENDED, Layout, ParkedWhenIdle, STUCK,
@@ -20,7 +22,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a relay: a ring of commands, and a line with the word that says that block 0 has left.
+/// Bytes of a relay: the ring in GPU memory through which block 0 passes commands on, and one more line. That
+/// line's word tells the other blocks that block 0 has left.
 const RELAY_BYTES: usize = COMMANDS_BYTES + 64;
 /// How long a resident kernel waits for a command before it leaves by itself. The timer parks kernels
 /// earlier, so kernels reach this only if their process is stopped.
@@ -66,11 +69,12 @@ pub struct SmStaged {
 }
 
 impl SmStaged {
-    /// Allocates pinned memory and streams, and launches both kernels once so that later launches need no set-up.
-    /// `resident` keeps the kernels running between transfers.
+    /// Allocates pinned memory and streams, and launches both kernels once so that later launches need no
+    /// set-up. `resident` keeps the kernels running between transfers.
     ///
     /// # Errors
-    /// [`Error::Device`] if the blocks do not fit on a GPU, there is too little memory to pin, or the driver refuses.
+    /// [`Error::Device`] if the blocks do not fit on a GPU, there is too little memory to pin, or the driver
+    /// refuses.
     pub fn new(
         from: (&Arc<Gpu>, &Kernels),
         to: (&Arc<Gpu>, &Kernels),
@@ -122,8 +126,8 @@ impl SmStaged {
         }
     }
 
-    /// Launches both kernels for `count` commands from number `first`. If only the first launch succeeds, that kernel waits
-    /// for commands until [`SmStaged::give_up`].
+    /// Launches both kernels for `count` commands from number `first`. If only the first launch succeeds,
+    /// that kernel waits for commands until [`SmStaged::give_up`].
     fn launch(&self, first: u64, count: u64) -> Result<()> {
         let tuning = &self.layout.tuning;
         let at = |offset: usize| self.memory.address() + offset as u64;
@@ -152,7 +156,8 @@ impl SmStaged {
                 IDLE.as_nanos() as u64,
                 STUCK.as_nanos() as u64,
             ]);
-            // SAFETY: these are the kernel's parameters in order. The memory lives until `drop` drained the stream.
+            // SAFETY: these are the kernel's parameters in order. The memory lives until `drop` drained the
+            // stream.
             unsafe { side.kernel.launch(&side.stream, config, arguments)? };
         }
         Ok(())
@@ -165,8 +170,8 @@ impl SmStaged {
         finish(&self.pull.stream)
     }
 
-    /// Makes the path usable again after the kernels left because no command came for [`IDLE`]. The timer parks kernels
-    /// earlier, so this happens only if the process was stopped meanwhile.
+    /// Makes the path usable again after the kernels left because no command came for [`IDLE`]. The timer
+    /// parks kernels earlier, so this happens only if the process was stopped meanwhile.
     fn recover(&mut self) -> Result<()> {
         for side in [&self.push, &self.pull] {
             finish(&side.stream)?;
@@ -179,8 +184,8 @@ impl SmStaged {
         Ok(())
     }
 
-    /// Refuses all further transfers and makes running kernels leave. Returns the GPU's own error if it reports one, else
-    /// `error`.
+    /// Refuses all further transfers and makes running kernels leave. Returns the GPU's own error if it
+    /// reports one, else `error`.
     fn give_up(&mut self, error: Error) -> Error {
         self.broken = true;
         self.ring.lock().set_stopped();
@@ -222,7 +227,8 @@ impl SmStaged {
         Ok(ticket)
     }
 
-    /// Sleeps until the transfer is done. A stream waits for the channels' words, and the driver wakes this thread.
+    /// Sleeps until the transfer is done. A stream waits for the channels' words, and the driver wakes this
+    /// thread.
     fn wait_interrupt(&mut self, ticket: Ticket) -> Result<()> {
         let Some(index) = ticket.0.checked_sub(self.flight.done().0 + 1) else { return Ok(()) };
         let sequence = self.entries[index as usize].0;
@@ -235,8 +241,8 @@ impl SmStaged {
             .collect();
         let name = short_name(&self.from, &self.to);
         let (stream, notices) = &mut self.notice;
-        // SAFETY: the words are in pinned memory that outlives the stream. The kernels advance them when the command ends
-        // and when they give up.
+        // SAFETY: the words are in pinned memory that outlives the stream. The kernels advance them when the
+        // command ends and when they give up.
         unsafe { stream.memory_operations(&waits)? };
         let notice = notices.push(stream, [self.memory.clone(), self.memory.clone()])?;
         notices.wait(&|| name.clone(), notice, CompletionMode::Interrupt, &[])?;
@@ -246,9 +252,10 @@ impl SmStaged {
     }
 }
 
-/// Checks that the kernel's blocks fit in a quarter of the GPU. A GPU may run four kernels at once: those of
-/// both directions, and both sides of each if they share the GPU. A block that waits for a block that does
-/// not fit would never end.
+/// Checks that the kernel's blocks fit in a quarter of the GPU, because up to four staging kernels may run on
+/// one GPU at once. Both directions have two kernels each, and all four share the GPU if it is both
+/// endpoints. If the blocks of one kernel did not fit, the other kernel of its direction would wait for them
+/// forever.
 fn check_tuning(gpu: &Gpu, kernel: &Kernel, tuning: &SmTuning) -> Result<()> {
     let fit = kernel.max_resident_blocks(tuning.threads, 0)? / 4;
     let valid = (1..=fit).contains(&tuning.channels)
@@ -356,7 +363,8 @@ impl Mover for SmStaged {
                 let poll = || {
                     let done = newest_done(memory, layout.tuning.channels, entries, first, &name)?;
                     looks = looks.wrapping_add(1);
-                    // A kernel that died writes no word, so the GPUs are checked for errors from time to time.
+                    // A kernel that died writes no word, so the GPUs are checked for errors from time to
+                    // time.
                     if looks.is_multiple_of(1 << 15) && done < ticket {
                         check_alive(&push.stream, &pull.stream, ring.lock().is_running())?;
                     }
@@ -454,8 +462,8 @@ mod tests {
             let [from, to] = [&source, &destination].map(|region| region.slice(0, size).unwrap());
             let ticket = staged.submit(&from, &to).unwrap();
             staged.wait(ticket, CompletionMode::Poll).unwrap();
-            // Makes the kernels leave as if their idle time were over. They record that they waited for a
-            // command.
+            // Makes the kernels leave as if their idle time were over. The kernels then record that they
+            // waited for a command.
             command_ring::leave_now(&staged.memory);
             finish(&staged.push.stream).unwrap();
             finish(&staged.pull.stream).unwrap();

@@ -1,7 +1,8 @@
-// Staging by SMs: GPU A pushes chunks into rings in pinned host memory, and GPU B pulls them out, without the CPU.
+// Staging by SMs: GPU A pushes chunks into rings in pinned host memory, and GPU B pulls them out, without the
+// CPU.
 //
-// Each block is a channel. Channel n of the pusher and channel n of the puller share two rings of `slots` slots, one for
-// chunks and one for lines, and these words. Each word has one writer:
+// Each block is a channel. Channel n of the pusher and channel n of the puller share two rings of `slots`
+// slots, one for chunks and one for lines, and these words. Each word has one writer:
 //
 //   ready   written by the pusher: the number of chunks that it published
 //   seen    written by the pusher: the newest command that it read
@@ -18,19 +19,20 @@
 //           command's number. This way needs no fence and one round trip, and reaches three quarters of the bandwidth.
 //           Lines have a ring of their own, so that the bytes at a lap's place are always a lap.
 //
-// The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU reads them and relays them
-// through a ring in its GPU's memory, which the other blocks read. There are two reasons. Loads of one host line by many
-// blocks queue behind each other, at one PCIe round trip each. And loads of host memory do not pass the stores that the
-// same GPU pushed before. The word behind the relay says that block 0 has left.
+// The CPU writes commands to a ring of 64-byte lines in pinned memory. Block 0 of each GPU reads them and
+// relays them through a ring in its GPU's memory, which the other blocks read. There are two reasons. Loads
+// of one host line by many blocks queue behind each other, at one PCIe round trip each. And loads of host
+// memory do not pass the stores that the same GPU pushed before. The word behind the relay says that block 0
+// has left.
 //
-// Each 16 bytes of a command are a value and the command's number. One 16-byte load per thread shows whether the line is
-// complete:
+// Each 16 bytes of a command are a value and the command's number. One 16-byte load per thread shows whether
+// the line is complete:
 //
 //   | source, seq | destination, seq | bytes, seq | chunk and way, seq |
 //
-// Chunk c of a transfer goes through channel c % channels. Each channel of the puller stores the number of each command
-// that it ended to its word of `ended`. A command is complete when all channels ended it. A side that gives up notes why
-// in `failed` and advances its `ended` word by 2^30, so that no one waits for it.
+// Chunk c of a transfer goes through channel c % channels. Each channel of the puller stores the number of
+// each command that it ended to its word of `ended`. A command is complete when all channels ended it. A side
+// that gives up notes why in `failed` and advances its `ended` word by 2^30, so that no one waits for it.
 #include "copy.cuh"
 
 struct Control {
@@ -78,7 +80,8 @@ struct Pair {
     u64 seq;
 };
 
-// Loads a value and its number by one 16-byte access. PTX treats it as a single access, so the two belong together.
+// Loads a value and its number by one 16-byte access. PTX treats it as a single access, so the two belong
+// together.
 __device__ inline Pair load_pair(const char* from, bool host) {
     Pair pair;
     if (host) {
@@ -121,7 +124,8 @@ __device__ inline void store_line(uint4* to, uint4 line) {
                  : "memory");
 }
 
-// Orders all earlier accesses of this block before the later stores of this thread, for observers in the whole system.
+// Orders all earlier accesses of this block before the later stores of this thread, for observers in the
+// whole system.
 __device__ inline void fence_system() {
     asm volatile("fence.acq_rel.sys;" : : : "memory");
 }
@@ -364,10 +368,11 @@ __device__ void serve(
                     if (!lines) fence_system();
                     store_relaxed(&channel->ready, chunks_done);
                 } else {
-                    // The puller loaded everything before the barrier. Its stores must be visible only
-                    // to those who wait for the end of the transfer. They are in this GPU's memory, and
-                    // every reader goes through this GPU's L2 cache, so a fence at GPU scope is enough.
-                    // A fence at system scope would take 2 us longer, because it also waits for PCIe.
+                    // A barrier above orders the puller's loads before this line. The bytes that the puller
+                    // stored must be visible to every thread that waits for the end of the transfer. The
+                    // bytes are in this GPU's memory, and every reader goes through this GPU's L2 cache, so a
+                    // fence at GPU scope is enough. A fence at system scope would take 2 us longer, because
+                    // it also waits for PCIe.
                     if (last) {
                         fence_gpu();
                         MARK(channel->pulled, 3);
@@ -377,8 +382,7 @@ __device__ void serve(
                 }
             }
         }
-        // The pusher loads the puller's counter here, between commands, because the load delays no transfer
-        // here.
+        // The pusher loads the puller's counter between commands, where the load delays no transfer.
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
         // A channel that had no chunk of this command ends the command here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);

@@ -1,15 +1,17 @@
 //! Measures the steps of a staged transfer by SMs, from timestamps that the kernels record.
 //!
-//! Set `INLANE_COPY_TRACE=1` and measure one transfer at a time. Each repeat writes one line of JSON to standard error,
-//! with medians in microseconds. The clocks of two GPUs and the CPU are not comparable: a GPU's times count from its first
-//! channel that saw the command, the CPU's from the call of `submit`.
+//! Set `INLANE_COPY_TRACE=1` and measure one transfer at a time. Each repeat writes one line of JSON to
+//! standard error, with medians in microseconds. The clocks of two GPUs and the CPU are not comparable: a
+//! GPU's times count from the moment when its first channel saw the command, and the CPU's from the call of
+//! `submit`.
 
 use super::command_ring::CHANNEL_BYTES;
 use inlane_core::Region;
 use inlane_core::stats::Summary;
 use std::time::Instant;
 
-/// The offsets of the two sides' timestamps in a channel's words, as in `staging.cu`.
+/// The offsets in bytes, within a channel's words, of the timestamps of the pushing and the pulling side.
+/// `staging.cu` has the same.
 const SIDES: [(&str, usize); 2] = [("push", 16), ("pull", 144)];
 /// The steps and the index of each one's timestamp. Index 0 of the timestamps holds the number of the
 /// command.

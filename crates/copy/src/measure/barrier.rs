@@ -2,8 +2,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A reusable barrier. Unlike [`std::sync::Barrier`], a thread that leaves, even by a panic, is no longer waited for, so
-/// the others cannot block forever.
+/// A reusable barrier for a fixed group of threads. A thread that leaves the group, even by a panic, is no
+/// longer waited for, so the other threads cannot block forever. [`std::sync::Barrier`] lacks this.
 pub(super) struct Barrier {
     state: Mutex<State>,
     changed: Condvar,
@@ -22,7 +22,7 @@ impl Barrier {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Applies `change` and releases the waiting threads if all members arrived.
+    /// Changes the state by `change` and releases the waiting threads if all members have arrived.
     fn change(&self, change: impl FnOnce(&mut State)) -> MutexGuard<'_, State> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);

@@ -38,7 +38,7 @@ pub struct Buffers {
 pub(super) struct Rotation {
     size: usize,
     slots: usize,
-    /// If true, a destination slot receives another source slot in each lap. Set only if no two transfers in
+    /// If true, each lap sends another source slot to a destination slot. Set only if no two transfers in
     /// flight share a slot.
     shifted: bool,
 }
@@ -59,7 +59,7 @@ impl Rotation {
 
 impl Buffers {
     /// Allocates memory for transfers of up to `largest` bytes: two slots of that size, or `rotate` bytes if
-    /// that is more. If that is more than a third of a device's memory, allocates less, but at least
+    /// `rotate` is more. Allocates at most a third of the smaller device's memory, but always at least
     /// `largest` bytes.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Buffers {
         Ok(Self::over(from, to, &[from.allocate(bytes)?, to.allocate(bytes)?]))
     }
 
-    /// Uses a source and a destination of the same length that exist already.
+    /// Makes buffers of regions that exist already: a source and a destination of the same length.
     pub(crate) fn over(from: &Arc<Device>, to: &Arc<Device>, regions: &[Region; 2]) -> Self {
         let [source, destination] = regions.clone();
         Self { source, destination, from: from.clone(), to: to.clone(), seed: 1 }
@@ -90,14 +90,15 @@ impl Buffers {
         }
     }
 
-    /// Returns how transfers of `size` bytes rotate, of which up to `in_flight` are in flight at once.
+    /// Returns how transfers of `size` bytes rotate over the slots. Up to `in_flight` transfers are in flight
+    /// at once.
     pub(super) fn rotation(&self, size: usize, in_flight: usize) -> Rotation {
         let fit = if size == self.source.len() { 1 } else { self.source.len() / stride(size) };
         let slots = fit.clamp(1, MOST_SLOTS);
         Rotation { size, slots, shifted: slots >= in_flight }
     }
 
-    /// Returns the source and the destination of a transfer, numbered from 0.
+    /// Returns the source and the destination of transfer number `transfer`, counted from 0.
     pub(super) fn regions(&self, rotation: Rotation, transfer: usize) -> Result<(Region, Region)> {
         let (source, destination) = rotation.slots_of(transfer);
         let stride = stride(rotation.size);
@@ -119,13 +120,15 @@ impl Buffers {
         Ok(())
     }
 
-    /// Returns the seed of a source slot's pattern. Patterns of two slots have no word in common at the same offset.
+    /// Returns the seed of a source slot's pattern. Patterns of two slots have no word in common at the same
+    /// offset.
     fn seed_of(&self, source_slot: usize) -> u64 {
         self.seed << 40 | (source_slot as u64) << 32
     }
 
-    /// Compares the last bytes (at most 8) of one transfer in seven, if the CPU reaches the destination as memory. Call it
-    /// when the transfer completed and before its destination slot is used again. [`Buffers::verify`] counts these bytes.
+    /// Compares the last bytes (at most 8) of one transfer in seven, if the CPU reaches the destination as
+    /// memory. Call it when the transfer completed and before its destination slot is used again.
+    /// [`Buffers::verify`] counts these bytes.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -148,8 +151,9 @@ impl Buffers {
         rotation.shifted && self.to.is_cpu_memory()
     }
 
-    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns the number of bytes
-    /// that this and [`Buffers::sample`] compared, each counted once. It is 0 if the destination must not be read.
+    /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns the
+    /// number of bytes that this and [`Buffers::sample`] compared, each counted once. It is 0 if the
+    /// destination must not be read.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.
@@ -183,8 +187,8 @@ impl Buffers {
     }
 }
 
-/// Calls `act` for each piece of a region, with the number of the piece's first word in the region. Ends early if `stop`
-/// is set. A GPU takes the whole region as one piece, because its kernels are fast.
+/// Calls `act` for each piece of a region, with the number of the piece's first word in the region. Ends
+/// early if `stop` is set. A GPU takes the whole region as one piece, because its kernels are fast.
 fn in_pieces(
     device: &Device,
     region: &Region,

@@ -389,7 +389,8 @@ fn calibration_both_ways_measures_paths_under_load() {
     assert!(selector.explain(64).not_taken.iter().any(|other| other.why.contains("excluded")));
 }
 
-/// A mover that copies by the CPU but drops the transfers that `drops` selects by their number, counted from 0.
+/// A mover that copies by the CPU but drops the transfers that `drops` selects by their number, counted from
+/// 0.
 struct Drops {
     copier: CpuMover,
     submitted: u64,

@@ -11,9 +11,9 @@
 //! 3  reserved, 0                   7  check over 0..6, written last; then the doorbell
 //! ```
 //!
-//! A side is connected when it reads a row that names its own epoch and says that the translation is set. Both
-//! sides then know both epochs. A tag computed from the epochs marks every word written later, so stores of an older
-//! connection are ignored.
+//! A side is connected when it reads a row that names its own epoch and says that the translation is set.
+//! Both sides then know both epochs. A tag computed from the epochs marks every word written later, so stores
+//! of an older connection are ignored.
 
 /// Version of everything that peers exchange: this row, the layout of inbound memory, and requests.
 pub const VERSION: u16 = 1;
@@ -84,8 +84,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns the tag for words written over this connection. Both sides compute the same tag, which is never
-    /// 0.
+    /// Returns the tag for words written over this connection. Both sides compute the same tag, which is
+    /// never 0.
     pub fn tag(&self) -> u32 {
         let (low, high) = (self.ours.min(self.theirs), self.ours.max(self.theirs));
         check(&[low, high]) | 1

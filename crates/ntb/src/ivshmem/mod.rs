@@ -180,8 +180,8 @@ impl Inner {
     fn registers(&self, port: u32) -> &PortRegisters {
         assert!(port < self.ports(), "port checked by the caller");
         let at = self.partition.registers(port) as usize;
-        // SAFETY: the registers lie inside the mapping, at a multiple of a page, and are all atomics. RAM lies
-        // behind the BAR, so the processor's atomics work.
+        // SAFETY: the registers lie inside the mapping, at a multiple of a page, and are all atomics. RAM
+        // lies behind the BAR, so the processor's atomics work.
         unsafe { &*self.shared.as_ptr().add(at).cast::<PortRegisters>() }
     }
 

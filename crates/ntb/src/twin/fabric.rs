@@ -15,7 +15,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// Length of the message to a process that attaches: magic, port, number of ports, size of each inbound memory.
+/// Length of the message to a process that attaches: magic, port, number of ports, size of each inbound
+/// memory.
 pub(super) const HELLO_BYTES: usize = 24;
 pub(super) const MAGIC: u64 = 0x3130_4254_4e4c_4e49;
 /// Number of eventfds of a port: its doorbell vectors and the link event.
@@ -84,8 +85,8 @@ impl Hub {
     /// Untouched pages take no memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 64 ports with 1 byte to 1 TiB each; [`Error::Os`] if the system
-    /// refuses memory or descriptors.
+    /// [`Error::Invalid`] unless there are 1 to 64 ports with 1 byte to 1 TiB each; [`Error::Os`] if the
+    /// system refuses memory or descriptors.
     pub fn new(ports: u32, window_bytes: u64) -> Result<Self> {
         if !(1..=MAX_PORTS).contains(&ports) {
             return Err(Error::invalid(format!("a fabric of {ports} ports"), "give 1 to 64 ports"));

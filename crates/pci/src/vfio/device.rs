@@ -27,17 +27,20 @@ struct Inner {
     sysfs: Sysfs,
 }
 
-/// The offset of the command register in the configuration space, and its bits (PCI Local Bus Specification 3.0, 6.2.2).
+/// The offset of the command register in the configuration space, and its bits (PCI Local Bus Specification
+/// 3.0, 6.2.2).
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
 impl Device {
-    /// Opens the device and its IOMMU group. Reuses the group and its container if this process has them open.
+    /// Opens the device and its IOMMU group. Reuses the group and its container if this process has them
+    /// open.
     ///
     /// # Errors
-    /// [`Error::NoDevice`]; [`Error::Held`] or [`Error::NotAllowed`] if it is not bound to vfio-pci; [`Error::NoIommu`],
-    /// [`Error::NotViable`], [`Error::Busy`], [`Error::Denied`] or [`Error::NotReady`] if the group cannot be used.
+    /// [`Error::NoDevice`]; [`Error::Held`] or [`Error::NotAllowed`] if it is not bound to vfio-pci;
+    /// [`Error::NoIommu`], [`Error::NotViable`], [`Error::Busy`], [`Error::Denied`] or [`Error::NotReady`] if
+    /// the group cannot be used.
     pub fn open(sysfs: &Sysfs, address: Address) -> Result<Self> {
         if !sysfs.device(address).is_dir() {
             return Err(Error::NoDevice { address });
@@ -134,7 +137,8 @@ impl Device {
         Ok(info.count)
     }
 
-    /// Enables the first `vectors` interrupts of a kind, delivered to eventfds. Dropping the result disables them.
+    /// Enables the first `vectors` interrupts of a kind, delivered to eventfds. Dropping the result disables
+    /// them.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device has fewer; [`Error::Os`] if some are enabled already.
@@ -145,8 +149,8 @@ impl Device {
     /// Maps `memory` for DMA by the device at the I/O virtual address `iova`. Dropping the result unmaps it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for memory other than whole pages of host memory; [`Error::NotReady`] if the limit of locked
-    /// memory is reached; [`Error::Os`] if `iova` is in use or out of the IOMMU's reach.
+    /// [`Error::Unsupported`] for memory other than whole pages of host memory; [`Error::NotReady`] if the
+    /// limit of locked memory is reached; [`Error::Os`] if `iova` is in use or out of the IOMMU's reach.
     pub fn map_dma(&self, memory: &Region, iova: u64) -> Result<DmaMapping> {
         DmaMapping::new(self, memory, iova)
     }

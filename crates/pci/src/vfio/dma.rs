@@ -38,7 +38,8 @@ impl DmaMapping {
             iova,
             size: memory.len() as u64,
         };
-        // SAFETY: the structure is the one of this request. The region keeps the memory valid until it is unmapped.
+        // SAFETY: the structure is the one of this request. The region keeps the memory valid until it is
+        // unmapped.
         unsafe { sys::ioctl_with(device.container(), sys::IOMMU_MAP_DMA, &mut map) }.map_err(|error| {
             match error.raw_os_error() {
                 Some(libc::ENOMEM) => Error::NotReady {

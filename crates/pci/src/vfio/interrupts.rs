@@ -38,8 +38,8 @@ impl fmt::Display for Kind {
 
 /// The enabled interrupts of a device. Dropping this value disables the interrupts.
 ///
-/// Interrupts coalesce: a count above one means that several were raised since the last read. An interrupt that the device
-/// raised before it was enabled is lost.
+/// Interrupts coalesce: a count above one means that several were raised since the last read. An interrupt
+/// that the device raised before it was enabled is lost.
 #[derive(Debug)]
 pub struct Interrupts {
     device: Device,
@@ -93,7 +93,8 @@ impl Interrupts {
         })
     }
 
-    /// Waits at most `limit` for any vector. Returns the raised vectors and their counts; none after a timeout.
+    /// Waits at most `limit` for any vector. Returns the raised vectors and their counts; none after a
+    /// timeout.
     ///
     /// # Errors
     /// [`Error::Os`] if the wait fails.

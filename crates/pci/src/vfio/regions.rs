@@ -47,8 +47,8 @@ pub(super) fn query(device: BorrowedFd<'_>, index: u32) -> io::Result<BarRegion>
     Ok(BarRegion { offset: info.offset, size_bytes: info.size, mappable: mappable(&info, &bytes) })
 }
 
-/// Returns the mappable parts: none, all, or those that the sparse-mmap capability lists. The capability chain starts at
-/// `cap_offset`.
+/// Returns the mappable parts: none, all, or those that the sparse-mmap capability lists. The capability
+/// chain starts at `cap_offset`.
 fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
     if info.flags & sys::REGION_FLAG_MMAP == 0 || info.size == 0 {
         return Vec::new();
@@ -60,7 +60,8 @@ fn mappable(info: &sys::RegionInfo, bytes: &[u8]) -> Vec<Range<u64>> {
         Some(u64::from_ne_bytes(word))
     };
     let mut at = if info.flags & sys::REGION_FLAG_CAPS != 0 { info.cap_offset as usize } else { 0 };
-    // struct vfio_info_cap_header { u16 id; u16 version; u32 next; }, then u32 nr_areas, u32 reserved, {offset, size}...
+    // struct vfio_info_cap_header { u16 id; u16 version; u32 next; }, then u32 nr_areas, u32 reserved,
+    // {offset, size}...
     while let (true, Some(id), Some(next)) =
         (at >= size_of::<sys::RegionInfo>(), number(at, 2), number(at + 4, 4))
     {

@@ -96,8 +96,8 @@ pub trait Transport: Send + Sync + 'static {
     /// Makes the owner carry out an atomic, and returns the previous value.
     ///
     /// # Errors
-    /// [`crate::error::Error::Refused`] for a word outside symmetric memory, [`crate::error::Error::LinkLost`],
-    /// [`crate::error::Error::Timeout`].
+    /// [`crate::error::Error::Refused`] for a word outside symmetric memory,
+    /// [`crate::error::Error::LinkLost`], [`crate::error::Error::Timeout`].
     fn atomic(&self, pe: u32, atomic: Atomic) -> Result<u64>;
 
     /// Starts an atomic whose result is not needed. It is complete after the next [`Transport::quiet`].

@@ -100,8 +100,8 @@ mod tests {
     }
 
     proptest! {
-        // Stores between fences arrive in any order. The reader looks after each store, and must get the whole
-        // record or nothing.
+        // Stores between fences arrive in any order. The reader looks after each store, and must get the
+        // whole record or nothing.
         #[test]
         fn whole_or_nothing(old: [u64; CONTENTS], new: [u64; CONTENTS], shuffle: [u64; 8], sequence in 2u64..) {
             let record = Plain(Default::default());

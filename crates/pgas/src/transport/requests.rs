@@ -105,7 +105,8 @@ impl PeContext {
         sink.failed.map_or(Ok(number), Err)
     }
 
-    /// Frees the slot if its request was answered and no thread waits for it. Returns true if the slot is free.
+    /// Frees the slot if its request was answered and no thread waits for it. Returns true if the slot is
+    /// free.
     fn reap(&self, pe: u32, slot: &AtomicU64, tag: u32) -> bool {
         let word = slot.load(Ordering::Acquire);
         if word == 0 {

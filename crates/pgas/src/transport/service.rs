@@ -122,8 +122,8 @@ impl PeContext {
         use Ordering::{AcqRel, Acquire, SeqCst};
         macro_rules! apply {
             ($atomic:ty, $word:ty) => {{
-                // SAFETY: inside symmetric memory and aligned, both checked above; other users of the word use
-                // atomics.
+                // SAFETY: inside symmetric memory and aligned, both checked above; other users of the word
+                // use atomics.
                 let word = unsafe { <$atomic>::from_ptr(address.cast()) };
                 let operand = operand as $word;
                 (match operation {
@@ -206,8 +206,8 @@ impl PeContext {
     #[inline(always)]
     pub(super) fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.layout.bytes());
-        // SAFETY: the layout's offsets lie inside the memory and are aligned to 8. Peers write the word, so it
-        // is an atomic.
+        // SAFETY: the layout's offsets lie inside the memory and are aligned to 8. Peers write the word, so
+        // it is an atomic.
         unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
     }
 

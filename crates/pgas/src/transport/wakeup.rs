@@ -1,4 +1,5 @@
-//! When a store must ring a doorbell, and how a waiter sleeps without missing one. The model checker runs this protocol.
+//! When a store must ring a doorbell, and how a waiter sleeps without missing one. The model checker runs
+//! this protocol.
 //!
 //! A doorbell is expensive: the notifier makes an uncached write (with the twin a system call), and the
 //! waiter's side takes an interrupt. A waiter therefore asks for a doorbell only before it sleeps. It writes
@@ -16,10 +17,12 @@
 //! read the old value, and the wake-up is lost. The loom tests below show both cases. A barrier after every
 //! put would cost more than the put. Therefore:
 //!
-//! * On coherent windows the waiter executes the barrier for both sides by membarrier(2), which acts on every running
+//! * On coherent windows the waiter executes the barrier for both sides by membarrier(2), which acts on every
+//!   running
 //!   thread of the registered processes. Putting costs nothing then. A notifier whose process or whose peer is not
 //!   registered executes its own barrier.
-//! * On posted windows the notifier executes a barrier and the waiter reads back through the window. The read's completion
+//! * On posted windows the notifier executes a barrier and the waiter reads back through the window. The
+//!   read's completion
 //!   arrives after all posted stores before it (PCI Express Base Specification, "Transaction Ordering").
 //!
 //! Doorbells themselves can be lost. Each sleep therefore also ends without a doorbell, after its *backstop*:
@@ -195,9 +198,9 @@ mod tests {
         doorbell: AtomicU64,
     }
 
-    /// Checks two stores against two sleeps in all interleavings with at most three preemptions. `fenced` says whether the notifier executes
-    /// its barrier. A membarrier(2) by the waiter acts like a full barrier on each side, so fences on both
-    /// sides model it too.
+    /// Checks two stores against two sleeps in all interleavings with at most three preemptions. `fenced`
+    /// says whether the notifier executes its barrier. A membarrier(2) by the waiter acts like a full barrier
+    /// on each side, so fences on both sides model it too.
     fn model(fenced: bool) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
@@ -227,8 +230,8 @@ mod tests {
                 fence(Ordering::SeqCst);
                 let now = shared.data.load(Ordering::Acquire);
                 if now == seen {
-                    // A waiter sleeps here if no doorbell is pending. The model does not block: it records the
-                    // value seen before the sleep and stops.
+                    // A waiter sleeps here if no doorbell is pending. The model does not block: it records
+                    // the value seen before the sleep and stops.
                     if shared.doorbell.fetch_and(0, Ordering::SeqCst) == 0 {
                         slept_on = Some(seen);
                         break;

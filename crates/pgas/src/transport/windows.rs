@@ -289,8 +289,8 @@ impl Windows {
                 &contents,
                 WaitOptions { mode: completion, ..context.wait_options("a get") },
             )?;
-            // SAFETY: the owner wrote `piece` bytes to the landing area before its reply, and `done + piece <=
-            // length`.
+            // SAFETY: the owner wrote `piece` bytes to the landing area before its reply, and `done + piece
+            // <= length`.
             unsafe { std::ptr::copy_nonoverlapping(context.base.add(at), destination.add(done), piece) };
             done += piece;
         }

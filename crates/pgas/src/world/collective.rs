@@ -1,8 +1,8 @@
 //! Collectives over regular subsets of the PEs, made of puts and pairwise notifications.
 //!
 //! Each pair of PEs counts its notifications. Every PE of a set calls the same collectives in the same order,
-//! so the counts match without flags in symmetric memory. The `pSync` arrays of OpenSHMEM are accepted and not
-//! used.
+//! so the counts match without flags in symmetric memory. The `pSync` arrays of OpenSHMEM are accepted and
+//! not used.
 
 use super::{CHUNK, WORD, World};
 use crate::error::{Error, Result};
@@ -173,8 +173,8 @@ impl<T: Transport> World<T> {
         Ok(())
     }
 
-    /// Concatenates the `bytes` at `source` of all PEs, in the order of the set, at `destination` of every PE.
-    /// The lengths may differ.
+    /// Concatenates the `bytes` at `source` of all PEs, in the order of the set, at `destination` of every
+    /// PE. The lengths may differ.
     ///
     /// # Errors
     /// As for [`World::broadcast`].

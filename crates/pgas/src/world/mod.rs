@@ -1,4 +1,5 @@
-//! The library that programs use: symmetric memory, put and get, signals, waits and collectives over a transport.
+//! The library that programs use: symmetric memory, put and get, signals, waits and collectives over a
+//! transport.
 //!
 //! ```text
 //! symmetric memory of each PE, with the same offsets on all PEs
@@ -88,8 +89,8 @@ impl<T: Transport> World<T> {
         (pes as usize * (WORD + CHUNK)).next_multiple_of(4096)
     }
 
-    /// Returns the bytes of symmetric memory that a heap of `heap_bytes` and `statics_bytes` of static objects
-    /// need.
+    /// Returns the bytes of symmetric memory that a heap of `heap_bytes` and `statics_bytes` of static
+    /// objects need.
     pub fn symmetric_bytes(pes: u32, statics_bytes: usize, heap_bytes: usize) -> usize {
         Self::statics_offset(pes) + statics_bytes.next_multiple_of(4096) + heap_bytes.next_multiple_of(4096)
     }
@@ -218,7 +219,8 @@ impl<T: Transport> World<T> {
         self.heap().allocated((address as usize).wrapping_sub(self.base + self.heap_offset))
     }
 
-    /// Copies to the object at symmetric address `destination` of `pe`. The stores are issued when it returns.
+    /// Copies to the object at symmetric address `destination` of `pe`. The stores are issued when it
+    /// returns.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`], and those of [`Transport::put`].
@@ -281,8 +283,8 @@ impl<T: Transport> World<T> {
         Ok(offset)
     }
 
-    /// Makes `pe` carry out an atomic on the word of `width` bytes at symmetric address `target`. Returns the previous
-    /// value.
+    /// Makes `pe` carry out an atomic on the word of `width` bytes at symmetric address `target`. Returns the
+    /// previous value.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`], [`Error::Misaligned`], and those of [`Transport::atomic`].

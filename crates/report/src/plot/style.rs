@@ -2,8 +2,8 @@
 
 use plotters::style::RGBColor;
 
-/// Colours that remain distinguishable for most kinds of colour vision (Okabe and Ito, "Color Universal Design", 2008). The last
-/// two replace black, which would vanish in dark mode.
+/// Colours that remain distinguishable for most kinds of colour vision (Okabe and Ito, "Color Universal
+/// Design", 2008). The last two replace black, which would vanish in dark mode.
 pub(super) const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),

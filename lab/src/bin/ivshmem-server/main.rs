@@ -19,7 +19,8 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Serves shared memory, peer numbers and interrupts to QEMU's ivshmem-doorbell devices until SIGINT or SIGTERM
+/// Serves shared memory, peer numbers and interrupts to QEMU's ivshmem-doorbell devices until SIGINT or
+/// SIGTERM
 #[derive(Parser)]
 #[command(version)]
 struct Options {

@@ -1,7 +1,7 @@
 //! The ivshmem server protocol.
 //!
-//! Every message is one little-endian `i64`, with or without a file descriptor. Source: QEMU, "Device Specification for
-//! Inter-VM shared memory device", section *Protocol*. A new peer receives
+//! Every message is one little-endian `i64`, with or without a file descriptor. Source: QEMU, "Device
+//! Specification for Inter-VM shared memory device", section *Protocol*. A new peer receives
 //!
 //! ```text
 //! 0                   the version
