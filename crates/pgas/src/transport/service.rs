@@ -129,9 +129,9 @@ impl PeContext {
                 (match operation {
                     Operation::Fetch => word.load(Acquire),
                     Operation::Swap => word.swap(operand, AcqRel),
-                    Operation::CompareSwap => {
-                        word.compare_exchange(comparand as $word, operand, SeqCst, Acquire).unwrap_or_else(|now| now)
-                    }
+                    Operation::CompareSwap => word
+                        .compare_exchange(comparand as $word, operand, SeqCst, Acquire)
+                        .unwrap_or_else(|now| now),
                     Operation::Add => word.fetch_add(operand, AcqRel),
                     Operation::And => word.fetch_and(operand, AcqRel),
                     Operation::Or => word.fetch_or(operand, AcqRel),
