@@ -158,7 +158,7 @@ fn nothing_to_draw() -> inlane_core::Error {
 fn describe(verification: &Verification) -> String {
     if verification.received_nothing() && !verification.failed() {
         return format!(
-            "no packet was received ({}); see whether the sender runs and is connected",
+            "no packet was received ({}); see whether the sender runs, is connected, and sends before the run ends",
             verification.method
         );
     }

@@ -236,6 +236,20 @@ fn the_checker_finds_injected_faults_and_a_capture_has_every_packet() {
     assert_eq!(result(&again)["results"][0]["rx"]["packets"], 20_000);
 }
 
+/// A run that ends before the first packet has checked nothing, so it fails, also with injected faults.
+#[test]
+fn a_check_without_packets_fails() {
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("r.json").to_str().unwrap().to_string();
+    for faults in [&[][..], &["--faults", "drop=0%"]] {
+        let arguments =
+            ["--rx", "gen:64", "--tx", "check", "--duration", "1ns", "--no-baseline", "--json", &json];
+        let output = inlane(&arguments).args(faults).output().unwrap();
+        let checked = result(&json)["results"][0]["verification"]["verified_packets"].as_u64().unwrap();
+        assert_eq!(output.status.code(), Some((checked == 0) as i32), "{checked}: {}", stderr(&output));
+    }
+}
+
 #[test]
 fn a_rate_is_kept() {
     let directory = tempfile::tempdir().unwrap();

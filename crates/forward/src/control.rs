@@ -6,8 +6,9 @@ mod idle;
 pub use idle::Idle;
 
 use inlane_core::clock::{Clock, thread_cpu_ns};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 /// The flags that end a run. All threads of the run and its caller share this value, so each of them can stop
 /// or abort the run.
@@ -75,6 +76,7 @@ pub struct Progress {
     busy: AtomicU64,
     refused: AtomicU64,
     feeding: AtomicU64,
+    begun: OnceLock<Instant>,
 }
 
 /// How the threads of a pipeline spent a run, as shares of the run's duration. In the rest of the time the
@@ -115,6 +117,16 @@ impl std::ops::AddAssign for ProgressSnapshot {
 }
 
 impl Progress {
+    /// Records that packets begin to flow. Returns the time of the first call.
+    pub fn begin(&self) -> Instant {
+        *self.begun.get_or_init(Instant::now)
+    }
+
+    /// Returns the time at which packets began to flow. `None` before.
+    pub fn begun(&self) -> Option<Instant> {
+        self.begun.get().copied()
+    }
+
     /// Publishes the counts of received packets, and how the calling thread spent its time. Only the dispatching thread
     /// calls it.
     #[inline]

@@ -273,19 +273,6 @@ impl ReadyPipeline {
             }
         }
     }
-
-    /// For a pipeline on a GPU, returns a function that returns the time at which packets began to flow.
-    /// Before that time the lanes prepare, which does not count as part of the run. Returns `None` on the
-    /// CPU.
-    fn flow_started(&self) -> Option<impl Fn() -> Option<Instant> + use<>> {
-        match self {
-            ReadyPipeline::Gpu(_, lane) => {
-                let program = lane.loaded_function().clone();
-                Some(move || program.began())
-            }
-            ReadyPipeline::Cpu(..) => None,
-        }
-    }
 }
 
 /// A guard that stops the run if its thread panics. Otherwise the thread that joins the pipelines would wait
@@ -313,11 +300,10 @@ fn run_threads(
 ) -> Vec<(Tally, Option<gpu::LaneReport>)> {
     let Run { config, clock, .. } = run;
     let threads = config.executor.threads();
-    let flow_started = pipelines.first().and_then(ReadyPipeline::flow_started);
-    let flowing = || match &flow_started {
-        Some(flow_started) => flow_started().map_or(Duration::ZERO, |began| began.elapsed()),
-        None => started.elapsed(),
-    };
+    // The duration begins when packets begin to flow: the system may start threads late, and a GPU's lanes
+    // first prepare.
+    let flowing =
+        || progress.iter().filter_map(Progress::begun).min().map_or(Duration::ZERO, |begun| begun.elapsed());
     let mut tallies: Vec<Option<_>> = pipelines.iter().map(|_| None).collect();
     std::thread::scope(|scope| {
         let (finished, finishes) = mpsc::channel();

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub struct Verification {
     /// How packets were checked (`every packet against a reference macswap`).
     pub method: String,
-    /// The number of packets that had to arrive. `None` if the sender is another process.
+    /// The number of packets that had to arrive. `None` if the sender is another process or has sent nothing.
     #[serde(rename = "expected_packets")]
     pub expected: Option<u64>,
     /// The number of packets that were checked.

@@ -11,7 +11,6 @@ use inlane_function::PacketFunction;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
 
 /// A GPU. No value exists, because this build cannot open a GPU.
 pub enum Gpu {}
@@ -48,10 +47,6 @@ impl LoadedFunction {
     pub(crate) fn new(gpu: &Arc<Gpu>, _: &PacketFunction, _: Memory) -> Result<Arc<Self>> {
         match **gpu {}
     }
-
-    pub(crate) fn began(&self) -> Option<Instant> {
-        match *self {}
-    }
 }
 
 /// One pipeline's share of a GPU.
@@ -70,10 +65,6 @@ impl Lane {
 
     pub(crate) fn check_residence<'a>(_: impl IntoIterator<Item = &'a Lane>) -> Result<()> {
         Ok(())
-    }
-
-    pub(crate) fn loaded_function(&self) -> &Arc<LoadedFunction> {
-        match *self {}
     }
 }
 

@@ -11,7 +11,7 @@ use inlane_core::{Location, Pool, Region};
 use inlane_cuda::LaunchConfig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// `inlane_lane` of `kernels/executor.cu`, which documents the fields. Kernels receive it by value.
 #[repr(C)]
@@ -223,12 +223,6 @@ impl Lane {
     /// wait for each other forever.
     pub(super) fn start_together(&self) {
         self.barrier(&self.starting, &self.loaded.starting);
-        self.loaded.began.get_or_init(Instant::now);
-    }
-
-    /// Returns the function that the lane runs.
-    pub(crate) fn loaded_function(&self) -> &Arc<LoadedFunction> {
-        &self.loaded
     }
 
     /// Blocks until every lane has finished. Call it before freeing GPU memory, because freeing blocks while

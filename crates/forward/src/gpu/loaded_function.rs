@@ -5,9 +5,8 @@ use super::settings::{MOST_THREADS, Memory};
 use crate::error::{Error, Result};
 use inlane_cuda::{self as cuda, Gpu, Module};
 use inlane_function::{FunctionInfo, HEADERS, PacketFunction};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 /// The source of the executor's kernels.
 pub(super) const EXECUTOR: &str = include_str!("kernels/executor.cu");
@@ -29,8 +28,6 @@ pub struct LoadedFunction {
     /// not finished.
     pub(super) starting: AtomicU32,
     pub(super) users: AtomicU32,
-    /// The time at which all lanes were ready.
-    pub(super) began: OnceLock<Instant>,
     /// True if the kernels can pull packets into GPU memory.
     pub(super) pulls: bool,
     cached: bool,
@@ -67,7 +64,6 @@ impl LoadedFunction {
             tick: module.kernel("inlane_tick")?,
             starting: AtomicU32::new(0),
             users: AtomicU32::new(0),
-            began: OnceLock::new(),
             pulls,
             cached: compiled.is_cached(),
         }))
@@ -112,11 +108,6 @@ impl LoadedFunction {
     /// Returns the function's properties.
     pub fn info(&self) -> &FunctionInfo {
         &self.info
-    }
-
-    /// Returns the time at which all lanes were ready and packets began to flow. `None` before.
-    pub(crate) fn began(&self) -> Option<Instant> {
-        self.began.get().copied()
     }
 
     /// Returns true if the code came from the cache.

@@ -87,7 +87,7 @@ fn on_streams(
     let mut feeder = Feeder::prepare(lane, &streams, tick_stream.as_ref())?;
     lane.start_together();
     feeder.begin()?;
-    let begun = Instant::now();
+    let begun = context.progress.begin();
     let has_feeder = lane.settings.method.has_feeder();
     // Ticks are launched by the feeder's thread if the method has a feeder, otherwise by the dispatching
     // thread.

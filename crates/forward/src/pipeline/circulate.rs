@@ -133,9 +133,9 @@ impl Circulation {
         settings: &PipelineSettings,
         context: &PipelineContext<'_>,
     ) -> Tally {
-        let begun = Instant::now();
         let pool = self.rx_stage.burst.pool().clone();
         let _owner = pool.own();
+        let begun = context.progress.begin();
         if let Err(error) = self.circulate(items, hooks, settings, context) {
             context.control.abort();
             self.tally.errors.push(error);

@@ -33,7 +33,6 @@ pub fn run(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineCo
 
 fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineContext<'_>) -> Tally {
     pin(context.cores, 0);
-    let begun = Instant::now();
     let Pipeline { rx, txs, pool, mut instances } = pipeline;
     let _owner = pool.own();
     let PipelineContext { control, clock, progress, .. } = *context;
@@ -46,6 +45,7 @@ fn run_here(pipeline: Pipeline, settings: &PipelineSettings, context: &PipelineC
     let mut idle = Idle::default();
     let (ticks, needs_time) = (instance.ticks(), instance.needs_time());
     let mut bursts = 0u32;
+    let begun = progress.begin();
     loop {
         match rx_stage.receive(control, clock, false) {
             Received::Burst => {

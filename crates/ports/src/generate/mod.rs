@@ -48,7 +48,6 @@ impl SentCounts {
     }
 
     /// Returns the number of packets that all queues have sent.
-    #[cfg(test)]
     pub(crate) fn total(&self) -> u64 {
         self.counts().iter().sum()
     }
