@@ -94,7 +94,7 @@ impl Mover for CopyEngine {
 
 impl Drop for CopyEngine {
     fn drop(&mut self) {
-        // Waits for copies in flight, because their regions may be freed after this.
+        // Waits for the copies in flight, because their regions may be freed once this function returns.
         if !self.pending.is_empty() {
             drain(&[&self.stream]);
         }

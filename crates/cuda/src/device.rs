@@ -260,7 +260,8 @@ impl Gpu {
         self.device
     }
 
-    /// Makes the GPU's context current for the calling thread. Functions of this crate do so themselves.
+    /// Makes the GPU's context current for the calling thread. Call it before you call the driver directly.
+    /// The functions of this crate do it themselves.
     ///
     /// # Errors
     /// If the driver call fails.

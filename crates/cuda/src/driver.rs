@@ -60,7 +60,7 @@ pub(crate) fn load() -> Result<i32> {
 fn prepare_environment() {
     // EAGER, because a kernel that is loaded at its first launch waits for persistent kernels to end. 32
     // connections, because a stream that waits for a value must not share a hardware queue with the stream
-    // that provides it.
+    // that writes this value.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
             // SAFETY: runs once, during set-up. Rust code reads the environment under a lock; C code of other

@@ -12,9 +12,9 @@ use std::sync::Arc;
 const SLOTS: usize = 4;
 /// The bytes of a staging slot.
 const SLOT: usize = 4 << 20;
-/// Transfers of at least this size fill whole slots, smaller ones half slots. A chunk costs six driver calls,
-/// so chunks should be large. But the first chunk in and the last chunk out overlap with nothing, so there
-/// should be several.
+/// The size in bytes from which a transfer fills whole slots. A smaller transfer fills half slots. Large
+/// chunks save driver calls, of which a chunk needs six. Several chunks are needed all the same, because the
+/// first chunk in and the last chunk out overlap with nothing.
 const LARGE: usize = 32 << 20;
 
 /// A mover that copies between pinned host memory regions with a GPU's DMA engines.

@@ -142,7 +142,7 @@ pub struct GraphExec {
     _functions: Vec<Kernel>,
 }
 
-// SAFETY: the driver requires that only one thread at a time uses it. The methods take `&mut self`.
+// SAFETY: the driver requires that only one thread at a time uses the handle. The methods take `&mut self`.
 unsafe impl Send for GraphExec {}
 
 impl GraphExec {

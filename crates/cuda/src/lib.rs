@@ -16,8 +16,9 @@
 //!   engines. [`Pending`] keeps
 //!   track of copies in flight on streams.
 //!
-//! Some calls wait for all running kernels, also persistent ones: allocating and freeing memory, registering
-//! host memory, and loading a module. Allocate and load everything before a persistent kernel starts.
+//! Some calls wait for all running kernels, including persistent ones: allocating and freeing memory,
+//! registering host memory, and loading a module. Allocate and load everything before a persistent kernel
+//! starts.
 
 mod copy_engine;
 mod device;

@@ -167,7 +167,7 @@ impl Gpu {
         Err(Error::invalid(format!("{region:?}"), format!("the region is not in the memory of {self}")))
     }
 
-    /// Checks that the GPU and the CPU use the same address, because a region has only one. Unified
+    /// Checks that the GPU and the CPU use the same address, because a region has only one address. Unified
     /// addressing provides that on every 64-bit system.
     fn same_address(&self, host: u64) -> Result<()> {
         let mut device = 0;

@@ -159,8 +159,8 @@ type CreateProgram = unsafe extern "C" fn(
 ) -> nvrtcResult;
 type OnProgram<T> = unsafe extern "C" fn(nvrtcProgram, T) -> nvrtcResult;
 
-/// The loaded library's functions. cudarc's loader accepts only file names, so it cannot load from the
-/// folders that inlane searches.
+/// The loaded library's functions. cudarc's own loader is not used, because it cannot load a library by its
+/// path.
 struct Compiler {
     path: PathBuf,
     version: String,
@@ -177,8 +177,8 @@ struct Compiler {
 impl Compiler {
     /// Loads the first candidate that can be loaded. Otherwise returns the list of what was tried.
     fn load() -> std::result::Result<Self, String> {
-        // The environment decides which library is loaded. A program whose file grants capabilities must not
-        // run it with them.
+        // Environment variables select the library. A program that holds capabilities must not load it,
+        // because any user could then run code of their choice with these capabilities.
         let root = rustix::process::geteuid().is_root();
         if !root && rustix::thread::capabilities(None).is_ok_and(|sets| !sets.permitted.is_empty()) {
             let why =

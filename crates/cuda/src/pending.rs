@@ -140,8 +140,8 @@ impl Pending {
             CompletionMode::Poll => self.flight.wait_polling(device, ticket, poll),
             CompletionMode::Adaptive => self.flight.wait_adaptive(device, ticket, poll),
         };
-        // The event is still in flight after a failed wait. It may never complete, so nothing may wait for
-        // its stream.
+        // If the wait failed and the event is still in flight, the event may never complete. The GPUs are
+        // then abandoned, so that nothing waits for the event's stream.
         if outcome.is_err() && matches!(event.has_completed(), Ok(false)) {
             abandon_all();
         }
@@ -231,11 +231,12 @@ fn finish_within(stream: &Stream, timeout: Duration) -> Result<()> {
     ))
 }
 
-/// Waits until the streams' work has run, so that the memory it uses may be freed. Call it in `drop`: errors
-/// are logged. Skips streams of abandoned GPUs, of which nothing is freed. Takes at most 10 s per stream.
+/// Waits until the streams' work has run, so that the memory it uses may be freed. Errors are logged and not
+/// returned, so it can be called in `drop`. Skips streams of abandoned GPUs, of which nothing is freed. Takes
+/// at most 10 s per stream.
 pub fn drain(streams: &[&Stream]) {
-    // If one stream failed, streams that wait for it never end. Kernels that time out by themselves do so
-    // after 5 s.
+    // If one stream failed, streams that wait for it never end, so the timeout is shorter. It is 6 s, because
+    // staging kernels that wait in vain end by themselves after 5 s.
     let failed = healthy(streams.iter().copied().filter(|stream| !stream.gpu().is_abandoned())).is_err();
     let timeout = if failed { Duration::from_secs(6) } else { TIMEOUT };
     for stream in streams {

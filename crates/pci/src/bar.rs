@@ -212,7 +212,7 @@ impl Bar {
     /// Writes the 64-bit register at `offset`.
     ///
     /// # Errors
-    /// As [`Bar::write_u32`], for 8 bytes.
+    /// As [`Bar::write_u32`], but `offset` must be a multiple of 8.
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<()> {
         self.permission.check_write(&self.name)?;
         let register = self.register::<u64>(offset)?;

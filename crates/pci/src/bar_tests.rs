@@ -39,7 +39,7 @@ fn registers_and_regions_are_the_same_bytes() {
     bar.write_u64(16, 0x1_0000_0002).unwrap();
     let copy = Region::host(bar.len()).unwrap();
     CpuMover::widest().reading_bars(true).submit(&region, &copy).unwrap();
-    // SAFETY: the copy is longer, and no transfer to it is in flight.
+    // SAFETY: `copy` is longer than six words, and no transfer to it is in flight.
     let words = unsafe { std::slice::from_raw_parts(copy.as_ptr().cast::<u32>(), 6) };
     assert_eq!(words, [0, 0, 0x1234_5678, 0, 2, 1]);
     assert_eq!(bar.read_u32(20).unwrap(), 1);

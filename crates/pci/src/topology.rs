@@ -35,9 +35,9 @@ pub struct BarInfo {
     pub size_bytes: u64,
     /// True for memory, false for I/O ports.
     pub memory: bool,
-    /// True if reads have no side effects, so it can be mapped write-combining.
+    /// True if reads have no side effects, so the BAR can be mapped write-combining.
     pub prefetchable: bool,
-    /// True if it is a 64-bit BAR, which can lie above 4 GiB.
+    /// True for a 64-bit BAR, which can lie above 4 GiB.
     pub wide: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct BarInfo {
 pub struct Device {
     /// The address of the function.
     pub address: Address,
-    /// The bridge above it; `None` directly below a root complex.
+    /// The bridge above the function; `None` directly below a root complex.
     pub parent: Option<Address>,
     /// The vendor ID.
     pub vendor: u16,
@@ -54,21 +54,21 @@ pub struct Device {
     pub device: u16,
     /// Class, subclass and programming interface, such as `0x010802`.
     pub class: u32,
-    /// The kind that the class stands for.
+    /// The kind of device that the class stands for.
     pub kind: Kind,
-    /// The NUMA node it is attached to, if the firmware tells.
+    /// The NUMA node that the function is attached to, if the firmware tells.
     pub numa_node: Option<u32>,
-    /// The CPUs near it as the kernel lists them, such as `0-15,32-47`.
+    /// The CPUs near the function, as the kernel lists them, such as `0-15,32-47`.
     pub local_cpus: Option<String>,
-    /// The kernel driver that is bound to it.
+    /// The kernel driver that is bound to the function.
     pub driver: Option<String>,
-    /// The number of its IOMMU group.
+    /// The number of the function's IOMMU group.
     pub iommu_group: Option<u32>,
-    /// Its link to the bridge above; `None` inside a root complex and for conventional PCI.
+    /// The function's link to the bridge above; `None` inside a root complex and for conventional PCI.
     pub link: Option<Link>,
     /// The implemented BARs.
     pub bars: Vec<BarInfo>,
-    /// The names of its network interfaces, NVMe controllers and RDMA devices.
+    /// The names of the function's network interfaces, NVMe controllers and RDMA devices.
     pub names: Vec<String>,
 }
 

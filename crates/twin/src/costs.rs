@@ -47,7 +47,7 @@ pub struct BarCosts {
 /// The costs of an accelerator's twin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// The device that has these costs, for results.
+    /// The name of the device that has these costs, as results show it.
     pub name: String,
     /// The link's rate after encoding, in bytes per second and direction.
     pub link: f64,
@@ -92,7 +92,8 @@ mod tests {
 
     #[test]
     fn rates_are_the_published_shares_of_the_link() {
-        // Published: 49.68 % and 59.25 % of 15.754 GB/s, 60.80 % and 74.96 % of 3.94 GB/s, with GB = 1024 MB.
+        // The published shares of the link's rate: 49.68 % in and 59.25 % out of 15.754 GB/s in slot 0, and
+        // 60.80 % and 74.96 % of 3.94 GB/s in slot 1. A GB of a share has 1024 MB.
         let share = |slot, to_device: bool| {
             let costs = Costs::published(slot);
             let rate = if to_device { costs.dma.to_device } else { costs.dma.from_device };

@@ -110,8 +110,8 @@ impl DmaEngine {
         self.flight.check(ticket)?;
         let began = Instant::now();
         loop {
-            // The interrupt is requested before the check. So either the check or the interrupt notices a
-            // completion between the two.
+            // Requests the interrupt before it checks for completed transfers. A transfer that completes
+            // after the check then raises the interrupt.
             self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
             let before = Self::newest_done(&self.shared, &self.name)?;
             self.flight.complete(before, false);
@@ -170,7 +170,8 @@ impl Mover for DmaEngine {
         let (shared, name) = (self.shared.clone(), self.name.clone());
         let mut turns = 0u32;
         let poll = || {
-            // The engine is a thread. On a machine with few cores it needs the core of the polling thread.
+            // The engine is a thread. On a machine with few cores it needs the core of the polling thread, so
+            // the polling thread yields once in 64 polls.
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(64) {
                 std::thread::yield_now();

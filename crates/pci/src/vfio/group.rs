@@ -64,7 +64,7 @@ impl Group {
         // SAFETY: the request takes a number.
         unsafe { sys::ioctl(container.as_fd(), sys::SET_IOMMU, sys::TYPE1V2_IOMMU) }.map_err(|error| {
             match error.raw_os_error() {
-                // The kernel returns this if interrupts cannot be remapped.
+                // The kernel returns EPERM if the IOMMU does not remap interrupts.
                 Some(libc::EPERM) => Error::NotReady {
                     address,
                     why: "its IOMMU does not remap interrupts, so VFIO cannot isolate it; enable interrupt remapping \

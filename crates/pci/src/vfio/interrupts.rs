@@ -106,7 +106,7 @@ impl Interrupts {
 
 impl Drop for Interrupts {
     fn drop(&mut self) {
-        // If this fails, the kernel disables them when the device is closed.
+        // If this call fails, the kernel disables the interrupts when the device is closed.
         let _ = set(&self.device, self.kind, &[]);
     }
 }
