@@ -7,14 +7,12 @@
 //! * [`Gpu`]: an open device: its primary context, properties, and memory as core
 //!   [`Region`](inlane_core::Region)s.
 //! * [`Stream`], [`Event`], [`Graph`]: the order of work. All streams are non-blocking, because a blocking
-//!   one would wait on the
-//!   legacy default stream for persistent kernels.
+//!   one would wait on the legacy default stream for persistent kernels.
 //! * [`compile`], [`Module`], [`Kernel`]: kernels, compiled from source for the installed GPU and cached on
 //!   disk.
 //! * [`LinkMeter`]: the traffic on a GPU's PCIe link, from the GPU's own counters (NVML, loaded when needed).
 //! * [`CopyEngine`], [`GpuStagedCopy`]: core [`Mover`](inlane_core::mover::Mover)s that use a GPU's DMA
-//!   engines. [`Pending`] keeps
-//!   track of copies in flight on streams.
+//!   engines. [`Pending`] keeps track of copies in flight on streams.
 //!
 //! Some calls wait for all running kernels, including persistent ones: allocating and freeing memory,
 //! registering host memory, and loading a module. Allocate and load everything before a persistent kernel

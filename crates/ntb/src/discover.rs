@@ -2,7 +2,8 @@
 
 use inlane_pci::{Address, Device, Sysfs};
 
-/// The kernel's drivers for NTB hardware (drivers/ntb/hw; switchtec's is the switch's management driver).
+/// The kernel's drivers for NTB hardware. Those of `drivers/ntb/hw` drive the bridge itself. `switchtec`
+/// manages the PCIe switch that contains the bridge.
 const DRIVERS: [&str; 5] = ["ntb_hw_intel", "ntb_hw_amd", "ntb_hw_idt", "ntb_hw_epf", "switchtec"];
 /// Class code of "other bridge", which NTBs have. Other chipset devices have it too, so it proves nothing by
 /// itself.
@@ -29,7 +30,7 @@ pub struct Bridge {
     pub address: String,
     /// What the device is.
     pub kind: Kind,
-    /// The kernel driver that holds it.
+    /// The kernel driver that holds the device.
     pub driver: Option<String>,
 }
 
@@ -50,7 +51,7 @@ fn bridge(sysfs: &Sysfs, address: Address) -> Option<Bridge> {
     Some(Bridge { address: address.to_string(), kind, driver: device.driver })
 }
 
-/// Returns why the twin is the back-end, in view of the bridges that were found.
+/// Returns the reason for using the twin as the back-end, given the bridges that were found.
 pub fn why_twin(bridges: &[Bridge]) -> String {
     match bridges.iter().find(|bridge| bridge.kind == Kind::Hardware) {
         Some(Bridge { address, driver, .. }) => format!(

@@ -202,7 +202,7 @@ pub struct Wire {
 
 impl Wire {
     /// Makes a wire with the faults of `plan` and starts the thread that delivers the pieces. Give each wire
-    /// another `stream`, so that wires with the same seed make different random choices.
+    /// a different `stream`, so that wires with the same seed make different random choices.
     pub fn new(plan: Faults, stream: u64) -> Self {
         let state = State {
             epochs: VecDeque::from([BinaryHeap::new()]),

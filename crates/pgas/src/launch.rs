@@ -34,13 +34,13 @@ pub const HEAP: u64 = 1 << 30;
 const STATICS: u64 = 4 << 30;
 /// Time between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long to wait, after a process has ended, for the hub's last events of it and for the end of the PE to
-/// which it lost its link.
+/// How long to wait after a process has ended. During this time the hub's last events of that process arrive,
+/// and a PE to which the process lost its link ends too.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// A process's place in a job: its port and its settings.
 pub struct Session {
-    /// Its port.
+    /// The port of this process.
     pub twin: Twin,
     /// Size of the symmetric heap in bytes.
     pub heap_bytes: usize,
@@ -99,9 +99,9 @@ impl Session {
 
 /// The mover for bulk data, as users name it: `twin`, `twin:RATE` or `gpu:N`.
 ///
-/// A job's programs put from any of their memory, so a job's mover must reach all of it. The twin of a DMA
-/// engine does. A GPU reaches only memory that was registered with it, so only the bench, which registers its
-/// memory, can use a GPU.
+/// The mover of a job must reach all memory of the job's programs, because programs put from any of their
+/// memory. The twin of a DMA engine does. A GPU reaches only memory that was registered with it. So only the
+/// bench can use a GPU, because the bench registers its memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MoverChoice {
     /// A DMA engine's twin with this rate in bits a second. `None`: as fast as a core copies.
@@ -188,7 +188,7 @@ pub struct Job {
     pub pes: u32,
     /// Size of each PE's symmetric heap in bytes.
     pub heap_bytes: u64,
-    /// How waits end.
+    /// The completion mode of waits.
     pub completion: CompletionMode,
     /// Faults to inject, in the syntax of [`Faults`]; empty for none.
     pub faults: String,

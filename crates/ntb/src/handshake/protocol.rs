@@ -26,7 +26,7 @@ const MAGIC: u32 = 0x4e54;
 pub struct Row {
     /// Protocol version of the writer.
     pub version: u16,
-    /// Epoch of the writer: not 0, and another one for each process and each reconnection.
+    /// Epoch of the writer: not 0, and a different one for each process and each reconnection.
     pub epoch: u32,
     /// Epoch of the peer that the writer has read, or 0 for none.
     pub seen: u32,

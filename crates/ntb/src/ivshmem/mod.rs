@@ -10,7 +10,8 @@
 //! The BARs, the instructions that access them, the MSI-X interrupts and the IOMMU are real. The memory
 //! behind BAR 2 is ordinary coherent memory of the host. Stores are therefore not posted or reordered, and
 //! reads are as fast as stores. No address is translated: a port can offer only its share of the BAR. Windows
-//! still declare [`Promise::Posted`], so that the layers above execute the steps that real hardware needs.
+//! still declare their stores as posted ([`crate::device::Ordering::Posted`]), so that the layers above
+//! execute the steps that real hardware needs.
 //!
 //! No event signals that a machine has ended. Each port therefore advances a heartbeat counter. If a port's
 //! counter stops for [`HEARTBEAT_TIMEOUT`], its links go down.
@@ -88,8 +89,8 @@ impl Ivshmem {
     /// * Errors of VFIO.
     /// * [`Error::Invalid`] if the device is not an ivshmem device with doorbells, or has too few vectors or
     ///   too little memory.
-    /// * [`Error::Invalid`] if another machine was started with another number of ports, or if this machine's
-    ///   port number is not below `ports`.
+    /// * [`Error::Invalid`] if another machine was started with a different number of ports, or if this
+    ///   machine's port number is not below `ports`.
     pub fn open(address: Address, ports: u32) -> Result<Self> {
         let invalid = |why: String| Error::invalid(format!("pci:{address}"), why);
         let sysfs = Sysfs::system();
@@ -285,7 +286,8 @@ impl Ntb for Ivshmem {
         let changes = u64::from(heartbeat.changes.load(Ordering::Acquire));
         Link {
             up: ours & theirs & 1 == 1 && !heartbeat.lost.load(Ordering::Acquire),
-            // Only the low 20 bits of `ours` fit. They repeat after a million link changes.
+            // Only the low 20 bits of `ours` fit. They repeat after a million link changes, so two readings
+            // of the generation hardly ever miss a change.
             generation: u64::from(theirs) | u64::from(ours & 0xf_ffff) << 32 | changes << 52,
         }
     }

@@ -20,8 +20,8 @@ const BATCH: usize = 64;
 /// How long to wait for a process to receive its descriptors.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes shared memory of `bytes` that cannot be resized. Without that, a peer could shrink it and make
-/// accesses fault.
+/// Makes shared memory of `bytes` bytes with a fixed size. If a peer could shrink the memory, accesses to it
+/// would fault.
 ///
 /// # Errors
 /// [`Error::Os`] if the system refuses.

@@ -51,7 +51,7 @@ impl Fabric {
     }
 }
 
-/// An event of a port's process, as its hub reports it.
+/// An event of a port's process, as the hub reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortEvent {
     /// The process mapped the fabric.

@@ -1,8 +1,8 @@
 //! The twin: ports in processes of one machine, joined by shared memory and eventfds.
 //!
-//! A window is a mapping of the peer's memory, a translation an offset in it, a doorbell a bit in a shared
-//! register with an eventfd for each vector. The memory is coherent and ordered. The faults of
-//! [`crate::fault`] can delay, tear and reorder stores. One difference to hardware remains: a mapped window
+//! A window is a mapping of the peer's memory. A translation is an offset in that memory. A doorbell is a bit
+//! in a shared register, with an eventfd for each vector. The memory is coherent and ordered. The faults of
+//! [`crate::fault`] can delay, tear and reorder stores. One difference from hardware remains: a mapped window
 //! keeps working after its translation was cleared.
 
 mod descriptors;

@@ -1,5 +1,5 @@
-//! Cases without waits: puts that are issued only, beside a plain copy and UCX's put; gets by loads; a word
-//! passed back and forth; and doorbells.
+//! Bench cases that never sleep: issued puts beside a plain copy and UCX's put, gets by loads, a word that is
+//! passed back and forth, and doorbells.
 
 use super::series::{SAMPLES, Series};
 use super::{ANSWER, Bench, NANOSECONDS, Operation, Point, SIGNAL, peer};
@@ -261,7 +261,7 @@ impl Bench {
             }
             Ok(())
         };
-        // Wait at a barrier first, so that no thread sleeps on the doorbell while it is measured.
+        // Wait at a barrier first, so that no thread sleeps on the doorbell while the doorbell is measured.
         self.world.barrier_all()?;
         ntb.doorbell_clear(DOORBELL);
         if completion == CompletionMode::Poll {

@@ -32,21 +32,21 @@ use waits::{MODES, Moving};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
-    /// Stores into the peer's memory. They are issued; each batch ends with a quiet.
+    /// Puts by stores, one after another. A quiet ends each batch.
     Put,
     /// An ordinary copy between the same two memories.
     PlainCopy,
-    /// One put at a time, until the peer has answered that it arrived.
+    /// One put at a time. Each ends when the peer has answered that it arrived.
     PutDelivered,
     /// Loads through the window.
     Get,
-    /// A get by which the owner pushes the bytes.
+    /// A get that asks the owner of the bytes to put them into this PE's memory.
     GetPushed,
-    /// Both PEs put at once. The stores are issued.
+    /// Puts by both PEs at once. A quiet ends each batch.
     PutBothWays,
-    /// Both PEs put and wait for the other's put.
+    /// Both PEs put at once, and each waits for the other's put to arrive.
     Exchange,
-    /// Series of puts, each followed by a word. The last one of a series is answered.
+    /// Series of puts, each followed by a word. The peer answers the last put of a series.
     Messages,
     /// One transfer at a time by a mover.
     PutByMover,
@@ -56,9 +56,9 @@ pub enum Operation {
     OneWay,
     /// Half a round trip of a cache line between the two processors, by plain stores and loads.
     CacheToCache,
-    /// Another program's put, which the path names.
+    /// A put by another program, which the row's path names.
     PeerPut,
-    /// A wait while nothing arrives.
+    /// A wait for a word that does not arrive, to measure the processor time of waiting.
     Idle,
 }
 
@@ -125,7 +125,7 @@ pub struct Ucx {
 pub struct Started {
     /// The mover.
     pub mover: Box<dyn Mover>,
-    /// Returns the same memory as a region that the mover can copy from or to.
+    /// Converts a region of host memory to one that the mover can copy from or to.
     pub reach: Box<dyn Fn(Region) -> Result<Region>>,
 }
 
@@ -140,9 +140,9 @@ pub struct Point {
     pub size_bytes: u64,
     /// The completion mode: `poll`, `interrupt` or `adaptive`.
     pub completion: String,
-    /// Nanoseconds of one operation at a time.
+    /// Nanoseconds of an operation, with one operation in flight.
     pub latency_ns: Vec<f64>,
-    /// Nanoseconds of operations timed one by one, for percentiles.
+    /// Nanoseconds of single operations, each timed on its own, for percentiles.
     pub samples_ns: Vec<u64>,
     /// Bytes a second.
     pub bytes_per_second: Vec<f64>,
@@ -309,7 +309,7 @@ impl Bench {
         Ok(Moving { mover, source: reach(source)?, destination: reach(destination)? })
     }
 
-    /// Sends PE 0's number to PE 1, and returns it at both.
+    /// Sends PE 0's `value` to PE 1. Returns that value at both PEs.
     fn agree(&self, value: u64) -> Result<u64> {
         if self.driver {
             self.world.put(self.words, BATCH, &[value], self.other)?;

@@ -29,15 +29,15 @@ pub struct WindowResult {
     pub to: String,
     /// Bytes of one operation; 0 for a doorbell.
     pub size_bytes: u64,
-    /// How waits end.
+    /// The completion mode of the waits.
     pub completion: CompletionMode,
     /// What is known of the bytes when the time ends.
     pub delivery: Delivery,
-    /// The path: its name is what copies.
+    /// The path, named after what copies the bytes.
     pub path: Path,
-    /// Time of one operation at a time, over the repeats.
+    /// Time of an operation with one operation in flight, over the repeats.
     pub latency_ns: Option<Summary>,
-    /// Percentiles of operations timed one by one.
+    /// Percentiles of the times of single operations, each timed on its own.
     pub latency_percentiles: Option<Percentiles>,
     /// Bytes a second, over the repeats.
     pub bytes_per_second: Option<Summary>,
@@ -53,7 +53,7 @@ pub struct WindowResult {
     pub mover_cpu_seconds_per_gigabyte: Option<f64>,
     /// The bytes moved and the bytes compared.
     pub verification: ByteVerification,
-    /// Why the case failed. There are no figures then.
+    /// Why the case failed. A failed row has no figures.
     pub error: Option<String>,
 }
 

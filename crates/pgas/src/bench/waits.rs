@@ -146,8 +146,8 @@ impl Bench {
         })
     }
 
-    /// Measures gets that the owner pushes. The owner waits for the end of the batch in the same mode and
-    /// serves the gets while it waits.
+    /// Measures gets that the owner pushes. Meanwhile the owner waits for the end of the batch, in the same
+    /// completion mode, and serves the gets.
     pub(super) fn pushed(&self, size: usize) -> Result<Vec<Point>> {
         let inbox = self.inbox.as_ptr() as usize;
         let offset = self.world.offset_of(inbox, size)?;
@@ -186,8 +186,8 @@ impl Bench {
                 }
                 Ok(())
             };
-            // An adaptive wait needs some tens of runs to learn how long an operation takes, so run that many
-            // first.
+            // An adaptive wait predicts the duration of an operation from earlier ones, so run some tens of
+            // operations first.
             for mode in MODES {
                 moving(mode, if size <= 4 << 20 { 40 } else { 12 })?;
             }

@@ -37,7 +37,7 @@ pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
     (words.word(CONTENTS + 1).load() == sequence).then_some(contents)
 }
 
-/// The destination of a record. Its stores may arrive in any order until `fence`.
+/// The destination of a record. Stores to it may arrive in any order until `fence`.
 pub trait WordSink {
     /// Stores word `index` of 8.
     fn store(&mut self, index: usize, value: u64);

@@ -177,8 +177,8 @@ impl PeContext {
     /// Posts a request without waiting for its answer. [`PeContext::collect`] waits for the answer later.
     pub(super) fn request_later(&self, pe: u32, contents: &[u64; CONTENTS]) -> Result<()> {
         self.post(pe, contents, UNAWAITED)?;
-        // No thread waits for this request and would ring later, so ring at once. Several doorbells may cause
-        // one interrupt.
+        // No thread waits for this request, so no thread would ring later. Ring at once. Several doorbells
+        // may cause one interrupt.
         Ok(self.ntb.peer_doorbell_set(pe, REQUEST)?)
     }
 

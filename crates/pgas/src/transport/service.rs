@@ -147,7 +147,7 @@ impl PeContext {
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
         // The destination must lie in the requester's landing area or symmetric memory, because other peers
-        // write the words before these.
+        // write the words that lie before these areas.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }

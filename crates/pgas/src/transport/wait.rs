@@ -190,8 +190,9 @@ impl PeContext {
         self.waits.on_memory.store(waiter.sleeps_on_memory(), Ordering::Relaxed);
     }
 
-    /// Orders this thread's announcement before its next look, and every notifier's store before its own
-    /// look.
+    /// Orders this thread's announcement before this thread's next check of the awaited condition. On
+    /// coherent windows, also executes a barrier at the notifiers, which orders their stores before their
+    /// checks for an announcement. On posted windows, each notifier executes that barrier itself.
     fn barrier_with_notifiers(&self) {
         if self.coherent {
             // This call does not reach processes that are not registered. Notifiers there execute their own
@@ -213,7 +214,8 @@ impl PeContext {
     }
 
     fn sleep(&self, backstop: Duration) {
-        // A request that arrived meanwhile has woken the service thread.
+        // Leaves requests to the service thread, which any request's doorbell wakes. This thread sleeps for
+        // `WAKE` only.
         match self.waits.doorbell_sleeper.try_lock() {
             Ok(_sleeper) => {
                 if let Ok(event) = self.ntb.event(Event::Doorbell(self.wake_vector)) {

@@ -18,12 +18,11 @@
 //! put would cost more than the put. Therefore:
 //!
 //! * On coherent windows the waiter executes the barrier for both sides by membarrier(2), which acts on every
-//!   running
-//!   thread of the registered processes. Putting costs nothing then. A notifier whose process or whose peer is not
-//!   registered executes its own barrier.
+//!   running thread of the registered processes. Putting costs nothing then. A notifier whose process or
+//!   whose peer is not registered executes its own barrier.
 //! * On posted windows the notifier executes a barrier and the waiter reads back through the window. The
-//!   read's completion
-//!   arrives after all posted stores before it (PCI Express Base Specification, "Transaction Ordering").
+//!   read's completion arrives after all posted stores before it (PCI Express Base Specification,
+//!   "Transaction Ordering").
 //!
 //! Doorbells themselves can be lost. Each sleep therefore also ends without a doorbell, after its *backstop*:
 //! 1 ms at first, then doubled up to 64 ms.

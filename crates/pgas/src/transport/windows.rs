@@ -30,7 +30,7 @@ pub(super) const WAKE: u64 = 1 << 32;
 
 /// The settings of the transport.
 pub struct Settings {
-    /// How waits end.
+    /// The completion mode of waits.
     pub completion: CompletionMode,
     /// How long a handshake may take.
     pub connect_timeout: Duration,
@@ -39,8 +39,8 @@ pub struct Settings {
     pub request_timeout: Duration,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
-    /// Gets of at least this many bytes ask the owner to push. `None`: gets of at least 256 bytes on posted
-    /// windows, and no gets on coherent windows.
+    /// Gets of at least this many bytes ask the owner to push the bytes. `None`: gets of at least 256 bytes
+    /// on posted windows, and no gets on coherent windows.
     pub push_from: Option<usize>,
     /// The mover that copies large puts, and the smallest size in bytes that it copies. If the size is
     /// `None`, it is measured while connecting.
@@ -132,9 +132,9 @@ unsafe impl Sync for PeContext {}
 /// The thresholds of a connected transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Thresholds {
-    /// Gets of at least this many bytes ask the owner to push; `None` if all gets load.
+    /// Gets of at least this many bytes ask the owner to push the bytes. `None` if all gets use loads.
     pub push_from_bytes: Option<u64>,
-    /// Puts of at least this many bytes go by the mover; `None` if all puts store.
+    /// The mover copies puts of at least this many bytes. `None` if all puts use stores.
     pub mover_from_bytes: Option<u64>,
     /// True if waiters execute the barriers of all notifiers, by membarrier(2).
     pub wakes_by_membarrier: bool,

@@ -154,8 +154,8 @@ impl<T: Transport> World<T> {
         let relative = (index + set.size - root) % set.size;
         let pe = |relative: u32| set.pe((relative + root) % set.size);
         let mut from = source;
-        // The lowest set bit is the distance to the parent. Smaller powers of two are the distances to the
-        // children, so go on from there.
+        // The lowest set bit of `relative` is the distance to the parent. The smaller powers of two are the
+        // distances to the children, so the loop below starts from the parent's distance.
         let mut reach =
             if relative == 0 { set.size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
         if relative != 0 {
@@ -298,7 +298,7 @@ impl<T: Transport> World<T> {
         let bytes = count.saturating_mul(width);
         let offset = self.offset_of(destination, bytes)?;
         let chunk = CHUNK / width.max(1) * width;
-        // Use the widest words, so that the buffer is aligned for every element type.
+        // Allocate words of 16 bytes, so that the buffer is aligned for every element type.
         let mut sum = vec![0u128; chunk.min(bytes).div_ceil(16)];
         let scratch = |pe: u32| self.pes() as usize * WORD + pe as usize * CHUNK;
         let mut done = 0;

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 /// A plain number: every bit pattern is a value, and there is no padding.
 ///
 /// # Safety
-/// Implement it only for such types.
+/// Implement it only for plain numbers.
 pub unsafe trait Element: Copy + PartialOrd + Send + Sync + 'static {}
 
 macro_rules! elements {
