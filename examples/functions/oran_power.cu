@@ -3,7 +3,7 @@
 // the packet function's output region.
 //
 // On a GPU, launch it with one block on a stream of its own. `power` is GPU memory for 14 numbers per stream.
-// `found` receives the slot's record; its sequence is 0 if slot `n` has not been delivered.
+// `found` receives the slot's record. The record's sequence is 0 if slot `n` has not been delivered.
 // examples/oran-power runs it while packets arrive.
 #include <inlane_oran.h>
 

@@ -98,8 +98,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             if word(2048) != slots + 1 {
                 continue;
             }
-            // The record: offset 32 received PRBs; 56 frame, subframe and slot; 59 the reason, 0 for
-            // complete.
+            // Offsets in the record: 32 holds the received PRBs, 56 frame, subframe and slot, and 59 the
+            // reason for the delivery, where 0 means that the slot is complete.
             let record = &answer[2048..2048 + 64];
             let number = |record: &[u8]| {
                 let [frame, subframe, slot] = [56, 57, 58].map(|at| record[at] as u64);

@@ -5,8 +5,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Renders rows as CSV (RFC 4180) with a header. Each value of a row's JSON is a column, named by its keys
-/// joined with dots (`tx.packets_per_second`). The parameters come first. A list is one column, with `; `
-/// between its texts.
+/// joined with dots (`tx.packets_per_second`). The columns of the row's parameters come first. A list is one
+/// column, with `; ` between its texts.
 ///
 /// # Errors
 /// If a row cannot be expressed as JSON.

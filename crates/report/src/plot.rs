@@ -62,19 +62,19 @@ pub struct Plot {
     pub lines: Vec<Line>,
 }
 
-/// The size of a plot with one panel.
+/// The width and height in pixels of a plot with one panel.
 const ALONE: (u32, u32) = (720, 400);
-/// The size of each panel of a plot with several.
+/// The width and height in pixels of each panel of a plot with several panels.
 const SMALL: (u32, u32) = (400, 290);
 /// The number of panels side by side.
 const COLUMNS: u32 = 2;
-/// The height of a plot's title.
+/// The height of a plot's title in pixels.
 const TITLE: u32 = 34;
-/// The height of the last line, which names the machine.
+/// The height in pixels of the last line, which names the machine.
 const SOURCE: u32 = 26;
-/// The length of a line's sample in the legend.
+/// The length in pixels of a line's sample in the legend.
 const SAMPLE: i32 = 26;
-/// The height of a row of the legend.
+/// The height of a row of the legend in pixels.
 const ROW: i32 = 20;
 /// The colour of ceilings.
 const GREY: RGBColor = RGBColor(128, 128, 128);

@@ -49,7 +49,8 @@ pub unsafe extern "C" fn inlane_shmem_broadcast(
     check(unsafe { world().broadcast(set, root as u32, destination as usize, source.cast(), bytes) });
 }
 
-/// Concatenates the sources of all PEs. `same` is not 0 if all lengths are equal.
+/// Concatenates the sources of all PEs. Set `same` to a value other than 0 if the lengths are equal on all
+/// PEs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_collect(
     destination: *mut c_void,

@@ -26,7 +26,7 @@ fn links(lock: *mut i64) -> usize {
     lock as usize + 4
 }
 
-/// Loads this PE's own copy of that half.
+/// Loads the second half of the lock's word at this PE: bit 31 and the next PE of the queue.
 fn own_link(lock: *mut i64) -> u32 {
     // SAFETY: an atomic on the lock came before, which checked that it is an aligned word of symmetric
     // memory. Other PEs change it by atomics that this process carries out.

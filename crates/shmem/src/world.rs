@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 struct Process {
-    /// Identifier of the process that called shmem_init. A forked child has another one.
+    /// Identifier of the process that called shmem_init. A forked child has a different identifier.
     id: u32,
     world: World<Windows>,
     twin: Arc<Twin>,
@@ -112,8 +112,8 @@ pub fn start() {
         Err(error) => fail(&error),
     }
     check(world().barrier_all());
-    // Runs at exit. Programs in the style before 1.2 never finalize, so this handler does it. A PE that exits
-    // with an error does not wait for the others, because they may be waiting for it.
+    // Runs at exit. Programs for versions of OpenSHMEM before 1.2 never finalize, so this handler does it. A
+    // PE that exits with an error does not wait for the others, because they may be waiting for it.
     extern "C" fn at_exit(status: c_int, _: *mut c_void) {
         if status == 0 {
             finish();

@@ -15,8 +15,8 @@ pub struct Layers {
     pub transport: usize,
     /// The protocol of the upper layer.
     pub protocol: u8,
-    /// The offset of the IP packet's end. Padding may follow it. If a capture cut the packet, it is the
-    /// frame's end.
+    /// The offset of the IP packet's end. Padding may follow it. If a capture cut the packet short, this is
+    /// the frame's end.
     pub end: usize,
     /// True for a fragment that is not the first. There is then no upper-layer header at `transport`.
     pub later_fragment: bool,

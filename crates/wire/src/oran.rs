@@ -41,7 +41,7 @@ impl<T: AsRef<[u8]>> Message<T> {
         self.bytes()[2] >> 4
     }
 
-    /// Returns the slot within the subframe, 0 to 63. The numerology limits it further.
+    /// Returns the slot within the subframe, 0 to 63. The numerology may allow fewer slots.
     pub fn slot(&self) -> u8 {
         (self.bytes()[2] & 0xf) << 2 | self.bytes()[3] >> 6
     }

@@ -29,7 +29,7 @@ struct Options {
     /// The size of the shared memory: a power of two, at least 4K
     #[arg(long, default_value = "4M", value_parser = inlane_core::units::parse_size)]
     memory: u64,
-    /// The interrupts of each machine, as its device's `vectors=`
+    /// The number of interrupt vectors of each machine. Give the same number as `vectors=` of its device
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     vectors: u16,
     /// The most machines at the same time

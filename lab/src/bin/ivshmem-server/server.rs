@@ -101,7 +101,8 @@ impl Server {
         let connection_waits = !watched[self.peers.len()].revents().is_empty();
 
         let mut events = Vec::new();
-        // Handles peers that left before new ones, because a new peer may get the number of a peer that left.
+        // Handles the peers that left first and new peers afterwards, because a new peer may get the number
+        // of a peer that left.
         for number in active {
             if let Some(why) = self.peers.get(&number).and_then(Peer::reason_gone) {
                 self.remove(number, why, &mut events);
