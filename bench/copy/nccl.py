@@ -23,7 +23,7 @@ def window(size):
 
 
 def timed(step, seconds, repeats):
-    """Returns the seconds per `step` of each repeat. A repeat is the mean of as many steps as fit in `seconds`."""
+    """Returns the seconds per `step` of each repeat: the mean over as many steps as fit in `seconds`."""
     times = []
     # Both ranks must do the same number of steps. So rank 0 times one step and sets the number for both.
     torch.cuda.synchronize()

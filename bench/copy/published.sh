@@ -37,7 +37,7 @@ with open("bar.jsonl", "w") as lines:
                   f"{row['latency_ns']['median'] / 1e3:.1f} us, {row['verification']['verified_bytes']} bytes verified")
 PYTHON
 rm bar.txt
-# Makes many long repeats, because the best repeat is the result of a model, and other jobs may disturb some
+# Makes many long repeats. The result of a twin is its best repeat, because other jobs may disturb some
 # repeats.
 "$inlane" copy --published --repeats 10 --duration 300ms --json twins.json >twins.txt
 cat twins.txt

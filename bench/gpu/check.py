@@ -1,7 +1,7 @@
 """Checks the GPU executors: runs every method with every function, memory and port, and verifies each result.
 
 Usage: check.py INLANE [SECTION...]      sections: functions own oran ports overload auto (default: all)
-FULL=1 combines every function and port with every memory. Otherwise each gets another memory.
+FULL=1 combines every function and port with every memory. Otherwise each combination of function and method uses one memory.
 ON=cpu tests this script without a GPU, with the methods of the CPU. Cases that cannot run on this machine are skipped by name.
 """
 import concurrent.futures
@@ -109,8 +109,8 @@ def own():
 def oran():
     """A radio in real time, with reordering and losses. The counts must equal those of the CPU."""
     radio = "gen:oran,slots=1000,shuffle=256,loss=1%,seed=5,realtime"
-    # With 16 windows, packets may arrive in any order. Then only the reasons depend on the time, and all
-    # other counts must equal the CPU's.
+    # 16 windows hold every packet in whatever order this radio sends them. So the time decides only for which
+    # reason a slot is delivered. All other counts must equal the CPU's.
     roomy = "oran-reorder:windows=16,limit=5ms"
     exact = ("uplane_packets", "malformed_packets", "late_packets", "received_prbs", "duplicate_prbs", "missing_prbs")
     slots = ("complete_slots", "timed_out_slots", "overtaken_slots")
@@ -237,7 +237,7 @@ def overload():
 
 
 def auto():
-    """A goal instead of a method."""
+    """Method auto, which chooses the method by the goal that is given."""
     def case(*goal):
         result = forward("--rx", "null:1024", "--tx", "null", "--function", "macswap", "--method", "auto", *goal, "--stages",
                          "--duration", "1s", limit=120, cores=())

@@ -14,12 +14,12 @@ for line in open(sys.argv[1]):
 
 
 def of(document, key):
-    """A part of the result. Documents before schema version 3 have it beside the results."""
+    """Returns a part of the result. Documents before schema version 3 have it beside the results."""
     return document["results"][0].get(key) or document.get(key)
 
 
 def count(verification, what):
-    """A count of a verification. Documents before schema version 3 have no unit in its key."""
+    """Returns a count of a verification. Documents before schema version 3 have no unit in its key."""
     return verification.get(f"{what}_packets", verification.get(what, 0))
 
 

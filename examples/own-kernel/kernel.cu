@@ -19,7 +19,7 @@ extern "C" __global__ void add_up(const uint8_t *submit, uint8_t *complete, uint
         const uint8_t *item = submit + INLANE_RING_LINE + slot * INLANE_SUBMIT_STRIDE(burst);
         if (threadIdx.x == 0) {
             unsigned long long seen, end, since = now_ns();
-            do { // load the item's word before the end, so that no submitted item is missed
+            do { // loads the item's word first and the ring's end second, so that no submitted item is missed
                 asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(item) : "memory");
                 asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(end) : "l"(submit) : "memory");
             } while (uint32_t(seen) != lap && (end == 0 || position < end - 1) && now_ns() - since < TIMEOUT_NS);

@@ -24,5 +24,5 @@ int main(int argc, char **argv) {
     }
     if (strcmp(how, "return") == 0) shmem_int_wait_until(&never, SHMEM_CMP_EQ, 1);
     shmem_barrier_all();
-    return 0; /* without shmem_finalize, as programs in the style before 1.2 do */
+    return 0; /* without shmem_finalize, as programs for OpenSHMEM before 1.2 do */
 }
