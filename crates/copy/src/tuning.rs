@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn sm_chunks_fit_their_slots_and_occupy_all_lanes() {
+    fn sm_chunks_fit_their_slots_and_occupy_all_channels() {
         let tuning = SmTuning { channels: 32, ..SmTuning::default() };
         for bytes in [1, 4096, 64 << 10, 1 << 20, 16 << 20, 1 << 30] {
             let chunk = tuning.chunk_for(bytes, false);
@@ -176,7 +176,7 @@ mod tests {
         }
 
         #[test]
-        fn a_transfer_as_lines_is_one_chunk_per_lane_that_fits(bytes in 1usize..1 << 20, channels in 1u32..133, alone: bool) {
+        fn a_transfer_as_lines_is_one_chunk_per_channel_that_fits(bytes in 1usize..1 << 20, channels in 1u32..133, alone: bool) {
             let tuning = SmTuning { channels, ..SmTuning::default() };
             let field = tuning.chunk_field(bytes, alone);
             let chunk = (field & !LINES) as usize;

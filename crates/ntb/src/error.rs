@@ -35,7 +35,7 @@ pub enum Error {
     },
     /// The peer uses another version of the protocol.
     #[error(
-        "port {peer} uses version {theirs} of the window protocol, this side version {ours}: run the same release of inlane on both sides"
+        "port {peer} uses version {theirs} of the window protocol, but this side uses version {ours}; run the same release of inlane on both sides"
     )]
     Version {
         /// The peer's port.

@@ -388,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plans_are_parsed() {
+    fn lists_of_faults_are_parsed() {
         let plan: Faults = "delay=50us,reorder,torn,lose=0.5,seed=7".parse().unwrap();
         assert_eq!(plan.delay, Duration::from_micros(50));
         assert!(plan.reorder && plan.torn && plan.seed == 7 && !plan.wire_is_clean());

@@ -29,7 +29,7 @@ pub enum Error {
         why: String,
     },
     /// The link to a peer went down, or the peer restarted, during an operation.
-    #[error("link to PE {peer} lost: {lost}")]
+    #[error("link to PE {peer} lost: {lost}; look for the cause at PE {peer}")]
     LinkLost {
         /// The peer's port.
         peer: u32,
@@ -67,7 +67,9 @@ pub enum Error {
         width: usize,
     },
     /// The symmetric heap is full.
-    #[error("symmetric heap: no {bytes} bytes of {size} are free; give a larger --heap (INLANE_NTB_HEAP)")]
+    #[error(
+        "the symmetric heap of {size} bytes has no free span of {bytes} bytes; give a larger --heap (INLANE_NTB_HEAP)"
+    )]
     Heap {
         /// Requested bytes.
         bytes: usize,
@@ -102,7 +104,7 @@ impl std::fmt::Display for Lost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} of {} bytes put are known to be delivered, {} requests unanswered",
+            "{} of {} bytes put are known to be delivered, and {} requests have no answer",
             self.delivered_bytes, self.issued_bytes, self.unanswered
         )
     }

@@ -27,7 +27,10 @@ fn main() -> anyhow::Result<()> {
     let [role, address] = arguments.as_slice() else { bail!("give a role and an address") };
     let ntb: Arc<dyn Ntb> = Arc::new(Ivshmem::open(address.parse()?, 2)?);
     println!("port {} of {}, windows of {} bytes", ntb.port(), ntb.ports(), ntb.inbound().len());
-    ensure!(Ivshmem::open(address.parse()?, 3).is_err(), "three ports of a device that two share");
+    ensure!(
+        Ivshmem::open(address.parse()?, 3).is_err(),
+        "opened the device with three ports, although two machines share it"
+    );
     match role.as_str() {
         "return" => come_back(&ntb),
         "stay" | "die" => {
@@ -86,7 +89,7 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
     step(2)?;
     ntb.peer_doorbell_set(peer, 0b001)?;
     step(3)?;
-    ensure!(!raised(Event::Doorbell(0), soon)?, "interrupted though the bit was not cleared");
+    ensure!(!raised(Event::Doorbell(0), soon)?, "a bit that was not cleared interrupted again");
     ntb.doorbell_clear(u64::MAX);
     ntb.doorbell_mask_set(1 << 40);
     step(4)?;
@@ -94,10 +97,10 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
     ntb.peer_doorbell_set(peer, 1 << 41)?;
     ensure!(raised(Event::Doorbell(1), LIMIT)?, "no interrupt of the second vector");
     step(5)?;
-    ensure!(ntb.doorbell_read() == 3 << 40, "the masked bit is there all the same");
+    ensure!(ntb.doorbell_read() == 3 << 40, "the bit was not set while it was masked");
     ntb.doorbell_clear(u64::MAX);
     ntb.doorbell_mask_clear(u64::MAX);
-    ensure!(ntb.peer_window(peer, 0).is_err(), "a window without a translation");
+    ensure!(ntb.peer_window(peer, 0).is_err(), "mapped a window that has no translation");
     step(6)?;
     println!("bridge: ok");
     Ok(())
@@ -147,7 +150,7 @@ fn library(world: &World<Windows>) -> anyhow::Result<()> {
 }
 
 const AT: usize = 1 << 20;
-const NEWS: &[u8] = b"news for the one that came back";
+const NEWS: &[u8] = b"bytes for the peer that returned";
 
 /// Waits until the peer dies, reconnects when it has returned, and puts bytes that the peer compares.
 fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
@@ -157,7 +160,7 @@ fn outlive(world: &World<Windows>) -> anyhow::Result<()> {
     ensure!(matches!(lost, Err(Error::LinkLost { .. })), "waiting for a dead peer ended with {lost:?}");
     let took = start.elapsed();
     println!("lost: {} after {took:?}", lost.unwrap_err());
-    ensure!(took < HEARTBEAT_TIMEOUT + Duration::from_secs(10), "noticed after {took:?} only");
+    ensure!(took < HEARTBEAT_TIMEOUT + Duration::from_secs(10), "the loss was noticed only after {took:?}");
     let transport = world.transport();
     let lost = transport.reconnect(peer, LIMIT).context("reconnecting")?;
     println!("again: {lost}");

@@ -75,7 +75,7 @@ pub fn connect(ntb: &dyn Ntb, peer: u32, offer: &Offer<'_>, faults: &Faults) -> 
         return Err(Error::Handshake {
             peer,
             why: format!(
-                "the bridge has {} scratchpads for {} ports, 8 a port are needed; bridges with message registers are not supported yet",
+                "the bridge has {} scratchpads for {} ports but needs 8 for each port; bridges with message registers are not supported yet",
                 capabilities.scratchpads,
                 ntb.ports()
             ),
@@ -135,13 +135,13 @@ fn check_sizes(peer: u32, own: &protocol::Row, row: &protocol::Row) -> Result<()
     let refuse = |why: String| Err(Error::Window { peer, why });
     if own.inbound_pages > row.limit_pages {
         return refuse(format!(
-            "the peer's window takes {} pages of 4 KiB, this side's memory has {}; give a smaller --heap",
+            "the peer's window takes {} pages of 4 KiB, but this side's memory has {}; give a smaller --heap",
             row.limit_pages, own.inbound_pages
         ));
     }
     if row.inbound_pages > own.limit_pages {
         return refuse(format!(
-            "this side's window takes {} pages of 4 KiB, the peer's memory has {}; give the peer a smaller --heap",
+            "this side's window takes {} pages of 4 KiB, but the peer's memory has {}; give the peer a smaller --heap",
             own.limit_pages, row.inbound_pages
         ));
     }
@@ -153,15 +153,15 @@ fn no_answer(ntb: &dyn Ntb, peer: u32, side: &Handshake, offer: &Offer<'_>) -> S
     let link = if ntb.link(peer).up { "the link is up" } else { "the link is down" };
     match side.peer() {
         None if read_row(ntb, peer).iter().all(|word| *word == 0) => {
-            format!("no answer in {seconds} s, {link}; check that the peer's program runs")
+            format!("no answer in {seconds} s ({link}); check that the peer's program runs")
         }
         None => format!(
-            "only garbage in its scratchpads for {seconds} s, {link}; check that the peer runs inlane"
+            "only garbage in its scratchpads for {seconds} s ({link}); check that the peer runs inlane"
         ),
         Some(row) if row.seen != offer.epoch => format!(
-            "its scratchpads answer another epoch ({:#x}, not {:#x}) for {seconds} s, {link}; they may be stale: restart the peer",
+            "for {seconds} s its scratchpads answered another epoch, {:#x} instead of {:#x} ({link}); restart the peer, because they may be stale",
             row.seen, offer.epoch
         ),
-        Some(_) => format!("it did not set its translation in {seconds} s, {link}; restart the peer"),
+        Some(_) => format!("it did not set its translation in {seconds} s ({link}); restart the peer"),
     }
 }

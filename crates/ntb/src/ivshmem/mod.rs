@@ -98,14 +98,14 @@ impl Ivshmem {
         let known = inlane_pci::Device::read(&sysfs, address).map_err(pci)?;
         if (known.vendor, known.device) != crate::discover::IVSHMEM {
             return Err(invalid(
-                "it is no ivshmem device (1af4:1110); 'inlane topo --all' lists the devices".into(),
+                "it is not an ivshmem device (1af4:1110); 'inlane topo --all' lists the devices".into(),
             ));
         }
         let vectors = device.interrupt_vectors(InterruptKind::MsiX).map_err(pci)?;
         if vectors <= LINK_VECTOR {
             let wanted = LINK_VECTOR + 1;
             return Err(invalid(format!(
-                "it has {vectors} interrupt vectors, {wanted} are needed; give the device and the server vectors={wanted}"
+                "it has {vectors} interrupt vectors but needs {wanted}; give the device and the server vectors={wanted}"
             )));
         }
         let all = Permission::default().read().write();
@@ -116,7 +116,9 @@ impl Ivshmem {
         let port = control.read_u32(IV_POSITION).map_err(pci)?;
         if port >= ports {
             return Err(invalid(format!(
-                "its server gave this machine number {port} of {ports} ports; stop machines that still run, or raise --machines"
+                "its server gave this machine port {port}, but the bridge has only ports 0 to {}; stop machines that still run, or \
+                 raise --machines",
+                ports.saturating_sub(1)
             )));
         }
         let bytes = device.bar(2).map_err(pci)?.size_bytes;
@@ -375,7 +377,10 @@ impl Ntb for Ivshmem {
     fn peer_scratchpad_write(&self, peer: u32, index: u32, value: u32) -> Result<()> {
         self.inner.check(peer)?;
         let Some(pad) = self.inner.registers(peer).scratchpads.get(index as usize) else {
-            return Err(Error::invalid(format!("scratchpad {index}"), format!("there are {SCRATCHPADS}")));
+            return Err(Error::invalid(
+                format!("scratchpad {index}"),
+                format!("there are scratchpads 0 to {}", SCRATCHPADS - 1),
+            ));
         };
         pad.store(value, Ordering::Release);
         Ok(())

@@ -54,7 +54,7 @@ pub(super) fn claim(shared: &Region, ports: u32) -> Result<(), String> {
         Ok(_) => Ok(()),
         Err(there) if there == mine => Ok(()),
         Err(there) if there << 8 == MAGIC << 8 => Err(format!(
-            "another machine partitioned its memory among {} ports, not {ports}; give all machines the same number",
+            "another machine partitioned its memory among {} ports, not {ports}; give all machines the same number of --machines",
             there >> 56
         )),
         Err(_) => {

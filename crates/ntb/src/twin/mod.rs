@@ -348,7 +348,10 @@ impl Ntb for Twin {
     fn peer_scratchpad_write(&self, peer: u32, index: u32, value: u32) -> Result<()> {
         self.inner.check(peer)?;
         if index >= SCRATCHPADS {
-            return Err(Error::invalid(format!("scratchpad {index}"), format!("there are {SCRATCHPADS}")));
+            return Err(Error::invalid(
+                format!("scratchpad {index}"),
+                format!("there are scratchpads 0 to {}", SCRATCHPADS - 1),
+            ));
         }
         let write = move |fabric: &Fabric| {
             fabric.port(peer).scratchpads[index as usize].store(value, Ordering::Release);

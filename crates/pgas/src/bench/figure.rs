@@ -150,7 +150,7 @@ pub fn findings(points: &[Point]) -> Vec<String> {
     let plain = |point: &Point| find(points, Operation::PlainCopy, "poll", point.size_bytes);
     if let Some((share, size)) = least(&ratios(points, Operation::Put, "poll", 1 << 20, plain)) {
         findings.push(format!(
-            "from 1 MiB, put is at least {:.1} % of a plain copy (at {})",
+            "from 1 MiB, put reaches at least {:.1} % of the bandwidth of a plain copy (at {})",
             share * 100.0,
             inlane_core::units::bytes(size)
         ));
@@ -159,7 +159,7 @@ pub fn findings(points: &[Point]) -> Vec<String> {
         (latency(points, Operation::OneWay), latency(points, Operation::CacheToCache))
     {
         findings.push(format!(
-            "8 bytes one way: {put:.0} ns, {:.2} times cache to cache ({floor:.0} ns)",
+            "a put of 8 bytes takes {put:.0} ns one way, {:.2} times as long as a cache line between processors ({floor:.0} ns)",
             put / floor
         ));
     }
@@ -168,7 +168,7 @@ pub fn findings(points: &[Point]) -> Vec<String> {
     if let Some((worst, size)) = least(&against) {
         let mean = (against.iter().map(|(ratio, _)| ratio.ln()).sum::<f64>() / against.len() as f64).exp();
         findings.push(format!(
-            "against the peer's put, from 8 B: geometric mean {mean:.2}, least {worst:.2} at {}",
+            "put's bandwidth divided by that of the peer's put, from 8 B: geometric mean {mean:.2}, least {worst:.2} at {}",
             inlane_core::units::bytes(size)
         ));
     }
@@ -177,11 +177,12 @@ pub fn findings(points: &[Point]) -> Vec<String> {
         .filter(|point| point.operation == Operation::Idle)
         .filter_map(|p| Some((&p.completion, p.busy?)))
     {
-        findings.push(format!("idle, a wait by {completion} takes {:.2} % of a processor", busy * 100.0));
+        findings
+            .push(format!("an idle wait in mode {completion} takes {:.2} % of a processor", busy * 100.0));
     }
     if let Some(share) = waiting_share(points) {
         findings.push(format!(
-            "put by mover, from 4 MiB: adaptive's waiting thread takes at most {:.0} % of polling's processor time",
+            "put by mover, from 4 MiB: an adaptive wait takes at most {:.0} % of the processor time of polling",
             share * 100.0
         ));
     }
@@ -194,7 +195,7 @@ pub fn findings(points: &[Point]) -> Vec<String> {
             let most = shares.iter().map(|(share, _)| *share).reduce(f64::max);
             if let (Some((least, size)), Some(most)) = (least(&shares), most) {
                 findings.push(format!(
-                    "{}, {} and larger: {completion} reaches {:.0} % (at {}) to {:.0} % of polling's bandwidth",
+                    "{}, from {}: mode {completion} reaches {:.0} % (at {}) to {:.0} % of the bandwidth of polling",
                     operation.name(),
                     inlane_core::units::bytes(from),
                     least * 100.0,
@@ -242,10 +243,10 @@ mod tests {
         ];
         let findings = findings(&points).join("\n");
         for text in [
-            "at least 96.0 % of a plain copy (at 4 MiB)",
+            "at least 96.0 % of the bandwidth of a plain copy (at 4 MiB)",
             "geometric mean 2.00, least 2.00 at 4 MiB",
             "adaptive reaches 98 % (at 4 MiB) to 98 %",
-            "takes at most 33 % of polling's",
+            "takes at most 33 % of the processor time of polling",
         ] {
             assert!(findings.contains(text), "{text} is not in {findings}");
         }

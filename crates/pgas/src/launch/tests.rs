@@ -19,7 +19,7 @@ fn exited(status: i32) -> ExitStatus {
 }
 
 #[test]
-fn the_cause_is_reported_whatever_the_order_of_the_news() {
+fn the_cause_is_reported_whatever_the_order_of_the_events() {
     let events = || {
         vec![
             JobEvent::Ended(1, exited(5)),

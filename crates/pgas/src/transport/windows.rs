@@ -204,7 +204,11 @@ impl Windows {
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,
                     (None, None) => usize::MAX,
                 };
-                tracing::debug!(mover = mover.name(), from_bytes = from, "bulk goes by the mover");
+                tracing::debug!(
+                    mover = mover.name(),
+                    from_bytes = from,
+                    "the mover copies puts from this size on"
+                );
                 (Some(Mutex::new(mover)), from)
             }
             None => (None, usize::MAX),

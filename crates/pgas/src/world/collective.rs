@@ -48,7 +48,10 @@ impl Set {
         match member {
             true => Ok(distance / self.stride),
             false => Err(Error::invalid(
-                format!("the set of {} PEs from {} by {}", self.size, self.start, self.stride),
+                format!(
+                    "the set of {} PEs that starts at PE {} with stride {}",
+                    self.size, self.start, self.stride
+                ),
                 format!("it must lie within PEs 0 to {} and contain the calling PE {pe}", pes - 1),
             )),
         }

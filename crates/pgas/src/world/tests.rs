@@ -142,7 +142,7 @@ fn everything_works_with_faults() {
 /// Checks what `leave` promises: a process may end as soon as it returns. The PEs of this test drop their
 /// memory and links at once, in any order.
 #[test]
-fn a_pe_may_go_as_soon_as_leave_returns() {
+fn a_pe_may_end_as_soon_as_leave_returns() {
     for mode in [CompletionMode::Poll, CompletionMode::Adaptive, CompletionMode::Interrupt] {
         for round in 0..8u64 {
             let faults = if round % 2 == 0 { "" } else { "delay=100us,reorder,torn" };

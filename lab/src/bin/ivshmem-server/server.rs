@@ -144,7 +144,7 @@ impl Server {
         self.peers.insert(number, peer);
         events.push(Event::Joined(number));
         for (other, error) in lost {
-            self.remove(other, format!("does not read its messages: {error}"), events);
+            self.remove(other, format!("it does not read its messages: {error}"), events);
         }
     }
 
@@ -168,7 +168,7 @@ impl Server {
             events.push(Event::Left(number, why));
             for (&other, peer) in &self.peers {
                 if let Err(error) = peer.send(number.into(), None) {
-                    leaving.push((other, format!("does not read its messages: {error}")));
+                    leaving.push((other, format!("it does not read its messages: {error}")));
                 }
             }
         }
@@ -187,7 +187,7 @@ impl Peer {
     fn reason_gone(&self) -> Option<String> {
         match read(&self.stream, &mut [0u8; 8]) {
             Ok(0) => Some("it closed the connection".into()),
-            Ok(_) => Some("sent a message, which peers must not".into()),
+            Ok(_) => Some("it sent a message, which peers must not do".into()),
             Err(Errno::AGAIN | Errno::INTR) => None,
             Err(error) => Some(error.to_string()),
         }

@@ -100,7 +100,7 @@ fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<bool> {
         return Err(inlane_ntb::error::Error::Window {
             peer: pe,
             why: format!(
-                "it has {} bytes with {} of symmetric memory, this side has {} and {}; give all PEs the same program and --heap",
+                "it has {} bytes with {} of symmetric memory, but this side has {} with {}; give all PEs the same program and --heap",
                 window.len(),
                 header[2],
                 layout.bytes(),
