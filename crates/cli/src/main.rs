@@ -1,6 +1,7 @@
 //! The `inlane` command. Each subcommand has a module, which parses the flags, calls the system's crate and prints the result.
 
 mod copy;
+mod devices;
 mod doctor;
 mod exit;
 mod forward;

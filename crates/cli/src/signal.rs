@@ -45,7 +45,7 @@ pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     on_signal(move |signal, before| match before {
         0 => {
             control.stop();
-            inlane_dpdk::stop_waiting();
+            crate::devices::stop_waiting();
         }
         1 => control.abort(),
         _ => end_by(signal),

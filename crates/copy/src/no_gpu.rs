@@ -33,9 +33,8 @@ impl GpuMemory {
     /// # Errors
     /// [`Error::Device`], always.
     pub fn open(index: u32) -> Result<Self> {
-        let why =
-            "this program was built without support for GPUs; build inlane-copy with its feature 'cuda'";
-        Err(Error::device_usage(format!("gpu:{index}"), why))
+        let why = "this program was built without the cargo feature cuda; build it with --features cuda";
+        Err(Error::device_environment(format!("gpu:{index}"), why))
     }
 
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {

@@ -70,8 +70,9 @@ fn software_dma(_: &Device, _: &Device) -> Result<Box<dyn Mover>> {
 
 #[cfg(not(feature = "dpdk"))]
 fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
-    let why = "this program was built without DPDK; build inlane-copy with its feature 'dpdk'";
-    Err(unavailable(Path::Dma, from, to, why))
+    let why = "this program was built without the cargo feature dpdk; build it with --features dpdk";
+    let path = format!("path {} from {} to {}", Path::Dma, from.endpoint(), to.endpoint());
+    Err(Error::device_environment(path, why))
 }
 
 /// Builds the error for a pair of devices without any usable path.

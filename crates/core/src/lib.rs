@@ -23,6 +23,7 @@ pub mod error;
 pub mod mover;
 pub mod packet;
 pub mod port;
+pub mod privileges;
 pub mod region;
 pub mod result;
 pub mod ring;

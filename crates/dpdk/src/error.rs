@@ -110,14 +110,6 @@ pub enum Error {
         /// The object that disappeared.
         what: String,
     },
-    /// The process could not give up its privileges.
-    #[error("cannot give up privileges ({doing}): {source}")]
-    Privileges {
-        /// The step that failed.
-        doing: String,
-        /// The system's error.
-        source: std::io::Error,
-    },
 }
 
 /// The result of a call of the DPDK layer.
@@ -159,9 +151,6 @@ impl From<Error> for inlane_core::Error {
                 why,
             },
             Error::Environment { why } => Core::Port { port: "DPDK".into(), why, class },
-            Error::Privileges { doing, source } => {
-                Core::Os { what: format!("cannot give up privileges ({doing})"), source }
-            }
         }
     }
 }

@@ -16,7 +16,6 @@
 //! The drivers of these ports are linked statically, with those of network cards that need no library of their vendor: e1000, ena, gve,
 //! i40e, iavf, ice, igc, ixgbe, virtio, vmxnet3. The drivers mlx4 and mlx5 are not linked, because they need rdma-core's libraries.
 
-mod capability;
 mod device;
 mod dma;
 mod dmadev;
@@ -29,7 +28,6 @@ mod kernel_counters;
 mod log;
 mod pool;
 mod port;
-pub mod privileges;
 mod refused_frames;
 pub mod spec;
 mod sys;

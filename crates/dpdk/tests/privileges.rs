@@ -6,7 +6,8 @@ mod network;
 
 use inlane_core::packet::{Packet, Pool};
 use inlane_core::port::{Port, Rx, Tx};
-use inlane_dpdk::{Error, MbufPool, open, privileges};
+use inlane_core::privileges;
+use inlane_dpdk::{Error, MbufPool, open};
 use network::{RawSocket, eventually, frame, ip, output_of_ip, private_network};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;

@@ -12,11 +12,7 @@ use inlane_core::units::Rate;
 use inlane_core::{Error, Port};
 
 /// The kinds of ports that DPDK provides.
-#[cfg(feature = "dpdk")]
-pub const DPDK_KINDS: &[&str] = inlane_dpdk::spec::EthSpec::KINDS;
-/// The kinds of ports that DPDK provides: none in this build.
-#[cfg(not(feature = "dpdk"))]
-pub const DPDK_KINDS: &[&str] = &[];
+pub const DPDK_KINDS: &[&str] = &["net_null", "ring", "af_xdp", "af_packet", "tap", "memif", "pci"];
 
 /// Returns true if DPDK provides ports of this kind. The rest of the specification may be malformed.
 pub fn is_dpdk(name: &str) -> bool {
@@ -171,13 +167,15 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
             }
             #[cfg(feature = "dpdk")]
             _ if is_dpdk(name) => inlane_dpdk::open_for(name, request.queues)?,
+            #[cfg(not(feature = "dpdk"))]
+            _ if is_dpdk(name) => {
+                let why =
+                    "this program was built without the cargo feature dpdk; build it with --features dpdk";
+                return Err(Error::port_environment(name, why).into());
+            }
             kind => {
                 let kinds = [&["null", "gen", "check", "pcap"], DPDK_KINDS].concat().join(", ");
-                let missing = match DPDK_KINDS {
-                    [] => "; build with the cargo feature dpdk for DPDK's ports",
-                    _ => "",
-                };
-                let why = format!("'{kind}' is not a kind of port; choose from {kinds}{missing}");
+                let why = format!("'{kind}' is not a kind of port; choose from {kinds}");
                 return Err(Error::port_usage(name, why).into());
             }
         };
@@ -208,6 +206,12 @@ mod tests {
             room: 64,
         };
         ports(&request, &Clock::new())
+    }
+
+    #[cfg(feature = "dpdk")]
+    #[test]
+    fn every_kind_of_dpdk_is_listed() {
+        assert_eq!(DPDK_KINDS, inlane_dpdk::spec::EthSpec::KINDS);
     }
 
     #[test]

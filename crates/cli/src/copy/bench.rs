@@ -148,7 +148,7 @@ impl<'a> Bench<'a> {
         self.report.results.push(row);
         self.failures.count += 1;
         self.failures.first.get_or_insert(error);
-        if inlane_cuda::any_abandoned() {
+        if crate::devices::any_abandoned() {
             let note = "a GPU does not answer and was given up; the remaining measurements are left out";
             self.report.notes.push(note.into());
             return ControlFlow::Break(());

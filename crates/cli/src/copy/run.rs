@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, Failures, Report};
 use super::{Copy, Direction, What};
+use crate::devices::gpu_count;
 use crate::output::Output;
 use crate::signal;
 use anyhow::Context;
@@ -12,7 +13,6 @@ use inlane_copy::{Device, Endpoint, PathOptions, published};
 use inlane_core::error::Class;
 use inlane_core::result::Path as Explanation;
 use inlane_core::{CompletionMode, Error};
-use inlane_cuda::Error as CudaError;
 use inlane_report::{Line, Plot, Point, Scale};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,7 +72,7 @@ impl Copy {
         inlane_copy::open(endpoints, &self.permission()).map_err(|error| match error {
             Error::Device { device, why, class: Class::Environment }
                 if endpoints.iter().any(|endpoint| matches!(endpoint, Endpoint::Gpu(_)))
-                    && gpus().is_ok_and(|count| count == 0) =>
+                    && gpu_count().is_ok_and(|count| count == 0) =>
             {
                 let why = format!("{why}; without a GPU, use twin:0, a model of an accelerator");
                 Error::device_environment(device, why)
@@ -138,7 +138,7 @@ impl Copy {
         }
         if endpoints.is_empty() {
             endpoints.push(Endpoint::Host);
-            match gpus()? {
+            match gpu_count()? {
                 0 => {
                     let note = "there is no GPU; the matrix is of the host and two models, twin:0 and twin:1";
                     crate::print_to_stderr(format_args!("inlane: {note}"));
@@ -155,20 +155,6 @@ impl Copy {
             return Err(Error::invalid(format!("--devices {only}"), why));
         }
         Ok(endpoints)
-    }
-}
-
-/// Returns the number of GPUs; 0 without a driver.
-///
-/// # Errors
-/// If the driver does not work.
-fn gpus() -> Result<u32, Error> {
-    // The error code CUDA_ERROR_NO_DEVICE, which counts as 0 GPUs below.
-    const NO_DEVICE: u32 = 100;
-    match inlane_cuda::device_count() {
-        Ok(count) => Ok(count),
-        Err(CudaError::NoDriver | CudaError::Call { code: NO_DEVICE, .. }) => Ok(0),
-        Err(error) => Err(error.into()),
     }
 }
 

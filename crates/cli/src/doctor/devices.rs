@@ -5,6 +5,9 @@ use super::check::{Check, Name};
 use inlane_core::units;
 use inlane_pci::{Sysfs, Topology};
 
+/// True if this program can use GPUs.
+const CUDA: bool = cfg!(feature = "cuda");
+const BUILD_WITH_CUDA: &str = "cargo build --release -p inlane --features cuda";
 const PCI: &str = "/sys/bus/pci/devices";
 /// NVIDIA's PCI vendor number.
 const NVIDIA: &str = "0x10de";
@@ -44,6 +47,7 @@ pub fn gpu(machine: &Machine) -> Check {
         Err(why) => why,
     };
     match driver {
+        _ if !CUDA => check(why).missing(BUILD_WITH_CUDA),
         Some(driver) if machine.files.list("/dev").iter().any(|name| is_gpu_node(name)) => {
             check(format!("kernel driver {driver} is loaded, but: {why}"))
                 .missing("install libcuda1 of the same release: sudo apt-get install libcuda1; then look at dmesg | grep NVRM")
@@ -67,6 +71,7 @@ pub fn nvrtc(machine: &Machine) -> Check {
     let purpose = "compiles packet functions for the GPU of this machine";
     match (machine.trials.nvrtc)() {
         Ok((version, path)) => Check::ok(Name::Nvrtc, purpose, format!("{version}, {}", path.display())),
+        Err(why) if !CUDA => Check::ok(Name::Nvrtc, purpose, why).missing(BUILD_WITH_CUDA),
         Err(why) => Check::ok(Name::Nvrtc, purpose, why).missing(
             "python3 -m pip install --target ~/.local/lib/nvrtc --no-deps 'nvidia-cuda-nvrtc==13.0.*' && \
              export INLANE_NVRTC=$(find ~/.local/lib/nvrtc -name libnvrtc.so.13)",

@@ -10,7 +10,11 @@ const LINKS_SINCE: (u32, u32) = (5, 9);
 
 pub fn dpdk(machine: &Machine) -> Check {
     let matters = "its drivers are the ports af_packet, af_xdp, tap, memif, ring, net_null and pci";
-    Check::ok(Name::Dpdk, matters, format!("{}, linked into this program", machine.trials.dpdk))
+    match &machine.trials.dpdk {
+        Some(release) => Check::ok(Name::Dpdk, matters, format!("{release}, linked into this program")),
+        None => Check::ok(Name::Dpdk, matters, "this program was built without the cargo feature dpdk")
+            .missing("cargo build --release -p inlane --features dpdk"),
+    }
 }
 
 pub fn af_xdp(machine: &Machine) -> Check {

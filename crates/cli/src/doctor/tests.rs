@@ -20,7 +20,7 @@ impl Fake {
                 tun: Err(Errno::NOENT),
                 memfd: Ok(()),
                 kvm: Err(Errno::NOENT),
-                dpdk: "DPDK 22.11".into(),
+                dpdk: Some("DPDK 22.11".into()),
                 program: "/opt/inlane".into(),
                 programs: vec!["/usr/bin".into()],
                 gpus: || Err("no CUDA driver".into()),

@@ -1,6 +1,7 @@
 //! Finds properties of the machine that only a system call shows. Each call is tried once, and what it opened
 //! is closed again.
 
+use crate::devices;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::path::PathBuf;
@@ -17,8 +18,8 @@ pub struct Trials {
     pub memfd: Result<(), Errno>,
     /// The outcome of opening `/dev/kvm`.
     pub kvm: Result<(), Errno>,
-    /// The release of DPDK that is linked into this program.
-    pub dpdk: String,
+    /// The release of DPDK that is linked into this program. `None` in a build without DPDK.
+    pub dpdk: Option<String>,
     /// The file of this program.
     pub program: PathBuf,
     /// The directories in `PATH`.
@@ -40,25 +41,15 @@ impl Trials {
             tun: open("/dev/net/tun"),
             memfd: rustix::fs::memfd_create("inlane-doctor", rustix::fs::MemfdFlags::CLOEXEC).map(drop),
             kvm: open("/dev/kvm"),
-            dpdk: inlane_dpdk::eal::version(),
+            dpdk: devices::dpdk_version(),
             program: std::env::current_exe().unwrap_or_else(|_| "inlane".into()),
             programs: std::env::var_os("PATH")
                 .map(|paths| std::env::split_paths(&paths).collect())
                 .unwrap_or_default(),
-            gpus,
-            nvrtc: || inlane_cuda::compiler_version().map_err(cause),
+            gpus: devices::describe_gpus,
+            nvrtc: devices::nvrtc,
         }
     }
-}
-
-/// Returns the error's text without the advice after the first `;`. The check shows its own advice instead.
-fn cause(error: inlane_cuda::Error) -> String {
-    error.to_string().split(';').next().unwrap_or_default().to_string()
-}
-
-fn gpus() -> Result<Vec<String>, String> {
-    let devices = inlane_cuda::devices().map_err(cause)?;
-    Ok(devices.iter().map(|gpu| format!("gpu:{} {} ({})", gpu.index, gpu.name, gpu.pci_address)).collect())
 }
 
 fn socket(family: AddressFamily) -> Result<(), Errno> {

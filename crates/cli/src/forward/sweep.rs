@@ -130,7 +130,7 @@ impl Series {
                 if let Device::Gpu(gpu) = point.forward.function.on
                     && kept_gpus.is_empty()
                 {
-                    kept_gpus.extend(inlane_cuda::Gpu::open(gpu));
+                    kept_gpus.extend(crate::devices::hold_gpu(gpu));
                 }
                 let own = Arc::new(Control::child_of(control));
                 let outcome = point.forward.measure(&own, &mut ceilings, &mut |_, _| ());

@@ -8,10 +8,8 @@ use crate::signal;
 use anyhow::{Context, bail};
 use clap::Args;
 use inlane_core::completion::CompletionMode;
-use inlane_core::region::{Location, Region};
 use inlane_core::result::Document;
 use inlane_core::{Error, units};
-use inlane_cuda::{Gpu, GpuStagedCopy};
 use inlane_ntb::device::{Capabilities, Ntb};
 use inlane_ntb::discover::bridges;
 use inlane_ntb::ivshmem::Ivshmem;
@@ -100,8 +98,17 @@ fn start(mover: &MoverChoice) -> inlane_pgas::error::Result<Started> {
     }
 }
 
+#[cfg(not(feature = "cuda"))]
 fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
-    let core = |error: inlane_cuda::Error| inlane_core::Error::from(error);
+    let why = "this program was built without the cargo feature cuda; build it with --features cuda";
+    Err(Error::device_environment(format!("gpu:{number}"), why).into())
+}
+
+#[cfg(feature = "cuda")]
+fn through_gpu(number: u32) -> inlane_pgas::error::Result<Started> {
+    use inlane_core::region::{Location, Region};
+    use inlane_cuda::{Gpu, GpuStagedCopy};
+    let core = |error: inlane_cuda::Error| Error::from(error);
     let gpu = Gpu::open(number).map_err(core)?;
     let mover = Box::new(GpuStagedCopy::new(&gpu).map_err(core)?);
     let reach = move |memory: Region| {

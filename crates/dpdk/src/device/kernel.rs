@@ -1,11 +1,11 @@
 //! Ports on kernel interfaces: AF_XDP, packet sockets, tap.
 
 use super::{LINK_HEADERS, Plan};
-use crate::capability::Capability;
 use crate::error::{Error, Result};
 use crate::interface::{self, Interface};
 use crate::spec::EthSpec;
 use crate::xdp::{Program, Refusal};
+use inlane_core::privileges::Capability;
 
 /// The alignment of slots in a packet socket's ring: the kernel's `TPACKET_ALIGNMENT`.
 const SLOT_ALIGNMENT: u32 = 16;

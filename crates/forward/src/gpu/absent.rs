@@ -4,7 +4,7 @@
 //! these types can exist. So the compiler removes the code that uses them.
 
 use super::{LaneReport, Memory, Settings};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::pipeline::{Pipeline, PipelineContext, PipelineSettings, Tally};
 use inlane_core::{Pool, Region};
 use inlane_function::PacketFunction;
@@ -18,10 +18,10 @@ pub enum Gpu {}
 /// Refuses to open the GPU `index`.
 ///
 /// # Errors
-/// Always: [`Error::Config`], which names the cargo feature that is missing.
+/// Always: names the cargo feature that is missing.
 pub(crate) fn open(index: u32) -> Result<Arc<Gpu>> {
-    let why = "this build has no GPU support; build inlane-forward with the cargo feature cuda";
-    Err(Error::config(format!("--on gpu:{index}"), why))
+    let why = "this program was built without the cargo feature cuda; build it with --features cuda, or use --on cpu";
+    Err(inlane_core::Error::device_environment(format!("gpu:{index}"), why).into())
 }
 
 impl Gpu {

@@ -94,9 +94,8 @@ fn mbufs_on_gpu(gpu: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn P
 ///
 /// # Errors
 /// When a step fails. The process must end then, because it may have dropped only part of its privileges.
-#[cfg(feature = "dpdk")]
 pub(super) fn drop_privileges() -> Result<()> {
-    inlane_dpdk::privileges::drop_privileges()?;
+    inlane_core::privileges::drop_privileges()?;
     Ok(())
 }
 
@@ -108,10 +107,4 @@ fn mbufs(_: usize, _: usize) -> Result<Arc<dyn Pool>> {
 #[cfg(not(feature = "dpdk"))]
 fn mbufs_on_gpu(_: &Arc<Gpu>, buffers: usize, room: usize) -> Result<Arc<dyn Pool>> {
     mbufs(buffers, room)
-}
-
-#[cfg(not(feature = "dpdk"))]
-pub(super) fn drop_privileges() -> Result<()> {
-    tracing::warn!("privileges are kept: this build lacks the cargo feature dpdk, which can drop them");
-    Ok(())
 }

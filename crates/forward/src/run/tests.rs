@@ -33,8 +33,9 @@ fn a_gpu_needs_the_feature_cuda() {
     use crate::config::{Device, Method};
     let mut config = config("null", "null");
     config.executor = Executor::new(Device::Gpu(0), Method::Single, 0, Default::default()).unwrap();
-    let refused = run_it(&config).err().unwrap().to_string();
-    assert!(refused.contains("--on gpu:0") && refused.contains("cargo feature cuda"), "{refused}");
+    let refused = run_it(&config).err().unwrap();
+    assert_eq!(refused.class(), inlane_core::error::Class::Environment, "{refused}");
+    assert!(refused.to_string().contains("cargo feature cuda"), "{refused}");
     config.executor = Executor::new(Device::Cpu, Method::Split, 2, Default::default()).unwrap();
     assert_eq!(run_it(&config).unwrap().result.tx.packets, 1000);
 }
@@ -42,8 +43,9 @@ fn a_gpu_needs_the_feature_cuda() {
 #[cfg(not(feature = "dpdk"))]
 #[test]
 fn dpdk_ports_need_the_feature_dpdk() {
-    let refused = run_it(&config("net_null:64", "null")).err().unwrap().to_string();
-    assert!(refused.contains("net_null") && refused.contains("cargo feature dpdk"), "{refused}");
+    let refused = run_it(&config("net_null:64", "null")).err().unwrap();
+    assert_eq!(refused.class(), inlane_core::error::Class::Environment, "{refused}");
+    assert!(refused.to_string().contains("cargo feature dpdk"), "{refused}");
 }
 
 /// Tests frames of 65,549 bytes. Linux may deliver such frames, because it segments datagrams of 64 KiB only

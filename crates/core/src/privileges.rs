@@ -12,8 +12,10 @@
 //! only after that. Call [`drop_privileges`] even without ports, because the process may have been started
 //! with privileges.
 
-use crate::capability;
+mod capability;
+
 use crate::error::{Error, Result};
+pub use capability::Capability;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -39,7 +41,7 @@ const OTHER_THREADS: Duration = Duration::from_secs(1);
 /// it (setcap), and a warning names the thread. Threads that start later have no capabilities.
 ///
 /// # Errors
-/// [`Error::Privileges`] with the step that failed. End the process then, because it may still have some of
+/// [`Error::Os`] with the step that failed. End the process then, because it may still have some of
 /// its privileges.
 pub fn drop_privileges() -> Result<Option<Dropped>> {
     // SAFETY: reads numbers.
@@ -92,7 +94,10 @@ fn number_of(variable: &str) -> Option<u32> {
 fn step(doing: &str, call: impl FnOnce() -> i32) -> Result<()> {
     match call() {
         0 => Ok(()),
-        _ => Err(Error::Privileges { doing: doing.into(), source: io::Error::last_os_error() }),
+        _ => {
+            let what = format!("cannot give up privileges ({doing})");
+            Err(Error::Os { what, source: io::Error::last_os_error() })
+        }
     }
 }
 

@@ -1,0 +1,102 @@
+//! What the subcommands ask of CUDA and DPDK. A build may lack each of them: see the cargo features `cuda` and `dpdk`.
+
+#[cfg(not(feature = "cuda"))]
+pub use absent::*;
+#[cfg(feature = "cuda")]
+pub use cuda::*;
+
+/// Returns the release of DPDK that is linked into this program. `None` in a build without DPDK.
+pub fn dpdk_version() -> Option<String> {
+    #[cfg(feature = "dpdk")]
+    return Some(inlane_dpdk::eal::version());
+    #[cfg(not(feature = "dpdk"))]
+    None
+}
+
+/// Ends all waits of DPDK's ports for a peer or a link.
+pub fn stop_waiting() {
+    #[cfg(feature = "dpdk")]
+    inlane_dpdk::stop_waiting();
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use inlane_cuda::{DeviceInfo, Error, Gpu};
+    use std::any::Any;
+    use std::path::PathBuf;
+
+    pub use inlane_cuda::any_abandoned;
+
+    /// Opens a GPU. Its context exists until the value is dropped. Returns `None` if the GPU cannot be opened.
+    pub fn hold_gpu(index: u32) -> Option<Box<dyn Any>> {
+        Some(Box::new(Gpu::open(index).ok()?))
+    }
+
+    /// Returns the number of GPUs. A machine without the driver has none.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn gpu_count() -> Result<u32, inlane_core::Error> {
+        // The error code CUDA_ERROR_NO_DEVICE, which counts as 0 GPUs below.
+        const NO_DEVICE: u32 = 100;
+        match inlane_cuda::device_count() {
+            Ok(count) => Ok(count),
+            Err(Error::NoDriver | Error::Call { code: NO_DEVICE, .. }) => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Describes the GPUs that the CUDA driver reports.
+    ///
+    /// # Errors
+    /// Why the driver cannot be used.
+    pub fn describe_gpus() -> Result<Vec<String>, String> {
+        let devices = inlane_cuda::devices().map_err(cause)?;
+        let describe = |gpu: &DeviceInfo| format!("gpu:{} {} ({})", gpu.index, gpu.name, gpu.pci_address);
+        Ok(devices.iter().map(describe).collect())
+    }
+
+    /// Returns the version and the file of NVRTC. Searches for it in the same places as a run that compiles
+    /// packet functions.
+    ///
+    /// # Errors
+    /// Why NVRTC cannot be used.
+    pub fn nvrtc() -> Result<(String, PathBuf), String> {
+        inlane_cuda::compiler_version().map_err(cause)
+    }
+
+    /// Returns the error's text without the advice after the first `;`. The check shows its own advice instead.
+    fn cause(error: Error) -> String {
+        error.to_string().split(';').next().unwrap_or_default().to_string()
+    }
+}
+
+/// Takes the place of the module `cuda` in a build without GPUs.
+#[cfg(not(feature = "cuda"))]
+mod absent {
+    use std::any::Any;
+    use std::path::PathBuf;
+
+    /// The reason that each function gives.
+    const WHY: &str = "this program was built without the cargo feature cuda";
+
+    pub fn any_abandoned() -> bool {
+        false
+    }
+
+    pub fn hold_gpu(_: u32) -> Option<Box<dyn Any>> {
+        None
+    }
+
+    pub fn gpu_count() -> Result<u32, inlane_core::Error> {
+        Ok(0)
+    }
+
+    pub fn describe_gpus() -> Result<Vec<String>, String> {
+        Err(WHY.into())
+    }
+
+    pub fn nvrtc() -> Result<(String, PathBuf), String> {
+        Err(WHY.into())
+    }
+}
