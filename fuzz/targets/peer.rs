@@ -40,7 +40,7 @@ fn connect() -> Pair {
     let layout = Layout::new(2, BYTES).expect("a layout");
     let inbound = hostile.inbound().slice(0, BYTES).expect("inside");
     for (index, word) in [MAGIC, 2, layout.symmetric_bytes() as u64].into_iter().enumerate() {
-        // SAFETY: the header's words, in this peer's own memory.
+        // SAFETY: the header's words lie in this peer's own memory.
         unsafe { inbound.as_ptr().cast::<u64>().add(index).write_volatile(word) };
     }
     hostile.link_enable(true);

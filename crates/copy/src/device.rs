@@ -250,7 +250,7 @@ impl Device {
             Kind::Gpu(memory) => memory.poison(region, POISON),
             Kind::Bar { .. } => self.write_bar(region, |bytes| bytes.fill(POISON)),
             _ => {
-                // SAFETY: as in `fill`.
+                // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
                 unsafe { pattern::bytes_of(region) }.fill(POISON);
                 Ok(())
             }
@@ -271,7 +271,7 @@ impl Device {
                 // SAFETY: only this function has access to the region.
                 Ok(pattern::count_wrong(unsafe { pattern::bytes_of(&host) }, seed))
             }
-            // SAFETY: as in `fill`.
+            // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
             _ => Ok(pattern::count_wrong(unsafe { pattern::bytes_of(region) }, seed)),
         }
     }

@@ -15,7 +15,7 @@ pub enum Endpoint {
     /// The memory of an accelerator's twin. An even index selects the model of the published accelerator in
     /// slot 0, an odd index the one in slot 1.
     Twin(u32),
-    /// A BAR of a PCI device, or a range of one.
+    /// A BAR of a PCI device, or a range of such a BAR.
     Bar(BarSpec),
 }
 

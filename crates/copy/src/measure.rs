@@ -169,7 +169,7 @@ pub fn latency(
     })
 }
 
-/// The counts of one repeat of a stream.
+/// The number of transfers and the time of one repeat of a stream.
 struct Streamed {
     transfers: usize,
     wall_ns: f64,
@@ -272,7 +272,8 @@ fn stream_with(
     }
     match failed {
         Some(error) => Err(error),
-        // The mover is asked after the transfers, because a path selector has chosen its path by then.
+        // Asks the mover whether it is synchronous only after the transfers, because a path selector has
+        // chosen its path by then.
         None => totals.measurement(if mover.is_synchronous() { 1 } else { window }),
     }
 }

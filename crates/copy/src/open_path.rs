@@ -146,7 +146,7 @@ pub(crate) fn stage(device: &Device, out: bool, options: &PathOptions) -> Result
     })
 }
 
-/// Sets the completion mode of both stages. Returns it if at least one stage supports it, else `Poll`.
+/// Sets the completion mode of both stages. Returns `mode` if at least one stage supports it, else `Poll`.
 pub(crate) fn set_stages_completion_mode(
     stages: [&mut dyn Mover; 2],
     mode: CompletionMode,

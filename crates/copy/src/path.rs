@@ -20,7 +20,7 @@ pub enum Path {
     Hybrid,
     /// DMA out and DMA in at the same time, through a ring of chunks in host memory.
     Staged,
-    /// As `staged`, by the SMs of both GPUs, which hand chunks over without the CPU.
+    /// Like `staged`, but the SMs of both GPUs copy the chunks and hand them over without the CPU.
     StagedSm,
     /// Directly from GPU to GPU, over NVLink or PCIe.
     P2p,

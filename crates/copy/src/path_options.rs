@@ -63,8 +63,8 @@ pub enum PathChoice {
     /// The path with the least calibrated time for the transfer's size.
     #[default]
     Auto,
-    /// This path if it can be opened. Otherwise the cheapest other path, and the reason is reported.
+    /// Takes this path if it can be opened. Otherwise takes the cheapest other path and reports the reason.
     Prefer(Path),
-    /// This path, or an error.
+    /// Takes this path. Fails if it cannot be opened.
     Require(Path),
 }

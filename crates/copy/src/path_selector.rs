@@ -84,7 +84,8 @@ impl PathSelector {
         };
         selector.refused.extend(costs.refused.clone());
         let mut errors = Vec::new();
-        // All candidates are opened now, because opening one later would wait for another's resident kernels.
+        // Opens all candidates now. With resident kernels, opening a path later would wait for the kernels of
+        // the open paths.
         for path in costs.winners() {
             match open_path(path, from, to, options) {
                 Ok(mover) => selector.movers.push((path, mover)),

@@ -118,7 +118,7 @@ fn describe(index: u32, device: CUdevice) -> Result<DeviceInfo> {
     let label = format!("gpu:{index}");
     let attribute = |attribute: Attribute| -> Result<i32> {
         let mut value = 0;
-        // SAFETY: a valid device and pointer.
+        // SAFETY: the device and the pointer are valid.
         unsafe { call!(label, cuDeviceGetAttribute(&mut value, attribute, device))? };
         Ok(value)
     };
@@ -198,7 +198,7 @@ pub fn abandon_all() {
 
 /// An open GPU. Streams, events, memory, modules and graphs belong to a GPU and keep it open.
 ///
-/// It uses the device's primary context, so other CUDA libraries in the process see the same memory.
+/// An open GPU uses the device's primary context, so other CUDA libraries in the process see the same memory.
 pub struct Gpu {
     info: DeviceInfo,
     device: CUdevice,
@@ -208,7 +208,7 @@ pub struct Gpu {
 
 // SAFETY: driver calls are thread-safe, and the handles are plain values.
 unsafe impl Send for Gpu {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
@@ -277,7 +277,7 @@ impl Gpu {
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.make_current()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: valid pointers.
+        // SAFETY: the pointers are valid.
         unsafe { call!(self, cuMemGetInfo_v2(&mut free, &mut total))? };
         Ok((free as u64, total as u64))
     }
@@ -290,7 +290,7 @@ impl Gpu {
     pub fn max_shared_bytes_per_block(&self) -> Result<u32> {
         let mut most = 0;
         let wanted = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        // SAFETY: a valid device and pointer.
+        // SAFETY: the device and the pointer are valid.
         unsafe { call!(self, cuDeviceGetAttribute(&mut most, wanted, self.device))? };
         Ok(most as u32)
     }

@@ -37,7 +37,7 @@ pub(crate) fn load() -> Result<i32> {
         if answer == sys::CUresult::CUDA_SUCCESS && version < NEEDED {
             return Ok(version);
         }
-        // SAFETY: as above.
+        // SAFETY: the library is loaded.
         match unsafe { sys::cuInit(0) } {
             sys::CUresult::CUDA_SUCCESS => Ok(version),
             answer => {

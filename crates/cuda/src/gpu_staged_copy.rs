@@ -73,7 +73,8 @@ impl GpuStagedCopy {
             unsafe { self.inward.copy(&from, &staging)? };
             self.inward.record(&slot.full)?;
             self.outward.wait_for(&slot.full)?;
-            // SAFETY: as above. The slot is full when this runs.
+            // SAFETY: the slot is full when this runs, and the caller keeps the regions until the last chunk
+            // has run.
             unsafe { self.outward.copy(&staging, &to)? };
             self.outward.record(&slot.free)?;
             at += bytes;

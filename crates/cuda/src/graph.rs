@@ -99,7 +99,7 @@ impl Graph {
         };
         let after = handles(after);
         let mut node = std::ptr::null_mut();
-        // SAFETY: as for kernels, in the function above.
+        // SAFETY: the driver copies the parameters. The caller promises that the nodes are of this graph.
         unsafe {
             call!(
                 self.gpu,
@@ -129,7 +129,7 @@ fn handles(nodes: &[Node]) -> Vec<sys::CUgraphNode> {
 impl Drop for Graph {
     fn drop(&mut self) {
         self.gpu.release("a graph", || {
-            // SAFETY: created once and destroyed once.
+            // SAFETY: the handle is created once and destroyed once.
             unsafe { call!(self.gpu, cuGraphDestroy(self.raw)) }
         });
     }

@@ -18,7 +18,7 @@ pub struct Module {
 
 // SAFETY: driver calls on a module are thread-safe.
 unsafe impl Send for Module {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Module {}
 
 impl Module {
@@ -49,7 +49,7 @@ impl Module {
         let c_name = c_string(name)?;
         self.gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: valid handle, string and pointer.
+        // SAFETY: the handle, the string and the pointer are valid.
         unsafe {
             call!(
                 format!("{}, kernel {name}", self.gpu),
@@ -70,7 +70,7 @@ impl Module {
         let c_name = c_string(name)?;
         self.gpu.make_current()?;
         let (mut address, mut bytes) = (0, 0);
-        // SAFETY: valid handle, string and pointers.
+        // SAFETY: the handle, the string and the pointers are valid.
         unsafe {
             call!(
                 format!("{}, variable {name}", self.gpu),
@@ -90,7 +90,7 @@ fn c_string(name: &str) -> Result<CString> {
 impl Drop for Module {
     fn drop(&mut self) {
         self.gpu.release("a module", || {
-            // SAFETY: loaded once, unloaded once.
+            // SAFETY: the module is loaded once and unloaded once.
             unsafe { call!(self.gpu, cuModuleUnload(self.raw)) }
         });
     }
@@ -106,7 +106,7 @@ pub struct Kernel {
 
 // SAFETY: driver calls on a kernel are thread-safe.
 unsafe impl Send for Kernel {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Kernel {}
 
 /// The shape of a launch.
@@ -174,7 +174,7 @@ impl Kernel {
     fn attribute(&self, attribute: Attribute) -> Result<u32> {
         self.module.gpu.make_current()?;
         let mut value = 0;
-        // SAFETY: valid handle and pointer.
+        // SAFETY: the handle and the pointer are valid.
         unsafe { call!(self.module.gpu, cuFuncGetAttribute(&mut value, attribute, self.raw))? };
         Ok(value as u32)
     }
@@ -187,7 +187,7 @@ impl Kernel {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
         let mut blocks = 0;
-        // SAFETY: valid handle and pointer.
+        // SAFETY: the handle and the pointer are valid.
         unsafe {
             call!(
                 gpu,
@@ -220,7 +220,7 @@ impl Kernel {
         let gpu = &self.module.gpu;
         gpu.make_current()?;
         let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: a valid handle.
+        // SAFETY: the handle is valid.
         unsafe {
             call!(format!("{gpu}, kernel {}", self.name), cuFuncSetAttribute(self.raw, dynamic, bytes as i32))
         }

@@ -16,7 +16,7 @@ struct Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.gpu.release("GPU memory", || {
-            // SAFETY: allocated once and freed once.
+            // SAFETY: the memory is allocated once and freed once.
             unsafe { call!(self.gpu, cuMemFree_v2(self.address)) }
         });
     }
@@ -31,7 +31,7 @@ struct Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         self.gpu.release("pinned memory", || {
-            // SAFETY: as for device memory.
+            // SAFETY: the memory is allocated once and freed once.
             unsafe { call!(self.gpu, cuMemFreeHost(self.address as *mut _)) }
         });
     }
@@ -60,14 +60,14 @@ impl Gpu {
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Region> {
         self.make_current()?;
         let mut address = 0;
-        // SAFETY: a valid pointer. The driver refuses 0 bytes.
+        // SAFETY: the pointer is valid, and the driver refuses 0 bytes.
         unsafe { call!(self.with_memory(bytes, "GPU memory"), cuMemAlloc_v2(&mut address, bytes))? };
         let keeper = Device { gpu: self.clone(), address };
         let stream = self.stream()?;
         // SAFETY: the allocation above has this length, and the operation is waited for below.
         unsafe { call!(self, cuMemsetD8Async(address, 0, bytes, stream.raw()))? };
         stream.synchronize()?;
-        // SAFETY: the keeper holds the allocation.
+        // SAFETY: the keeper holds the allocation as long as the region exists.
         Ok(unsafe { Region::from_raw(address, bytes, Location::Gpu(self.index()), Arc::new(keeper)) })
     }
 
@@ -79,7 +79,7 @@ impl Gpu {
         self.make_current()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let mut pointer = std::ptr::null_mut();
-        // SAFETY: a valid pointer. The driver refuses 0 bytes.
+        // SAFETY: the pointer is valid, and the driver refuses 0 bytes.
         unsafe {
             call!(self.with_memory(bytes, "pinned memory"), cuMemHostAlloc(&mut pointer, bytes, flags))?
         };
@@ -87,7 +87,7 @@ impl Gpu {
         self.same_address(pointer as u64)?;
         // SAFETY: the allocation above has this length.
         unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, bytes) };
-        // SAFETY: the keeper holds the allocation.
+        // SAFETY: the keeper holds the allocation as long as the region exists.
         Ok(unsafe { Region::from_raw(pointer as u64, bytes, Location::Pinned, Arc::new(keeper)) })
     }
 

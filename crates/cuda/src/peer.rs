@@ -22,11 +22,11 @@ pub struct PeerInfo {
 /// If the driver call fails.
 pub fn peer_info(from: &Gpu, to: &Gpu) -> Result<PeerInfo> {
     let mut access = 0;
-    // SAFETY: valid devices and pointer.
+    // SAFETY: the devices and the pointer are valid.
     unsafe { call!(pair(from, to), cuDeviceCanAccessPeer(&mut access, from.handle(), to.handle()))? };
     let attribute = |attribute| -> Result<i32> {
         let mut value = 0;
-        // SAFETY: as above.
+        // SAFETY: the devices and the pointer are valid.
         unsafe {
             call!(pair(from, to), cuDeviceGetP2PAttribute(&mut value, attribute, from.handle(), to.handle()))?
         };

@@ -16,7 +16,7 @@ pub struct Stream {
 
 // SAFETY: driver calls on a stream are thread-safe.
 unsafe impl Send for Stream {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Stream {}
 
 /// The condition of a wait, which compares the word at an address with a value.
@@ -289,7 +289,7 @@ pub struct Event {
 
 // SAFETY: driver calls on an event are thread-safe.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -358,7 +358,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         self.gpu.release("an event", || {
-            // SAFETY: created once and destroyed once.
+            // SAFETY: the handle is created once and destroyed once.
             unsafe { call!(self.gpu, cuEventDestroy_v2(self.raw)) }
         });
     }

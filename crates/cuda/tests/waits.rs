@@ -118,7 +118,7 @@ fn slow() {
     let (mut engine, source, destination) = engine();
     let script = ScriptedStream::of(engine.stream());
     for round in 0..60 {
-        // Completes at once, during the wait, or after the waiting thread's first check.
+        // The copy completes at once, during the wait, or after the waiting thread's first check.
         let late =
             Duration::from_millis([0, 2, 400][usize::from(round % 5 == 0) + usize::from(round % 15 == 0)]);
         script.allow(if late.is_zero() { round + 1 } else { round });

@@ -11,7 +11,7 @@ const OTHER_BRIDGE: u32 = 0x06_8000;
 /// Vendor and device of QEMU's ivshmem.
 pub(crate) const IVSHMEM: (u16, u16) = (0x1af4, 0x1110);
 
-/// What a device is.
+/// The kind of a device that is or may be a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -28,7 +28,7 @@ pub enum Kind {
 pub struct Bridge {
     /// PCI address.
     pub address: String,
-    /// What the device is.
+    /// The kind of the device.
     pub kind: Kind,
     /// The kernel driver that holds the device.
     pub driver: Option<String>,

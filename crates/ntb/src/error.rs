@@ -22,7 +22,7 @@ pub enum Error {
     Invalid {
         /// The setting or argument.
         what: String,
-        /// Why it is invalid, and what to give instead.
+        /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
     /// An error of a memory window: a bad translation, size or offset.

@@ -407,12 +407,12 @@ mod tests {
         let flag = region.as_ptr().wrapping_add(4088).cast::<u64>();
         for round in 1..20u64 {
             let data = [round as u8; 1000];
-            // SAFETY: inside the region, which is kept.
+            // SAFETY: the bytes lie inside the region, which the wire keeps mapped.
             unsafe { wire.store(region.as_ptr(), data.as_ptr(), data.len()) };
             wire.fence();
-            // SAFETY: as above.
+            // SAFETY: the bytes lie inside the region, which the wire keeps mapped.
             unsafe { wire.store(flag.cast(), round.to_ne_bytes().as_ptr(), 8) };
-            // SAFETY: inside the region, which is kept.
+            // SAFETY: the bytes lie inside the region, which the wire keeps mapped.
             while unsafe { flag.read_volatile() } != round {
                 std::thread::yield_now();
             }
@@ -434,11 +434,11 @@ mod tests {
             wire.keep(region.clone());
             let data = vec![7u8; region.len()];
             let start = Instant::now();
-            // SAFETY: inside the region, which is kept.
+            // SAFETY: the bytes lie inside the region, which the wire keeps mapped.
             unsafe { wire.store(region.as_ptr(), data.as_ptr(), data.len()) };
             wire.drain();
             assert!(start.elapsed() < Duration::from_secs(60), "{plan}: {:?}", start.elapsed());
-            // SAFETY: inside the region; the wire is empty.
+            // SAFETY: the bytes lie inside the region, and the wire is empty, so nothing writes them.
             assert!(unsafe { std::slice::from_raw_parts(region.as_ptr(), region.len()) } == data, "{plan}");
         }
     }

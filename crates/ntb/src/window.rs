@@ -24,7 +24,7 @@ pub struct Window {
 // SAFETY: another process shares the memory in any case. All accesses are bounds-checked raw copies or
 // atomics. Callers order accesses from different threads.
 unsafe impl Send for Window {}
-// SAFETY: as for Send.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Window {}
 
 impl Window {
@@ -130,7 +130,7 @@ impl Window {
             // SAFETY: inside the mapping and aligned, as checked above; others access the word as an atomic
             // too.
             None => unsafe { AtomicU64::from_ptr(to.cast()).store(value, Memory::Release) },
-            // SAFETY: as above; the source is a local.
+            // SAFETY: the word lies inside the mapping, and the source is a local variable.
             Some(wire) => unsafe { wire.store(to, value.to_ne_bytes().as_ptr(), 8) },
         }
         Ok(())

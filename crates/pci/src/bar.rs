@@ -39,7 +39,7 @@ pub struct Bar {
 
 // SAFETY: the memory is shared with the device anyway, and every access is a single volatile instruction.
 unsafe impl Send for Bar {}
-// SAFETY: as above. Two threads that store to the same register race in the device, not in this process.
+// SAFETY: as for `Send`. Two threads that store to the same register race in the device, not in this process.
 unsafe impl Sync for Bar {}
 
 impl Bar {
@@ -181,7 +181,7 @@ impl Bar {
             bar: self.spec.bar,
             write_combining: self.spec.write_combining,
         };
-        // SAFETY: the keeper keeps the mapping of these bytes.
+        // SAFETY: the region holds the keeper, which keeps these bytes mapped.
         unsafe { Region::from_raw(self.start.as_ptr() as u64, self.length, location, self.keeper.clone()) }
     }
 

@@ -33,7 +33,7 @@ pub enum Error {
         address: Address,
         /// The requested BAR.
         bar: u8,
-        /// Why there is none.
+        /// Why the device has no such BAR.
         why: String,
     },
     /// The BAR is shorter than the requested range.
@@ -41,7 +41,7 @@ pub enum Error {
     TooSmall {
         /// The BAR.
         name: String,
-        /// Its length in bytes.
+        /// The BAR's length in bytes.
         size: u64,
         /// The requested range.
         asked: String,
@@ -55,7 +55,7 @@ pub enum Error {
     Held {
         /// The device.
         address: Address,
-        /// Its driver.
+        /// The kernel driver that holds the device.
         driver: String,
     },
     /// The device has no driver and is not in the allow list.
@@ -95,9 +95,9 @@ pub enum Error {
     NotViable {
         /// The device.
         address: Address,
-        /// Its IOMMU group.
+        /// The device's IOMMU group.
         group: u32,
-        /// The other devices and their drivers.
+        /// The other devices of the group, with the drivers that hold them.
         holders: String,
     },
     /// Another process has the IOMMU group open.
@@ -107,7 +107,7 @@ pub enum Error {
     Busy {
         /// The device.
         address: Address,
-        /// Its IOMMU group.
+        /// The device's IOMMU group.
         group: u32,
     },
     /// A file cannot be opened for lack of rights.
@@ -115,7 +115,7 @@ pub enum Error {
     Denied {
         /// The file.
         path: PathBuf,
-        /// What to do.
+        /// What the user can do.
         why: String,
     },
     /// The device is not in a usable state.
@@ -131,7 +131,7 @@ pub enum Error {
     Unsupported {
         /// The request.
         what: String,
-        /// Why it is not supported, and what to request instead.
+        /// Why the request is not supported, and what to request instead.
         why: String,
     },
     /// A system call failed.

@@ -63,7 +63,7 @@ impl Rate {
     }
 }
 
-/// `Gen4 x8`.
+/// Writes the rate as `Gen4 x8`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.generation() {
@@ -113,7 +113,8 @@ impl Shortfall {
     }
 }
 
-/// `x8 of x16 (the slot has x8); Gen1 of Gen4 (idle devices slow down; check again under load)`.
+/// Writes the shortfall, for example `x8 of x16 (the slot has x8); Gen1 of Gen4 (idle devices slow down;
+/// check again under load)`.
 impl fmt::Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.narrow() {

@@ -7,7 +7,7 @@ use std::path::Path;
 /// The paths at which distributions install the list (packages pci.ids and hwdata).
 const LISTS: [&str; 2] = ["/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids"];
 
-/// The known names. Empty if no list is installed.
+/// The known names of PCI vendors and devices. Empty if no list is installed.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     vendors: BTreeMap<u16, String>,

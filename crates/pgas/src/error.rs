@@ -25,7 +25,7 @@ pub enum Error {
     Invalid {
         /// The setting or argument.
         what: String,
-        /// Why it is invalid, and what to give instead.
+        /// Why the setting or argument is invalid, and what to give instead.
         why: String,
     },
     /// The link to a peer went down, or the peer restarted, during an operation.

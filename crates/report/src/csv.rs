@@ -24,7 +24,7 @@ pub fn csv<T: Serialize>(rows: &[T]) -> Result<String, Error> {
         lines.push(line);
     }
     // A value may be an object in some rows and null in others. The object's fields have their own columns,
-    // so this removes the column of the null.
+    // so the column of the null is removed.
     columns.retain(|column| {
         let prefix = format!("{column}.");
         !lines.iter().flatten().any(|(name, _)| name.starts_with(&prefix))

@@ -45,7 +45,7 @@ pub unsafe extern "C" fn inlane_shmem_broadcast(
     size: c_int,
 ) {
     let set = set(start, log_stride, size);
-    // SAFETY: the caller's pointers, as the specification defines them.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     check(unsafe { world().broadcast(set, root as u32, destination as usize, source.cast(), bytes) });
 }
 
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn inlane_shmem_collect(
     size: c_int,
 ) {
     let set = set(start, log_stride, size);
-    // SAFETY: as above.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     check(unsafe {
         match same {
             0 => world().collect(set, destination as usize, source.cast(), bytes),
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn inlane_shmem_alltoall(
     log_stride: c_int,
     size: c_int,
 ) {
-    // SAFETY: as above.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     check(unsafe {
         world().all_to_all(set(start, log_stride, size), destination as usize, source.cast(), bytes)
     });
@@ -102,6 +102,6 @@ pub unsafe extern "C" fn inlane_shmem_reduce(
 ) {
     let reduce = |sum: *mut u8, other: *const u8, count: usize| combine(sum.cast(), other.cast(), count);
     let set = set(start, log_stride, size);
-    // SAFETY: as above.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     check(unsafe { world().reduce(set, destination as usize, source.cast(), (count, width), &reduce) });
 }

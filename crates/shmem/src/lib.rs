@@ -145,7 +145,7 @@ pub unsafe extern "C" fn shmem_putmem(
     bytes: usize,
     number: c_int,
 ) {
-    // SAFETY: the caller's pointers, as the specification defines them.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     check(unsafe { world().put_bytes(destination as usize, source.cast(), bytes, pe(number)) });
 }
 
@@ -157,7 +157,7 @@ pub unsafe extern "C" fn shmem_putmem_nbi(
     bytes: usize,
     number: c_int,
 ) {
-    // SAFETY: as for `shmem_putmem`.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     check(unsafe { world().put_bytes_nbi(destination as usize, source.cast(), bytes, pe(number)) });
 }
 
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn shmem_getmem(
     bytes: usize,
     number: c_int,
 ) {
-    // SAFETY: as for `shmem_putmem`.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     check(unsafe { world().get_bytes(destination.cast(), source as usize, bytes, pe(number)) });
 }
 
@@ -182,7 +182,7 @@ pub unsafe extern "C" fn shmem_getmem_nbi(
     bytes: usize,
     number: c_int,
 ) {
-    // SAFETY: as for `shmem_putmem`.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     unsafe { shmem_getmem(destination, source, bytes, number) }
 }
 
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn shmem_putmem_signal(
 ) {
     let how = if operation == 1 { Signal::Add } else { Signal::Set };
     let signal = (signal_address as usize, how, signal);
-    // SAFETY: as for `shmem_putmem`.
+    // SAFETY: the caller's pointers are valid, as the OpenSHMEM specification demands.
     check(unsafe {
         world().put_signal_bytes(destination as usize, source.cast(), bytes, signal, pe(number))
     });
@@ -286,7 +286,7 @@ pub unsafe extern "C" fn inlane_shmem_wait(
 ) -> u64 {
     let mut seen = value;
     check(world().wait_word(word as usize, width, || {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller passes an aligned word of `width` bytes, as the OpenSHMEM specification demands.
         let now = unsafe { satisfying(word, width, signed != 0, how, value) };
         seen = now.unwrap_or(seen);
         now.is_some()
@@ -305,14 +305,14 @@ pub unsafe extern "C" fn inlane_shmem_test(
     value: u64,
 ) -> c_int {
     world().transport().progress();
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller passes an aligned word of `width` bytes, as the OpenSHMEM specification demands.
     unsafe { satisfying(word, width, signed != 0, how, value).is_some() as c_int }
 }
 
 /// Stores the version of the specification.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shmem_info_get_version(major: *mut c_int, minor: *mut c_int) {
-    // SAFETY: the caller's pointers.
+    // SAFETY: the caller's pointers are valid.
     unsafe {
         *major = 1;
         *minor = 5;

@@ -254,7 +254,7 @@ impl CommandRing {
         self.running = false;
     }
 
-    /// Makes all waits for ended commands return, including those in a GPU's stream.
+    /// Makes all waits for the end of a command return, including waits in a GPU's stream.
     pub fn release_waits(&self) {
         for channel in 0..self.layout.channels() {
             word(&self.memory, ENDED + channel * 8).store(self.sequence + GAVE_UP, Ordering::Release);

@@ -91,7 +91,8 @@ impl EngineStaged {
         unsafe { out.copy(source, &staged)? };
         out.record(&slot.filled)?;
         into.wait_for(&slot.filled)?;
-        // SAFETY: as above.
+        // SAFETY: `pending` keeps the destination, and `self` the ring, until the streams are drained. The
+        // events order the two copies of a slot.
         unsafe { into.copy(&staged, destination)? };
         into.record(&slot.emptied)?;
         Ok(index)

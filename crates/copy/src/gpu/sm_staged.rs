@@ -33,7 +33,7 @@ pub const PARK_AFTER: Duration = Duration::from_secs(10);
 /// The number of commands that resident kernels accept: more than will ever come.
 const UNLIMITED: u64 = 1 << 62;
 
-/// One GPU's part: the kernel that pushes or pulls.
+/// One GPU's side of staging: the kernel that pushes or pulls, and its stream.
 struct Side {
     kernel: Kernel,
     stream: Stream,

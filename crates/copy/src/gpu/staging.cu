@@ -80,8 +80,8 @@ struct Pair {
     u64 seq;
 };
 
-// Loads a value and its number by one 16-byte access. PTX treats it as a single access, so the two belong
-// together.
+// Loads a value and its number by one 16-byte access. PTX treats this as a single access, so value and number
+// always belong together.
 __device__ inline Pair load_pair(const char* from, bool host) {
     Pair pair;
     if (host) {

@@ -13,8 +13,8 @@ use std::time::Instant;
 /// The offsets in bytes, within a channel's words, of the timestamps of the pushing and the pulling side.
 /// `staging.cu` has the same.
 const SIDES: [(&str, usize); 2] = [("push", 16), ("pull", 144)];
-/// The steps and the index of each one's timestamp. Index 0 of the timestamps holds the number of the
-/// command.
+/// The steps of a transfer, each with the index of its timestamp. Index 0 of the timestamps holds the number
+/// of the command.
 const STEPS: [(&str, usize); 4] = [("all_channels_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];
 
 /// Times of the transfers since the last report.
@@ -49,8 +49,8 @@ impl Trace {
     /// channels.
     pub fn ended(&mut self, channels: &Region) {
         self.note("cpu_ended".into(), self.began.elapsed().as_nanos() as f64);
-        // The kernels record their last timestamps after they signal the end, so this waits before it reads
-        // them.
+        // The kernels record their last timestamps after they signal the end, so wait before reading the
+        // timestamps.
         std::thread::sleep(std::time::Duration::from_micros(20));
         for (side, at) in SIDES {
             let word = |channel: usize, index: usize| -> u64 {

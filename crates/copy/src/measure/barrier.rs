@@ -47,7 +47,7 @@ impl Barrier {
     }
 }
 
-/// A thread's membership in a barrier, which ends when this is dropped.
+/// A thread's membership in a barrier. Dropping this value ends the membership.
 pub(super) struct Member<'a>(pub(super) &'a Barrier);
 
 impl Drop for Member<'_> {

@@ -29,7 +29,7 @@ pub struct Buffers {
     to: Arc<Device>,
     source: Region,
     destination: Region,
-    /// Incremented for every repeat, so that no repeat finds the patterns of the one before.
+    /// Incremented for every repeat, so that no repeat finds the patterns of the repeat before.
     seed: u64,
 }
 

@@ -34,7 +34,7 @@ pub struct Offer<'a> {
 /// connections.
 pub fn fresh_epoch() -> u32 {
     let mut bytes = [0u8; 4];
-    // SAFETY: writes at most 4 bytes to a local.
+    // SAFETY: the call writes at most 4 bytes to a local variable of that size.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), 4, 0) };
     let random = if got == 4 { u32::from_ne_bytes(bytes) } else { 0 };
     let time =

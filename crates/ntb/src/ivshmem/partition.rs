@@ -88,7 +88,7 @@ mod tests {
         claim(&shared, 2).unwrap();
         claim(&shared, 2).unwrap();
         assert!(claim(&shared, 3).unwrap_err().contains("among 2 ports"));
-        // SAFETY: our own memory.
+        // SAFETY: only this test uses the memory.
         unsafe { shared.as_ptr().cast::<u64>().write(0x1234) };
         assert!(claim(&shared, 2).unwrap_err().contains("another program"));
     }

@@ -30,7 +30,7 @@ fn a_window_leads_to_its_translation_and_nowhere_else() {
     window.store(16, b"through the bridge").unwrap();
     window.flush();
     let mut seen = [0u8; 18];
-    // SAFETY: inside the inbound memory.
+    // SAFETY: the 18 bytes lie inside the inbound memory.
     unsafe { std::ptr::copy(whole.as_ptr().add(8192 + 16), seen.as_mut_ptr(), 18) };
     assert_eq!(&seen, b"through the bridge");
     for (offset, length) in [(8192, 1), (8191, 2), (usize::MAX, 2), (0, 8193)] {

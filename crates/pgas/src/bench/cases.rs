@@ -173,7 +173,7 @@ impl Bench {
             let elapsed = puts.timed(|| self.passing(base, count, put))?;
             let raw = |index: usize, value: u64| {
                 if let Some(theirs) = theirs {
-                    // SAFETY: the peer's words, mapped here.
+                    // SAFETY: the peer's words are mapped here.
                     unsafe { AtomicU64::from_ptr(theirs.add(index)) }.store(value, Ordering::Release);
                 }
                 Ok(())

@@ -342,7 +342,7 @@ impl Bench {
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {
-            // SAFETY: the own copy of the array, which no thread writes between the two barriers.
+            // SAFETY: this PE's copy of the array, which no thread writes between the two barriers.
             let received = unsafe { std::slice::from_raw_parts(self.inbox.as_ptr(), size) };
             let wrong = received != &self.source[..size];
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;

@@ -13,7 +13,7 @@ pub(super) const FEWEST_SAMPLES: usize = 20;
 
 fn process_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes to the struct given.
+    // SAFETY: the call writes only to the structure that it gets.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

@@ -1,13 +1,17 @@
-//! The layout of a PE's inbound memory, and the writer of each part:
+//! The layout of a PE's inbound memory:
 //!
 //! ```text
-//! 0        header      owner, before the handshake: magic, PEs, symmetric bytes, registered for barriers
-//! 4096     inbox 0     PE 0 only         +0     notifications: tag << 32 | count
-//! 12288    inbox 1     PE 1 only         +128   announcement: PE p is about to sleep
-//! ...                                    +512   replies[64] to this PE's requests, 32 bytes each
-//!                                        +4096  requests[64] by PE p, 64 bytes each
-//!          landing     the owner that answers a get of this PE
-//!          symmetric   all PEs
+//!  offset   part          written by          contents
+//!  0        header        the owner, before   magic, number of PEs, symmetric bytes, registered for barriers
+//!                         the handshake
+//!  4096     inbox 0       PE 0 only           the same for each inbox p:
+//!  12288    inbox 1       PE 1 only           +0     notifications: tag << 32 | count
+//!  ...                                        +128   announcement: PE p is about to sleep
+//!                                             +512   replies[64] to this PE's requests, 32 bytes each
+//!                                             +4096  requests[64] by PE p, 64 bytes each
+//!           landing area  the owner that      bytes of a get
+//!                         answers a get
+//!           symmetric     all PEs             symmetric memory
 //! ```
 //!
 //! Each polled word lies in its reader's memory. Words carry the connection's tag, so words of an earlier
@@ -17,7 +21,7 @@ use crate::error::{Error, Result};
 
 /// Number of words in the header: magic, PEs, symmetric bytes, and 1 if the owner is registered for barriers.
 pub const HEADER_WORDS: usize = 4;
-/// The first word of the header.
+/// The value of the header's first word. A PE refuses a peer whose memory lacks it.
 pub const MAGIC: u64 = 0x696e_6c61_6e65_6e74;
 /// Largest number of requests in flight to one peer.
 pub const SLOTS: u64 = 64;

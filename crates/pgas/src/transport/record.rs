@@ -83,7 +83,7 @@ mod tests {
         }
     }
 
-    /// Collects the stores between fences.
+    /// A sink for tests that groups the stores by the fences between them.
     #[derive(Default)]
     struct Posted(Vec<Vec<(usize, u64)>>);
 

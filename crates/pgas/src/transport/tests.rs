@@ -129,7 +129,7 @@ fn hostile_peer(hostile: &Twin) -> (Window, u32) {
     let inbound = hostile.inbound().slice(0, BYTES).unwrap();
     let header = [super::layout::MAGIC, 2, layout.symmetric_bytes() as u64];
     for (index, word) in header.iter().enumerate() {
-        // SAFETY: the header's words of own memory.
+        // SAFETY: the header's words lie in this side's own memory.
         unsafe { inbound.as_ptr().cast::<u64>().add(index).write_volatile(*word) };
     }
     hostile.link_enable(true);
@@ -153,7 +153,7 @@ fn hostile_requests_are_refused_and_touch_nothing() {
     against_a_hostile_peer(|honest, hostile, window, tag| {
         let layout = *honest.layout();
         let (symmetric, length) = honest.symmetric();
-        // SAFETY: own symmetric memory.
+        // SAFETY: this PE's own symmetric memory.
         unsafe { std::ptr::write_bytes(symmetric, 0x5A, length) };
         let mut random = Random::new(11);
         let edges = [0, 1, 3, 8, length as u64 - 8, length as u64, 1 << 20, u64::MAX - 7, u64::MAX];
@@ -182,7 +182,7 @@ fn hostile_requests_are_refused_and_touch_nothing() {
         }
         honest.progress();
         // Only pushes of valid spans were carried out, and these only read.
-        // SAFETY: own symmetric memory, which nobody writes any more.
+        // SAFETY: this PE's own symmetric memory, which no PE writes any more.
         let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
         assert!(memory.iter().all(|byte| *byte == 0x5A));
     });
@@ -213,7 +213,7 @@ fn every_word_of_the_inbox_may_be_garbage() {
 fn a_peer_that_never_answers_is_a_timeout() {
     against_a_hostile_peer(|honest, _hostile, _window, _tag| {
         let atomic = Atomic { operation: Operation::Add, offset: 0, width: 8, operand: 1, comparand: 0 };
-        // SAFETY: the source has that many bytes.
+        // SAFETY: the source has as many bytes as are put.
         unsafe { honest.put(1, 0, [1u8; 24].as_ptr(), 24) }.unwrap();
         honest.quiet().unwrap();
         let error = honest.atomic(1, atomic).unwrap_err();
@@ -333,14 +333,14 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     let second = |windows: &Windows| {
         windows.take_notification(0).unwrap();
         let word = windows.symmetric().0.wrapping_add(64) as usize;
-        // SAFETY: a word of own symmetric memory, aligned.
+        // SAFETY: an aligned word of this PE's own symmetric memory.
         let mut set = || unsafe { (word as *const u64).read_volatile() } == 1;
         windows.wait(Some((64, 8)), &mut set).unwrap();
     };
     two(
         |first, theirs| {
             let put = |offset: usize, value: u64| {
-                // SAFETY: a local of 8 bytes.
+                // SAFETY: the source is a local variable of 8 bytes.
                 unsafe { first.put(1, offset, (&raw const value).cast(), 8) }.unwrap();
             };
             let mut rung = [0; 2];
@@ -382,7 +382,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
         |second| {
             let word = second.symmetric().0.wrapping_add(64) as usize;
             for round in 1..=ROUNDS {
-                // SAFETY: a word of own symmetric memory, aligned.
+                // SAFETY: an aligned word of this PE's own symmetric memory.
                 let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
                 second.wait(Some((64, 8)), &mut set).unwrap();
                 second.notify(0).unwrap();
@@ -402,7 +402,7 @@ fn an_atomic_at_the_owner_wakes_a_waiter_for_the_word() {
 fn quiet_wakes_a_waiter_for_bytes_that_a_mover_copied() {
     let mover = inlane_twin::DmaEngine::new("dma twin", inlane_twin::DmaCosts::unlimited()).unwrap();
     wakes_by_doorbell(Some(Box::new(mover)), |first, round| {
-        // SAFETY: a local of 8 bytes, which quiet outlasts.
+        // SAFETY: the source is a local variable of 8 bytes, which lives until quiet has returned.
         unsafe { first.put_nbi(1, 64, (&raw const round).cast(), 8) }.unwrap();
         first.quiet().unwrap();
     });
@@ -421,13 +421,13 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
                 // A pause that grows with each round moves the store past the moment at which the other side
                 // announces its sleep.
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
-                // SAFETY: a local of 8 bytes.
+                // SAFETY: the source is a local variable of 8 bytes.
                 unsafe { windows.put(1 - me, 64, (&raw const round).cast(), 8) }.unwrap();
             };
             if turn == 0 {
                 put();
             }
-            // SAFETY: a word of own symmetric memory, aligned.
+            // SAFETY: an aligned word of this PE's own symmetric memory.
             let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
             windows.wait(Some((64, 8)), &mut set).unwrap();
             if turn == 1 {
@@ -462,10 +462,10 @@ fn a_mover_puts_any_bytes_anywhere() {
         |second| {
             second.take_notification(0).unwrap();
             for (index, (offset, length)) in spans.into_iter().enumerate() {
-                // SAFETY: own symmetric memory, which nobody writes any more.
+                // SAFETY: this PE's own symmetric memory, which no PE writes any more.
                 let at = |offset| unsafe { second.symmetric().0.add(offset) };
                 for begin in [index * 512 + offset, index * 512 + 256 + offset] {
-                    // SAFETY: as above.
+                    // SAFETY: this PE's own symmetric memory, which no PE writes any more.
                     let there = unsafe { std::slice::from_raw_parts(at(begin), length + 1) };
                     assert_eq!(
                         (&there[..length], there[length]),
@@ -486,7 +486,7 @@ fn atomics_before_a_fence_come_before_puts_behind_it() {
             for round in 1..=100u64 {
                 first.atomic_nbi(1, add).unwrap();
                 first.fence().unwrap();
-                // SAFETY: a local of 8 bytes.
+                // SAFETY: the source is a local variable of 8 bytes.
                 unsafe { first.put(1, 512, (&raw const round).cast(), 8) }.unwrap();
                 first.take_notification(1).unwrap();
             }
@@ -495,7 +495,7 @@ fn atomics_before_a_fence_come_before_puts_behind_it() {
             let word = |offset: usize| second.symmetric().0.wrapping_add(offset).cast::<u64>();
             let mut early = 0;
             for round in 1..=100 {
-                // SAFETY: words of own symmetric memory, aligned.
+                // SAFETY: aligned words of this PE's own symmetric memory.
                 unsafe {
                     while word(512).read_volatile() < round {
                         std::thread::yield_now();
@@ -521,10 +521,10 @@ fn a_link_that_goes_down_ends_waits_and_says_what_is_lost() {
             let _peer = hostile_peer(&hostile);
             let honest = honest.join().unwrap();
             let bytes = [7u8; 1000];
-            // SAFETY: the source has that many bytes.
+            // SAFETY: the source has as many bytes as are put.
             unsafe { honest.put(1, 0, bytes.as_ptr(), 1000) }.unwrap();
             honest.quiet().unwrap();
-            // SAFETY: as above.
+            // SAFETY: the source has as many bytes as are put.
             unsafe { honest.put(1, 0, bytes.as_ptr(), 500) }.unwrap();
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(30));
@@ -555,7 +555,7 @@ fn a_flap_during_transfers_is_an_error_and_both_connect_again() {
         while losses < 3 && !over.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(20) {
             let outcome = (|| {
                 let bytes = [rounds as u8; 4000];
-                // SAFETY: the source has that many bytes.
+                // SAFETY: the source has as many bytes as are put.
                 unsafe { windows.put(1 - port, 0, bytes.as_ptr(), bytes.len())? };
                 windows.quiet()?;
                 windows.notify(1 - port)?;

@@ -126,7 +126,7 @@ pub(super) struct PeContext {
 // are accessed as atomics. Bulk data is copied through raw pointers, and the program must order such copies,
 // as for any one-sided access.
 unsafe impl Send for PeContext {}
-// SAFETY: as for Send.
+// SAFETY: as for `Send`.
 unsafe impl Sync for PeContext {}
 
 /// The thresholds of a connected transport.

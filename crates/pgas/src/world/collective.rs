@@ -141,7 +141,7 @@ impl<T: Transport> World<T> {
             ));
         }
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.send_down_tree(&set, index, root, offset, source, bytes) }
     }
 
@@ -194,7 +194,7 @@ impl<T: Transport> World<T> {
         let (index, _one) = self.enter(&set)?;
         let word = |pe: u32| pe as usize * WORD;
         for other in 0..set.size {
-            // SAFETY: a local word, put into this PE's own word of the workspace.
+            // SAFETY: the source is a local variable, and the destination is this PE's word of the workspace.
             unsafe { self.transport.put(set.pe(other), word(self.me()), (&raw const bytes).cast(), 8)? };
         }
         self.exchange(&set, index)?;
@@ -205,7 +205,7 @@ impl<T: Transport> World<T> {
             at = at.saturating_add(length);
         }
         let offset = self.offset_of(destination.saturating_add(at), bytes)?;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.put_to_all(&set, index, offset, source, bytes) }
     }
 
@@ -227,7 +227,7 @@ impl<T: Transport> World<T> {
         let (index, _one) = self.enter(&set)?;
         let offset =
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.put_to_all(&set, index, offset, source, bytes) }
     }
 
@@ -240,7 +240,7 @@ impl<T: Transport> World<T> {
         bytes: usize,
     ) -> Result<()> {
         for pe in set.others(index) {
-            // SAFETY: the caller's guarantee.
+            // SAFETY: the caller keeps the promises that this call needs.
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
         // Copy to this PE's own destination last, because it may be the source.

@@ -236,7 +236,7 @@ impl<T: Transport> World<T> {
         pe: u32,
     ) -> Result<()> {
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.put(pe, offset, source, bytes) }
     }
 
@@ -256,7 +256,7 @@ impl<T: Transport> World<T> {
         pe: u32,
     ) -> Result<()> {
         let offset = self.offset_of(destination, bytes)?;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.put_nbi(pe, offset, source, bytes) }
     }
 
@@ -270,7 +270,7 @@ impl<T: Transport> World<T> {
     #[inline]
     pub unsafe fn get_bytes(&self, destination: *mut u8, source: usize, bytes: usize, pe: u32) -> Result<()> {
         let offset = self.offset_of(source, bytes)?;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.transport.get(pe, offset, destination, bytes) }
     }
 
@@ -334,11 +334,11 @@ impl<T: Transport> World<T> {
     ) -> Result<()> {
         let (address, how, value) = signal;
         self.offset_of(address, 8)?;
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.put_bytes(destination, source, bytes, pe)? };
         self.transport.order()?;
         match how {
-            // SAFETY: a local word.
+            // SAFETY: the source is a local variable of 8 bytes.
             Signal::Set => unsafe { self.put_bytes(address, (&raw const value).cast(), 8, pe) },
             Signal::Add => self.atomic_nbi(Operation::Add, address, 8, value, pe),
         }

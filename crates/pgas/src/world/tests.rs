@@ -64,7 +64,7 @@ fn everything(world: &Pe) {
     assert_eq!(world.fetch(Operation::Fetch, flag, 1, 0, 0, 0).unwrap(), 10 * pes as u64);
     let won = world.fetch(Operation::CompareSwap, flag, 3, me as u64 + 1, 0, 0).unwrap() == 0;
     let wins = world.array::<u64>(1).unwrap();
-    // SAFETY: own memory that nobody else touches before the sum.
+    // SAFETY: this PE's own memory, which no other PE accesses before the sum.
     unsafe { wins.as_ptr().write_volatile(won as u64) };
     world.barrier_all().unwrap();
     let total = world.array::<u64>(1).unwrap();
@@ -73,7 +73,7 @@ fn everything(world: &Pe) {
 
     let values = world.array::<u32>(20_000).unwrap();
     for index in 0..20_000 {
-        // SAFETY: own memory, inside the array.
+        // SAFETY: this PE's own memory, inside the array.
         unsafe { values.as_ptr().add(index).write_volatile(me + index as u32) };
     }
     world.barrier_all().unwrap();

@@ -91,7 +91,7 @@ impl<T: Transport> World<T> {
     /// As for [`World::put_bytes`].
     pub fn put<E: Element>(&self, array: Symmetric<E>, index: usize, source: &[E], pe: u32) -> Result<()> {
         let at = array.at(index, source.len())?;
-        // SAFETY: a slice of plain elements.
+        // SAFETY: the slice has plain elements, so its bytes are readable.
         unsafe { self.put_bytes(at, source.as_ptr().cast(), size_of_val(source), pe) }
     }
 
@@ -120,7 +120,7 @@ impl<T: Transport> World<T> {
         let at = array.at(index, source.len())?;
         let (words, word, how, value) = signal;
         let word = words.at(word, 1)?;
-        // SAFETY: a slice of plain elements.
+        // SAFETY: the slice has plain elements, so its bytes are readable.
         unsafe {
             self.put_signal_bytes(at, source.as_ptr().cast(), size_of_val(source), (word, how, value), pe)
         }
@@ -132,7 +132,7 @@ impl<T: Transport> World<T> {
     /// [`Error::Invalid`] for an index outside the array.
     pub fn load<E: Element>(&self, array: Symmetric<E>, index: usize) -> Result<E> {
         let at = self.own(array, index, 1)?;
-        // SAFETY: inside this world's memory, aligned by the array's allocation.
+        // SAFETY: the element lies inside this world's memory, aligned by the array's allocation.
         Ok(unsafe { at.read_volatile() })
     }
 
@@ -151,7 +151,7 @@ impl<T: Transport> World<T> {
         let at = self.own(array, index, 1)?;
         let mut seen = value;
         self.wait_word(at as usize, size_of::<E>(), || {
-            // SAFETY: as in `load`.
+            // SAFETY: the element lies inside this world's memory, aligned by the array's allocation.
             seen = unsafe { at.read_volatile() };
             std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
             how.holds(seen, value)

@@ -57,7 +57,7 @@ impl Transport for Windows {
                 context.count(peer, length);
                 Ok(())
             }
-            // SAFETY: the caller's guarantee.
+            // SAFETY: the caller keeps the promises that this call needs.
             _ => unsafe { self.put(pe, offset, source, length) },
         }
     }
@@ -71,7 +71,7 @@ impl Transport for Windows {
             unsafe { peer.window.load_into(destination, context.symmetric_offset(offset), length)? };
             return Ok(());
         }
-        // SAFETY: the caller's guarantee.
+        // SAFETY: the caller keeps the promises that this call needs.
         unsafe { self.get_pushed(pe, offset, destination, length, None) }
     }
 
