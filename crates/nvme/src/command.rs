@@ -1,0 +1,13 @@
+//! Commands, completions and statuses.
+
+mod entry;
+mod fabrics_command;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use entry::{Command, Completion, Sgl, admin, async_event, dsm, feature, io, io_flags, log};
+pub use fabrics_command::{
+    Cap, ConnectData, DISCOVERY_NQN, FABRICS, cc, connect, connect_error, csts, fabrics, property,
+};
+pub use status::Status;

@@ -1,0 +1,307 @@
+//! Submission and completion queue entries, and the codes in them.
+
+use super::Status;
+use zerocopy::little_endian::{U16, U32, U64};
+
+wire! {
+    /// A submission queue entry (Base section 3.3.3.1).
+    pub struct Command {
+        /// OPC: the opcode. Its meaning depends on the queue: see [`admin`] and [`io`].
+        pub opcode: u8,
+        /// FUSE and PSDT. Commands over fabrics use SGLs: 0x40.
+        pub flags: u8,
+        /// CID: the identifier that the completion repeats.
+        pub cid: U16,
+        /// NSID: the namespace. In commands of the Fabrics opcode, the lowest byte is the FCTYPE.
+        pub nsid: U32,
+        /// Command dword 2.
+        pub cdw2: U32,
+        /// Command dword 3.
+        pub cdw3: U32,
+        /// MPTR: the metadata pointer.
+        pub mptr: U64,
+        /// DPTR: where the data lies.
+        pub sgl: Sgl,
+        /// Command dword 10.
+        pub cdw10: U32,
+        /// Command dword 11.
+        pub cdw11: U32,
+        /// Command dword 12.
+        pub cdw12: U32,
+        /// Command dword 13.
+        pub cdw13: U32,
+        /// Command dword 14.
+        pub cdw14: U32,
+        /// Command dword 15.
+        pub cdw15: U32,
+    }
+
+    /// An SGL descriptor (Base section 4.1.2.1).
+    pub struct Sgl {
+        /// The address; over TCP an offset in the capsule's data.
+        pub address: U64,
+        /// The length in bytes.
+        pub length: U32,
+        /// Reserved.
+        pub reserved: [u8; 3],
+        /// The descriptor's type in the upper four bits, its subtype in the lower four.
+        pub identifier: u8,
+    }
+
+    /// A completion queue entry (Base section 3.3.3.2).
+    pub struct Completion {
+        /// The first half of the command's result.
+        pub dw0: U32,
+        /// The second half of the command's result.
+        pub dw1: U32,
+        /// SQHD: the head of the submission queue.
+        pub sqhd: U16,
+        /// SQID. Reserved over fabrics.
+        pub sqid: U16,
+        /// CID: the identifier of the command.
+        pub cid: U16,
+        /// The status in bits 15:1. Bit 0 is the phase tag, which is reserved over fabrics.
+        pub status_and_phase: U16,
+    }
+}
+
+/// The flags of a command whose data an SGL describes (PSDT 01b).
+const PSDT_SGL: u8 = 0x40;
+
+impl Sgl {
+    /// The identifier of a data block at an offset in the capsule.
+    pub const IN_CAPSULE: u8 = 0x01;
+    /// The identifier of a data block that the transport transfers by its own PDUs.
+    pub const TRANSPORT: u8 = 0x5A;
+    /// A descriptor of no data.
+    pub const NONE: Sgl = Sgl::transport(0);
+
+    /// Creates the descriptor of `length` bytes that follow the command in its capsule.
+    pub const fn in_capsule(length: u32) -> Self {
+        Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], identifier: Self::IN_CAPSULE }
+    }
+
+    /// Creates the descriptor of `length` bytes that C2HData or H2CData transfer.
+    pub const fn transport(length: u32) -> Self {
+        Self { address: U64::ZERO, length: U32::new(length), reserved: [0; 3], identifier: Self::TRANSPORT }
+    }
+}
+
+impl Command {
+    /// Creates a command without data, whose identifier and further dwords are 0.
+    pub const fn new(opcode: u8, nsid: u32) -> Self {
+        Self {
+            opcode,
+            flags: PSDT_SGL,
+            cid: U16::ZERO,
+            nsid: U32::new(nsid),
+            cdw2: U32::ZERO,
+            cdw3: U32::ZERO,
+            mptr: U64::ZERO,
+            sgl: Sgl::NONE,
+            cdw10: U32::ZERO,
+            cdw11: U32::ZERO,
+            cdw12: U32::ZERO,
+            cdw13: U32::ZERO,
+            cdw14: U32::ZERO,
+            cdw15: U32::ZERO,
+        }
+    }
+
+    /// Creates a command on a range of blocks: a read, write, write zeroes or compare of `blocks` blocks from `lba`.
+    ///
+    /// # Panics
+    /// If `blocks` is not 1 to 65,536.
+    #[inline]
+    pub fn blocks(opcode: u8, nsid: u32, lba: u64, blocks: u32, sgl: Sgl) -> Self {
+        assert!((1..=65_536).contains(&blocks), "{blocks} blocks");
+        let mut command = Self { sgl, ..Self::new(opcode, nsid) };
+        command.cdw10 = (lba as u32).into();
+        command.cdw11 = ((lba >> 32) as u32).into();
+        command.cdw12 = (blocks - 1).into();
+        command
+    }
+
+    /// Returns the first block of a command on a range of blocks.
+    #[inline]
+    pub fn lba(&self) -> u64 {
+        u64::from(self.cdw10.get()) | u64::from(self.cdw11.get()) << 32
+    }
+
+    /// Returns the number of blocks of a command on a range of blocks, 1 to 65,536.
+    #[inline]
+    pub fn block_count(&self) -> u32 {
+        (self.cdw12.get() & 0xFFFF) + 1
+    }
+
+    /// Returns true if the host may transfer data to the controller with this command: bit 0 of the opcode, or of FCTYPE.
+    pub fn sends_data(&self) -> bool {
+        self.direction() & 1 != 0
+    }
+
+    /// Returns true if the controller may transfer data to the host with this command: bit 1 of the opcode, or of FCTYPE.
+    pub fn receives_data(&self) -> bool {
+        self.direction() & 2 != 0
+    }
+
+    fn direction(&self) -> u8 {
+        if self.opcode == super::FABRICS { self.nsid.get() as u8 } else { self.opcode }
+    }
+}
+
+impl Completion {
+    /// Creates a completion.
+    #[inline]
+    pub fn new(cid: u16, status: Status, sqhd: u16, dw0: u32, dw1: u32) -> Self {
+        Self {
+            dw0: dw0.into(),
+            dw1: dw1.into(),
+            sqhd: sqhd.into(),
+            sqid: U16::ZERO,
+            cid: cid.into(),
+            status_and_phase: (status.0 << 1).into(),
+        }
+    }
+
+    /// Returns the status.
+    #[inline]
+    pub fn status(&self) -> Status {
+        Status(self.status_and_phase.get() >> 1)
+    }
+
+    /// Returns the result of a command that has 64 bits of it.
+    pub fn result(&self) -> u64 {
+        u64::from(self.dw0.get()) | u64::from(self.dw1.get()) << 32
+    }
+}
+
+/// Opcodes on the admin queue (Base section 5).
+pub mod admin {
+    /// Get Log Page.
+    pub const GET_LOG_PAGE: u8 = 0x02;
+    /// Identify.
+    pub const IDENTIFY: u8 = 0x06;
+    /// Abort.
+    pub const ABORT: u8 = 0x08;
+    /// Set Features.
+    pub const SET_FEATURES: u8 = 0x09;
+    /// Get Features.
+    pub const GET_FEATURES: u8 = 0x0A;
+    /// Asynchronous Event Request.
+    pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
+    /// Keep Alive.
+    pub const KEEP_ALIVE: u8 = 0x18;
+}
+
+/// Opcodes on I/O queues (NVM section 3; Base section 7).
+pub mod io {
+    /// Flush.
+    pub const FLUSH: u8 = 0x00;
+    /// Write.
+    pub const WRITE: u8 = 0x01;
+    /// Read.
+    pub const READ: u8 = 0x02;
+    /// Compare.
+    pub const COMPARE: u8 = 0x05;
+    /// Write Zeroes.
+    pub const WRITE_ZEROES: u8 = 0x08;
+    /// Dataset Management.
+    pub const DATASET_MANAGEMENT: u8 = 0x09;
+    /// Reservation Register.
+    pub const RESERVATION_REGISTER: u8 = 0x0D;
+    /// Reservation Report.
+    pub const RESERVATION_REPORT: u8 = 0x0E;
+    /// Reservation Acquire.
+    pub const RESERVATION_ACQUIRE: u8 = 0x11;
+    /// Reservation Release.
+    pub const RESERVATION_RELEASE: u8 = 0x15;
+}
+
+/// Bits of command dword 12 of commands on blocks (NVM section 3.2).
+pub mod io_flags {
+    /// FUA: the data is durable before the command completes.
+    pub const FUA: u32 = 1 << 30;
+    /// LR: the controller makes limited efforts to retry.
+    pub const LIMITED_RETRY: u32 = 1 << 31;
+    /// DEAC in Write Zeroes: the controller may deallocate the blocks.
+    pub const DEALLOCATE: u32 = 1 << 25;
+}
+
+/// Dataset Management (NVM section 3.2.3). The data is a list of ranges, 16 bytes each; dword 10 holds their number less one.
+pub mod dsm {
+    use zerocopy::little_endian::{U32, U64};
+
+    /// Bit of dword 11: deallocate the ranges.
+    pub const DEALLOCATE: u32 = 1 << 2;
+    /// The most ranges in one command.
+    pub const MAX_RANGES: usize = 256;
+
+    wire! {
+        /// A range of blocks.
+        pub struct Range {
+            /// Context attributes.
+            pub attributes: U32,
+            /// The number of blocks. It is not reduced by one.
+            pub blocks: U32,
+            /// The first block.
+            pub lba: U64,
+        }
+    }
+}
+
+/// Feature identifiers of Get Features and Set Features (Base section 5.27.1).
+pub mod feature {
+    /// Arbitration.
+    pub const ARBITRATION: u8 = 0x01;
+    /// Power Management.
+    pub const POWER_MANAGEMENT: u8 = 0x02;
+    /// Temperature Threshold.
+    pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+    /// Error Recovery.
+    pub const ERROR_RECOVERY: u8 = 0x05;
+    /// Volatile Write Cache.
+    pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
+    /// Number of Queues. Dword 11 and the result hold both counts, less one: submission in bits 15:0, completion in 31:16.
+    pub const NUMBER_OF_QUEUES: u8 = 0x07;
+    /// Write Atomicity Normal.
+    pub const WRITE_ATOMICITY: u8 = 0x0A;
+    /// Asynchronous Event Configuration.
+    pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0B;
+    /// Keep Alive Timer, in milliseconds.
+    pub const KEEP_ALIVE_TIMER: u8 = 0x0F;
+    /// Host Identifier.
+    pub const HOST_IDENTIFIER: u8 = 0x81;
+}
+
+/// Log page identifiers of Get Log Page (Base section 5.16.1).
+pub mod log {
+    /// Supported Log Pages.
+    pub const SUPPORTED_LOG_PAGES: u8 = 0x00;
+    /// Error Information.
+    pub const ERROR_INFORMATION: u8 = 0x01;
+    /// SMART / Health Information.
+    pub const HEALTH: u8 = 0x02;
+    /// Firmware Slot Information.
+    pub const FIRMWARE_SLOT: u8 = 0x03;
+    /// Changed Namespace List.
+    pub const CHANGED_NAMESPACES: u8 = 0x04;
+    /// Commands Supported and Effects.
+    pub const COMMANDS_SUPPORTED: u8 = 0x05;
+    /// Asymmetric Namespace Access.
+    pub const ANA: u8 = 0x0C;
+    /// Discovery.
+    pub const DISCOVERY: u8 = 0x70;
+}
+
+/// Asynchronous events (Base section 5.2.1). Dword 0 of the completion holds the type in bits 2:0, the information in bits 15:8
+/// and the log page in bits 23:16.
+pub mod async_event {
+    /// The dword of "Namespace Attribute Changed". The log page is the Changed Namespace List.
+    pub const NAMESPACE_CHANGED: u32 = 0x02 | (super::log::CHANGED_NAMESPACES as u32) << 16;
+    /// The dword of "Discovery Log Page Change".
+    pub const DISCOVERY_CHANGED: u32 = 0x02 | 0xF0 << 8 | (super::log::DISCOVERY as u32) << 16;
+    /// Bit of Asynchronous Event Configuration and of OAES: namespace attribute notices.
+    pub const NAMESPACE_NOTICES: u32 = 1 << 8;
+    /// Bit of Asynchronous Event Configuration and of OAES: discovery log page change notices.
+    pub const DISCOVERY_NOTICES: u32 = 1 << 31;
+}

@@ -1,0 +1,177 @@
+//! Fabrics commands, controller properties and NQNs (Base sections 3.1.3, 4.5 and 6).
+
+use super::{Command, Sgl};
+use zerocopy::little_endian::{U16, U32};
+
+/// The opcode of Fabrics commands, on all queues. The FCTYPE in byte 4 selects the command.
+pub const FABRICS: u8 = 0x7F;
+
+/// The NQN of every discovery subsystem (Base section 4.5).
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+/// The values of FCTYPE (Base section 6).
+pub mod fabrics {
+    /// Property Set.
+    pub const PROPERTY_SET: u8 = 0x00;
+    /// Connect.
+    pub const CONNECT: u8 = 0x01;
+    /// Property Get.
+    pub const PROPERTY_GET: u8 = 0x04;
+    /// Authentication Send.
+    pub const AUTHENTICATION_SEND: u8 = 0x05;
+    /// Authentication Receive.
+    pub const AUTHENTICATION_RECEIVE: u8 = 0x06;
+    /// Disconnect.
+    pub const DISCONNECT: u8 = 0x08;
+}
+
+/// Offsets of controller properties (Base section 3.1.3).
+pub mod property {
+    /// CAP: controller capabilities, 8 bytes.
+    pub const CAP: u32 = 0x00;
+    /// VS: the version, 4 bytes.
+    pub const VS: u32 = 0x08;
+    /// CC: controller configuration, 4 bytes.
+    pub const CC: u32 = 0x14;
+    /// CSTS: controller status, 4 bytes.
+    pub const CSTS: u32 = 0x1C;
+    /// NSSR: subsystem reset, 4 bytes.
+    pub const NSSR: u32 = 0x20;
+}
+
+/// Bits and fields of CC.
+pub mod cc {
+    /// EN: the controller processes commands.
+    pub const ENABLE: u32 = 1 << 0;
+    /// SHN: the field of shutdown notification.
+    pub const SHUTDOWN_MASK: u32 = 3 << 14;
+    /// SHN: normal shutdown.
+    pub const SHUTDOWN_NORMAL: u32 = 1 << 14;
+    /// The entry sizes that NVMe requires: IOSQES 6 and IOCQES 4.
+    pub const ENTRY_SIZES: u32 = 6 << 16 | 4 << 20;
+}
+
+/// Bits and fields of CSTS.
+pub mod csts {
+    /// RDY: the controller is ready for commands.
+    pub const READY: u32 = 1 << 0;
+    /// CFS: a fatal error occurred.
+    pub const FATAL: u32 = 1 << 1;
+    /// SHST: shutdown is complete.
+    pub const SHUTDOWN_COMPLETE: u32 = 2 << 2;
+    /// SHST: the field of the shutdown status.
+    pub const SHUTDOWN_MASK: u32 = 3 << 2;
+}
+
+/// The value of the property CAP (Base section 3.1.3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cap(pub u64);
+
+impl Cap {
+    /// Creates the capabilities of a controller for the NVM command set with contiguous queues, whose queues have at most
+    /// `max_entries` entries (2 to 65,536) and which becomes ready within `timeout_500ms` units of 500 ms.
+    pub fn new(max_entries: u32, timeout_500ms: u8) -> Self {
+        Self(u64::from(max_entries - 1) & 0xFFFF | 1 << 16 | u64::from(timeout_500ms) << 24 | 1 << 37)
+    }
+
+    /// Returns MQES as a count: the most entries of a queue.
+    pub fn max_entries(self) -> u32 {
+        (self.0 as u32 & 0xFFFF) + 1
+    }
+
+    /// Returns TO: the longest time until the controller is ready, in units of 500 ms.
+    pub fn timeout_500ms(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+}
+
+/// The fields of Connect's dwords (Base section 6.3).
+pub mod connect {
+    /// CATTR: the host does not use submission queue flow control.
+    pub const DISABLE_FLOW_CONTROL: u8 = 1 << 2;
+    /// The controller identifier that asks for any controller.
+    pub const ANY_CONTROLLER: u16 = 0xFFFF;
+}
+
+/// Returns dword 0 of a refused Connect, which says which parameter is invalid: its offset, in the data or in the command (Base
+/// section 6.3).
+pub fn connect_error(in_data: bool, offset: u16) -> u32 {
+    u32::from(offset) | u32::from(in_data) << 16
+}
+
+wire! {
+    /// The data of Connect, 1024 bytes (Base section 6.3).
+    pub struct ConnectData {
+        /// HOSTID: a UUID.
+        pub host_id: [u8; 16],
+        /// CNTLID: the controller, or [`connect::ANY_CONTROLLER`].
+        pub controller: U16,
+        /// Reserved.
+        pub reserved: [u8; 238],
+        /// SUBNQN, ended by a zero byte.
+        pub subsystem_nqn: [u8; 256],
+        /// HOSTNQN, ended by a zero byte.
+        pub host_nqn: [u8; 256],
+        /// Reserved.
+        pub reserved2: [u8; 256],
+    }
+}
+
+impl ConnectData {
+    /// Creates the data.
+    ///
+    /// # Panics
+    /// If an NQN has more than 223 bytes.
+    pub fn new(host_id: [u8; 16], controller: u16, subsystem_nqn: &str, host_nqn: &str) -> Self {
+        let field = |nqn: &str| {
+            assert!(nqn.len() <= 223, "an NQN of {} bytes", nqn.len());
+            crate::identify::terminated(nqn)
+        };
+        Self {
+            host_id,
+            controller: controller.into(),
+            reserved: [0; 238],
+            subsystem_nqn: field(subsystem_nqn),
+            host_nqn: field(host_nqn),
+            reserved2: [0; 256],
+        }
+    }
+}
+
+impl Command {
+    /// Creates a Fabrics command.
+    pub fn fabrics(fctype: u8, sgl: Sgl) -> Self {
+        Self { sgl, ..Self::new(FABRICS, fctype.into()) }
+    }
+
+    /// Creates a Connect for queue `qid` with `entries` entries. The keep-alive timeout is in milliseconds; 0 turns it off. The
+    /// [`ConnectData`] is in the capsule.
+    ///
+    /// # Panics
+    /// If `entries` is not 2 to 65,536.
+    pub fn connect(qid: u16, entries: u32, attributes: u8, keep_alive_ms: u32) -> Self {
+        assert!((2..=65_536).contains(&entries), "{entries} entries");
+        let sgl = Sgl::in_capsule(size_of::<ConnectData>() as u32);
+        let mut command = Self::fabrics(fabrics::CONNECT, sgl);
+        command.cdw10 = (u32::from(qid) << 16).into();
+        command.cdw11 = ((entries - 1) | u32::from(attributes) << 16).into();
+        command.cdw12 = keep_alive_ms.into();
+        command
+    }
+
+    /// Creates a Property Get of 4 bytes, or 8 if `wide`.
+    pub fn property_get(offset: u32, wide: bool) -> Self {
+        let mut command = Self::fabrics(fabrics::PROPERTY_GET, Sgl::NONE);
+        command.cdw10 = u32::from(wide).into();
+        command.cdw11 = offset.into();
+        command
+    }
+
+    /// Creates a Property Set of 4 bytes.
+    pub fn property_set(offset: u32, value: u32) -> Self {
+        let mut command = Self::fabrics(fabrics::PROPERTY_SET, Sgl::NONE);
+        command.cdw11 = offset.into();
+        command.cdw12 = U32::new(value);
+        command
+    }
+}

@@ -1,0 +1,76 @@
+//! The errors of the initiator and the target.
+
+use crate::command::Status;
+use crate::pdu::{Fault, Termination};
+use inlane_core::error::Class;
+
+/// An error of a connection, a command or a namespace. Its message names the object, what was found and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An error from inlane-core: a region, an address or a quantity.
+    #[error(transparent)]
+    Core(#[from] inlane_core::error::Error),
+    /// An error of the operating system.
+    #[error("{what}: {source}")]
+    Os {
+        /// The operation that failed, and its object.
+        what: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// An invalid setting or argument.
+    #[error("{what}: {why}")]
+    Invalid {
+        /// The setting or argument.
+        what: String,
+        /// Why it is invalid, and what to give instead.
+        why: String,
+    },
+    /// The peer sent a PDU that violates the protocol. The connection is closed.
+    #[error("{peer} violates the NVMe/TCP protocol: {fault}; the connection is closed")]
+    Protocol {
+        /// The peer's address.
+        peer: String,
+        /// The bad field, and why it is bad.
+        fault: Fault,
+    },
+    /// The peer ended the connection because it found an error in what this side sent.
+    #[error("{peer} ended the connection: {termination}")]
+    Terminated {
+        /// The peer's address.
+        peer: String,
+        /// The reason that the peer gave.
+        termination: Termination,
+    },
+    /// A command completed with an error status.
+    #[error("{what}: {status}")]
+    Status {
+        /// The command, and its object.
+        what: String,
+        /// The status.
+        status: Status,
+    },
+    /// The connection ended while commands were in flight, or could not be opened.
+    #[error("{peer}: {why}")]
+    Disconnected {
+        /// The peer's address.
+        peer: String,
+        /// What happened, and what to do.
+        why: String,
+    },
+}
+
+/// The result type of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Returns what a caller can do about the error. The command derives its exit status from it.
+    pub fn class(&self) -> Class {
+        match self {
+            Error::Core(error) => error.class(),
+            Error::Invalid { .. } => Class::Usage,
+            _ => Class::Failed,
+        }
+    }
+}

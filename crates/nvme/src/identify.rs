@@ -1,0 +1,51 @@
+//! Data structures that commands transfer: Identify and the discovery log.
+
+mod controller;
+mod discovery;
+mod namespace;
+#[cfg(test)]
+mod tests;
+
+pub use controller::{Controller, controller_type, oncs};
+pub use discovery::{DiscoveryEntry, DiscoveryHeader, subsystem_type};
+pub use namespace::{LbaFormat, Namespace, NamespaceDescriptor};
+
+/// The values of CNS in Identify (Base section 5.17.1).
+pub mod cns {
+    /// Identify Namespace.
+    pub const NAMESPACE: u8 = 0x00;
+    /// Identify Controller.
+    pub const CONTROLLER: u8 = 0x01;
+    /// The list of active namespaces greater than NSID.
+    pub const ACTIVE_NAMESPACES: u8 = 0x02;
+    /// Namespace Identification Descriptors.
+    pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
+}
+
+/// The length of the data of Identify, in bytes.
+pub const IDENTIFY_BYTES: usize = 4096;
+
+/// Copies `text` into a field of ASCII bytes and fills the rest with spaces. Cuts the text if it is too long.
+pub fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [b' '; N];
+    let len = text.len().min(N);
+    field[..len].copy_from_slice(&text.as_bytes()[..len]);
+    field
+}
+
+/// Copies `text` into a field that a zero byte ends. Cuts the text if it is too long.
+pub fn terminated<const N: usize>(text: &str) -> [u8; N] {
+    let mut field = [0; N];
+    let len = text.len().min(N - 1);
+    field[..len].copy_from_slice(&text.as_bytes()[..len]);
+    field
+}
+
+/// Returns the text of a field from the wire, without the zero bytes and spaces that fill it. Replaces bytes that cannot be
+/// printed, so that a hostile peer cannot send control sequences to a terminal.
+pub fn text(field: &[u8]) -> String {
+    let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+    let printable =
+        |byte: &u8| if byte.is_ascii_graphic() || *byte == b' ' { char::from(*byte) } else { '?' };
+    field[..end].iter().map(printable).collect::<String>().trim_end().into()
+}

@@ -1,0 +1,174 @@
+//! Identify Controller (Base section 5.17.2.1).
+
+use zerocopy::little_endian::{U16, U32};
+
+wire! {
+    /// Identify Controller, 4096 bytes. Fields that only drives with firmware, power states or sanitize have are not named.
+    pub struct Controller {
+        /// VID: the PCI vendor.
+        pub vid: U16,
+        /// SSVID: the PCI subsystem vendor.
+        pub ssvid: U16,
+        /// SN: the serial number, filled with spaces.
+        pub sn: [u8; 20],
+        /// MN: the model, filled with spaces.
+        pub mn: [u8; 40],
+        /// FR: the firmware revision, filled with spaces.
+        pub fr: [u8; 8],
+        /// RAB: the recommended arbitration burst.
+        pub rab: u8,
+        /// IEEE: the vendor's OUI.
+        pub ieee: [u8; 3],
+        /// CMIC: bit 0 several ports, bit 1 several controllers, bit 3 asymmetric namespace access.
+        pub cmic: u8,
+        /// MDTS: the most data of a command, as a power of two in units of 4096 bytes; 0 is unlimited.
+        pub mdts: u8,
+        /// CNTLID: the controller's identifier.
+        pub cntlid: U16,
+        /// VER: the version; 20000h is 2.0.
+        pub ver: U32,
+        /// RTD3R.
+        pub rtd3r: U32,
+        /// RTD3E.
+        pub rtd3e: U32,
+        /// OAES: the asynchronous events that the controller sends.
+        pub oaes: U32,
+        /// CTRATT: controller attributes; bit 0 is set for 128-bit host identifiers.
+        pub ctratt: U32,
+        /// RRLS and reserved bytes.
+        pub reserved: [u8; 11],
+        /// CNTRLTYPE: see [`controller_type`].
+        pub cntrltype: u8,
+        /// FGUID.
+        pub fguid: [u8; 16],
+        /// CRDT1 to CRDT3, and reserved bytes.
+        pub reserved2: [u8; 128],
+        /// OACS: optional admin commands.
+        pub oacs: U16,
+        /// ACL: the Aborts that may be in flight, less one.
+        pub acl: u8,
+        /// AERL: the Asynchronous Event Requests that may be in flight, less one.
+        pub aerl: u8,
+        /// FRMW: firmware slots; bit 0 is set if slot 1 is read-only, bits 3:1 are the number of slots.
+        pub frmw: u8,
+        /// LPA: log page attributes; bit 2 is set for extended data (offsets and lengths beyond 12 bits).
+        pub lpa: u8,
+        /// ELPE: the entries of the error log, less one.
+        pub elpe: u8,
+        /// NPSS: the power states, less one.
+        pub npss: u8,
+        /// AVSCC, APSTA.
+        pub reserved3: [u8; 2],
+        /// WCTEMP: warning temperature, in kelvins.
+        pub wctemp: U16,
+        /// CCTEMP: critical temperature, in kelvins.
+        pub cctemp: U16,
+        /// MTFA to FWUG.
+        pub reserved4: [u8; 50],
+        /// KAS: the granularity of the keep-alive timer, in units of 100 ms; 0 if it is unsupported.
+        pub kas: U16,
+        /// HCTMA to ENDGIDMAX.
+        pub reserved5: [u8; 20],
+        /// ANATT: the longest transition of asymmetric access, in seconds.
+        pub anatt: u8,
+        /// ANACAP: capabilities of asymmetric namespace access.
+        pub anacap: u8,
+        /// ANAGRPMAX.
+        pub anagrpmax: U32,
+        /// NANAGRPID.
+        pub nanagrpid: U32,
+        /// PELS and reserved bytes.
+        pub reserved6: [u8; 160],
+        /// SQES: sizes of submission queue entries, 66h.
+        pub sqes: u8,
+        /// CQES: sizes of completion queue entries, 44h.
+        pub cqes: u8,
+        /// MAXCMD: the most commands in flight on a queue.
+        pub maxcmd: U16,
+        /// NN: the largest NSID.
+        pub nn: U32,
+        /// ONCS: optional I/O commands; see [`oncs`].
+        pub oncs: U16,
+        /// FUSES: fused operations.
+        pub fuses: U16,
+        /// FNA.
+        pub fna: u8,
+        /// VWC: bit 0 is set if there is a volatile write cache; bits 2:1 are 3 if Flush accepts NSID FFFFFFFFh.
+        pub vwc: u8,
+        /// AWUN: the atomic write unit, in blocks, less one.
+        pub awun: U16,
+        /// AWUPF: the atomic write unit at power loss, in blocks, less one.
+        pub awupf: U16,
+        /// ICSVSCC.
+        pub icsvscc: u8,
+        /// NWPC: namespace write protection.
+        pub nwpc: u8,
+        /// ACWU: the atomic compare-and-write unit, in blocks, less one.
+        pub acwu: U16,
+        /// CDFS.
+        pub cdfs: U16,
+        /// SGLS: bits 1:0 SGL support, bit 20 offsets in capsules, bit 21 transport data blocks.
+        pub sgls: U32,
+        /// MNAN: the most allowed namespaces.
+        pub mnan: U32,
+        /// Reserved.
+        pub reserved7: [u8; 224],
+        /// SUBNQN.
+        pub subnqn: [u8; 256],
+        /// Reserved.
+        pub reserved8: [u8; 768],
+        /// IOCCSZ: the largest command capsule of I/O queues, in units of 16 bytes; at least 4.
+        pub ioccsz: U32,
+        /// IORCSZ: the largest response capsule of I/O queues, in units of 16 bytes; at least 1.
+        pub iorcsz: U32,
+        /// ICDOFF: the offset of in-capsule data, in units of 16 bytes.
+        pub icdoff: U16,
+        /// FCATT: bit 0 is set if the controller keeps state between connections (static model).
+        pub fcatt: u8,
+        /// MSDBD: the most SGL descriptors of a capsule.
+        pub msdbd: u8,
+        /// OFCS: bit 0 is set if Disconnect is supported.
+        pub ofcs: U16,
+        /// Reserved.
+        pub reserved9: [u8; 242],
+        /// PSD0 to PSD31.
+        pub psd: [[u8; 32]; 32],
+        /// Vendor specific.
+        pub vendor: [u8; 1024],
+    }
+}
+
+/// The values of CNTRLTYPE.
+pub mod controller_type {
+    /// An I/O controller.
+    pub const IO: u8 = 1;
+    /// A discovery controller.
+    pub const DISCOVERY: u8 = 2;
+}
+
+/// Bits of ONCS.
+pub mod oncs {
+    /// Compare.
+    pub const COMPARE: u16 = 1 << 0;
+    /// Dataset Management.
+    pub const DATASET_MANAGEMENT: u16 = 1 << 2;
+    /// Write Zeroes.
+    pub const WRITE_ZEROES: u16 = 1 << 3;
+    /// Reservations.
+    pub const RESERVATIONS: u16 = 1 << 5;
+}
+
+impl Controller {
+    /// Returns the most data of a command in bytes, or `None` if it is unlimited.
+    pub fn max_transfer_bytes(&self) -> Option<u64> {
+        let bytes = if self.mdts < 52 { 4096 << self.mdts } else { u64::MAX };
+        (self.mdts != 0).then_some(bytes)
+    }
+
+    /// Returns the most in-capsule data of a command on an I/O queue, in bytes.
+    pub fn max_capsule_data(&self) -> u32 {
+        let capsule = u64::from(self.ioccsz.get()) * 16;
+        let before = 64 + u64::from(self.icdoff.get()) * 16;
+        u32::try_from(capsule.saturating_sub(before)).unwrap_or(u32::MAX)
+    }
+}

@@ -1,0 +1,100 @@
+use super::*;
+use std::mem::{offset_of, size_of};
+use zerocopy::FromZeros;
+
+#[test]
+fn structures_have_the_sizes_and_offsets_of_the_specification() {
+    assert_eq!(size_of::<Controller>(), IDENTIFY_BYTES);
+    for (offset, expected) in [
+        (offset_of!(Controller, cntlid), 78),
+        (offset_of!(Controller, cntrltype), 111),
+        (offset_of!(Controller, oacs), 256),
+        (offset_of!(Controller, wctemp), 266),
+        (offset_of!(Controller, kas), 320),
+        (offset_of!(Controller, anatt), 342),
+        (offset_of!(Controller, sqes), 512),
+        (offset_of!(Controller, maxcmd), 514),
+        (offset_of!(Controller, oncs), 520),
+        (offset_of!(Controller, vwc), 525),
+        (offset_of!(Controller, sgls), 536),
+        (offset_of!(Controller, subnqn), 768),
+        (offset_of!(Controller, ioccsz), 1792),
+        (offset_of!(Controller, ofcs), 1804),
+        (offset_of!(Controller, psd), 2048),
+    ] {
+        assert_eq!(offset, expected);
+    }
+    assert_eq!(size_of::<Namespace>(), IDENTIFY_BYTES);
+    for (offset, expected) in [
+        (offset_of!(Namespace, nvmcap), 48),
+        (offset_of!(Namespace, npwg), 64),
+        (offset_of!(Namespace, anagrpid), 92),
+        (offset_of!(Namespace, nsattr), 99),
+        (offset_of!(Namespace, nguid), 104),
+        (offset_of!(Namespace, lbaf), 128),
+        (offset_of!(Namespace, vendor), 384),
+    ] {
+        assert_eq!(offset, expected);
+    }
+    assert_eq!(size_of::<DiscoveryHeader>(), 1024);
+    assert_eq!(size_of::<DiscoveryEntry>(), 1024);
+    assert_eq!(offset_of!(DiscoveryEntry, trsvcid), 32);
+    assert_eq!(offset_of!(DiscoveryEntry, traddr), 512);
+}
+
+#[test]
+fn limits_of_a_controller() {
+    let mut controller = Controller::new_zeroed();
+    assert_eq!((controller.max_transfer_bytes(), controller.max_capsule_data()), (None, 0));
+    controller.mdts = 5;
+    controller.ioccsz = (64 / 16 + 8192 / 16).into();
+    assert_eq!((controller.max_transfer_bytes(), controller.max_capsule_data()), (Some(128 << 10), 8192));
+    controller.mdts = 255;
+    controller.ioccsz = u32::MAX.into();
+    assert_eq!((controller.max_transfer_bytes(), controller.max_capsule_data()), (Some(u64::MAX), u32::MAX));
+}
+
+#[test]
+fn a_namespace_with_an_impossible_format_has_no_block_size() {
+    let mut namespace = Namespace::new_zeroed();
+    assert_eq!(namespace.block_bytes(), None);
+    namespace.lbaf[0].lbads = 12;
+    assert_eq!(namespace.block_bytes(), Some(4096));
+    namespace.flbas = 1;
+    assert_eq!(namespace.block_bytes(), None, "format 1 does not exist");
+    namespace.flbas = 0;
+    namespace.lbaf[0].lbads = 64;
+    assert_eq!(namespace.block_bytes(), None);
+    namespace.lbaf[0] = LbaFormat { ms: 8.into(), lbads: 9, rp: 0 };
+    assert_eq!(namespace.block_bytes(), None, "metadata is unsupported");
+}
+
+#[test]
+fn texts_from_the_wire_cannot_control_a_terminal() {
+    assert_eq!(text(b"abc  \x1b[2J\0garbage"), "abc  ?[2J");
+    assert_eq!(text(&padded::<8>("ab")), "ab");
+    assert_eq!(text(&terminated::<4>("abcdef")), "abc");
+}
+
+proptest::proptest! {
+    #[test]
+    fn lists_of_descriptors_survive_a_round_trip_and_any_bytes(
+        eui in proptest::prelude::any::<[u8; 8]>(),
+        uuid in proptest::prelude::any::<[u8; 16]>(),
+        junk in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..64),
+    ) {
+        let all = [
+            NamespaceDescriptor::Eui64(eui),
+            NamespaceDescriptor::Nguid(uuid),
+            NamespaceDescriptor::Uuid(uuid),
+            NamespaceDescriptor::CommandSet(0),
+        ];
+        let mut list = [0; IDENTIFY_BYTES];
+        let mut at = 0;
+        for descriptor in &all {
+            at += descriptor.encode(&mut list[at..]);
+        }
+        assert_eq!(NamespaceDescriptor::decode_all(&list), all);
+        NamespaceDescriptor::decode_all(&junk);
+    }
+}

@@ -1,0 +1,24 @@
+//! NVMe over TCP in user space: the wire format, an initiator and a target.
+//!
+//! ```text
+//!            host                                                   controller
+//!   initiator --> commands --> [ pdu ] == TCP, one connection per queue == [ pdu ] --> target --> namespace
+//!             <-- completions <--                                              <--
+//! ```
+//!
+//! [`pdu`] encodes and decodes the protocol data units of the TCP transport. [`command`] defines the commands, completions and
+//! statuses that they carry. [`identify`] defines the data structures that commands transfer. Both sides share these modules;
+//! they contain no unsafe code.
+//!
+//! Sources: NVM Express TCP Transport Specification 1.0 ("TCP"), NVM Express Base Specification 2.0 ("Base") and NVM Command Set
+//! Specification 1.0 ("NVM").
+
+#[macro_use]
+mod wire;
+
+pub mod command;
+pub mod error;
+pub mod identify;
+pub mod pdu;
+
+pub use error::{Error, Result};

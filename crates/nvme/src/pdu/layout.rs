@@ -1,0 +1,292 @@
+//! The common header: type, flags and lengths.
+
+use super::{FatalStatus, Fault};
+
+/// The most bytes that a header takes in an encoder's buffer: a 128-byte ICReq, or a 72-byte header with digest and padding to the
+/// largest data alignment of 128 bytes.
+pub const MAX_HEADER: usize = 128;
+
+/// The length of the common header.
+pub(super) const COMMON: usize = 8;
+/// The length of a digest.
+pub(super) const DIGEST: usize = 4;
+/// Flag HDGSTF: a header digest follows the header.
+pub(super) const HDGSTF: u8 = 1 << 0;
+/// Flag DDGSTF: a data digest follows the data.
+pub(super) const DDGSTF: u8 = 1 << 1;
+/// The most data that a termination request carries (TCP sections 3.6.2.4 and 3.6.2.5).
+pub(super) const TERMINATION_DATA: usize = 128;
+
+/// Returns the digest of `bytes` as it is sent: CRC-32C, little-endian (TCP section 3.3.1.1).
+#[inline]
+pub fn digest(bytes: &[u8]) -> [u8; 4] {
+    crc32c::crc32c(bytes).to_le_bytes()
+}
+
+/// The type of a PDU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Initialize Connection Request, from the host.
+    IcReq = 0x00,
+    /// Initialize Connection Response, from the controller.
+    IcResp = 0x01,
+    /// Host to Controller Terminate Connection Request.
+    H2cTermReq = 0x02,
+    /// Controller to Host Terminate Connection Request.
+    C2hTermReq = 0x03,
+    /// Command Capsule, from the host.
+    CapsuleCmd = 0x04,
+    /// Response Capsule, from the controller.
+    CapsuleResp = 0x05,
+    /// Host to Controller Data Transfer.
+    H2cData = 0x06,
+    /// Controller to Host Data Transfer.
+    C2hData = 0x07,
+    /// Ready to Transfer, from the controller.
+    R2t = 0x09,
+}
+
+impl Kind {
+    /// Returns the type with this code.
+    #[inline]
+    pub fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            0x00 => Kind::IcReq,
+            0x01 => Kind::IcResp,
+            0x02 => Kind::H2cTermReq,
+            0x03 => Kind::C2hTermReq,
+            0x04 => Kind::CapsuleCmd,
+            0x05 => Kind::CapsuleResp,
+            0x06 => Kind::H2cData,
+            0x07 => Kind::C2hData,
+            0x09 => Kind::R2t,
+            _ => return None,
+        })
+    }
+
+    /// Returns the name in the specification.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::IcReq => "ICReq",
+            Kind::IcResp => "ICResp",
+            Kind::H2cTermReq => "H2CTermReq",
+            Kind::C2hTermReq => "C2HTermReq",
+            Kind::CapsuleCmd => "CapsuleCmd",
+            Kind::CapsuleResp => "CapsuleResp",
+            Kind::H2cData => "H2CData",
+            Kind::C2hData => "C2HData",
+            Kind::R2t => "R2T",
+        }
+    }
+
+    /// Returns the side that sends PDUs of this type.
+    #[inline]
+    pub fn sender(self) -> Sender {
+        match self {
+            Kind::IcReq | Kind::H2cTermReq | Kind::CapsuleCmd | Kind::H2cData => Sender::Host,
+            _ => Sender::Controller,
+        }
+    }
+
+    /// Returns the length of the header, in bytes: the required value of HLEN.
+    #[inline]
+    pub const fn header_len(self) -> usize {
+        match self {
+            Kind::IcReq | Kind::IcResp => 128,
+            Kind::CapsuleCmd => 72,
+            _ => 24,
+        }
+    }
+
+    /// Returns true if digests protect PDUs of this type.
+    #[inline]
+    fn has_digests(self) -> bool {
+        !matches!(self, Kind::IcReq | Kind::IcResp | Kind::H2cTermReq | Kind::C2hTermReq)
+    }
+}
+
+/// A side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// The initiator.
+    Host,
+    /// The target.
+    Controller,
+}
+
+/// The digests that a connection uses. The bits are those of DGST in ICReq and ICResp.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Digests {
+    /// Each header is followed by its digest.
+    pub header: bool,
+    /// Data is followed by its digest.
+    pub data: bool,
+}
+
+impl Digests {
+    /// Returns the digests that the DGST field enables. Ignores reserved bits.
+    pub fn from_bits(bits: u8) -> Self {
+        Self { header: bits & 1 != 0, data: bits & 2 != 0 }
+    }
+
+    /// Returns the value of the DGST field.
+    pub fn bits(self) -> u8 {
+        u8::from(self.header) | u8::from(self.data) << 1
+    }
+}
+
+/// What a receiver accepts. It depends on the negotiation and on the receiver's own limits.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// The side that sends the received PDUs.
+    pub sender: Sender,
+    /// The negotiated digests.
+    pub digests: Digests,
+    /// The alignment of data in the PDU that the receiver asked for, in bytes: 4 * (HPDA + 1) or 4 * (CPDA + 1).
+    pub alignment: u8,
+    /// The most in-capsule data, in bytes.
+    pub max_capsule_data: u32,
+    /// The most data in one H2CData or C2HData, in bytes.
+    pub max_data: u32,
+}
+
+/// Where the parts of one PDU lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The PDU's type.
+    pub kind: Kind,
+    /// The FLAGS field.
+    pub flags: u8,
+    /// The bytes of the header, with its digest.
+    pub header_bytes: u8,
+    /// True if the header has a digest.
+    pub header_digest: bool,
+    /// True if the data has a digest.
+    pub data_digest: bool,
+    /// The padding between the header, with its digest, and the data.
+    pub padding_bytes: u8,
+    /// The data's length in bytes, without its digest.
+    pub data_bytes: u32,
+}
+
+impl Layout {
+    /// Decodes the common header, which is the first 8 bytes of a PDU.
+    ///
+    /// # Errors
+    /// A [`Fault`] if the type is unknown or from the wrong side, a length is impossible or exceeds the limits of `rules`, or the
+    /// digest flags differ from the negotiation.
+    #[inline]
+    pub fn decode(common: &[u8; COMMON], rules: &Rules) -> Result<Self, Fault> {
+        let [code, flags, hlen, pdo, l0, l1, l2, l3] = *common;
+        let plen = u32::from_le_bytes([l0, l1, l2, l3]);
+        let fault = |field, offset, found: u64, why| {
+            Err(Fault { status: FatalStatus::InvalidHeaderField, kind: code, field, offset, found, why })
+        };
+        let Some(kind) = Kind::from_code(code) else {
+            return fault("PDU-Type", 0, code.into(), "this type does not exist");
+        };
+        if kind.sender() != rules.sender {
+            return fault("PDU-Type", 0, code.into(), "this side does not send PDUs of this type");
+        }
+        if usize::from(hlen) != kind.header_len() {
+            return fault("HLEN", 2, hlen.into(), "PDUs of this type have a header of another length");
+        }
+        let header_digest = rules.digests.header && kind.has_digests();
+        if kind.has_digests() && (flags & HDGSTF != 0) != header_digest {
+            return fault("FLAGS", 1, flags.into(), "bit HDGSTF differs from the negotiated header digest");
+        }
+        let header_bytes = hlen + if header_digest { DIGEST as u8 } else { 0 };
+        let mut layout = Layout {
+            kind,
+            flags,
+            header_bytes,
+            header_digest,
+            data_digest: false,
+            padding_bytes: 0,
+            data_bytes: 0,
+        };
+        if plen < u32::from(header_bytes) {
+            return fault("PLEN", 4, plen.into(), "the PDU would end within its header");
+        }
+        let limit = match kind {
+            Kind::H2cTermReq | Kind::C2hTermReq => {
+                layout.data_bytes = plen - u32::from(header_bytes);
+                if layout.data_bytes > TERMINATION_DATA as u32 {
+                    return fault("PLEN", 4, plen.into(), "a termination request has at most 152 bytes");
+                }
+                return Ok(layout);
+            }
+            Kind::CapsuleCmd => rules.max_capsule_data,
+            Kind::H2cData | Kind::C2hData => rules.max_data,
+            _ => 0,
+        };
+        let data_pdu = matches!(kind, Kind::H2cData | Kind::C2hData);
+        if plen == u32::from(header_bytes) {
+            if data_pdu {
+                return fault("PLEN", 4, plen.into(), "a data PDU without data");
+            }
+            return Ok(layout);
+        }
+        if !data_pdu && kind != Kind::CapsuleCmd {
+            return fault("PLEN", 4, plen.into(), "PDUs of this type have no data");
+        }
+        layout.data_digest = rules.digests.data;
+        if (flags & DDGSTF != 0) != layout.data_digest {
+            return fault("FLAGS", 1, flags.into(), "bit DDGSTF differs from the negotiated data digest");
+        }
+        if pdo < header_bytes || !pdo.is_multiple_of(rules.alignment.max(4)) {
+            return fault("PDO", 3, pdo.into(), "the data would overlap the header or break its alignment");
+        }
+        layout.padding_bytes = pdo - header_bytes;
+        let trailer = if layout.data_digest { DIGEST as u32 } else { 0 };
+        let data_bytes = plen.checked_sub(u32::from(pdo) + trailer).filter(|bytes| *bytes > 0);
+        let Some(data_bytes) = data_bytes else {
+            return fault("PLEN", 4, plen.into(), "the PDU would end before its data");
+        };
+        if data_bytes > limit {
+            return fault("PLEN", 4, plen.into(), "the data exceeds the negotiated limit");
+        }
+        layout.data_bytes = data_bytes;
+        Ok(layout)
+    }
+
+    /// Returns the length of the whole PDU: PLEN.
+    #[inline]
+    pub fn total_bytes(&self) -> usize {
+        self.data_at() + self.data_bytes as usize + if self.data_digest { DIGEST } else { 0 }
+    }
+
+    /// Returns the offset of the data in the PDU. It is the end of the header if there is no data.
+    #[inline]
+    pub fn data_at(&self) -> usize {
+        usize::from(self.header_bytes) + usize::from(self.padding_bytes)
+    }
+
+    /// Checks the header digest, if the PDU has one. `header` holds [`Layout::header_bytes`] bytes.
+    ///
+    /// # Errors
+    /// A [`Fault`] with [`FatalStatus::HeaderDigest`] and the received digest.
+    ///
+    /// # Panics
+    /// If `header` is shorter than the header.
+    #[inline]
+    pub fn check_digest(&self, header: &[u8]) -> Result<(), Fault> {
+        if !self.header_digest {
+            return Ok(());
+        }
+        let (bytes, rest) = header.split_at(self.kind.header_len());
+        if digest(bytes) == rest[..DIGEST] {
+            return Ok(());
+        }
+        let found = u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]);
+        Err(Fault {
+            status: FatalStatus::HeaderDigest,
+            kind: self.kind as u8,
+            field: "HDGST",
+            offset: self.kind.header_len() as u32,
+            found: found.into(),
+            why: "the header was corrupted on the way",
+        })
+    }
+}

@@ -1,0 +1,216 @@
+use super::*;
+use crate::command::{Command, Completion, Sgl, Status, io};
+use proptest::prelude::*;
+use zerocopy::{Immutable, IntoBytes};
+
+fn rules(sender: Sender, digests: Digests, alignment: u8) -> Rules {
+    Rules { sender, digests, alignment, max_capsule_data: 8192, max_data: 1 << 20 }
+}
+
+/// Reads the layout of a PDU.
+fn layout(pdu: &[u8], rules: &Rules) -> Result<Layout, Fault> {
+    Layout::decode(pdu[..8].try_into().unwrap(), rules)
+}
+
+/// Writes a whole PDU with data.
+fn whole<T: IntoBytes + Immutable>(header: &T, data: &[u8], digests: Digests, alignment: u8) -> Vec<u8> {
+    let mut out = [0xEE; MAX_HEADER];
+    let written = encode(header, data.len() as u32, digests, alignment, &mut out);
+    let mut pdu = out[..written].to_vec();
+    pdu.extend_from_slice(data);
+    if digests.data && !data.is_empty() {
+        pdu.extend_from_slice(&digest(data));
+    }
+    pdu
+}
+
+/// Receives a PDU as a receiver does, and returns its layout and data.
+fn receive<'a>(pdu: &'a [u8], rules: &Rules) -> Result<(Layout, Header<'a>, &'a [u8]), Fault> {
+    let layout = layout(pdu, rules)?;
+    assert_eq!(layout.total_bytes(), pdu.len());
+    let header = &pdu[..layout.header_bytes.into()];
+    layout.check_digest(header)?;
+    let data = &pdu[layout.data_at()..][..layout.data_bytes as usize];
+    if layout.data_digest {
+        assert_eq!(pdu[pdu.len() - 4..], digest(data));
+    }
+    Ok((layout, Header::decode(&layout, header)?, data))
+}
+
+fn any_digests() -> impl Strategy<Value = Digests> {
+    any::<(bool, bool)>().prop_map(|(header, data)| Digests { header, data })
+}
+
+#[test]
+fn headers_have_the_sizes_of_the_specification() {
+    assert_eq!((size_of::<IcReq>(), size_of::<IcResp>(), size_of::<TermReq>()), (128, 128, 24));
+    assert_eq!((size_of::<CapsuleCmd>(), size_of::<CapsuleResp>()), (72, 24));
+    assert_eq!((size_of::<Data>(), size_of::<R2t>()), (24, 24));
+}
+
+#[test]
+fn the_digest_is_that_of_rfc_3720() {
+    // RFC 3720, appendix B.4: 32 bytes of zeroes.
+    assert_eq!(digest(&[0; 32]), [0xAA, 0x36, 0x91, 0x8A]);
+}
+
+#[test]
+fn a_connection_is_negotiated_without_digests() {
+    let digests = Digests { header: true, data: true };
+    let pdu = whole(&IcReq::new(digests, 1), &[], digests, 4);
+    assert_eq!(pdu[..8], [0, 0, 128, 0, 128, 0, 0, 0]);
+    let (_, header, _) = receive(&pdu, &rules(Sender::Host, digests, 4)).unwrap();
+    let Header::IcReq(request) = header else { panic!("{header:?}") };
+    assert_eq!((Digests::from_bits(request.dgst), request.maxr2t.get()), (digests, 0));
+
+    let pdu = whole(&IcResp::new(digests, 4096), &[], digests, 4);
+    let (_, header, _) = receive(&pdu, &rules(Sender::Controller, digests, 4)).unwrap();
+    assert!(matches!(header, Header::IcResp(response) if response.maxh2cdata.get() == 4096));
+}
+
+#[test]
+fn faults_name_the_field_and_its_offset() {
+    let from_controller = rules(Sender::Controller, Digests::default(), 4);
+    let good = whole(&Data::new(Kind::C2hData, data_flags::LAST, 1, 0, 0, 8), &[5; 8], Digests::default(), 4);
+    receive(&good, &from_controller).unwrap();
+    let expect = |at: usize, value: u8, field, offset| {
+        let mut bad = good.clone();
+        bad[at] = value;
+        let header = |layout: Layout| Header::decode(&layout, &bad).map(|_| ());
+        let fault = layout(&bad, &from_controller).and_then(header).unwrap_err();
+        assert_eq!((fault.field, fault.offset), (field, offset), "{fault}");
+        fault
+    };
+    expect(0, 0x08, "PDU-Type", 0);
+    expect(0, 0x06, "PDU-Type", 0);
+    expect(1, 0x01, "FLAGS", 1);
+    expect(1, 0x02, "FLAGS", 1);
+    expect(1, 0x08, "FLAGS", 1);
+    expect(2, 23, "HLEN", 2);
+    expect(3, 23, "PDO", 3);
+    expect(3, 26, "PDO", 3);
+    expect(3, 32, "PLEN", 4);
+    expect(4, 8, "PLEN", 4);
+    expect(4, 24, "PLEN", 4);
+    expect(6, 0xFF, "PLEN", 4);
+    let fault = expect(16, 9, "DATAL", 16);
+    assert_eq!(
+        fault.to_string(),
+        "C2HData: DATAL at byte 16 is 0x9: it differs from the length of the data in the PDU"
+    );
+    let mut over = good.clone();
+    over[12..16].fill(0xFF);
+    let fault = receive(&over, &from_controller).unwrap_err();
+    assert_eq!((fault.status, fault.information()), (FatalStatus::DataOutOfRange, 12));
+}
+
+#[test]
+fn a_termination_repeats_the_bad_header() {
+    let from_host = rules(Sender::Host, Digests::default(), 4);
+    let mut bad = whole(&CapsuleCmd::new(Command::new(io::FLUSH, 1)), &[], Digests::default(), 4);
+    bad[2] = 71;
+    let fault = layout(&bad, &from_host).unwrap_err();
+    let mut out = [0; 152];
+    let written = encode_termination(Sender::Controller, &fault, &bad, &mut out);
+    assert_eq!(written, 24 + 72);
+    let from_controller = rules(Sender::Controller, Digests { header: true, data: true }, 4);
+    let (_, header, data) = receive(&out[..written], &from_controller).unwrap();
+    let Header::TermReq(termination) = header else { panic!("{header:?}") };
+    assert_eq!((termination.status, termination.information), (1, 2));
+    assert_eq!(data, bad);
+    assert_eq!(termination.to_string(), "Invalid PDU Header Field (FES 1), field at byte 2");
+}
+
+#[test]
+fn in_capsule_data_is_limited() {
+    let command = Command::blocks(io::WRITE, 1, 0, 17, Sgl::in_capsule(8704));
+    let pdu = whole(&CapsuleCmd::new(command), &[0; 8704], Digests::default(), 4);
+    let fault = receive(&pdu, &rules(Sender::Host, Digests::default(), 4)).unwrap_err();
+    assert_eq!(fault.field, "PLEN");
+}
+
+proptest! {
+    #[test]
+    fn pdus_with_data_survive_a_round_trip(
+        digests in any_digests(),
+        alignment in (1u8..=32).prop_map(|units| units * 4),
+        data in proptest::collection::vec(any::<u8>(), 1..600),
+        (cid, tag, offset, flags) in (any::<u16>(), any::<u16>(), 0..1u32 << 30, 0u8..2),
+    ) {
+        let flags = flags * data_flags::LAST;
+        for (kind, sender) in [(Kind::C2hData, Sender::Controller), (Kind::H2cData, Sender::Host)] {
+            let sent = Data::new(kind, flags, cid, tag, offset, data.len() as u32);
+            let pdu = whole(&sent, &data, digests, alignment);
+            let (layout, header, received) = receive(&pdu, &rules(sender, digests, alignment)).unwrap();
+            let (Header::C2hData(header) | Header::H2cData(header)) = header else { panic!("{header:?}") };
+            prop_assert_eq!((header.cccid, header.ttag), (sent.cccid, sent.ttag));
+            prop_assert_eq!((header.datao, header.datal), (sent.datao, sent.datal));
+            prop_assert_eq!(layout.flags & data_flags::LAST, flags);
+            prop_assert_eq!(received, &data[..]);
+            prop_assert_eq!(layout.data_at() % usize::from(alignment), 0);
+        }
+    }
+
+    #[test]
+    fn capsules_survive_a_round_trip(
+        digests in any_digests(),
+        bytes in any::<[u8; 32]>(),
+        data in proptest::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let mut command = Command::blocks(bytes[0], 3, 9, 8, Sgl::in_capsule(data.len() as u32));
+        command.as_mut_bytes()[32..].copy_from_slice(&bytes);
+        let pdu = whole(&CapsuleCmd::new(command), &data, digests, 4);
+        let (_, header, received) = receive(&pdu, &rules(Sender::Host, digests, 4)).unwrap();
+        prop_assert!(matches!(header, Header::CapsuleCmd(found) if *found == command));
+        prop_assert_eq!(received, &data[..]);
+
+        let completion = Completion::new(7, Status::LBA_OUT_OF_RANGE, 8, 9, 10);
+        let pdu = whole(&CapsuleResp::new(completion), &[], digests, 4);
+        let (_, header, _) = receive(&pdu, &rules(Sender::Controller, digests, 4)).unwrap();
+        prop_assert!(matches!(header, Header::CapsuleResp(found) if *found == completion));
+
+        let pdu = whole(&R2t::new(7, 8, 4096, 512), &[], digests, 4);
+        let (_, header, _) = receive(&pdu, &rules(Sender::Controller, digests, 4)).unwrap();
+        prop_assert!(matches!(header, Header::R2t(found) if found.r2tl.get() == 512));
+    }
+
+    /// With a header digest, every changed byte of a header is found. Without, decoding gives a layout within the limits or a
+    /// fault whose offset lies in the header.
+    #[test]
+    fn mutated_headers_are_refused_or_harmless(
+        digests in any_digests(),
+        at in 0usize..24,
+        change in 1u8..,
+        c2h in any::<bool>(),
+    ) {
+        let (sender, kind) = if c2h { (Sender::Controller, Kind::C2hData) } else { (Sender::Host, Kind::H2cData) };
+        let mut pdu = whole(&Data::new(kind, 0, 1, 2, 512, 64), &[9; 64], digests, 4);
+        pdu[at] ^= change;
+        let rules = rules(sender, digests, 4);
+        let result = layout(&pdu, &rules).and_then(|layout| {
+            assert!(layout.data_bytes <= rules.max_data && layout.header_bytes <= 132);
+            pdu.resize(layout.total_bytes().max(pdu.len()), 0);
+            layout.check_digest(&pdu[..layout.header_bytes.into()])?;
+            Header::decode(&layout, &pdu).map(|_| ())
+        });
+        match result {
+            Ok(()) => prop_assert!(!digests.header),
+            Err(fault) => prop_assert!(fault.offset <= 128),
+        }
+    }
+
+    #[test]
+    fn any_8_bytes_give_a_bounded_layout_or_a_fault(
+        bytes in any::<[u8; 8]>(),
+        digests in any_digests(),
+        alignment in any::<u8>(),
+        host in any::<bool>(),
+    ) {
+        let rules = rules(if host { Sender::Host } else { Sender::Controller }, digests, alignment);
+        if let Ok(layout) = Layout::decode(&bytes, &rules) {
+            let expected = u32::from_le_bytes(bytes[4..].try_into().unwrap()) as usize;
+            prop_assert_eq!(layout.total_bytes(), expected);
+            prop_assert!(layout.data_bytes <= rules.max_data);
+        }
+    }
+}

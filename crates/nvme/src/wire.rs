@@ -1,0 +1,14 @@
+//! The macro that declares data structures of the specification.
+
+/// Declares types whose memory is the bytes on the wire.
+macro_rules! wire {
+    ($($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $name { $($(#[$doc])* pub $field: $type),* }
+    )*};
+}
