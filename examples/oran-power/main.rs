@@ -73,7 +73,7 @@ fn run() -> Result<(), Box<dyn Error>> {
         unsafe {
             kernel.launch(&stream, shape, arguments)?;
             stream.copy(&sums, &answer[0])?;
-            // Copied after the sums, so it shows which slots had been delivered by then.
+            // The records are copied after the sums, so they show which slots had been delivered by then.
             stream.copy(&records, &answer[1])?;
         }
         stream.synchronize()?;

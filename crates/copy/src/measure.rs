@@ -73,7 +73,7 @@ pub struct Measurement {
     pub bytes_per_second: Summary,
     /// CPU seconds of the submitting and waiting thread per 10^9 bytes.
     pub cpu_seconds_per_gigabyte: f64,
-    /// The CPU time of that thread as a share of the elapsed time.
+    /// The CPU time of the submitting and waiting thread as a share of the elapsed time.
     pub cpu_share: f64,
     /// Transfers in flight; 1 for a synchronous mover.
     pub window: usize,

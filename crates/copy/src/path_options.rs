@@ -21,7 +21,8 @@ pub struct PathOptions {
     /// hands the chunks on. A later
     /// [`Mover::set_completion_mode`](inlane_core::mover::Mover::set_completion_mode) overrides it.
     pub stages: CompletionMode,
-    /// Tuning of staging by copy engines; `None` selects what suits one direction or both.
+    /// Tuning of staging by copy engines; `None` selects the tuning that suits one direction, or both if
+    /// `both_ways` is set.
     pub engines: Option<EngineTuning>,
     /// Tuning of staging by SMs.
     pub sms: SmTuning,

@@ -1,5 +1,5 @@
-//! A published experiment on models of its accelerator: BAR and DMA in each direction at two link speeds, and
-//! device to device by BAR and by the hybrid path.
+//! A published experiment, run on models of the published accelerator: BAR and DMA in each direction at two
+//! link speeds, and device to device by BAR and by the hybrid path.
 //!
 //! The models have the published rates of single stages, so the lines of single stages measure nothing new.
 //! The lines between two devices show what the published rates of the stages predict. The published

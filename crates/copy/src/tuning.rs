@@ -33,10 +33,10 @@ const CHUNK_COST: f64 = 165e3;
 
 /// Returns the chunk sizes of a transfer by copy engines, at most `largest` bytes each.
 ///
-/// On an idle pipeline the chunk size balances the cost of a chunk against the delay of the first one: the
-/// square root of bytes times cost. The first and the last chunks are smaller, because one of the two stages
-/// is idle meanwhile. Behind other transfers the chunks are as large as allowed, because only their number
-/// costs time.
+/// On an idle pipeline, large chunks save the cost of their events, and small chunks let the second stage
+/// start earlier. The best size is the square root of `bytes` times `CHUNK_COST`. The first and the last
+/// chunks are smaller, because one of the two stages is idle meanwhile. Behind other transfers the chunks are
+/// as large as allowed, because only their number costs time.
 pub fn engine_chunks(bytes: usize, largest: usize, idle: bool) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut left = bytes;

@@ -1,6 +1,6 @@
 //! Transfers between GPUs: sizes and alignments, movers dropped with transfers in flight, pauses, both
-//! directions at once, kernels that trap, and a GPU that does not answer. On a machine with one GPU, it is
-//! both endpoints. Without a GPU, each test prints that it is skipped.
+//! directions at once, kernels that trap, and a GPU that does not answer. On a machine with one GPU, that GPU
+//! is both endpoints. Without a GPU, each test prints that it is skipped.
 
 use inlane_copy::open_path;
 use inlane_copy::{Device, Path, PathOptions, open};
@@ -42,8 +42,8 @@ impl Numbers {
     }
 }
 
-/// Transfers of odd sizes at odd addresses, several in flight, in every completion mode. The bytes around
-/// them stay as they were.
+/// Makes transfers of odd sizes at odd addresses, several in flight, in every completion mode. The bytes
+/// around the destinations must stay unchanged.
 #[test]
 fn every_size_and_alignment_arrives_and_nothing_else_changes() {
     let Some([from, to]) = devices("every_size_and_alignment_arrives_and_nothing_else_changes") else {

@@ -34,7 +34,7 @@ pub struct GpuDirect {
     pub flush_writes_options: i32,
 }
 
-/// A GPU's properties. They are known without opening it.
+/// A GPU's properties, which are known without opening the GPU.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct DeviceInfo {
     /// The number N in `gpu:N`.
@@ -167,7 +167,8 @@ fn sysfs(address: &str, file: &str) -> Option<String> {
 }
 
 fn link(address: &str) -> Option<Link> {
-    // The file contains for example "32.0 GT/s PCIe", or "Unknown".
+    // The file contains a text such as "32.0 GT/s PCIe" or "Unknown", so the first word is parsed as the
+    // speed.
     let speed = |file| sysfs(address, file)?.split_whitespace().next()?.parse::<f64>().ok();
     let width = |file| sysfs(address, file)?.parse::<u32>().ok();
     Some(Link {
@@ -212,8 +213,8 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens `gpu:index`. It stays open until the process ends, because creating a context takes tenths of a
-    /// second and most callers open the same GPU again.
+    /// Opens `gpu:index`. The GPU stays open until the process ends, because creating a context takes tenths
+    /// of a second and most callers open the same GPU again.
     ///
     /// # Errors
     /// If there is no driver, no such device, or no context, or if a GPU was abandoned in this process.
@@ -308,8 +309,8 @@ impl Gpu {
         self.abandoned.load(Ordering::Relaxed)
     }
 
-    /// Calls `free` with the context current, unless the GPU was abandoned. Logs errors, because it is called
-    /// from `drop`.
+    /// Calls `free` with the context current, unless the GPU was abandoned. Logs errors, because `drop` calls
+    /// this function and cannot return them.
     pub(crate) fn release(&self, what: &str, free: impl FnOnce() -> Result<()>) {
         if self.is_abandoned() {
             return;

@@ -58,9 +58,9 @@ pub(crate) fn load() -> Result<i32> {
 
 /// Sets the environment variables that the driver reads when it starts, unless the user has set them.
 fn prepare_environment() {
-    // EAGER, because a kernel that is loaded at its first launch waits for persistent kernels to end. 32
-    // connections, because a stream that waits for a value must not share a hardware queue with the stream
-    // that writes this value.
+    // Kernels are loaded eagerly, because a kernel that is loaded at its first launch waits for persistent
+    // kernels to end. There are 32 connections, because a stream that waits for a value must not share a
+    // hardware queue with the stream that writes this value.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
             // SAFETY: runs once, during set-up. Rust code reads the environment under a lock; C code of other

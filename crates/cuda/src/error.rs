@@ -38,13 +38,13 @@ pub enum Error {
     Call {
         /// The function's name.
         call: &'static str,
-        /// The device or object that it was called for.
+        /// The device or object that the function was called for.
         device: String,
         /// The driver's name of the error.
         name: String,
         /// The driver's description of the error.
         meaning: String,
-        /// What to do.
+        /// What the user can do.
         remedy: &'static str,
         /// The driver's number of the error.
         code: u32,
@@ -67,7 +67,7 @@ pub enum Error {
         call: &'static str,
         /// The compiler's description of the error.
         meaning: String,
-        /// What to do.
+        /// What the user can do.
         remedy: &'static str,
     },
     /// The source does not compile.
@@ -120,8 +120,8 @@ impl Error {
 }
 
 fn is_environment(code: u32) -> bool {
-    // Out of memory, stub library, device unavailable, no device, invalid device, not permitted, not
-    // supported, driver mismatch, compatibility mode unsupported.
+    // The codes that mean that the machine is not ready: out of memory, stub library, device unavailable, no
+    // device, invalid device, not permitted, not supported, driver mismatch, compatibility mode unsupported.
     matches!(code, 2 | 34 | 46 | 100 | 101 | 800 | 801 | 803 | 804)
 }
 

@@ -8,7 +8,7 @@ use inlane_core::mover::{Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{CompletionMode, Location, Region};
 use std::sync::Arc;
 
-/// The number of staging slots in GPU memory. While one is filled, others are emptied.
+/// The number of staging slots in GPU memory. While one slot is filled, others are emptied.
 const SLOTS: usize = 4;
 /// The bytes of a staging slot.
 const SLOT: usize = 4 << 20;

@@ -118,7 +118,8 @@ impl Gpu {
         Ok(unsafe { Region::from_raw(memory.address(), memory.len(), Location::Pinned, Arc::new(keeper)) })
     }
 
-    /// Copies a region of this GPU's memory to the host and waits for the copy. For set-up and reports.
+    /// Copies a region of this GPU's memory to the host and waits for the copy. Use it for set-up and
+    /// reports.
     ///
     /// # Errors
     /// If the region is not in this GPU's memory, or the driver call fails.
@@ -137,7 +138,8 @@ impl Gpu {
         Ok(bytes)
     }
 
-    /// Copies `bytes` to the beginning of a region of this GPU's memory and waits for the copy. For set-up.
+    /// Copies `bytes` to the beginning of a region of this GPU's memory and waits for the copy. Use it for
+    /// set-up.
     ///
     /// # Errors
     /// If the region is not in this GPU's memory or is too small, or the driver call fails.

@@ -197,7 +197,8 @@ impl Compiler {
 
     fn open(located: &Located) -> std::result::Result<Self, String> {
         let by_descriptor = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        // NVRTC loads its built-ins by their bare name. The loader finds them if they are already loaded.
+        // NVRTC loads its built-ins by their bare name, and the loader finds them only if they are already
+        // loaded. So they are loaded first.
         for builtins in &located.builtins {
             let path = by_descriptor(builtins);
             // SAFETY: the compiler's own library of data; its initializers have no requirements.
@@ -371,7 +372,7 @@ fn site_packages() -> Vec<PathBuf> {
     roots.extend(std::env::var_os("VIRTUAL_ENV").map(PathBuf::from));
     roots.extend(std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local")));
     if let Some(paths) = std::env::var_os("PATH") {
-        // A python3 in ROOT/bin has its packages in ROOT/lib.
+        // A python3 in ROOT/bin has its packages in ROOT/lib, so look for python3 in each folder of `PATH`.
         let pythons = std::env::split_paths(&paths).filter(|folder| folder.join("python3").exists());
         roots.extend(pythons.filter_map(|folder| folder.parent().map(Path::to_path_buf)));
     }

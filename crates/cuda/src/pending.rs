@@ -102,8 +102,8 @@ impl Pending {
         Ok(done)
     }
 
-    /// Waits until `ticket` completes. `others` are further streams that it depends on. They are checked for
-    /// failures while waiting, because a ticket whose dependency failed never completes.
+    /// Waits until `ticket` completes. `others` are further streams that the ticket depends on. They are
+    /// checked for failures while waiting, because a ticket whose dependency failed never completes.
     ///
     /// # Errors
     /// If a copy failed, or nothing completes within the timeout. In both cases the GPUs of this process are

@@ -133,7 +133,7 @@ impl Stream {
             // SAFETY: the pointer is to one operation. The caller promises that its address is valid.
             return unsafe { call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, 1, &mut one.raw(), 0)) };
         }
-        // The driver accepts at most 256 operations per call.
+        // The driver accepts at most 256 operations per call, so longer lists are queued in parts.
         for chunk in operations.chunks(128) {
             let mut raw = [MemoryOperation::Write { address: 0, value: 0 }.raw(); 128];
             for (raw, operation) in raw.iter_mut().zip(chunk) {
@@ -275,9 +275,9 @@ impl Drop for Stream {
 /// The purpose of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// Waiting sleeps until an interrupt. Records no time.
+    /// For waiting: a wait for the event sleeps until an interrupt. The event records no time.
     Completion,
-    /// Records the time at which it completes.
+    /// For timing: the event records the time at which it completes.
     Timing,
 }
 

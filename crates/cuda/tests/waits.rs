@@ -250,7 +250,7 @@ fn another_fails(completion: CompletionMode) {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
-/// Dropping copies in flight finds that one stream failed, and waits only briefly for the other.
+/// Dropping copies in flight finds that one stream failed, and waits only briefly for the other stream.
 #[test]
 #[ignore = "as above"]
 fn another_fails_unawaited() {

@@ -59,7 +59,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns what a caller can do about the error. The command derives its exit status from it.
+    /// Returns the class of the error, which decides the command's exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),

@@ -1,9 +1,9 @@
 //! Fault injection: the behaviour of a real link that shared memory hides.
 //!
 //! A [`Wire`] carries the stores from a port to one peer. It cuts stores into pieces that arrive late, torn
-//! and in any order, but never across a fence. That is what posted write-combining stores promise. Doorbells
-//! travel behind the stores, unless the chosen [`Faults`] lose, double or advance them. One seed determines
-//! all random choices.
+//! and in any order, but never across a fence. Posted write-combining stores promise no other order.
+//! Doorbells travel behind the stores, unless the chosen [`Faults`] lose, double or advance them. One seed
+//! determines all random choices.
 
 use crate::error::{Error, Result};
 use inlane_core::region::Region;
@@ -424,8 +424,8 @@ mod tests {
     }
 
     /// Checks that the time of a store grows only with its length. An earlier version also slowed down with
-    /// the number of queued pieces: 1 MiB in pieces of 8 bytes took 13.7 s. The limit of 60 s catches that,
-    /// and leaves room for a slow machine.
+    /// the number of queued pieces: 1 MiB in pieces of 8 bytes took 13.7 s. The limit of 60 s detects such a
+    /// slowdown, and leaves room for a slow machine.
     #[test]
     fn the_time_of_a_store_grows_with_its_length_only() {
         for plan in ["torn", "torn,reorder", "torn,delay=1ms", "torn,reorder,delay=1ms"] {

@@ -47,8 +47,8 @@ pub(crate) struct PortRegisters {
     pub mask: PaddedWord<AtomicU64>,
     /// Odd while this port has enabled its links. Each change adds one.
     pub link: PaddedWord<AtomicU32>,
-    /// Number of processes that have attached to this port. The hub uses it to ignore the end of a process
-    /// that a later one has replaced.
+    /// Number of processes that have attached to this port. The hub uses this number to ignore the end of a
+    /// process that a later process has replaced.
     pub attachments: PaddedWord<AtomicU32>,
     /// A counter that grows while the port's process runs. Back-ends without a hub use it to detect the end
     /// of the process.
@@ -110,8 +110,8 @@ impl PortRegisters {
         Ok(())
     }
 
-    /// Returns the part of this port's memory that the window of port `me` leads to. `peer` is the number of
-    /// this port, and `window_bytes` is the size of its memory.
+    /// Returns the part of this port's memory that the window of port `me` leads to. `peer` is this port's
+    /// number, which errors name. `window_bytes` is the size of this port's memory.
     pub(crate) fn window_span(&self, me: u32, peer: u32, window_bytes: u64) -> Result<Range<u64>> {
         let refuse = |why: String| Err(Error::Window { peer, why });
         let translation = &self.translations[me as usize];

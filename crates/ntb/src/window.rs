@@ -1,7 +1,8 @@
 //! A mapped memory window: the path of stores to a peer.
 //!
-//! Every access is checked against the window's length, so no value from the peer leads outside. A store is
-//! *issued* when [`Window::store`] returns, and *delivered* when a later [`Window::flush`] has returned.
+//! Every access is checked against the window's length, so no value from the peer leads outside the window. A
+//! store is *issued* when [`Window::store`] returns, and *delivered* when a later [`Window::flush`] has
+//! returned.
 
 use crate::device::Ordering;
 use crate::error::{Error, Result};
@@ -85,7 +86,8 @@ impl Window {
         }
     }
 
-    /// Stores `bytes` at `offset`. The stores are issued when it returns, and the source may be reused.
+    /// Stores `bytes` at `offset`. When this function returns, the stores are issued and the source may be
+    /// reused.
     ///
     /// # Errors
     /// [`Error::Window`] if the bytes would end outside the window.

@@ -1,4 +1,5 @@
-//! A BAR, or a range of one, mapped into this process: registers to access, and a region for movers to copy.
+//! A BAR, or a range of a BAR, mapped into this process: registers to access, and a region for movers to
+//! copy.
 //!
 //! ```text
 //! the device's BAR    |........[ range )........|        all offsets count from the start of the range
@@ -158,7 +159,7 @@ impl Bar {
         })
     }
 
-    /// Returns the BAR as it was named: `pci:0000:00:01.0/bar2@0+1M`.
+    /// Returns the BAR as the user named it: `pci:0000:00:01.0/bar2@0+1M`.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -76,9 +76,9 @@ impl fmt::Display for Rate {
 /// The link from a function to the bridge above it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Link {
-    /// The current rate. Idle devices may lower theirs to save power.
+    /// The current rate. An idle device may lower its rate to save power.
     pub current: Rate,
-    /// The highest rate that this end supports.
+    /// The highest rate that the function's end of the link supports.
     pub max: Rate,
 }
 
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn ceilings_are_those_of_the_specification() {
-        // 504 Gb/s after coding; 57.6 GB/s of payload in packets of 256 bytes.
+        // Gen5 x16 has 504 Gb/s after line coding, and 57.6 GB/s of payload in packets of 256 bytes.
         assert!((rate(5, 16).bits_per_second() / 1e9 - 504.1).abs() < 0.1);
         assert!((rate(5, 16).payload_bytes_per_second(256) / 1e9 - 57.6).abs() < 0.1);
         // A publication gives 15.754 GB/s for Gen4 x8.

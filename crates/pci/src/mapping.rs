@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 const PAGE: u64 = 4096;
 
-/// Mapped pages of a file. Dropping it unmaps them.
+/// Mapped pages of a file. Dropping this value unmaps them.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,

@@ -207,7 +207,8 @@ impl Topology {
     }
 
     /// Returns how far a device's link runs below the rate that the device supports. Returns `None` for
-    /// bridges, because a port may be wider than its card, and the card's own link shows a real shortfall.
+    /// bridges: a port may be wider than the card in it without any fault. The card's own link shows a real
+    /// shortfall.
     pub fn shortfall(&self, device: &Device) -> Option<Shortfall> {
         if device.kind == Kind::Bridge {
             return None;

@@ -1,5 +1,5 @@
-//! Checks every operation of a transport and compares every result. `inlane ntb check` runs it on both sides
-//! of a bridge, and tests run it on the twin.
+//! Checks every operation of a transport and compares every result. `inlane ntb check` runs these checks on
+//! both sides of a bridge, and tests run them on the twin.
 
 use crate::error::{Error, Result};
 use crate::transport::{Operation, Transport};

@@ -9,7 +9,7 @@ pub enum Error {
     /// An error from inlane-core: a region, a mover or a quantity.
     #[error(transparent)]
     Core(#[from] inlane_core::error::Error),
-    /// An error of the bridge below: a window or a handshake.
+    /// An error of the bridge: of a window or of a handshake.
     #[error(transparent)]
     Ntb(#[from] inlane_ntb::error::Error),
     /// An error of the operating system.
@@ -33,7 +33,7 @@ pub enum Error {
     LinkLost {
         /// The peer's port.
         peer: u32,
-        /// The fate of the bytes sent to it, as far as known.
+        /// The fate of the bytes sent to the peer, as far as known.
         lost: Lost,
     },
     /// A peer did not answer in time, although its link is up.
@@ -45,7 +45,7 @@ pub enum Error {
         what: &'static str,
         /// How long the wait lasted.
         waited: std::time::Duration,
-        /// The fate of the bytes sent to it, as far as known.
+        /// The fate of the bytes sent to the peer, as far as known.
         lost: Lost,
     },
     /// The owner refused a request, because its offset, length or operation is invalid.
@@ -114,7 +114,7 @@ impl std::fmt::Display for Lost {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Returns what a caller can do about the error. The command derives its exit status from it.
+    /// Returns the class of the error, which decides the command's exit status.
     pub fn class(&self) -> Class {
         match self {
             Error::Core(error) => error.class(),

@@ -1,13 +1,13 @@
 //! A job: one process for each PE, joined by a twin, started and ended together.
 //!
-//! The launcher owns the twin's hub. Each process inherits a socket to it, and finds its settings in the
+//! The launcher owns the twin's hub. Each process inherits a socket to the hub, and finds its settings in the
 //! environment:
 //!
 //! | variable | meaning |
 //! | --- | --- |
 //! | `INLANE_NTB_FD` | the descriptor of the socket |
 //! | `INLANE_NTB_HEAP` | bytes of symmetric heap |
-//! | `INLANE_NTB_COMPLETION` | how waits end: poll, interrupt or adaptive |
+//! | `INLANE_NTB_COMPLETION` | the completion mode of waits: poll, interrupt or adaptive |
 //! | `INLANE_NTB_FAULTS` | faults to inject, in the syntax of [`Faults`] |
 //! | `INLANE_NTB_MOVER` | what copies bulk data: `twin` or `twin:RATE` (a DMA engine's twin) |
 //! | `INLANE_NTB_MOVER_FROM` | size in bytes from which the mover copies |
@@ -46,7 +46,8 @@ pub struct Session {
     pub heap_bytes: usize,
     /// The settings of the transport.
     pub settings: Settings,
-    /// The fabric, if this process was not started by the launcher and is a job of its own.
+    /// The hub of this process's own fabric, if the process is a job of its own. `None` if the launcher
+    /// started it.
     pub hub: Option<Hub>,
 }
 
@@ -174,7 +175,7 @@ fn inherited(fd: RawFd) -> Result<OwnedFd> {
         ));
     }
     // Close the descriptor in programs that this process starts, because they are not PEs.
-    // SAFETY: as above; the launcher made the descriptor for this process, which owns it from here.
+    // SAFETY: the descriptor is open, and the launcher made it for this process, which owns it from here.
     unsafe {
         libc::fcntl(fd, libc::F_SETFD, flags | libc::FD_CLOEXEC);
         Ok(OwnedFd::from_raw_fd(fd))
@@ -233,8 +234,8 @@ struct Running {
 }
 
 impl Running {
-    /// Returns true if the process has ended and the hub has no more events of it. A child process may keep
-    /// the socket to the hub open. Therefore also returns true [`SETTLE_TIME`] after the end.
+    /// Returns true if the process has ended and the hub has no more events of the process. A child process
+    /// may keep the socket to the hub open. Therefore also returns true [`SETTLE_TIME`] after the end.
     fn is_settled(&self) -> bool {
         self.ended.is_some_and(|(_, at)| self.gone || at.elapsed() > SETTLE_TIME)
     }
@@ -426,7 +427,7 @@ fn verdict(running: &[Running]) -> Option<(i32, String)> {
 
 fn supervise(events: &Receiver<JobEvent>, running: &mut [Running]) -> (i32, Option<String>) {
     loop {
-        // After a process has ended, the hub may still have events of it, so look again soon.
+        // After a process has ended, the hub may still have events of that process, so look again soon.
         let some_ended = running.iter().any(|process| process.ended.is_some());
         let limit = Duration::from_millis(if some_ended { 50 } else { 3_600_000 });
         match events.recv_timeout(limit) {

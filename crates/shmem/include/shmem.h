@@ -108,7 +108,7 @@ void *shmem_realloc(void *address, size_t size);
 void *shmem_align(size_t alignment, size_t size);
 void shmem_free(void *address);
 
-/* Names of versions before 1.2. */
+/* Names from versions of OpenSHMEM before 1.2. */
 static inline void start_pes(int pes) { (void)pes; shmem_init(); }
 static inline int _my_pe(void) { return shmem_my_pe(); }
 static inline int _num_pes(void) { return shmem_n_pes(); }

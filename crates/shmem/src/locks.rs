@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const HOME: u32 = 0;
 const WAITING: u32 = 1 << 31;
 
-/// Returns the address of the half that holds the next PE of the queue.
+/// Returns the address of the half of the lock's word that holds the next PE of the queue.
 fn links(lock: *mut i64) -> usize {
     lock as usize + 4
 }

@@ -70,7 +70,7 @@ impl Faults {
     }
 }
 
-/// Decrements a counter. Returns false if it is 0.
+/// Decrements a counter. Returns false if the counter is 0 already.
 fn take(count: &AtomicU64) -> bool {
     count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1)).is_ok()
 }

@@ -27,7 +27,7 @@ view! {
     }
 }
 
-/// Hardware type Ethernet, protocol type IPv4, address lengths 6 and 4.
+/// The first six bytes of a packet: hardware type Ethernet, protocol type IPv4, address lengths 6 and 4.
 const KIND: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
 fn check(bytes: &[u8]) -> Result<()> {

@@ -107,7 +107,7 @@ fn bridge(ntb: &dyn Ntb) -> anyhow::Result<()> {
 }
 
 fn connect(ntb: &Arc<dyn Ntb>, completion: CompletionMode) -> anyhow::Result<World<Windows>> {
-    // A virtual machine may have one CPU only, so a waiting thread yields it to other threads.
+    // A virtual machine may have only one CPU, so a waiting thread yields the CPU to other threads.
     let settings = Settings { completion, yields: true, connect_timeout: LIMIT, ..Settings::default() };
     let bytes = ntb.inbound().len();
     Ok(World::new(Windows::connect(ntb.clone(), bytes, settings)?, 0, 0)?)

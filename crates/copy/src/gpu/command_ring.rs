@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The *pusher* is the kernel on the source GPU, the *puller* the kernel on the destination GPU. A *channel*
-//! is one block of each. `staging.cu` has the same layout. This file works on host memory alone, so its tests
-//! need no GPU.
+//! is one block of the pusher together with one block of the puller. `staging.cu` has the same layout. This
+//! file works on host memory alone, so its tests need no GPU.
 
 use crate::tuning::SmTuning;
 use inlane_core::{Error, Region, Result};
@@ -34,8 +34,8 @@ const LEAVE_NOW: usize = 128;
 const NO_COMMAND: u64 = 1;
 /// The length field of a command that tells the kernels to leave.
 const LEAVE: u64 = u64::MAX;
-/// A kernel that gives up adds this to the ended words of its channels, so that waits for these channels
-/// return.
+/// A kernel that gives up adds this value to the `ended` words of its channels, so that waits for these
+/// channels return.
 const GAVE_UP: u64 = 1 << 30;
 /// How long a kernel waits for the other GPU before it gives up. The host waits equally long for the kernels
 /// to read commands.

@@ -16,9 +16,9 @@ pub struct Kernels {
     pub check: Kernel,
     /// Copies by the SMs.
     pub copy: Kernel,
-    /// The side of staging that writes to host memory.
+    /// Runs on the source GPU of staging by SMs: pushes chunks into host memory.
     pub push: Kernel,
-    /// The side of staging that reads from host memory.
+    /// Runs on the destination GPU of staging by SMs: pulls chunks out of host memory.
     pub pull: Kernel,
     /// True if `push` and `pull` record timestamps, which `INLANE_COPY_TRACE=1` requests.
     pub traced: bool,

@@ -42,7 +42,7 @@ struct Control {
     u64 pad1[15];
 };
 
-// Timestamps that each side notes in a channel if compiled with TRACE.
+// The number of timestamps that each side records in a channel if compiled with TRACE.
 constexpr u32 MARKS = 6;
 
 struct Channel {
@@ -58,7 +58,7 @@ struct Channel {
 
 // The value of a command's `bytes` that ends the kernel.
 constexpr u64 LEAVE = ~0ull;
-// The bit of a command's `chunk` that selects lines.
+// The bit of a command's `chunk` that selects the way `lines`.
 constexpr u64 LINES = 1ull << 63;
 // Bytes of data in a line.
 constexpr u32 LINE_DATA = 12;

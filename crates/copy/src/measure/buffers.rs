@@ -152,8 +152,8 @@ impl Buffers {
     }
 
     /// Compares all bytes of the newest transfer into each slot, after `transfers` transfers. Returns the
-    /// number of bytes that this and [`Buffers::sample`] compared, each counted once. It is 0 if the
-    /// destination must not be read.
+    /// number of bytes that this function and [`Buffers::sample`] compared, each counted once. Returns 0 if
+    /// the destination must not be read.
     ///
     /// # Errors
     /// [`Error::Altered`] if a byte differs.

@@ -30,7 +30,7 @@ pub struct Offer<'a> {
     pub timeout: Duration,
 }
 
-/// Returns a random epoch. It almost certainly differs from those of this port's earlier processes and
+/// Returns a random epoch. It almost certainly differs from the epochs of this port's earlier processes and
 /// connections.
 pub fn fresh_epoch() -> u32 {
     let mut bytes = [0u8; 4];

@@ -142,8 +142,8 @@ impl Handshake {
         self.own.seen = row.epoch;
         self.peer = Some(row);
         if row.version != VERSION {
-            // A stale row may have any version. Report another version only if the row names our epoch,
-            // because only then was it written for us.
+            // A stale row may have any version. Report another version only if the row names this side's
+            // epoch, which shows that the row answers this side.
             let ours = row.seen == self.own.epoch;
             return if ours { Progress::OtherVersion(row.version) } else { self.changed(fresh) };
         }

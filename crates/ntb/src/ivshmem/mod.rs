@@ -178,6 +178,8 @@ impl Inner {
         self.peer_heartbeats.len() as u32
     }
 
+    /// Returns the registers of `port`.
+    ///
     /// # Panics
     /// Panics for a port that does not exist.
     fn registers(&self, port: u32) -> &PortRegisters {

@@ -78,8 +78,9 @@ pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Locat
         )
     }
     .map_err(|error| Error::os(format!("mapping {bytes} bytes of {location}"), error))?;
-    // Large pages cause fewer page-table misses where the system allows them for shared memory.
-    // SAFETY: advice on the mapping just made.
+    // Asks for large pages, which cause fewer page-table misses. The system may not allow them for shared
+    // memory.
+    // SAFETY: the advice concerns only the mapping that was just made.
     let _ = unsafe { rustix::mm::madvise(address, bytes, rustix::mm::Advice::LinuxHugepage) };
     let address = address as usize;
     // SAFETY: the region keeps the mapping alive.

@@ -62,7 +62,7 @@ pub enum PortEvent {
     Lost(u32),
     /// The process asks for the end of all processes with this status.
     ExitAll(i32),
-    /// The process's socket closed, because it exited or was killed.
+    /// The process's socket closed, because the process exited or was killed.
     Gone,
 }
 

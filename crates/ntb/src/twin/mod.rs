@@ -128,7 +128,7 @@ impl Twin {
         Ok(Self { inner })
     }
 
-    /// Reports to the hub that this process has finished in good order.
+    /// Reports to the hub that this process has finished without an error.
     pub fn report_finished(&self) {
         self.inner.send_message(MESSAGE_FINISHED, 0);
     }

@@ -20,7 +20,7 @@ pub struct Device {
 }
 
 struct Inner {
-    // Declared before the group, so that it is closed first.
+    // Declared before `group`, because fields are dropped in order and this file must be closed first.
     file: OwnedFd,
     group: Arc<Group>,
     address: Address,

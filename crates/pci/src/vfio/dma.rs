@@ -8,7 +8,8 @@ use std::io;
 
 const PAGE: u64 = 4096;
 
-/// A mapping of memory for a device's DMA. It keeps the memory alive. Dropping it ends the device's access.
+/// A mapping of memory for a device's DMA. The mapping keeps the memory alive. Dropping the mapping ends the
+/// device's access.
 #[derive(Debug)]
 pub struct DmaMapping {
     device: Device,
@@ -81,7 +82,7 @@ impl Drop for DmaMapping {
         // SAFETY: the structure is the one of this request.
         let unmapped = unsafe { sys::ioctl_with(self.device.container(), sys::IOMMU_UNMAP_DMA, &mut unmap) };
         if unmapped.is_err() {
-            // The device may still access the memory, so it is never freed.
+            // The device may still access the memory, so the memory is never freed.
             std::mem::forget(self.memory.clone());
         }
     }

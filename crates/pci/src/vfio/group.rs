@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// An open group attached to a container of its own.
 pub(super) struct Group {
-    // Declared before the container, so that it is closed first.
+    // Declared before `container`, because fields are dropped in order and this file must be closed first.
     file: File,
     container: File,
 }

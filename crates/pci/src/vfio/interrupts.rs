@@ -111,7 +111,7 @@ impl Drop for Interrupts {
     }
 }
 
-/// Delivers the first interrupts to eventfds. An empty list disables all.
+/// Delivers interrupt i to eventfd i of `events`. An empty list disables all interrupts.
 fn set(device: &Device, kind: Kind, events: &[OwnedFd]) -> std::io::Result<()> {
     let header = size_of::<sys::IrqSet>() / 4;
     let mut words = vec![0i32; header + events.len()];

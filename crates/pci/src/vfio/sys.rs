@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 const fn request(n: u32) -> u32 {
-    // _IO(';', 100 + n): no direction, no size.
+    // Computes _IO(';', 100 + n) of linux/ioctl.h: no direction, no size.
     (b';' as u32) << 8 | (100 + n)
 }
 

@@ -348,7 +348,7 @@ impl Bench {
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;
             self.world.put(self.words, WRONG, &[wrong as u64], 1)?;
             // Overwrite the bytes, so that the next case cannot pass with old ones.
-            // SAFETY: as above, and only this side writes.
+            // SAFETY: this PE's copy of the array, which no other thread accesses between the two barriers.
             unsafe { std::ptr::write_bytes(self.inbox.as_ptr(), 0xA5, size) };
         }
         self.world.barrier_all()?;

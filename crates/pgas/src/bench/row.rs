@@ -12,7 +12,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Delivery {
-    /// The stores have left. They may still be on their way to the peer's memory.
+    /// The stores have left the processor. They may still be on their way to the peer's memory.
     Issued,
     /// The bytes are in the receiver's memory.
     Delivered,

@@ -65,7 +65,7 @@ pub trait Transport: Send + Sync + 'static {
     /// they cannot reach it.
     fn direct(&self, pe: u32) -> Option<*mut u8>;
 
-    /// Copies to `pe`. When it returns, the stores are issued and the source may be reused.
+    /// Copies to `pe`. When this method returns, the stores are issued and the source may be reused.
     ///
     /// # Errors
     /// [`crate::error::Error::Invalid`] for a PE that does not exist; errors of the window for bytes outside
@@ -84,7 +84,7 @@ pub trait Transport: Send + Sync + 'static {
     /// As for [`Transport::put`], until the next quiet.
     unsafe fn put_nbi(&self, pe: u32, offset: usize, source: *const u8, length: usize) -> Result<()>;
 
-    /// Copies from `pe`. The bytes have arrived when it returns.
+    /// Copies from `pe`. The bytes have arrived when this method returns.
     ///
     /// # Errors
     /// As for [`Transport::put`]; [`crate::error::Error::LinkLost`] and [`crate::error::Error::Timeout`].
@@ -132,7 +132,7 @@ pub trait Transport: Send + Sync + 'static {
     /// [`crate::error::Error::Invalid`] for a PE that does not exist.
     fn notify(&self, pe: u32) -> Result<()>;
 
-    /// Blocks until a notification of `pe` has arrived that was not consumed yet, and consumes it.
+    /// Consumes one notification of `pe`. Blocks until one has arrived.
     ///
     /// # Errors
     /// [`crate::error::Error::LinkLost`] if the peer is lost.

@@ -22,7 +22,7 @@ pub const BYTES: usize = 64;
 pub trait Words {
     /// The type of the words.
     type Word: Word;
-    /// Returns word `index` of 8.
+    /// Returns word `index` of the record's 8 words.
     fn word(&self, index: usize) -> &Self::Word;
 }
 
@@ -39,7 +39,7 @@ pub fn take<W: Words>(words: &W, sequence: u64) -> Option<[u64; CONTENTS]> {
 
 /// The destination of a record. Stores to it may arrive in any order until `fence`.
 pub trait WordSink {
-    /// Stores word `index` of 8.
+    /// Stores word `index` of the record's 8 words.
     fn store(&mut self, index: usize, value: u64);
     /// Orders the earlier stores before the later ones.
     fn fence(&mut self);

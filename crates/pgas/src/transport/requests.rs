@@ -46,7 +46,7 @@ fn slot_state(word: u64) -> u64 {
 pub(super) struct Requests {
     /// Number of the next request. A thread holds the lock while it posts a request.
     pub next: std::sync::Mutex<u64>,
-    /// For each slot: its request's number and state, or 0 for a free one.
+    /// For each slot: the number and state of its request, or 0 if the slot is free.
     pub slots: [AtomicU64; SLOTS as usize],
 }
 

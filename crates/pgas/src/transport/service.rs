@@ -69,7 +69,7 @@ impl record::Words for RecordAt<'_> {
     }
 }
 
-/// For each peer, the number of its next request that is to be served.
+/// For each peer, the number of the next request to serve.
 pub(super) type NextRequests = Vec<u64>;
 
 impl PeContext {
@@ -111,7 +111,8 @@ impl PeContext {
         }
     }
 
-    /// Applies an atomic to own symmetric memory. Returns `None` if the word is misaligned or outside.
+    /// Applies an atomic to a word of this PE's symmetric memory. Returns `None` if the word is misaligned or
+    /// lies outside that memory.
     pub(super) fn apply(&self, atomic: &Atomic) -> Option<u64> {
         let Atomic { operation, offset, width, operand, comparand } = *atomic;
         let end = offset.checked_add(width)?;
@@ -217,8 +218,8 @@ impl PeContext {
         if pe == self.me {
             return self.changed_own_memory();
         }
-        // The waiter may execute the barrier for both sides by membarrier(2). Keep the store before the look
-        // in program order, because that is what the waiter's barrier relies on.
+        // The waiter may execute the barrier for both sides by membarrier(2). Keep the store before the load
+        // of the announcement in program order, because the waiter's barrier relies on this order.
         compiler_fence(Ordering::SeqCst);
         if peer.needs_barrier {
             fence(Ordering::SeqCst);

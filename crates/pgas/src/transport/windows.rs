@@ -34,8 +34,8 @@ pub struct Settings {
     pub completion: CompletionMode,
     /// How long a handshake may take.
     pub connect_timeout: Duration,
-    /// How long a request may be unanswered while the link is up. This limit does not apply to waits for
-    /// another PE's progress, which have none.
+    /// How long a request may be unanswered while the link is up. Waits for another PE's progress have no
+    /// limit.
     pub request_timeout: Duration,
     /// True if there are more PEs than processors. Polling then yields the processor.
     pub yields: bool,
@@ -45,10 +45,10 @@ pub struct Settings {
     /// The mover that copies large puts, and the smallest size in bytes that it copies. If the size is
     /// `None`, it is measured while connecting.
     pub mover: Option<(Box<dyn Mover>, Option<usize>)>,
-    /// The protocol step at which the process is killed, for tests.
+    /// Faults for tests. The transport uses only the protocol step at which the process is killed.
     pub faults: Faults,
-    /// How long a waiter sleeps without a doorbell before it looks again: at first and at most. Doorbells can
-    /// be lost.
+    /// How long a waiter sleeps without a doorbell before it checks its condition again: in its first sleep,
+    /// and at most. Doorbells can be lost.
     pub backstop: (Duration, Duration),
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Peer {
     theirs: AtomicU32,
     generation: AtomicU64,
     notifier: Mutex<Notifier>,
-    /// True if this side, as the notifier, must execute a barrier between its store and its look at the
+    /// True if this side, as the notifier, must execute a barrier between its store and its load of the
     /// announcement.
     pub needs_barrier: bool,
     /// The peer's last announcement that was answered by a doorbell. It is read without the notifier's lock.
@@ -198,7 +198,7 @@ impl Windows {
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
                 let from = match (from, peers.iter().find(|peer| peer.window.peer() != me)) {
-                    // A mover does not copy 0 bytes.
+                    // A mover does not copy 0 bytes, so the threshold is at least 1.
                     (Some(from), _) => from.max(1),
                     // Measure in the landing area, which is unused until all PEs have connected.
                     (None, Some(peer)) => calibrate(&mut *mover, &peer.window, layout.landing(), LANDING)?,

@@ -31,7 +31,7 @@ impl Set {
     }
 
     /// Returns all PEs but the one at `index`, starting with its successor. If all PEs iterate at the same
-    /// time, they address different PEs.
+    /// time, each addresses a different PE in every step.
     fn others(&self, index: u32) -> impl Iterator<Item = u32> {
         (1..self.size).map(move |distance| self.pe((index + distance) % self.size))
     }
@@ -106,8 +106,8 @@ impl<T: Transport> World<T> {
         self.barrier(self.all())
     }
 
-    /// Waits at the last barrier of a PE. After the return this process may end at once, because the other
-    /// PEs have received everything that they need from it.
+    /// Waits for all PEs before this process ends. After the return this process may end at once, because the
+    /// other PEs have received everything that they need from it.
     ///
     /// # Errors
     /// As for [`World::sync`].
@@ -255,8 +255,8 @@ impl<T: Transport> World<T> {
         set.others(index).try_for_each(|pe| self.transport.take_notification(pe))
     }
 
-    /// Sends block i of the source to PE i of the set. Each block has `bytes`. The receiver stores the block
-    /// in its `destination`, at the sender's index.
+    /// Sends block i of the source to PE i of the set. Each block has `bytes` bytes. The receiver stores the
+    /// block in its `destination`, at the sender's index.
     ///
     /// # Errors
     /// As for [`World::broadcast`].

@@ -159,7 +159,7 @@ impl<T: Transport> World<T> {
         }
         match within(self.statics, self.statics_bytes) {
             Some(at) => Ok(self.statics_offset + at),
-            // An access to 0 bytes may have any address.
+            // An access to 0 bytes may have any address, so any valid offset serves.
             None if bytes == 0 => Ok(self.heap_offset),
             None => Err(Error::NotSymmetric { address, bytes }),
         }
@@ -219,8 +219,8 @@ impl<T: Transport> World<T> {
         self.heap().allocated((address as usize).wrapping_sub(self.base + self.heap_offset))
     }
 
-    /// Copies to the object at symmetric address `destination` of `pe`. The stores are issued when it
-    /// returns.
+    /// Copies to the object at symmetric address `destination` of `pe`. The stores are issued when this
+    /// function returns.
     ///
     /// # Errors
     /// [`Error::NotSymmetric`], and those of [`Transport::put`].

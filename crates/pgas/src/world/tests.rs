@@ -151,7 +151,7 @@ fn a_pe_may_end_as_soon_as_leave_returns() {
                 let peer = (world.me() + 1) % 4;
                 world.put(words, 0, &[round + 1], peer).unwrap();
                 world.fetch(Operation::Add, words, 1, 1, 0, peer).unwrap();
-                // Delay one PE, another one in each round.
+                // Delay one PE, a different one in each round.
                 if u64::from(world.me()) == round % 4 {
                     std::thread::sleep(std::time::Duration::from_millis(5));
                 }

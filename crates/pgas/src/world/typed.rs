@@ -48,7 +48,7 @@ impl<E: Element> Symmetric<E> {
         self.length == 0
     }
 
-    /// Returns the address of this PE's copy.
+    /// Returns the address of this PE's copy of the array.
     pub fn as_ptr(&self) -> *mut E {
         self.address as *mut E
     }
@@ -126,7 +126,7 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Loads element `index` of this PE's copy.
+    /// Loads element `index` of this PE's copy of the array.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an index outside the array.
