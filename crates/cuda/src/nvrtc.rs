@@ -344,8 +344,7 @@ fn candidates() -> Vec<PathBuf> {
     if let Some(set) = std::env::var_os("INLANE_NVRTC") {
         return vec![set.into()];
     }
-    // The fixed folders are of CUDA 13 only, because code from a newer compiler may not load on the installed
-    // driver.
+    // The dynamic loader's paths come first, then Python's packages, then the folders of the CUDA toolkit.
     let mut found: Vec<PathBuf> =
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(PathBuf::from).into();
     for site in site_packages() {

@@ -274,8 +274,8 @@ unsafe fn satisfying(word: *const c_void, width: usize, signed: bool, how: c_int
     holds.then_some(now)
 }
 
-/// Blocks until the comparison of the integer of `width` bytes with `value` holds. Returns the integer.
-/// Comparisons: 0 equal, 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
+/// Blocks until comparison `how` of an integer of `width` bytes with `value` is true. Returns the integer.
+/// The comparisons: 0 equal, 1 not equal, 2 greater, 3 greater or equal, 4 less, 5 less or equal.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_wait(
     word: *const c_void,
@@ -294,8 +294,8 @@ pub unsafe extern "C" fn inlane_shmem_wait(
     seen
 }
 
-/// Returns 1 if the comparison of the integer with `value` holds, else 0. Also carries out other PEs' pending
-/// requests.
+/// Returns 1 if comparison `how` of the integer with `value` is true, else 0. Also carries out other PEs'
+/// pending requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inlane_shmem_test(
     word: *const c_void,

@@ -91,7 +91,7 @@ pub const fn update(checksum: u16, old: u16, new: u16) -> u16 {
     Sum::new().add(!checksum).add(!old).add(new).finish()
 }
 
-/// Returns the UDP checksum to send: 0xffff instead of 0, because 0 means that there is none.
+/// Returns the UDP checksum to send: 0xffff instead of 0, because 0 means that the datagram has no checksum.
 #[inline(always)]
 pub const fn udp(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }

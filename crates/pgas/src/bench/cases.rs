@@ -27,7 +27,7 @@ impl Bench {
         let to = self.world.direct(self.inbox.as_ptr() as usize, self.other);
         let to = std::hint::black_box(to.unwrap_or(std::ptr::null_mut()));
         for _ in 0..if to.is_null() { 0 } else { count } {
-            // SAFETY: the peer's copy of the array, mapped here; no other thread uses it now.
+            // SAFETY: the peer's copy of the array is mapped here, and no other thread uses it now.
             unsafe { std::ptr::copy_nonoverlapping(std::hint::black_box(self.source.as_ptr()), to, size) };
         }
         Ok(())

@@ -96,7 +96,8 @@ impl<T: Transport> World<T> {
     }
 
     /// Makes a world over `transport`. The `statics_bytes` at address `statics` must already be mapped at
-    /// [`World::statics_offset`] of symmetric memory; 0 if there are none. The heap takes the rest.
+    /// [`World::statics_offset`] of symmetric memory. Pass 0 for both if the program has no static objects.
+    /// The heap takes the rest.
     ///
     /// # Errors
     /// [`Error::Invalid`] if nothing remains for the heap.
