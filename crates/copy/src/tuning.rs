@@ -133,7 +133,7 @@ impl SmTuning {
 /// Bytes of data that a warp stores at once: 32 lines of 12 bytes.
 const ROW: usize = 32 * 12;
 /// The bit of a command's `chunk` field that says that the transfer goes as lines. `staging.cu` has the same.
-const LINES: u64 = 1 << 63;
+pub(crate) const LINES: u64 = 1 << 63;
 
 #[cfg(test)]
 mod tests {

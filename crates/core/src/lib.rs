@@ -20,6 +20,7 @@ pub mod clock;
 pub mod code_cache;
 pub mod completion;
 pub mod error;
+pub mod layout;
 pub mod mover;
 pub mod packet;
 pub mod port;

@@ -15,7 +15,7 @@ struct inlane_packet_verdict { uint32_t length; uint32_t verdict; };
 #define INLANE_VERDICTS 1u
 #define INLANE_RING_LINE 128u
 #define INLANE_RING_ENTRIES 16u
-#define INLANE_RING_TOGETHER 7u
+#define INLANE_RING_DESCRIPTORS_WITH_WORD 7u
 #define INLANE_MAX_BURST 1024u
 #define INLANE_SUBMIT_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 16u + 127u) / 128u * 128u)
 #define INLANE_COMPLETE_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 8u + 127u) / 128u * 128u)

@@ -4,6 +4,7 @@
 //! against the Rust definition whenever a function is compiled.
 
 use inlane_core::ring::layout::PacketVerdict;
+use inlane_core::struct_layout;
 
 /// The version of these structs. A module that was compiled against another version is refused.
 pub const ABI: u32 = 1;
@@ -108,39 +109,6 @@ pub struct FunctionEntry {
     pub run: unsafe extern "C" fn(*const u8, u32, u32, *mut PacketVerdict, *const CallContext) -> u32,
     /// Calls the function's `tick`.
     pub tick: unsafe extern "C" fn(*const CallContext),
-}
-
-/// Returns the size in bytes of the field that `_field` selects.
-#[doc(hidden)]
-pub const fn size_of_field<T, F>(_field: fn(&T) -> &F) -> usize {
-    size_of::<F>()
-}
-
-/// Returns C++ text that asserts the layout of a shared struct: its size, and each field's offset and size, as they are in Rust.
-///
-/// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`. Every field of the Rust struct must be listed;
-/// leaving one out does not compile. `struct_layout!(RustStruct as beginning of "c_struct" { ... })` is for a Rust struct that holds only
-/// the first fields of the C++ struct: it does not assert the struct's size.
-#[macro_export]
-macro_rules! struct_layout {
-    ($rust:ident as $c:literal $fields:tt) => {{
-        let size = format!("static_assert(sizeof({}) == {}, \"Rust's {}\");\n", $c, size_of::<$rust>(), $c);
-        size + &$crate::struct_layout!($rust as beginning of $c $fields)
-    }};
-    ($rust:ident as beginning of $c:literal { $($field:ident $(as $c_field:literal)?),* $(,)? }) => {{
-        #[allow(dead_code, reason = "checks at compile time that every field is listed")]
-        fn lists_every_field($rust { $($field: _),* }: &$rust) {}
-        let mut text = String::new();
-        $({
-            let name: &str = [$($c_field,)? stringify!($field)][0];
-            let size = $crate::abi::size_of_field(|value: &$rust| &value.$field);
-            text += &format!(
-                "static_assert(INLANE_OFFSETOF({0}, {1}) == {2} && sizeof({0}::{1}) == {3}, \"Rust's {0}.{1}\");\n",
-                $c, name, std::mem::offset_of!($rust, $field), size
-            );
-        })*
-        text
-    }};
 }
 
 /// Returns C++ text that asserts the layouts of the structs in this module. Append it after `inlane.h`.

@@ -11,7 +11,7 @@
 use crate::costs::DmaCosts;
 use crate::fault::Faults;
 use crate::interrupt::Interrupt;
-use inlane_core::completion::CompletionMode;
+use inlane_core::completion::{CompletionMode, Wait, WaitPlan};
 use inlane_core::mover::{CpuMover, InFlight, Mover, Ticket, check_pair, out_of_reach};
 use inlane_core::{Error, Location, Region, Result};
 use std::sync::Arc;
@@ -108,25 +108,53 @@ impl DmaEngine {
 
     fn wait_interrupt(&mut self, ticket: Ticket) -> Result<()> {
         self.flight.check(ticket)?;
-        let began = Instant::now();
-        loop {
-            // Requests the interrupt before it checks for completed transfers. A transfer that completes
-            // after the check then raises the interrupt.
-            self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
-            let before = Self::newest_done(&self.shared, &self.name)?;
-            self.flight.complete(before, false);
-            if before >= ticket {
-                break;
-            }
-            if !self.shared.interrupt.wait(BACKSTOP) && Self::newest_done(&self.shared, &self.name)? > before
-            {
-                self.shared.recovered.fetch_add(1, Ordering::Relaxed);
-            }
-            if began.elapsed() > self.flight.timeout {
-                return Err(self.flight.lost(&self.name));
-            }
-        }
+        let Self { shared, flight, name, .. } = self;
+        InterruptWait { shared, flight, name, ticket, seen: Ticket(0) }.run()?;
         self.shared.interrupt_wanted.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A wait for a transfer that sleeps until the engine's interrupt.
+struct InterruptWait<'a> {
+    shared: &'a EngineState,
+    flight: &'a mut InFlight,
+    name: &'a str,
+    ticket: Ticket,
+    /// The newest ticket that the last poll found done.
+    seen: Ticket,
+}
+
+impl Wait for InterruptWait<'_> {
+    type Error = Error;
+    const FIRST_POLLS: u32 = 1;
+    const POLLS: u32 = 1;
+
+    /// Requests the interrupt before it checks for completed transfers. A transfer that completes after the check
+    /// then raises the interrupt.
+    fn poll(&mut self, _watched: bool) -> Result<bool> {
+        self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
+        self.seen = DmaEngine::newest_done(self.shared, self.name)?;
+        self.flight.complete(self.seen, false);
+        Ok(self.seen >= self.ticket)
+    }
+
+    fn plan(&mut self) -> WaitPlan {
+        WaitPlan::BLOCK
+    }
+
+    fn check(&mut self, waited: Duration) -> Result<()> {
+        if waited > self.flight.timeout {
+            return Err(self.flight.lost(self.name));
+        }
+        Ok(())
+    }
+
+    fn block(&mut self) -> Result<()> {
+        let interrupted = self.shared.interrupt.wait(BACKSTOP);
+        if !interrupted && DmaEngine::newest_done(self.shared, self.name)? > self.seen {
+            self.shared.recovered.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(())
     }
 }

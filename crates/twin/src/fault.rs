@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub struct Faults {
     lost_after: AtomicU64,
     swallowed_interrupts: AtomicU64,
-    flipped_bytes: AtomicU64,
+    flipped_bits: AtomicU64,
     stalled: AtomicBool,
 }
 
@@ -19,7 +19,7 @@ impl Default for Faults {
         Self {
             lost_after: AtomicU64::new(NEVER),
             swallowed_interrupts: AtomicU64::new(0),
-            flipped_bytes: AtomicU64::new(0),
+            flipped_bits: AtomicU64::new(0),
             stalled: AtomicBool::new(false),
         }
     }
@@ -37,8 +37,8 @@ impl Faults {
     }
 
     /// Flips one bit in each of the next `count` transfers.
-    pub fn flip_bytes(&self, count: u64) {
-        self.flipped_bytes.store(count, Ordering::Relaxed);
+    pub fn flip_bits(&self, count: u64) {
+        self.flipped_bits.store(count, Ordering::Relaxed);
     }
 
     /// With true, stalls the engine: no transfer completes until this method is called with false.
@@ -62,7 +62,7 @@ impl Faults {
     }
 
     pub(crate) fn take_flip(&self) -> bool {
-        take(&self.flipped_bytes)
+        take(&self.flipped_bits)
     }
 
     pub(crate) fn is_stalled(&self) -> bool {

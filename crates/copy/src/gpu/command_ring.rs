@@ -11,8 +11,10 @@
 //! is one block of the pusher together with one block of the puller. `staging.cu` has the same layout. This
 //! file works on host memory alone, so its tests need no GPU.
 
+use super::staging_words::{Channel, Control, LEAVE};
 use crate::tuning::SmTuning;
 use inlane_core::{Error, Region, Result};
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -23,17 +25,17 @@ pub(super) const DEPTH: u64 = 64;
 pub(super) const COMMAND_BYTES: usize = 64;
 pub(super) const COMMANDS_BYTES: usize = DEPTH as usize * COMMAND_BYTES;
 /// The size of one channel's words in the pinned span, in bytes.
-pub(super) const CHANNEL_BYTES: usize = 256;
+pub(super) const CHANNEL_BYTES: usize = size_of::<Channel>();
 /// The offset in bytes of the `ended` words. Each channel of the puller has one, in which it stores the
 /// number of the newest command that it ended.
-pub(super) const ENDED: usize = 256;
-/// Offsets in bytes of the words of `Control` in `staging.cu`.
-const FAILED: usize = 0;
-const LEAVE_NOW: usize = 128;
+pub(super) const ENDED: usize = size_of::<Control>();
+/// Offsets in bytes of the words of [`Control`].
+const FAILED: usize = offset_of!(Control, failed);
+const LEAVE_NOW: usize = offset_of!(Control, leave);
+/// The offset in bytes, within a channel's words, of the newest command that this channel of the pusher read.
+const SEEN: usize = offset_of!(Channel, seen);
 /// The value of `Control::failed` after a kernel waited too long for a command.
 const NO_COMMAND: u64 = 1;
-/// The length field of a command that tells the kernels to leave.
-const LEAVE: u64 = u64::MAX;
 /// A kernel that gives up adds this value to the `ended` words of its channels, so that waits for these
 /// channels return.
 const GAVE_UP: u64 = 1 << 30;
@@ -204,7 +206,7 @@ impl CommandRing {
         // kept in `read_by_all` and serves many commands.
         while self.read_by_all < old {
             let seen = (0..self.layout.channels()).map(|channel| {
-                let at = self.layout.channel_words() + channel * CHANNEL_BYTES + 8;
+                let at = self.layout.channel_words() + channel * CHANNEL_BYTES + SEEN;
                 word(&self.memory, at).load(Ordering::Acquire)
             });
             self.read_by_all = seen.min().unwrap_or(0);
@@ -303,7 +305,7 @@ impl CommandRing {
     }
 }
 
-struct Shared {
+struct TimerState {
     ring: Mutex<CommandRing>,
     started: Condvar,
 }
@@ -312,7 +314,7 @@ struct Shared {
 /// it tells them to leave. Parked kernels no longer occupy SMs or block allocations. The next transfer
 /// launches them again.
 pub(super) struct ParkedWhenIdle {
-    shared: Arc<Shared>,
+    shared: Arc<TimerState>,
     timer: Option<JoinHandle<()>>,
 }
 
@@ -323,7 +325,7 @@ impl ParkedWhenIdle {
     /// # Errors
     /// [`Error::Os`] if the system refuses a thread.
     pub fn new(ring: CommandRing, limit: Option<Duration>) -> Result<Self> {
-        let shared = Arc::new(Shared { ring: Mutex::new(ring), started: Condvar::new() });
+        let shared = Arc::new(TimerState { ring: Mutex::new(ring), started: Condvar::new() });
         let start = |limit| {
             let shared = shared.clone();
             std::thread::Builder::new()
@@ -358,7 +360,7 @@ impl Drop for ParkedWhenIdle {
     }
 }
 
-fn run_timer(shared: &Shared, limit: Duration) {
+fn run_timer(shared: &TimerState, limit: Duration) {
     let mut ring = shared.ring.lock().unwrap_or_else(PoisonError::into_inner);
     while !ring.closing {
         ring = match ring.park_if_idle(Instant::now(), limit) {
@@ -383,7 +385,7 @@ mod tests {
     /// Acts like kernels that end all commands.
     fn end_all(ring: &CommandRing) {
         for channel in 0..2 {
-            let seen = ring.layout.channel_words() + channel * CHANNEL_BYTES + 8;
+            let seen = ring.layout.channel_words() + channel * CHANNEL_BYTES + SEEN;
             word(&ring.memory, seen).store(ring.sequence, Ordering::Release);
             word(&ring.memory, ENDED + channel * 8).store(ring.sequence, Ordering::Release);
         }

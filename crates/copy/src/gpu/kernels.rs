@@ -1,10 +1,15 @@
 //! The kernels of this crate, compiled for the installed GPU.
 
+use super::staging_words::layout_assertions;
 use inlane_core::Result;
 use inlane_cuda::{Gpu, Kernel, Module, Source, compile};
 use std::sync::Arc;
 
-const HEADERS: &[(&str, &str)] = &[inlane_cuda::SYSTEM_HEADER, ("copy.cuh", include_str!("copy.cuh"))];
+const HEADERS: &[(&str, &str)] = &[
+    inlane_cuda::SYSTEM_HEADER,
+    ("copy.cuh", include_str!("copy.cuh")),
+    ("staging.h", include_str!("staging.h")),
+];
 
 /// All kernels of this crate on one GPU, loaded before anything runs there, because loading waits for running
 /// kernels.
@@ -37,8 +42,7 @@ impl Kernels {
         };
         let traced = std::env::var_os("INLANE_COPY_TRACE").is_some_and(|value| value != "0");
         let memory = module("memory.cu", include_str!("memory.cu"), &[])?;
-        let staging =
-            module("staging.cu", include_str!("staging.cu"), if traced { &["-DTRACE"] } else { &[] })?;
+        let staging = module("staging.cu", &staging(), if traced { &["-DTRACE"] } else { &[] })?;
         Ok(Self {
             fill: memory.kernel("fill")?,
             check: memory.kernel("check")?,
@@ -48,6 +52,11 @@ impl Kernels {
             traced,
         })
     }
+}
+
+/// Returns the source of the staging kernels, with assertions about the words that they share with the host.
+fn staging() -> String {
+    include_str!("staging.cu").to_owned() + &layout_assertions()
 }
 
 #[cfg(test)]
@@ -60,7 +69,7 @@ mod tests {
             eprintln!("SKIPPED kernels_compile_for_recent_architectures: {missing}");
             return;
         }
-        let staging = include_str!("staging.cu");
+        let staging = &staging();
         let sources: [(&str, &str, &[&str]); 3] = [
             ("memory.cu", include_str!("memory.cu"), &[]),
             ("staging.cu", staging, &[]),

@@ -6,6 +6,7 @@ pub(crate) mod kernels;
 mod memory;
 pub(crate) mod sm_copy;
 pub mod sm_staged;
+mod staging_words;
 mod trace;
 
 pub use inlane_cuda::Gpu;

@@ -34,32 +34,8 @@
 // each command that it ended to its word of `ended`. A command is complete when all channels ended it. A side
 // that gives up notes why in `failed` and advances its `ended` word by 2^30, so that no one waits for it.
 #include "copy.cuh"
+#include "staging.h"
 
-struct Control {
-    u64 failed;  // written by a side that gave up: 1 if it waited for a command, 2 if for a chunk
-    u64 pad0[15];
-    u64 leave;   // set to 1 by the CPU to make both kernels leave, whatever they wait for
-    u64 pad1[15];
-};
-
-// The number of timestamps that each side records in a channel if compiled with TRACE.
-constexpr u32 MARKS = 6;
-
-struct Channel {
-    u64 ready;
-    u64 seen;    // the newest command that this channel of the pusher read, whose line may be overwritten
-    u64 pushed[MARKS];
-    u64 pad0[8];
-    u64 taken;
-    u64 pad1;
-    u64 pulled[MARKS];
-    u64 pad2[8];
-};
-
-// The value of a command's `bytes` that ends the kernel.
-constexpr u64 LEAVE = ~0ull;
-// The bit of a command's `chunk` that selects the way `lines`.
-constexpr u64 LINES = 1ull << 63;
 // Bytes of data in a line.
 constexpr u32 LINE_DATA = 12;
 // Lines that a thread loads before it uses the first.

@@ -6,13 +6,15 @@
 //! `submit`.
 
 use super::command_ring::CHANNEL_BYTES;
+use super::staging_words::Channel;
 use inlane_core::Region;
 use inlane_core::stats::Summary;
+use std::mem::offset_of;
 use std::time::Instant;
 
 /// The offsets in bytes, within a channel's words, of the timestamps of the pushing and the pulling side.
-/// `staging.cu` has the same.
-const SIDES: [(&str, usize); 2] = [("push", 16), ("pull", 144)];
+const SIDES: [(&str, usize); 2] =
+    [("push", offset_of!(Channel, pushed)), ("pull", offset_of!(Channel, pulled))];
 /// The steps of a transfer, each with the index of its timestamp. Index 0 of the timestamps holds the number
 /// of the command.
 const STEPS: [(&str, usize); 4] = [("all_channels_know", 1), ("copied", 2), ("fenced", 3), ("over", 4)];

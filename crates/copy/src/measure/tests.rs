@@ -145,7 +145,7 @@ fn a_flipped_bit_fails_the_run() {
     let mut engine = accelerator.dma(true).unwrap();
     let mut buffers = Buffers::new(&host, &device, 64 << 10, 64 << 10).unwrap();
     latency(&mut engine, &mut buffers, 64 << 10, &quick()).unwrap();
-    engine.faults().flip_bytes(u64::MAX);
+    engine.faults().flip_bits(u64::MAX);
     let error = latency(&mut engine, &mut buffers, 64 << 10, &quick()).unwrap_err();
     assert!(error.to_string().contains("1 of 65536 bytes"), "{error}");
     assert_eq!(error.class(), inlane_core::error::Class::Failed);

@@ -11,7 +11,7 @@
 //!   stride:  slot 1 ...
 //! ```
 //!
-//! The first [`TOGETHER`] descriptors share the word's line. If a burst has no more, device code reads them
+//! The first [`DESCRIPTORS_WITH_WORD`] descriptors share the word's line. If a burst has no more, device code reads them
 //! together with the word, in one round trip over PCIe. It uses only descriptors whose lap is the word's; see
 //! `protocol.rs`.
 //!
@@ -31,7 +31,7 @@ pub struct Descriptor {
     /// The number of bytes.
     pub length: u32,
     /// The lap of the item, as in the item's word. It is used only in rings whose burst is at most
-    /// [`TOGETHER`].
+    /// [`DESCRIPTORS_WITH_WORD`].
     pub lap: u32,
 }
 
@@ -62,7 +62,7 @@ pub const LINE: usize = 128;
 /// The offset of a slot's descriptors or verdicts.
 pub const ENTRIES: usize = 16;
 /// The number of descriptors that share a line with their item's word.
-pub const TOGETHER: usize = (LINE - ENTRIES) / size_of::<Descriptor>();
+pub const DESCRIPTORS_WITH_WORD: usize = (LINE - ENTRIES) / size_of::<Descriptor>();
 /// The largest number of packets in an item.
 pub const MAX_BURST: usize = 1024;
 /// The largest number of slots.
@@ -95,7 +95,9 @@ const _: () = {
     // Length and lap are written as one little-endian word, as GPUs read them. So the lap must follow the
     // length, and the host must be little-endian.
     assert!(offset_of!(Descriptor, lap) == 12 && cfg!(target_endian = "little"));
-    assert!(submit_stride(1) == 128 && submit_stride(TOGETHER) == 128 && submit_stride(8) == 256);
+    assert!(
+        submit_stride(1) == 128 && submit_stride(DESCRIPTORS_WITH_WORD) == 128 && submit_stride(8) == 256
+    );
     assert!(complete_stride(14) == 128 && complete_stride(15) == 256);
 };
 
@@ -120,7 +122,7 @@ struct inlane_packet_verdict {{ uint32_t length; uint32_t verdict; }};
 #define INLANE_VERDICTS {VERDICTS}u
 #define INLANE_RING_LINE {LINE}u
 #define INLANE_RING_ENTRIES {ENTRIES}u
-#define INLANE_RING_TOGETHER {TOGETHER}u
+#define INLANE_RING_DESCRIPTORS_WITH_WORD {DESCRIPTORS_WITH_WORD}u
 #define INLANE_MAX_BURST {MAX_BURST}u
 #define INLANE_SUBMIT_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 16u + 127u) / 128u * 128u)
 #define INLANE_COMPLETE_STRIDE(burst) ((INLANE_RING_ENTRIES + (burst) * 8u + 127u) / 128u * 128u)

@@ -295,7 +295,7 @@ impl Ring {
     /// The slot is claimed and not published, and there are at most `burst` packets.
     #[inline(always)]
     unsafe fn describe(&self, slot: u32, lap: u32, packets: &[Packet]) {
-        if self.burst <= layout::TOGETHER {
+        if self.burst <= layout::DESCRIPTORS_WITH_WORD {
             return self.describe_early(slot, lap, packets);
         }
         let descriptors = self.descriptors(slot);

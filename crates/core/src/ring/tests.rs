@@ -283,7 +283,7 @@ fn laps(ring: &Ring, slot: u32) -> (u32, Vec<u32>) {
 
 #[test]
 fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
-    let burst = layout::TOGETHER;
+    let burst = layout::DESCRIPTORS_WITH_WORD;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
     // Begins in the last lap before the lap count wraps. `submit` submits only the first item of each lap, as if

@@ -45,7 +45,7 @@ impl Parameters {
     /// Returns C++ assertions that `inlane_lane` has this struct's layout. Append the text to the kernels'
     /// source.
     pub(super) fn layout_assertions() -> String {
-        inlane_function::struct_layout!(Parameters as "inlane_lane" {
+        inlane_core::struct_layout!(Parameters as "inlane_lane" {
             submit, complete, control, stage, shadow, state, output, relay, output_bytes, orphan_ns, submit_stride,
             complete_stride, slot_shift, burst, room, pull, stage_stride, shadow_stride, writes, pause_ns, work_ns, reserved
         })

@@ -1,7 +1,7 @@
 //! Reads the state of `flow-count`, whose device half is `functions/flow_count.cu`.
 
 use crate::report::{Counter, FunctionReport, Table, u32_at, u64_at};
-use crate::struct_layout;
+use inlane_core::struct_layout;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -14,8 +14,8 @@
 //! ```
 
 use crate::report::{FunctionReport, Table, u32_at, u64_at};
-use crate::struct_layout;
 use inlane_core::ring::layout::{DROP, FORWARD};
+use inlane_core::struct_layout;
 use std::mem::offset_of;
 
 const STREAMS: usize = 16;

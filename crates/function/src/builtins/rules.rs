@@ -7,7 +7,7 @@
 //! ```
 
 use crate::report::{FunctionReport, Table, u64_at};
-use crate::struct_layout;
+use inlane_core::struct_layout;
 use std::mem::offset_of;
 use std::net::IpAddr;
 

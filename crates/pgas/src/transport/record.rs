@@ -133,7 +133,7 @@ mod tests {
 
     #[derive(Default)]
     struct LoomWord(AtomicU64);
-    struct Shared([LoomWord; 8]);
+    struct LoomRecord([LoomWord; 8]);
 
     impl Word for LoomWord {
         fn load(&self) -> u64 {
@@ -144,14 +144,14 @@ mod tests {
         }
     }
 
-    impl Words for Shared {
+    impl Words for LoomRecord {
         type Word = LoomWord;
         fn word(&self, index: usize) -> &LoomWord {
             &self.0[index]
         }
     }
 
-    struct Direct<'a>(&'a Shared);
+    struct Direct<'a>(&'a LoomRecord);
 
     impl WordSink for Direct<'_> {
         fn store(&mut self, index: usize, value: u64) {
@@ -169,7 +169,7 @@ mod tests {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(2);
         builder.check(|| {
-            let shared = loom::sync::Arc::new(Shared(Default::default()));
+            let shared = loom::sync::Arc::new(LoomRecord(Default::default()));
             let theirs = shared.clone();
             let writer =
                 loom::thread::spawn(move || write(&mut Direct(&theirs), 1, &[11, 12, 13, 14, 15, 16]));

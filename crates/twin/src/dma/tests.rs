@@ -97,7 +97,7 @@ fn a_stalled_device_counts_as_lost_after_the_timeout() {
 #[test]
 fn a_flipped_bit_changes_the_destination_once() {
     let mut engine = engine(DmaCosts::unlimited());
-    engine.faults().flip_bytes(1);
+    engine.faults().flip_bits(1);
     let (source, destination) = pair(4096);
     let ticket = engine.submit(&source, &destination).unwrap();
     engine.wait(ticket, CompletionMode::Poll).unwrap();

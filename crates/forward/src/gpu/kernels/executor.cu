@@ -260,7 +260,7 @@ constexpr uint32_t ALL = 0xffffffffu;
 
 // True if all descriptors of an item fit into the cache line of its word.
 
-__device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_TOGETHER; }
+__device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_DESCRIPTORS_WITH_WORD; }
 
 // Waits for the item at `position`. All threads of a block's first warp call it. Returns the item's word, or
 // 0 if the block must end. If comes_with_word, also writes the item's descriptors to `given`. In block 0,
@@ -277,7 +277,7 @@ __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { retur
 // because all items before the end still arrive.
 __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot &at, uint64_t position, uint32_t &polls,
                                              uint4 *given) {
-    static_assert(INLANE_RING_TOGETHER < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
+    static_assert(INLANE_RING_DESCRIPTORS_WITH_WORD < RELAY && INLANE_RING_ENTRIES == 16, "thread n reads the line's bytes from 16 n on");
     uint32_t me; // read each time, so that it occupies no register while an item is processed
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(me));
     const void *place = me == RELAY   ? static_cast<const void *>(lane.relay)

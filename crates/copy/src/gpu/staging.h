@@ -1,0 +1,32 @@
+// The words that the host shares with the staging kernels. The file is plain C++, so that an ordinary compiler
+// checks the layout as NVRTC does. `staging_words.rs` has the same structs; staging.cu explains them.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct Control {
+    u64 failed;  // written by a side that gave up: 1 if it waited for a command, 2 if for a chunk
+    u64 pad0[15];
+    u64 leave;   // set to 1 by the CPU to make both kernels leave, whatever they wait for
+    u64 pad1[15];
+};
+
+// The number of timestamps that each side records in a channel if compiled with TRACE.
+constexpr u32 MARKS = 6;
+
+struct Channel {
+    u64 ready;
+    u64 seen;    // the newest command that this channel of the pusher read, whose line may be overwritten
+    u64 pushed[MARKS];
+    u64 pad0[8];
+    u64 taken;
+    u64 pad1;
+    u64 pulled[MARKS];
+    u64 pad2[8];
+};
+
+// The value of a command's `bytes` that ends the kernel.
+constexpr u64 LEAVE = ~0ull;
+// The bit of a command's `chunk` that selects the way `lines`.
+constexpr u64 LINES = 1ull << 63;
