@@ -362,7 +362,7 @@ __device__ void serve(
         if (PUSH && threadIdx.x == 0 && chunks_done - other > rings.slots / 2) other = load_acquire(&channel->taken);
         // A channel that had no chunk of this command ends the command here.
         if (!PUSH && threadIdx.x == 0 && blockIdx.x * chunk >= bytes) store_relaxed(ended + blockIdx.x, seq);
-        __syncthreads(); // all threads read `field` before thread 0 to 3 overwrite it
+        __syncthreads(); // all threads read `field` before threads 0 to 3 overwrite it
         MARK((PUSH ? channel->pushed : channel->pulled), 4);
 #ifdef TRACE
         if (threadIdx.x == 0) (PUSH ? channel->pushed : channel->pulled)[0] = seq;

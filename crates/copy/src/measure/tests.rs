@@ -195,7 +195,7 @@ impl Mover for Panics {
 
     fn submit(&mut self, _: &Region, _: &Region) -> Result<Ticket> {
         self.0 += 1;
-        assert!(self.0 < 3, "a panic that the test wants");
+        assert!(self.0 < 3, "this panic is part of the test");
         Ok(Ticket(self.0))
     }
 

@@ -356,7 +356,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
             }
             assert_eq!(
                 rung, [0; 2],
-                "rings for a waiter for a notification, and for a waiter for another word"
+                "doorbells rung for a waiter for a notification, and for a waiter for another word"
             );
         },
         second,

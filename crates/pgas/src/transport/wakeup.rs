@@ -267,11 +267,11 @@ mod tests {
         }
         assert!(
             rings(word(62), Stored::Put(0, 1)),
-            "a word that crosses a boundary is interested in any store"
+            "an interest in a word that crosses a boundary covers any store"
         );
         assert!(
             rings(Interest::Word(usize::MAX - 7), Stored::Put(0, 1)),
-            "and so is one beyond the encoding"
+            "an interest that the announcement cannot encode covers any store"
         );
         assert!(!rings(word(64), Stored::Put(usize::MAX, usize::MAX)));
     }
