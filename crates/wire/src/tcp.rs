@@ -5,6 +5,8 @@ use crate::{Error, Result};
 
 /// The length of a header without options, in bytes.
 pub const HEADER: usize = 20;
+/// The greatest length of a header with options, in bytes.
+pub const MAX_HEADER: usize = 60;
 
 /// Flag: the sender sends no more data.
 pub const FIN: u8 = 0x01;
@@ -18,6 +20,10 @@ pub const PSH: u8 = 0x08;
 pub const ACK: u8 = 0x10;
 /// Flag: the urgent pointer is valid.
 pub const URG: u8 = 0x20;
+/// Flag: the receiver of data echoes a congestion mark (RFC 3168).
+pub const ECE: u8 = 0x40;
+/// Flag: the sender of data has reduced its congestion window (RFC 3168).
+pub const CWR: u8 = 0x80;
 
 view! {
     /// A TCP segment.
@@ -85,6 +91,24 @@ impl<T: AsRef<[u8]> + AsMut<[u8]>> Segment<T> {
         Ok(Self(buffer))
     }
 
+    /// Makes `buffer` one segment with `options`, padded with zeros to whole 32-bit words. Sets all other fields to 0 and keeps
+    /// the payload.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if the header does not fit, [`Error::Malformed`] if the options are longer than 40 bytes.
+    pub fn init_with_options(mut buffer: T, options: &[u8]) -> Result<Self> {
+        let header = HEADER + options.len().next_multiple_of(4);
+        if header > MAX_HEADER {
+            return Err(Error::Malformed { header: "TCP", field: "data offset", value: header as u64 });
+        }
+        let bytes = buffer.as_mut();
+        crate::view::require("TCP", bytes, header)?;
+        bytes[..header].fill(0);
+        bytes[12] = (header as u8 / 4) << 4;
+        bytes[HEADER..HEADER + options.len()].copy_from_slice(options);
+        Ok(Self(buffer))
+    }
+
     /// Returns the payload for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         let at = self.header_len();
@@ -121,6 +145,17 @@ mod tests {
                 prop_assert_eq!(ours.payload(), theirs.payload());
                 prop_assert_eq!(ours.flags() & SYN != 0, theirs.syn());
                 prop_assert_eq!(ours.flags() & FIN != 0, theirs.fin());
+            }
+        }
+
+        #[test]
+        fn options_read_back_as_written(options in proptest::collection::vec(any::<u8>(), 0..48)) {
+            let segment = Segment::init_with_options(vec![0xff; 64], &options);
+            prop_assert_eq!(segment.is_ok(), options.len() <= 40);
+            if let Ok(segment) = segment {
+                prop_assert_eq!(&segment.options()[..options.len()], &options);
+                prop_assert!(segment.options()[options.len()..].iter().all(|&byte| byte == 0));
+                prop_assert!(segment.payload().iter().all(|&byte| byte == 0xff));
             }
         }
 

@@ -1,0 +1,149 @@
+//! Settings of a connection.
+
+use crate::{Error, MILLISECOND, Result, SECOND};
+
+/// The use of explicit congestion notification (RFC 3168).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EcnMode {
+    /// ECN is never used.
+    Off,
+    /// ECN is used if the peer asks for it.
+    #[default]
+    Accept,
+    /// ECN is asked for in the SYN, and accepted.
+    Request,
+}
+
+/// The probing of an idle connection (RFC 9293, section 3.8.4). Times are in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// How long the connection must be idle before the first probe.
+    pub idle: u64,
+    /// The time between two probes.
+    pub interval: u64,
+    /// The number of unanswered probes after which the connection is aborted.
+    pub probes: u8,
+}
+
+impl Default for Keepalive {
+    /// Returns the values of RFC 9293 and of most systems: two hours, 75 seconds, nine probes.
+    fn default() -> Self {
+        Self { idle: 7200 * SECOND, interval: 75 * SECOND, probes: 9 }
+    }
+}
+
+/// Settings of a connection. Times are in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The size of the application's send buffer in bytes.
+    pub send_capacity: u32,
+    /// The size of the application's receive buffer in bytes.
+    pub receive_capacity: u32,
+    /// The greatest segment payload without options that the interface carries: MTU less the IP header less 20 bytes. It is also
+    /// the value of the MSS option.
+    pub mss: u16,
+    /// The segment payload that every path carries (RFC 8899, BASE_PLPMTU): used after a black hole was detected.
+    pub base_mss: u16,
+    /// The greatest payload of one [`crate::Transmit`], in bytes. A value of at most `mss` switches segmentation offload off.
+    pub gso_bytes: u32,
+    /// Offers timestamps (RFC 7323).
+    pub timestamps: bool,
+    /// Offers selective acknowledgments (RFC 2018).
+    pub sack: bool,
+    /// Offers window scaling (RFC 7323).
+    pub window_scaling: bool,
+    /// Use of ECN.
+    pub ecn: EcnMode,
+    /// The initial congestion window in segments (RFC 6928).
+    pub initial_window: u8,
+    /// The retransmission timeout before the first RTT sample (RFC 6298).
+    pub initial_rto: u64,
+    /// The least retransmission timeout.
+    pub min_rto: u64,
+    /// The greatest retransmission timeout, and the greatest time between window probes.
+    pub max_rto: u64,
+    /// How long an acknowledgment may be delayed (RFC 9293, section 3.8.6.3: below 500 ms).
+    pub delayed_ack: u64,
+    /// The number of SYN retransmissions after which a connection attempt fails.
+    pub syn_retries: u8,
+    /// The number of retransmissions of one segment after which the connection is aborted.
+    pub retries: u8,
+    /// If set, the connection is aborted when data stays unacknowledged for so long (RFC 9293, section 3.8.3).
+    pub user_timeout: Option<u64>,
+    /// If set, the peer is probed while the connection is idle.
+    pub keepalive: Option<Keepalive>,
+    /// Switches Nagle's algorithm off: small segments are sent at once.
+    pub no_delay: bool,
+    /// How long a connection without application waits in FIN-WAIT-2 for the peer's FIN.
+    pub fin_timeout: u64,
+    /// The length of TIME-WAIT: twice the maximum segment lifetime.
+    pub time_wait: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            send_capacity: 1 << 20,
+            receive_capacity: 1 << 20,
+            mss: 1460,
+            base_mss: 1160,
+            gso_bytes: 65_000,
+            timestamps: true,
+            sack: true,
+            window_scaling: true,
+            ecn: EcnMode::default(),
+            initial_window: 10,
+            initial_rto: SECOND,
+            min_rto: 200 * MILLISECOND,
+            max_rto: 120 * SECOND,
+            delayed_ack: 40 * MILLISECOND,
+            syn_retries: 6,
+            retries: 15,
+            user_timeout: None,
+            keepalive: None,
+            no_delay: false,
+            fin_timeout: 60 * SECOND,
+            time_wait: 60 * SECOND,
+        }
+    }
+}
+
+impl Config {
+    /// The least MSS that is used, whatever a peer or an ICMP message says.
+    pub const MIN_MSS: u16 = 88;
+    /// The greatest size of a buffer: the largest window that RFC 7323 can express.
+    pub const MAX_CAPACITY: u32 = 1 << 30;
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the first setting that is out of range.
+    pub fn check(&self) -> Result<()> {
+        let range = |setting, value: u64, least: u64, most: u64| {
+            if (least..=most).contains(&value) {
+                Ok(())
+            } else {
+                Err(Error::Config { setting, value, least, most })
+            }
+        };
+        range("send_capacity", self.send_capacity as u64, 1, Self::MAX_CAPACITY as u64)?;
+        range("receive_capacity", self.receive_capacity as u64, 1, Self::MAX_CAPACITY as u64)?;
+        range("mss", self.mss as u64, Self::MIN_MSS as u64, u16::MAX as u64)?;
+        range("base_mss", self.base_mss as u64, Self::MIN_MSS as u64, u16::MAX as u64)?;
+        range("initial_window", self.initial_window as u64, 1, u8::MAX as u64)?;
+        range("max_rto", self.max_rto, MILLISECOND, 3600 * SECOND)?;
+        range("initial_rto", self.initial_rto, MILLISECOND, self.max_rto)?;
+        range("min_rto", self.min_rto, MILLISECOND, self.max_rto)?;
+        range("delayed_ack", self.delayed_ack, 0, 500 * MILLISECOND)
+    }
+
+    /// Returns the shift of the window field for the receive buffer: the least that lets the field express all of it.
+    pub(crate) fn window_scale(&self) -> u8 {
+        if !self.window_scaling {
+            return 0;
+        }
+        (0..crate::options::MAX_WINDOW_SCALE)
+            .find(|&shift| self.receive_capacity >> shift <= u16::MAX as u32)
+            .unwrap_or(crate::options::MAX_WINDOW_SCALE)
+    }
+}

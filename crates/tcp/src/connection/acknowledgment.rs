@@ -1,0 +1,364 @@
+//! Acknowledgments: what they deliver, which losses they reveal, and how the congestion window reacts.
+
+use super::*;
+use crate::congestion::Ack;
+use crate::scoreboard::{AckContext, Delivered};
+use crate::segment::Segment;
+use crate::sequence::{before, extend};
+use inlane_wire::tcp::{ECE, FIN};
+
+/// The duplicate acknowledgments that reveal a loss to a sender without SACK (RFC 5681).
+const DUPLICATE_THRESHOLD: u32 = 3;
+
+impl Connection {
+    /// Processes an acknowledgment between SND.UNA less the largest window and SND.NXT.
+    #[inline]
+    pub(super) fn on_acknowledgment(
+        &mut self,
+        now: u64,
+        segment: &Segment<'_>,
+        seq: Sequence,
+        ack: Sequence,
+    ) -> Events {
+        if ack < self.snd.una {
+            return Events::NONE; // an old one that was delayed
+        }
+        let header = &segment.header;
+        let advanced = ack > self.snd.una;
+        let window_before = self.snd.window;
+        let edge_before = self.snd.edge();
+        let context = AckContext {
+            now,
+            min_rtt: self.rtt.minimum().unwrap_or(0),
+            echo: header
+                .options
+                .timestamps
+                .filter(|_| self.flags.timestamps)
+                .map(|t| (t.echo, self.timestamp_offset)),
+        };
+        let mut delivered = Delivered::default();
+        if advanced {
+            self.scoreboard.acknowledge(ack, &context, &mut delivered);
+            self.snd.una = ack;
+            self.recovery.backoff = 0;
+            self.flags.retransmission_forced = false;
+            self.timers.last_progress = now;
+            (self.timers.rto_base, self.timers.probe_base) = (now, now);
+        }
+        let mut dsack = false;
+        if self.flags.sack && !header.options.sack.is_empty() {
+            dsack = self.on_sack(segment, &context, &mut delivered);
+        }
+        // RFC 9293: a segment that is older than the one that set the window does not change it.
+        if self.snd.wl1 < seq || (self.snd.wl1 == seq && self.snd.wl2 <= ack) {
+            self.snd.window = (header.window as u32) << self.snd.scale;
+            self.snd.max_window = self.snd.max_window.max(self.snd.window);
+            (self.snd.wl1, self.snd.wl2) = (seq, ack);
+        }
+        if self.snd.window > 0 {
+            self.timers.window_probes = 0;
+        } else {
+            // The peer lives and has no room. It may take as long as it wants.
+            self.timers.last_progress = now;
+            self.recovery.backoff = self.recovery.backoff.min(super::timer::MAX_PROBE_BACKOFF);
+        }
+
+        if self.scoreboard.is_empty() && !advanced {
+            return Events::NONE;
+        }
+        self.sample_rtt(now, &context, &delivered, advanced);
+        let duplicate = !advanced
+            && segment.payload.is_empty()
+            && !header.has(FIN)
+            && self.snd.window == window_before
+            && !self.scoreboard.is_empty();
+        if self.recovery.probe.is_some() {
+            self.on_probe_acknowledged(ack, duplicate, dsack, header.options.sack.is_empty());
+        }
+        self.recover(now, advanced, duplicate, &mut delivered, &context);
+        if self.flags.ecn && header.has(ECE) && ack > self.recovery.ecn_point {
+            self.on_congestion_echo();
+        }
+        // The window was closed when segments beyond it were probed: what lies beyond it was dropped.
+        if edge_before <= ack
+            && self.snd.edge() > ack
+            && self.recovery.phase == Phase::Open
+            && !self.scoreboard.is_empty()
+        {
+            self.scoreboard.mark_timed_out(now, 0);
+        }
+        self.arm_loss_timer(now);
+        if advanced { self.on_advance(now) } else { Events::NONE }
+    }
+
+    /// Processes SACK blocks. Returns true if the first one is a DSACK (RFC 2883, section 4).
+    fn on_sack(&mut self, segment: &Segment<'_>, context: &AckContext, delivered: &mut Delivered) -> bool {
+        let mut dsack = false;
+        let blocks = segment.header.options.sack.as_slice();
+        for (n, &(left, right)) in blocks.iter().enumerate() {
+            let (left, right) = (extend(self.snd.una, left), extend(self.snd.una, right));
+            if left >= right || right > self.snd.next {
+                continue;
+            }
+            let inside_next = || {
+                blocks.get(1).is_some_and(|&(l, r)| {
+                    extend(self.snd.una, l) <= left && right <= extend(self.snd.una, r)
+                })
+            };
+            if n == 0 && (right <= self.snd.una || inside_next()) {
+                if left >= self.snd.start && right + self.snd.max_window as u64 >= self.snd.una {
+                    dsack = true;
+                    self.on_dsack(right - left);
+                }
+                continue;
+            }
+            if left >= self.snd.una {
+                self.scoreboard.sack(left, right, self.snd.mss as u32, context, delivered);
+            }
+        }
+        dsack
+    }
+
+    fn on_dsack(&mut self, len: u64) {
+        self.scoreboard.on_dsack(self.snd.una, self.snd.next);
+        // RFC 3708: if every retransmission was a duplicate, nothing was lost.
+        if self.recovery.undo_bytes > 0 {
+            self.recovery.undo_bytes = self.recovery.undo_bytes.saturating_sub(len);
+            if self.recovery.undo_bytes == 0 {
+                self.undo();
+            }
+        }
+    }
+
+    fn sample_rtt(&mut self, now: u64, context: &AckContext, delivered: &Delivered, advanced: bool) {
+        let (least, most) = (self.config.min_rto, self.config.max_rto);
+        if let (Some(oldest), Some(newest)) = (delivered.oldest, delivered.newest) {
+            self.rtt.sample_min(now, now.saturating_sub(newest));
+            self.rtt.sample(now, now.saturating_sub(oldest), least, most);
+        } else if advanced
+            && delivered.bytes > 0
+            && let Some((echo, offset)) = context.echo
+            && echo != 0
+        {
+            // Only retransmitted segments were acknowledged. Their timestamp tells which transmission (RFC 7323, section 4).
+            let elapsed = crate::timestamp(now, offset).wrapping_sub(echo) as u64;
+            if elapsed < 600_000 {
+                self.rtt.sample(now, (elapsed + 1) * crate::MILLISECOND, least, most);
+            }
+        }
+    }
+
+    /// Ends the episode of a loss probe (RFC 8985, section 7.4).
+    fn on_probe_acknowledged(&mut self, ack: Sequence, duplicate: bool, dsack: bool, no_sack: bool) {
+        let Some((end, retransmission)) = self.recovery.probe else { return };
+        if ack < end {
+            return;
+        }
+        if !retransmission || dsack {
+            self.recovery.probe = None;
+        } else if ack > end {
+            // The probe repaired a loss that nothing else revealed.
+            self.recovery.probe = None;
+            if self.recovery.phase == Phase::Open {
+                self.congestion.on_congestion(self.snd.mss as u32);
+                self.congestion.set_window(self.congestion.threshold(), self.snd.mss as u32);
+            }
+        } else if duplicate && no_sack {
+            self.recovery.probe = None;
+        }
+    }
+
+    /// Detects losses and runs the phases of loss recovery.
+    fn recover(
+        &mut self,
+        now: u64,
+        advanced: bool,
+        duplicate: bool,
+        delivered: &mut Delivered,
+        context: &AckContext,
+    ) {
+        let mss = self.snd.mss as u32;
+        if advanced && self.recovery.phase != Phase::Open {
+            if let (Some(stamp), Some((echo, _))) = (self.recovery.first_stamp, context.echo)
+                && before(echo, stamp)
+            {
+                // RFC 3522: the acknowledgment is for the original transmission.
+                self.undo();
+            }
+            self.recovery.first_stamp = None;
+            if self.snd.una >= self.recovery.point {
+                self.end_recovery();
+            }
+        }
+        let lost = if self.flags.sack {
+            self.detect_loss(now)
+        } else {
+            self.detect_loss_by_duplicates(advanced, duplicate, delivered)
+        };
+        match self.recovery.phase {
+            Phase::Open if lost > 0 => self.begin_recovery(delivered.bytes, lost),
+            Phase::Recovery if delivered.bytes > 0 => self.reduce_rate(delivered.bytes, advanced, lost),
+            _ if delivered.bytes > 0 => {
+                let ack = Ack {
+                    now,
+                    bytes: delivered.bytes,
+                    srtt: self.rtt.smoothed().unwrap_or(0),
+                    rtt: delivered.newest.map(|sent| now.saturating_sub(sent)),
+                    una: self.snd.una,
+                    next: self.snd.next,
+                    limited: self.flags.cwnd_limited,
+                };
+                self.congestion.on_ack(&ack, mss);
+            }
+            _ => {}
+        }
+    }
+
+    /// Marks losses by RACK (RFC 8985, section 6.2). Returns the bytes marked. Arms the reordering timer if more may follow.
+    pub(super) fn detect_loss(&mut self, now: u64) -> u64 {
+        if self.scoreboard.is_empty() {
+            return 0;
+        }
+        let (srtt, min_rtt) = (self.rtt.smoothed().unwrap_or(0), self.rtt.minimum().unwrap_or(0));
+        let recovering = self.recovery.phase != Phase::Open;
+        let window = self.scoreboard.reordering_window(srtt, min_rtt, recovering, self.snd.mss as u32);
+        let (lost, deadline) = self.scoreboard.detect_loss(now, window);
+        self.timers.reordering_at = deadline.unwrap_or(NEVER);
+        lost
+    }
+
+    /// NewReno for peers without SACK (RFC 6582). Returns the bytes marked lost.
+    fn detect_loss_by_duplicates(
+        &mut self,
+        advanced: bool,
+        duplicate: bool,
+        delivered: &mut Delivered,
+    ) -> u64 {
+        let mss = self.snd.mss as u32;
+        let recovery = &mut self.recovery;
+        if advanced {
+            let segments = (delivered.bytes / mss as u64).max(1) as u32;
+            let partial = recovery.phase == Phase::Recovery;
+            recovery.duplicate_acks =
+                if partial { (recovery.duplicate_acks + 1).saturating_sub(segments) } else { 0 };
+            return if partial { self.scoreboard.mark_first_lost(mss) } else { 0 };
+        }
+        if !duplicate {
+            return 0;
+        }
+        recovery.duplicate_acks = recovery.duplicate_acks.saturating_add(1);
+        delivered.bytes += mss as u64;
+        if recovery.phase == Phase::Open
+            && recovery.duplicate_acks == DUPLICATE_THRESHOLD
+            && self.snd.una >= recovery.point
+        {
+            return self.scoreboard.mark_first_lost(mss);
+        }
+        0
+    }
+
+    pub(super) fn begin_recovery(&mut self, delivered: u64, lost: u64) {
+        self.counters.recoveries += 1;
+        self.save_for_undo();
+        self.congestion.on_congestion(self.snd.mss as u32);
+        self.flags.cwr = self.flags.ecn;
+        let recovery = &mut self.recovery;
+        recovery.phase = Phase::Recovery;
+        recovery.point = self.snd.next;
+        recovery.ecn_point = self.snd.next;
+        recovery.probe = None;
+        recovery.prr_delivered = 0;
+        recovery.prr_out = 0;
+        recovery.prr_flight = (self.snd.next - self.snd.una + delivered).max(1);
+        self.reduce_rate(delivered, false, lost);
+    }
+
+    /// Remembers the congestion window in case the recovery that begins proves spurious.
+    pub(super) fn save_for_undo(&mut self) {
+        self.recovery.saved = Some(self.congestion.save());
+        self.recovery.undo_bytes = 0;
+        self.recovery.first_stamp = None;
+    }
+
+    /// Proportional rate reduction (RFC 6937): sets the window to what may be in flight now.
+    fn reduce_rate(&mut self, delivered: u64, advanced: bool, lost: u64) {
+        let flight = self.in_flight();
+        let mss = self.snd.mss as u64;
+        let threshold = self.congestion.threshold();
+        let recovery = &mut self.recovery;
+        recovery.prr_delivered += delivered;
+        let mut quota = if flight > threshold {
+            (recovery.prr_delivered * threshold)
+                .div_ceil(recovery.prr_flight)
+                .saturating_sub(recovery.prr_out)
+        } else {
+            let mut limit = recovery.prr_delivered.saturating_sub(recovery.prr_out).max(delivered);
+            if advanced && lost == 0 {
+                limit += mss; // slow start, because the acknowledgment shows progress
+            }
+            limit.min(threshold - flight)
+        };
+        if recovery.prr_out == 0 {
+            quota = quota.max(mss); // the fast retransmit
+        }
+        self.congestion.set_window(flight + quota, self.snd.mss as u32);
+    }
+
+    fn end_recovery(&mut self) {
+        if self.recovery.phase == Phase::Recovery {
+            self.congestion.set_window(self.congestion.threshold(), self.snd.mss as u32);
+        }
+        self.recovery.phase = Phase::Open;
+        self.recovery.duplicate_acks = 0;
+        self.scoreboard.on_recovery_end();
+    }
+
+    /// Returns to the window before the recovery, because the retransmissions were spurious (RFC 4015).
+    fn undo(&mut self) {
+        if let Some(saved) = self.recovery.saved.take() {
+            self.counters.undone += 1;
+            self.congestion.restore(&saved);
+            self.scoreboard.clear_lost();
+            self.recovery.undo_bytes = 0;
+            self.recovery.phase = Phase::Open;
+            self.recovery.duplicate_acks = 0;
+        }
+    }
+
+    /// Sender's side of ECN (RFC 3168, section 6.1.2): reduces the window once for each window of data.
+    fn on_congestion_echo(&mut self) {
+        self.recovery.ecn_point = self.snd.next;
+        if self.recovery.phase == Phase::Open {
+            self.counters.congestion_marks += 1;
+            self.congestion.on_congestion(self.snd.mss as u32);
+            self.congestion.set_window(self.congestion.threshold(), self.snd.mss as u32);
+            self.flags.cwr = true;
+        }
+    }
+
+    /// Follows the acknowledgment of data or of the FIN.
+    fn on_advance(&mut self, now: u64) -> Events {
+        let mut events = Events::WRITABLE;
+        if self.snd.fin && self.snd.una > self.snd.limit {
+            match self.state {
+                State::FinWait1 => {
+                    self.state = State::FinWait2;
+                    if self.flags.orphan {
+                        self.timers.close_at = now + self.config.fin_timeout;
+                    }
+                }
+                State::Closing => {
+                    self.enter_time_wait(now);
+                    events |= Events::ENDED;
+                }
+                State::LastAck => {
+                    self.state = State::Closed;
+                    self.stop_timers();
+                    events |= Events::ENDED;
+                }
+                _ => {}
+            }
+        }
+        events
+    }
+}

@@ -1,0 +1,215 @@
+//! Timers: retransmission, loss probe, reordering, window probe, delayed acknowledgment, keepalive, cork, and the end of a connection.
+
+use super::*;
+use crate::SECOND;
+
+/// The exponent of the backoff of window probes at most, so that a peer that opens its window late is noticed.
+pub(super) const MAX_PROBE_BACKOFF: u8 = 8;
+/// The delay of an acknowledgment that a loss probe allows for (RFC 8985, section 7.2, TLP.max_ack_delay).
+const MAX_ACK_DELAY: u64 = 200 * crate::MILLISECOND;
+
+impl Connection {
+    /// Returns when [`Connection::on_timer`] must be called, or `None` if no timer runs.
+    ///
+    /// A deadline often moves to a later time. An engine with a timer wheel need not move its entry then: an early call has no effect.
+    #[inline]
+    pub fn next_deadline(&self) -> Option<u64> {
+        let timers = &self.timers;
+        let at = timers
+            .loss_at
+            .min(timers.ack_at)
+            .min(timers.keepalive_at)
+            .min(timers.cork_at)
+            .min(timers.close_at);
+        (at != NEVER).then_some(at)
+    }
+
+    /// Handles the timers whose deadline has passed. Then poll for transmission.
+    pub fn on_timer(&mut self, now: u64) -> Events {
+        let mut events = Events::NONE;
+        if now >= self.timers.ack_at {
+            self.timers.ack_at = NEVER;
+            self.ack.now = true;
+        }
+        if now >= self.timers.cork_at {
+            self.timers.cork_at = NEVER;
+            self.flags.cork_expired = true;
+        }
+        if now >= self.timers.loss_at {
+            self.timers.loss_at = NEVER;
+            events |= self.on_loss_timer(now);
+        }
+        if now >= self.timers.keepalive_at {
+            self.timers.keepalive_at = NEVER;
+            events |= self.on_keepalive_timer(now);
+        }
+        if now >= self.timers.close_at {
+            self.timers.close_at = NEVER;
+            // The end of TIME-WAIT, or of the wait for the FIN of a peer that nobody reads any more.
+            self.state = State::Closed;
+            self.stop_timers();
+            events |= Events::ENDED;
+        }
+        events
+    }
+
+    fn on_loss_timer(&mut self, now: u64) -> Events {
+        match self.timers.loss {
+            LossTimer::Retransmission if matches!(self.state, State::SynSent | State::SynReceived) => {
+                self.on_syn_timeout()
+            }
+            LossTimer::Retransmission => self.on_retransmission_timeout(now),
+            LossTimer::LossProbe => {
+                self.recovery.probe_pending = true;
+                Events::NONE
+            }
+            LossTimer::Reordering => {
+                let lost = self.detect_loss(now);
+                if lost > 0 && self.recovery.phase == Phase::Open {
+                    self.begin_recovery(0, lost);
+                }
+                self.arm_loss_timer(now);
+                Events::NONE
+            }
+            LossTimer::WindowProbe => {
+                self.flags.window_probe_pending = true;
+                Events::NONE
+            }
+        }
+    }
+
+    fn on_syn_timeout(&mut self) -> Events {
+        if self.recovery.backoff >= self.config.syn_retries {
+            self.end(Reason::TimedOut);
+            return Events::ENDED;
+        }
+        self.recovery.backoff += 1;
+        self.flags.syn_pending = true;
+        Events::NONE
+    }
+
+    /// RFC 6298, section 5, with the marking of RFC 8985, section 6.3.
+    fn on_retransmission_timeout(&mut self, now: u64) -> Events {
+        if self.scoreboard.is_empty() {
+            return Events::NONE;
+        }
+        let overdue = |timeout| now.saturating_sub(self.timers.last_progress) >= timeout;
+        if self.recovery.backoff >= self.config.retries || self.config.user_timeout.is_some_and(overdue) {
+            self.abort_for(Reason::TimedOut);
+            return Events::ENDED;
+        }
+        self.counters.timeouts += 1;
+        let age = if self.snd.window == 0 {
+            // The peer has no room: the retransmission is a window probe, and tells nothing about congestion.
+            self.timers.window_probes = self.timers.window_probes.saturating_add(1);
+            self.counters.window_probes += 1;
+            0
+        } else {
+            let first = self.recovery.phase != Phase::Loss || self.recovery.backoff == 0;
+            if first && self.recovery.phase == Phase::Open {
+                self.save_for_undo();
+            }
+            self.congestion.on_timeout(self.snd.mss as u32, first);
+            self.flags.cwr = self.flags.ecn;
+            self.recovery.phase = Phase::Loss;
+            self.recovery.point = self.snd.next;
+            self.recovery.ecn_point = self.snd.next;
+            self.rtt.smoothed().unwrap_or(0)
+        };
+        self.recovery.backoff += 1;
+        self.recovery.duplicate_acks = 0;
+        self.recovery.probe = None;
+        self.scoreboard.mark_timed_out(now, age);
+        self.flags.retransmission_forced = true;
+        self.timers.rto_base = now;
+        self.timers.reordering_at = NEVER;
+        self.arm_loss_timer(now);
+        Events::NONE
+    }
+
+    fn on_keepalive_timer(&mut self, now: u64) -> Events {
+        let Some(keepalive) = self.config.keepalive else { return Events::NONE };
+        let idle_end = self.timers.last_received + keepalive.idle;
+        if now < idle_end || !self.scoreboard.is_empty() {
+            // Data in flight is supervised by the retransmission timer.
+            self.timers.keepalive_probes = 0;
+            self.timers.keepalive_at = idle_end.max(now + keepalive.interval.min(keepalive.idle));
+            return Events::NONE;
+        }
+        if self.timers.keepalive_probes >= keepalive.probes {
+            self.abort_for(Reason::TimedOut);
+            return Events::ENDED;
+        }
+        self.timers.keepalive_probes += 1;
+        self.flags.keepalive_pending = true;
+        self.timers.keepalive_at = now + keepalive.interval;
+        Events::NONE
+    }
+
+    pub(super) fn arm_keepalive(&mut self, now: u64) {
+        let open =
+            !matches!(self.state, State::SynSent | State::SynReceived | State::TimeWait | State::Closed);
+        self.timers.keepalive_probes = 0;
+        self.timers.keepalive_at = match self.config.keepalive {
+            Some(keepalive) if open => now.max(self.timers.last_received + keepalive.idle),
+            _ => NEVER,
+        };
+    }
+
+    /// Returns the retransmission timeout with backoff.
+    pub(super) fn backed_off(&self, backoff: u8) -> u64 {
+        self.rtt.timeout().saturating_mul(1 << backoff.min(32)).min(self.config.max_rto)
+    }
+
+    /// Sets the deadline of the sender's timer: the earliest of reordering, loss probe and retransmission.
+    #[inline]
+    pub(super) fn arm_loss_timer(&mut self, now: u64) {
+        if self.scoreboard.is_empty() {
+            self.timers.reordering_at = NEVER;
+            if self.timers.loss != LossTimer::WindowProbe {
+                self.timers.loss_at = NEVER;
+            }
+            return;
+        }
+        let mut rto_at = self.timers.rto_base + self.backed_off(self.recovery.backoff);
+        if let Some(timeout) = self.config.user_timeout {
+            rto_at = rto_at.min(self.timers.last_progress + timeout).max(now + 1);
+        }
+        self.timers.loss = LossTimer::Retransmission;
+        self.timers.loss_at = rto_at;
+        if self.timers.reordering_at < rto_at {
+            self.timers.loss = LossTimer::Reordering;
+            self.timers.loss_at = self.timers.reordering_at;
+        } else if let Some(probe_at) = self.loss_probe_at() {
+            // RFC 8985, section 7.2: a probe precedes the timeout, even if only just.
+            self.timers.loss = LossTimer::LossProbe;
+            self.timers.loss_at = probe_at.min(rto_at);
+        }
+    }
+
+    /// Returns when a loss probe is due, if one may be sent (RFC 8985, section 7.2).
+    fn loss_probe_at(&self) -> Option<u64> {
+        let srtt = self.rtt.smoothed()?;
+        let allowed = self.flags.sack
+            && self.recovery.phase == Phase::Open
+            && self.recovery.probe.is_none()
+            && self.recovery.backoff == 0
+            && self.scoreboard.sacked() == 0
+            && self.snd.window > 0;
+        if !allowed {
+            return None;
+        }
+        let one_segment = self.snd.next - self.snd.una <= self.snd.mss as u64;
+        let delay = if one_segment { MAX_ACK_DELAY } else { 2 * crate::MILLISECOND };
+        Some(self.timers.probe_base + (2 * srtt).max(1) + delay)
+    }
+
+    /// Starts the timer of a window probe, unless it runs (RFC 9293, section 3.8.6.1).
+    pub(super) fn arm_window_probe(&mut self, now: u64) {
+        if self.timers.loss_at == NEVER || self.timers.loss != LossTimer::WindowProbe {
+            self.timers.loss = LossTimer::WindowProbe;
+            let backoff = self.timers.window_probes.min(MAX_PROBE_BACKOFF);
+            self.timers.loss_at = now + self.backed_off(backoff).min(60 * SECOND);
+        }
+    }
+}

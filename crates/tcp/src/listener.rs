@@ -1,0 +1,320 @@
+//! A listener: the SYN queue of half-open connections, SYN cookies when it is full (RFC 4987), and the accept queue.
+
+use crate::config::{Config, EcnMode};
+use crate::options::{Options, Timestamps};
+use crate::secrets::{Flow, Secrets};
+use crate::segment::{Header, Segment, reset_for};
+use crate::sequence::before;
+use crate::{Result, SECOND, TimeWait};
+use inlane_wire::tcp::{ACK, CWR, ECE, RST, SYN};
+use std::collections::{HashMap, VecDeque};
+
+mod cookie;
+
+/// Retransmissions of a SYN,ACK.
+const RETRIES: usize = 5;
+/// The timeout of the first SYN,ACK. It doubles with each retransmission.
+const TIMEOUT: u64 = SECOND;
+
+/// What both sides agreed on in a handshake. [`crate::Connection::accept`] makes it a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handshake {
+    pub(crate) sequence: u32,
+    pub(crate) peer_sequence: u32,
+    pub(crate) options: Options,
+    pub(crate) timestamp_offset: u32,
+    pub(crate) window: u16,
+    pub(crate) ecn: bool,
+    pub(crate) rtt: Option<u64>,
+    pub(crate) syn_retransmissions: u8,
+}
+
+/// What to do after a segment was handed to a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing.
+    Drop,
+    /// Send this header to the segment's sender.
+    Reply(Header),
+    /// The handshake is complete. Create the connection with [`crate::Connection::accept`], hand the segment to it, and queue it with
+    /// [`Listener::queue`].
+    Established(Handshake),
+}
+
+/// Counters of a listener.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListenerCounters {
+    /// SYNs received for new connections.
+    pub syns: u64,
+    /// Handshakes completed.
+    pub established: u64,
+    /// SYNs and final acknowledgments dropped because the accept queue was full.
+    pub accept_queue_full: u64,
+    /// SYNs answered with a cookie because the SYN queue was full.
+    pub cookies_sent: u64,
+    /// Handshakes completed by a valid cookie.
+    pub cookies_valid: u64,
+    /// Acknowledgments without a half-open connection whose cookie was wrong.
+    pub cookies_invalid: u64,
+    /// Half-open connections given up because the peer did not answer.
+    pub expired: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct HalfOpen {
+    handshake: Handshake,
+    sent: u64,
+    deadline: u64,
+}
+
+/// A listening socket. `C` is the engine's name for a connection.
+#[derive(Debug)]
+pub struct Listener<C> {
+    config: Config,
+    secrets: Secrets,
+    half_open: HashMap<Flow, HalfOpen>,
+    /// Deadlines of half-open connections by number of retransmissions. All of a queue have the same timeout, so each is sorted. An entry
+    /// whose half-open connection is gone, or has another deadline, is outdated.
+    deadlines: [VecDeque<(u64, Flow)>; RETRIES + 1],
+    accepted: VecDeque<C>,
+    backlog: usize,
+    /// Until when cookies that were sent may be acknowledged.
+    cookies_until: u64,
+    counters: ListenerCounters,
+}
+
+impl<C> Listener<C> {
+    /// Creates a listener whose connections get `config`. `backlog` bounds both queues; 0 counts as 1.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] if a setting is out of range.
+    pub fn new(config: &Config, secrets: Secrets, backlog: usize) -> Result<Self> {
+        config.check()?;
+        Ok(Self {
+            config: config.clone(),
+            secrets,
+            half_open: HashMap::new(),
+            deadlines: Default::default(),
+            accepted: VecDeque::new(),
+            backlog: backlog.max(1),
+            cookies_until: 0,
+            counters: ListenerCounters::default(),
+        })
+    }
+
+    /// Returns the settings of new connections.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Returns the counters.
+    pub fn counters(&self) -> &ListenerCounters {
+        &self.counters
+    }
+
+    /// Returns the number of half-open connections.
+    pub fn half_open(&self) -> usize {
+        self.half_open.len()
+    }
+
+    /// Returns the number of connections that the application can accept.
+    pub fn acceptable(&self) -> usize {
+        self.accepted.len()
+    }
+
+    /// Changes the backlog. Connections that are queued already stay.
+    pub fn set_backlog(&mut self, backlog: usize) {
+        self.backlog = backlog.max(1);
+    }
+
+    /// Appends an established connection to the accept queue.
+    pub fn queue(&mut self, connection: C) {
+        self.accepted.push_back(connection);
+    }
+
+    /// Takes the oldest connection from the accept queue.
+    pub fn accept(&mut self) -> Option<C> {
+        self.accepted.pop_front()
+    }
+
+    fn full(&self) -> bool {
+        self.accepted.len() >= self.backlog
+    }
+
+    /// Processes a segment for which there is no connection. `previous` is the TIME-WAIT entry that answered [`crate::TimeWaitAction::Reopen`].
+    pub fn on_segment(
+        &mut self,
+        now: u64,
+        flow: &Flow,
+        segment: &Segment<'_>,
+        previous: Option<&TimeWait>,
+    ) -> Verdict {
+        let header = &segment.header;
+        match self.half_open.get(flow) {
+            Some(&entry) => self.on_half_open(now, flow, segment, entry),
+            None if header.has(RST) => Verdict::Drop,
+            None if header.has(ACK) => self.on_cookie(now, flow, segment),
+            None if header.has(SYN) => self.on_syn(now, flow, header, previous),
+            None => Verdict::Drop,
+        }
+    }
+
+    fn on_syn(&mut self, now: u64, flow: &Flow, header: &Header, previous: Option<&TimeWait>) -> Verdict {
+        self.counters.syns += 1;
+        if self.full() {
+            self.counters.accept_queue_full += 1;
+            return Verdict::Drop;
+        }
+        let start = self.secrets.start(now, flow);
+        let mut handshake = Handshake {
+            sequence: start.sequence,
+            peer_sequence: header.sequence,
+            options: header.options,
+            timestamp_offset: start.timestamp_offset,
+            window: header.window,
+            ecn: self.config.ecn != EcnMode::Off && header.has(ECE | CWR),
+            rtt: None,
+            syn_retransmissions: 0,
+        };
+        if self.half_open.len() >= self.backlog {
+            self.counters.cookies_sent += 1;
+            self.cookies_until = now + cookie::VALID;
+            return Verdict::Reply(self.cookie_reply(now, flow, &handshake));
+        }
+        if let Some(previous) = previous {
+            // The numbers of the new connection are above those of the old one (RFC 6191).
+            let least = previous.sequence().wrapping_add(u16::MAX as u32 + 2);
+            if before(handshake.sequence, least) {
+                handshake.sequence = least;
+            }
+        }
+        let deadline = now + TIMEOUT;
+        self.half_open.insert(*flow, HalfOpen { handshake, sent: now, deadline });
+        self.push_deadline(0, deadline, flow);
+        Verdict::Reply(self.syn_ack(now, &handshake))
+    }
+
+    fn push_deadline(&mut self, retransmissions: usize, deadline: u64, flow: &Flow) {
+        let half_open = &self.half_open;
+        let queue = &mut self.deadlines[retransmissions];
+        if queue.len() > 2 * self.backlog + 64 {
+            queue.retain(|(deadline, flow)| {
+                half_open.get(flow).is_some_and(|entry| entry.deadline == *deadline)
+            });
+        }
+        queue.push_back((deadline, *flow));
+    }
+
+    fn on_half_open(&mut self, now: u64, flow: &Flow, segment: &Segment<'_>, entry: HalfOpen) -> Verdict {
+        let header = &segment.header;
+        let handshake = entry.handshake;
+        let offset = header.sequence.wrapping_sub(handshake.peer_sequence.wrapping_add(1));
+        let in_window = offset <= self.config.receive_capacity.min(u16::MAX as u32);
+        if header.has(RST) {
+            if offset == 0 {
+                self.half_open.remove(flow);
+            }
+            return Verdict::Drop;
+        }
+        if header.has(SYN) {
+            if header.sequence == handshake.peer_sequence && !header.has(ACK) {
+                return Verdict::Reply(self.syn_ack(now, &handshake));
+            }
+            return Verdict::Reply(self.acknowledgment(now, &handshake)); // RFC 5961, section 4
+        }
+        if !header.has(ACK) {
+            return Verdict::Drop;
+        }
+        if header.acknowledgment != handshake.sequence.wrapping_add(1) {
+            return reset_for(segment).map_or(Verdict::Drop, Verdict::Reply);
+        }
+        let old = match (
+            handshake.options.timestamps.filter(|_| self.config.timestamps),
+            header.options.timestamps,
+        ) {
+            (Some(first), Some(this)) => before(this.value, first.value),
+            (first, _) => first.is_some(),
+        };
+        if !in_window || old {
+            return Verdict::Reply(self.acknowledgment(now, &handshake));
+        }
+        if self.full() {
+            self.counters.accept_queue_full += 1;
+            return Verdict::Drop; // the SYN,ACK is retransmitted, and its answer may find room
+        }
+        self.half_open.remove(flow);
+        self.counters.established += 1;
+        let rtt = (handshake.syn_retransmissions == 0).then(|| now.saturating_sub(entry.sent));
+        Verdict::Established(Handshake { window: header.window, rtt, ..handshake })
+    }
+
+    /// Returns the header's timestamps of a reply.
+    fn timestamps(&self, now: u64, handshake: &Handshake) -> Option<Timestamps> {
+        let timestamps = handshake.options.timestamps.filter(|_| self.config.timestamps)?;
+        Some(Timestamps { value: crate::timestamp(now, handshake.timestamp_offset), echo: timestamps.value })
+    }
+
+    fn syn_ack(&self, now: u64, handshake: &Handshake) -> Header {
+        let offered = &handshake.options;
+        Header {
+            sequence: handshake.sequence,
+            acknowledgment: handshake.peer_sequence.wrapping_add(1),
+            window: self.config.receive_capacity.min(u16::MAX as u32) as u16,
+            // RFC 3168, section 6.1.1.1: a retransmission does not use ECN, in case a middlebox dropped it for that.
+            flags: SYN | ACK | if handshake.ecn && handshake.syn_retransmissions == 0 { ECE } else { 0 },
+            options: Options {
+                mss: Some(self.config.mss),
+                window_scale: offered
+                    .window_scale
+                    .filter(|_| self.config.window_scaling)
+                    .map(|_| self.config.window_scale()),
+                sack_permitted: offered.sack_permitted && self.config.sack,
+                timestamps: self.timestamps(now, handshake),
+                ..Options::default()
+            },
+        }
+    }
+
+    fn acknowledgment(&self, now: u64, handshake: &Handshake) -> Header {
+        Header {
+            sequence: handshake.sequence.wrapping_add(1),
+            acknowledgment: handshake.peer_sequence.wrapping_add(1),
+            window: self.config.receive_capacity.min(u16::MAX as u32) as u16,
+            flags: ACK,
+            options: Options { timestamps: self.timestamps(now, handshake), ..Options::default() },
+        }
+    }
+
+    /// Returns a deadline at or before the next one of [`Listener::on_timer`], or `None` if no connection is half-open.
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.deadlines.iter().filter_map(|queue| queue.front()).map(|entry| entry.0).min()
+    }
+
+    /// Retransmits SYN,ACKs that were not answered in time, and gives up after five. Calls `send` for each.
+    pub fn on_timer(&mut self, now: u64, mut send: impl FnMut(&Flow, Header)) {
+        for retransmissions in 0..=RETRIES {
+            while let Some(&(deadline, flow)) = self.deadlines[retransmissions].front()
+                && deadline <= now
+            {
+                self.deadlines[retransmissions].pop_front();
+                let Some(entry) = self.half_open.get_mut(&flow).filter(|entry| entry.deadline == deadline)
+                else {
+                    continue;
+                };
+                if retransmissions == RETRIES {
+                    self.half_open.remove(&flow);
+                    self.counters.expired += 1;
+                    continue;
+                }
+                entry.handshake.syn_retransmissions += 1;
+                entry.deadline = now + (TIMEOUT << (retransmissions + 1));
+                let (deadline, handshake) = (entry.deadline, entry.handshake);
+                self.push_deadline(retransmissions + 1, deadline, &flow);
+                send(&flow, self.syn_ack(now, &handshake));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

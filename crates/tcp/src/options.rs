@@ -1,0 +1,229 @@
+//! TCP options (RFC 9293 section 3.2, RFC 7323, RFC 2018).
+
+/// The length of the timestamps option with its padding, in bytes.
+pub const TIMESTAMPS_LEN: usize = 12;
+/// The greatest number of blocks in a SACK option.
+pub const MAX_SACK_BLOCKS: usize = 4;
+/// The greatest length of all options, in bytes.
+pub const MAX_LEN: usize = 40;
+/// The greatest shift of the window scale option (RFC 7323, section 2.3).
+pub const MAX_WINDOW_SCALE: u8 = 14;
+
+const END: u8 = 0;
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const WINDOW_SCALE: u8 = 3;
+const SACK_PERMITTED: u8 = 4;
+const SACK: u8 = 5;
+const TIMESTAMPS: u8 = 8;
+
+/// The values of a timestamps option (RFC 7323, section 3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timestamps {
+    /// The sender's clock.
+    pub value: u32,
+    /// The peer's clock value that the sender echoes.
+    pub echo: u32,
+}
+
+/// The blocks of a SACK option: left edge, right edge (RFC 2018).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SackBlocks {
+    blocks: [(u32, u32); MAX_SACK_BLOCKS],
+    len: u8,
+}
+
+impl SackBlocks {
+    /// Appends a block. Has no effect if there are four already.
+    #[inline]
+    pub fn push(&mut self, left: u32, right: u32) {
+        if let Some(block) = self.blocks.get_mut(self.len as usize) {
+            *block = (left, right);
+            self.len += 1;
+        }
+    }
+
+    /// Removes blocks from the end until at most `len` remain.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len as u8);
+    }
+
+    /// Returns the blocks.
+    #[inline]
+    pub fn as_slice(&self) -> &[(u32, u32)] {
+        &self.blocks[..self.len as usize]
+    }
+
+    /// Returns true if there is no block.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the number of blocks.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+}
+
+/// The options of a segment that this crate uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Timestamps.
+    pub timestamps: Option<Timestamps>,
+    /// Selective acknowledgments.
+    pub sack: SackBlocks,
+    /// The greatest segment payload that the sender of the option accepts, in bytes.
+    pub mss: Option<u16>,
+    /// The shift that the sender of the option applies to its window field.
+    pub window_scale: Option<u8>,
+    /// The sender of the option accepts selective acknowledgments.
+    pub sack_permitted: bool,
+}
+
+impl Options {
+    /// Reads options from a header's bytes. Skips unknown options. Stops at the first malformed one, because its end is unknown.
+    pub fn parse(mut bytes: &[u8]) -> Self {
+        let mut options = Self::default();
+        if let [NOP, NOP, TIMESTAMPS, 10, rest @ ..] = bytes
+            && rest.len() == 8
+        {
+            options.timestamps = Some(Timestamps { value: number(rest, 0), echo: number(rest, 4) });
+            return options;
+        }
+        while let [kind, rest @ ..] = bytes {
+            match *kind {
+                END => break,
+                NOP => {
+                    bytes = rest;
+                    continue;
+                }
+                _ => {}
+            }
+            let Some(&len) = rest.first() else { break };
+            if len < 2 || len as usize > bytes.len() {
+                break;
+            }
+            let (option, next) = bytes.split_at(len as usize);
+            let value = &option[2..];
+            match (*kind, value.len()) {
+                (MSS, 2) => options.mss = Some(u16::from_be_bytes([value[0], value[1]])),
+                (WINDOW_SCALE, 1) => options.window_scale = Some(value[0].min(MAX_WINDOW_SCALE)),
+                (SACK_PERMITTED, 0) => options.sack_permitted = true,
+                (TIMESTAMPS, 8) => {
+                    options.timestamps = Some(Timestamps { value: number(value, 0), echo: number(value, 4) });
+                }
+                (SACK, len) if len % 8 == 0 => {
+                    for block in value.chunks_exact(8) {
+                        options.sack.push(number(block, 0), number(block, 4));
+                    }
+                }
+                _ => {}
+            }
+            bytes = next;
+        }
+        options
+    }
+
+    /// Returns the length of the options on the wire with their padding, in bytes.
+    #[inline]
+    pub fn wire_len(&self) -> usize {
+        let mut len = 0;
+        if self.timestamps.is_some() {
+            len += TIMESTAMPS_LEN;
+        }
+        if !self.sack.is_empty() {
+            len += 4 + 8 * self.sack.len();
+        }
+        if self.mss.is_some() {
+            len += 4;
+        }
+        if self.window_scale.is_some() {
+            len += 4;
+        }
+        if self.sack_permitted {
+            len += 4;
+        }
+        len
+    }
+
+    /// Writes the options and returns their length, a multiple of 4. Options that do not fit into 40 bytes are left out.
+    pub fn write(&self, bytes: &mut [u8; MAX_LEN]) -> usize {
+        let mut at = 0;
+        let mut put = |option: &[u8]| {
+            if let Some(room) = bytes.get_mut(at..at + option.len()) {
+                room.copy_from_slice(option);
+                at += option.len();
+            }
+        };
+        if let Some(mss) = self.mss {
+            let [high, low] = mss.to_be_bytes();
+            put(&[MSS, 4, high, low]);
+        }
+        if self.sack_permitted {
+            put(&[NOP, NOP, SACK_PERMITTED, 2]);
+        }
+        if let Some(shift) = self.window_scale {
+            put(&[NOP, WINDOW_SCALE, 3, shift]);
+        }
+        if let Some(timestamps) = self.timestamps {
+            let mut option = [NOP, NOP, TIMESTAMPS, 10, 0, 0, 0, 0, 0, 0, 0, 0];
+            option[4..8].copy_from_slice(&timestamps.value.to_be_bytes());
+            option[8..12].copy_from_slice(&timestamps.echo.to_be_bytes());
+            put(&option);
+        }
+        if !self.sack.is_empty() {
+            let mut option = [0; 4 + 8 * MAX_SACK_BLOCKS];
+            let len = 4 + 8 * self.sack.len();
+            option[..4].copy_from_slice(&[NOP, NOP, SACK, len as u8 - 2]);
+            for (room, (left, right)) in option[4..].chunks_exact_mut(8).zip(self.sack.as_slice()) {
+                room[..4].copy_from_slice(&left.to_be_bytes());
+                room[4..].copy_from_slice(&right.to_be_bytes());
+            }
+            put(&option[..len]);
+        }
+        at
+    }
+}
+
+#[inline]
+fn number(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_parse(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let options = Options::parse(&bytes);
+            prop_assert!(options.window_scale.is_none_or(|shift| shift <= MAX_WINDOW_SCALE));
+        }
+
+        #[test]
+        fn options_read_back_as_written(mss: Option<u16>, scale in proptest::option::of(0u8..=14), permitted: bool,
+                                        timestamps: Option<(u32, u32)>,
+                                        blocks in proptest::collection::vec(any::<(u32, u32)>(), 0..=2)) {
+            let mut options = Options { mss, window_scale: scale, sack_permitted: permitted, ..Options::default() };
+            options.timestamps = timestamps.map(|(value, echo)| Timestamps { value, echo });
+            for (left, right) in blocks {
+                options.sack.push(left, right);
+            }
+            let mut bytes = [0; MAX_LEN];
+            let len = options.write(&mut bytes);
+            if options.wire_len() <= MAX_LEN {
+                prop_assert_eq!(len, options.wire_len());
+                prop_assert_eq!(Options::parse(&bytes[..len]), options);
+            }
+        }
+    }
+
+    #[test]
+    fn rfc7323_a_window_scale_above_14_is_used_as_14() {
+        assert_eq!(Options::parse(&[3, 3, 15, 0]).window_scale, Some(14));
+    }
+}

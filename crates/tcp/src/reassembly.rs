@@ -1,0 +1,167 @@
+//! The ranges of the receive buffer that hold data beyond a gap, and the SACK blocks that report them (RFC 2018).
+//!
+//! Out-of-order data is written to its final place in the receive buffer at once. Only its ranges are kept here.
+
+use crate::options::SackBlocks;
+use crate::sequence::Sequence;
+
+/// The greatest number of ranges. A segment that would need one more is dropped, and the peer retransmits it.
+pub const MAX_RANGES: usize = 256;
+/// The number of recently changed ranges that are reported first.
+const RECENT: usize = 4;
+
+/// The ranges of one connection: sorted, disjoint, with gaps in between.
+#[derive(Clone, Debug, Default)]
+pub struct Reassembly {
+    ranges: Vec<(Sequence, Sequence)>,
+    /// A sequence number within each of the most recently changed ranges, latest first.
+    recent: [Sequence; RECENT],
+}
+
+impl Reassembly {
+    /// Returns true if there is no data beyond a gap.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Returns the bytes beyond a gap.
+    #[cfg(test)]
+    pub fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// Returns the end of the last range.
+    pub fn end(&self) -> Option<Sequence> {
+        self.ranges.last().map(|range| range.1)
+    }
+
+    /// Returns the range that contains all of `start..end`.
+    pub fn containing(&self, start: Sequence, end: Sequence) -> Option<(Sequence, Sequence)> {
+        let at = self.ranges.partition_point(|range| range.1 < end);
+        self.ranges.get(at).copied().filter(|range| range.0 <= start && end <= range.1)
+    }
+
+    /// Adds `start..end`, which must not be empty. Returns false, and adds nothing, if there would be too many ranges.
+    pub fn insert(&mut self, start: Sequence, end: Sequence) -> bool {
+        // The ranges from `first` to `last` touch or overlap the new one.
+        let first = self.ranges.partition_point(|range| range.1 < start);
+        let last = first + self.ranges[first..].partition_point(|range| range.0 <= end);
+        if first == last {
+            if self.ranges.len() >= MAX_RANGES {
+                return false;
+            }
+            self.ranges.insert(first, (start, end));
+        } else {
+            let merged = (self.ranges[first].0.min(start), self.ranges[last - 1].1.max(end));
+            self.ranges[first] = merged;
+            self.ranges.drain(first + 1..last);
+        }
+        self.note(start);
+        true
+    }
+
+    /// Moves a range to the front of those that are reported.
+    fn note(&mut self, start: Sequence) {
+        if self.recent[0] != start {
+            self.recent.copy_within(0..RECENT - 1, 1);
+            self.recent[0] = start;
+        }
+    }
+
+    /// Removes the ranges up to `next`, the first missing byte so far. Returns the first byte that is missing now.
+    #[inline]
+    pub fn advance(&mut self, mut next: Sequence) -> Sequence {
+        if self.ranges.is_empty() {
+            return next;
+        }
+        let mut taken = 0;
+        while let Some(&(start, end)) = self.ranges.get(taken)
+            && start <= next
+        {
+            next = next.max(end);
+            taken += 1;
+        }
+        self.ranges.drain(..taken);
+        next
+    }
+
+    /// Appends at most `room` blocks to `blocks`: first the range changed last, then those changed before it, then others.
+    pub fn report(&self, blocks: &mut SackBlocks, room: usize) {
+        let limit = blocks.len() + room.min(self.ranges.len());
+        let mut reported = [usize::MAX; RECENT];
+        for (slot, &recent) in self.recent.iter().enumerate() {
+            let at = self.ranges.partition_point(|range| range.1 <= recent);
+            if blocks.len() >= limit {
+                return;
+            }
+            if self.ranges.get(at).is_some_and(|range| range.0 <= recent) && !reported.contains(&at) {
+                reported[slot] = at;
+                blocks.push(self.ranges[at].0 as u32, self.ranges[at].1 as u32);
+            }
+        }
+        for (at, range) in self.ranges.iter().enumerate() {
+            if blocks.len() >= limit {
+                return;
+            }
+            if !reported.contains(&at) {
+                blocks.push(range.0 as u32, range.1 as u32);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranges_equal_a_set_of_bytes(inserts in proptest::collection::vec((0u64..300, 1u64..40), 0..60), next in 0u64..300) {
+            let mut ranges = Reassembly::default();
+            let mut bytes = std::collections::BTreeSet::new();
+            for &(start, len) in &inserts {
+                prop_assert!(ranges.insert(start, start + len));
+                bytes.extend(start..start + len);
+                prop_assert!(ranges.containing(start, start + len).is_some());
+            }
+            prop_assert!(ranges.ranges.windows(2).all(|pair| pair[0].1 < pair[1].0));
+            prop_assert_eq!(ranges.bytes(), bytes.len() as u64);
+            let mut blocks = SackBlocks::default();
+            ranges.report(&mut blocks, 4);
+            prop_assert_eq!(blocks.len(), ranges.ranges.len().min(4));
+            for &(left, right) in blocks.as_slice() {
+                prop_assert!(ranges.ranges.contains(&(left as u64, right as u64)));
+            }
+            let mut expected = next;
+            while bytes.contains(&expected) {
+                expected += 1;
+            }
+            prop_assert_eq!(ranges.advance(next), expected);
+            prop_assert!(ranges.ranges.iter().all(|range| range.0 > expected));
+        }
+    }
+
+    #[test]
+    fn rfc2018_the_first_block_holds_the_latest_segment_and_others_follow_by_recency() {
+        let mut ranges = Reassembly::default();
+        for start in [100, 300, 500, 700, 900] {
+            ranges.insert(start, start + 100);
+        }
+        ranges.insert(350, 450);
+        let mut blocks = SackBlocks::default();
+        ranges.report(&mut blocks, 3);
+        assert_eq!(blocks.as_slice(), [(300, 450), (900, 1000), (700, 800)]);
+    }
+
+    #[test]
+    fn the_number_of_ranges_is_bounded() {
+        let mut ranges = Reassembly::default();
+        for n in 0..MAX_RANGES as u64 {
+            assert!(ranges.insert(n * 10 + 1, n * 10 + 2));
+        }
+        assert!(!ranges.insert(1_000_000, 1_000_001));
+        assert!(ranges.insert(2, 5), "a range that grows needs no room");
+    }
+}

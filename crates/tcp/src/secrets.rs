@@ -1,0 +1,77 @@
+//! What must be unpredictable to others: initial sequence numbers and timestamp offsets.
+
+use siphasher::sip::SipHasher24;
+use std::hash::{Hash, Hasher};
+use std::net::SocketAddr;
+
+/// The two ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Flow {
+    /// This side.
+    pub local: SocketAddr,
+    /// The peer.
+    pub remote: SocketAddr,
+}
+
+/// Where a connection's numbers begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// The initial sequence number.
+    pub sequence: u32,
+    /// The offset that is added to the clock in timestamps (RFC 7323, section 5.4).
+    pub timestamp_offset: u32,
+}
+
+/// The secret key of a host. Create one at start-up from random bytes.
+#[derive(Clone)]
+pub struct Secrets {
+    key: [u8; 16],
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secrets")
+    }
+}
+
+impl Secrets {
+    /// Creates secrets from random bytes.
+    pub fn new(key: [u8; 16]) -> Self {
+        Self { key }
+    }
+
+    /// Returns a keyed hash (SipHash-2-4) of `value`, different for each `purpose`.
+    pub(crate) fn hash(&self, purpose: u8, value: &impl Hash) -> u64 {
+        let mut hasher = SipHasher24::new_with_key(&self.key);
+        purpose.hash(&mut hasher);
+        value.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Returns where a new connection's numbers begin (RFC 6528): a keyed hash of the flow plus a clock of 4 microseconds. A later connection
+    /// of the same flow begins above an earlier one.
+    pub fn start(&self, now: u64, flow: &Flow) -> Start {
+        let hash = self.hash(0, flow);
+        Start {
+            sequence: (hash as u32).wrapping_add((now / 4_000) as u32),
+            timestamp_offset: (hash >> 32) as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rfc6528_numbers_of_a_flow_grow_with_time_and_flows_differ() {
+        let secrets = Secrets::new([3; 16]);
+        let flow = |port| Flow { local: ([10, 0, 0, 1], port).into(), remote: ([10, 0, 0, 2], 80).into() };
+        let first = secrets.start(0, &flow(1));
+        let later = secrets.start(4_000_000, &flow(1));
+        assert_eq!(later.sequence.wrapping_sub(first.sequence), 1000);
+        assert_eq!(later.timestamp_offset, first.timestamp_offset);
+        assert_ne!(first, secrets.start(0, &flow(2)));
+        assert_ne!(first, Secrets::new([4; 16]).start(0, &flow(1)));
+    }
+}

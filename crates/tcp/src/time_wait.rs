@@ -1,0 +1,76 @@
+//! TIME-WAIT without a connection: a small entry for an engine's table (RFC 9293, section 3.10.7.4; RFC 6191; RFC 1337).
+
+use crate::segment::{Header, Segment};
+use crate::sequence::before;
+use crate::{Options, Timestamps};
+use inlane_wire::tcp::{ACK, RST, SYN};
+
+/// What remains of a closed connection until its old segments have left the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeWait {
+    /// SND.NXT.
+    pub(crate) sequence: u32,
+    /// RCV.NXT.
+    pub(crate) acknowledgment: u32,
+    pub(crate) window: u16,
+    /// TS.Recent, and the offset of this side's timestamps.
+    pub(crate) timestamps: Option<(u32, u32)>,
+    pub(crate) until: u64,
+}
+
+/// What to do with a segment for a flow in TIME-WAIT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeWaitAction {
+    /// Nothing.
+    Drop,
+    /// Send this acknowledgment.
+    Reply(Header),
+    /// The segment is a SYN that opens a new connection (RFC 6191). Hand it to the [`crate::Listener`] with this entry, and remove
+    /// the entry if the listener replies. Without a listener, answer with [`crate::reset_for`].
+    Reopen,
+}
+
+impl TimeWait {
+    /// Returns when the entry ends.
+    pub fn until(&self) -> u64 {
+        self.until
+    }
+
+    /// Returns SND.NXT. A new connection of the flow begins above it.
+    pub fn sequence(&self) -> u32 {
+        self.sequence
+    }
+
+    /// Processes a segment. `time_wait` is the length of TIME-WAIT in nanoseconds; a retransmitted FIN restarts it.
+    pub fn on_segment(&mut self, now: u64, time_wait: u64, segment: &Segment<'_>) -> TimeWaitAction {
+        let header = &segment.header;
+        if header.has(RST) {
+            return TimeWaitAction::Drop; // RFC 1337
+        }
+        if header.has(SYN) && !header.has(ACK) {
+            let newer = match (self.timestamps, header.options.timestamps) {
+                (Some((recent, _)), Some(timestamps)) if timestamps.value != recent => {
+                    before(recent, timestamps.value)
+                }
+                _ => before(self.acknowledgment, header.sequence),
+            };
+            if newer {
+                return TimeWaitAction::Reopen;
+            }
+        } else if header.has(inlane_wire::tcp::FIN) {
+            self.until = self.until.max(now + time_wait);
+        } else if segment.payload.is_empty() && header.sequence == self.acknowledgment {
+            return TimeWaitAction::Drop; // an acknowledgment must not be answered with another
+        }
+        let timestamps = self
+            .timestamps
+            .map(|(recent, offset)| Timestamps { value: crate::timestamp(now, offset), echo: recent });
+        TimeWaitAction::Reply(Header {
+            sequence: self.sequence,
+            acknowledgment: self.acknowledgment,
+            window: self.window,
+            flags: ACK,
+            options: Options { timestamps, ..Options::default() },
+        })
+    }
+}

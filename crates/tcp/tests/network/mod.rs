@@ -1,0 +1,357 @@
+//! A model of a network with two hosts and virtual time: a link with a rate, a delay, a queue, and faults.
+//!
+//! Segments cross it as bytes with a real checksum, so corruption is detected as on a real wire.
+
+#![allow(dead_code)]
+
+use inlane_tcp::{Connection, Ecn, Events, ReceiveBuffer, Segment, Transmit};
+use inlane_wire::checksum::Sum;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A small generator of random numbers (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Returns a number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    /// Returns true with probability `p`.
+    pub fn chance(&mut self, p: f64) -> bool {
+        p > 0.0 && (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= p
+    }
+}
+
+/// The properties of a link, the same in both directions.
+#[derive(Clone, Debug)]
+pub struct Link {
+    /// One-way delay in nanoseconds.
+    pub delay: u64,
+    /// Bits per second; 0 for no limit.
+    pub rate: u64,
+    /// Bytes that wait for the link at most; more are dropped.
+    pub queue: u64,
+    /// From this many waiting bytes on, ECN-capable segments are marked.
+    pub mark: u64,
+    /// Probability of the loss of a segment, and how many are lost together.
+    pub loss: f64,
+    pub burst: u32,
+    pub duplicate: f64,
+    pub corrupt: f64,
+    /// Probability of an additional delay, and its greatest value.
+    pub reorder: f64,
+    pub jitter: u64,
+    /// Segments with more payload are dropped silently; 0 for no limit.
+    pub black_hole: usize,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            delay: 500_000,
+            rate: 0,
+            queue: u64::MAX,
+            mark: u64::MAX,
+            loss: 0.0,
+            burst: 1,
+            duplicate: 0.0,
+            corrupt: 0.0,
+            reorder: 0.0,
+            jitter: 0,
+            black_hole: 0,
+        }
+    }
+}
+
+/// A ring of memory.
+#[derive(Clone, Debug)]
+pub struct Ring(pub Vec<u8>);
+
+impl Ring {
+    pub fn new(capacity: usize) -> Self {
+        Self(vec![0; capacity])
+    }
+
+    pub fn read(&self, index: u64, bytes: &mut [u8]) {
+        let at = (index % self.0.len() as u64) as usize;
+        let first = bytes.len().min(self.0.len() - at);
+        bytes[..first].copy_from_slice(&self.0[at..at + first]);
+        let rest = bytes.len() - first;
+        bytes[first..].copy_from_slice(&self.0[..rest]);
+    }
+}
+
+impl ReceiveBuffer for Ring {
+    fn write(&mut self, index: u64, bytes: &[u8]) {
+        let at = (index % self.0.len() as u64) as usize;
+        let first = bytes.len().min(self.0.len() - at);
+        self.0[at..at + first].copy_from_slice(&bytes[..first]);
+        let rest = bytes.len() - first;
+        self.0[..rest].copy_from_slice(&bytes[first..]);
+    }
+}
+
+/// Writes one segment as bytes with its checksum.
+pub fn encode(header: &inlane_tcp::Header, payload: std::ops::Range<u64>, ring: &Ring) -> Vec<u8> {
+    let len = (payload.end - payload.start) as usize;
+    let mut bytes = vec![0; header.wire_len() + len];
+    let at = header.write(1, 2, &mut bytes).unwrap();
+    ring.read(payload.start, &mut bytes[at..]);
+    let mut segment = inlane_wire::tcp::Segment::new(&mut bytes[..]).unwrap();
+    segment.fill_checksum(Sum::new());
+    bytes
+}
+
+/// A frame under way: when it arrives, an order for equal times, where, its bytes.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+pub struct Frame {
+    pub at: u64,
+    order: u64,
+    pub to: usize,
+    pub bytes: Vec<u8>,
+    pub marked: u8,
+}
+
+/// The two directions of a link.
+pub struct Wire {
+    pub link: Link,
+    pub random: Random,
+    pub under_way: BinaryHeap<Reverse<Frame>>,
+    order: u64,
+    free_at: [u64; 2],
+    burst_left: [u32; 2],
+    pub sent: u64,
+    pub dropped: u64,
+}
+
+impl Wire {
+    pub fn new(link: Link, seed: u64) -> Self {
+        let under_way = BinaryHeap::new();
+        Self {
+            link,
+            random: Random(seed),
+            under_way,
+            order: 0,
+            free_at: [0; 2],
+            burst_left: [0; 2],
+            sent: 0,
+            dropped: 0,
+        }
+    }
+
+    /// Sends bytes to host `to`.
+    pub fn send(&mut self, now: u64, to: usize, mut bytes: Vec<u8>, mut ecn: Ecn) {
+        self.sent += 1;
+        let link = self.link.clone();
+        let len = bytes.len() as u64 + 58; // Ethernet with preamble and gap, IPv4
+        let start = self.free_at[to].max(now);
+        if link.rate > 0 {
+            let waiting = (start - now) * link.rate / 8_000_000_000;
+            if waiting + len > link.queue {
+                self.dropped += 1;
+                return;
+            }
+            if waiting > link.mark && ecn != Ecn::NotEct {
+                ecn = Ecn::Ce;
+            }
+            self.free_at[to] = start + len * 8_000_000_000 / link.rate;
+        }
+        if self.burst_left[to] > 0 {
+            self.burst_left[to] -= 1;
+            self.dropped += 1;
+            return;
+        }
+        if self.random.chance(link.loss) {
+            self.burst_left[to] = link.burst - 1;
+            self.dropped += 1;
+            return;
+        }
+        if link.black_hole > 0 && bytes.len() > link.black_hole {
+            self.dropped += 1;
+            return;
+        }
+        let mut at = if link.rate > 0 { self.free_at[to] } else { now } + link.delay;
+        if self.random.chance(link.reorder) {
+            at += self.random.below(link.jitter);
+        }
+        if self.random.chance(link.duplicate) {
+            let again = at + self.random.below(link.jitter.max(1000));
+            self.push(again, to, bytes.clone(), ecn);
+        }
+        if self.random.chance(link.corrupt) {
+            let bit = self.random.below(bytes.len() as u64 * 8) as usize;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        self.push(at, to, bytes, ecn);
+    }
+
+    fn push(&mut self, at: u64, to: usize, bytes: Vec<u8>, ecn: Ecn) {
+        self.order += 1;
+        self.under_way.push(Reverse(Frame { at, order: self.order, to, bytes, marked: ecn as u8 }));
+    }
+}
+
+/// A host with one connection and an application that sends a known stream and checks what it receives.
+pub struct Host {
+    pub connection: Connection,
+    pub send: Ring,
+    pub receive: Ring,
+    pub written: u64,
+    pub to_write: u64,
+    pub consumed: u64,
+    pub seed: u64,
+    pub peer_seed: u64,
+    pub events: Events,
+    /// The application reads at most so much at once; 0 stops it.
+    pub read_limit: u64,
+    /// Close when everything is written.
+    pub close: bool,
+    /// When data was received last, and the longest time between two receptions.
+    pub last_read: u64,
+    pub longest_gap: u64,
+}
+
+/// The byte at `index` of the stream with `seed`.
+pub fn byte(seed: u64, index: u64) -> u8 {
+    let word = Random(seed ^ (index / 8)).next();
+    (word >> (index % 8 * 8)) as u8
+}
+
+impl Host {
+    pub fn new(
+        connection: Connection,
+        send: usize,
+        receive: usize,
+        seed: u64,
+        peer_seed: u64,
+        to_write: u64,
+    ) -> Self {
+        Self {
+            connection,
+            send: Ring::new(send),
+            receive: Ring::new(receive),
+            written: 0,
+            to_write,
+            consumed: 0,
+            seed,
+            peer_seed,
+            events: Events::NONE,
+            read_limit: u64::MAX,
+            close: true,
+            last_read: 0,
+            longest_gap: 0,
+        }
+    }
+
+    /// Runs the application: writes what fits, checks and consumes what came.
+    pub fn run(&mut self, now: u64) {
+        let room = self.connection.acknowledged() + self.send.0.len() as u64 - self.written;
+        let len = room.min(self.to_write - self.written);
+        if len > 0 {
+            let bytes: Vec<u8> =
+                (self.written..self.written + len).map(|index| byte(self.seed, index)).collect();
+            self.send.write(self.written, &bytes);
+            self.written += len;
+            self.connection.set_written(self.written).unwrap();
+        }
+        if self.written == self.to_write && self.close {
+            self.connection.shutdown_write();
+        }
+        let end = self.connection.received().min(self.consumed.saturating_add(self.read_limit));
+        if end > self.consumed {
+            let mut bytes = vec![0; (end - self.consumed) as usize];
+            self.receive.read(self.consumed, &mut bytes);
+            for (index, &found) in (self.consumed..).zip(&bytes) {
+                assert_eq!(found, byte(self.peer_seed, index), "byte {index} is wrong");
+            }
+            self.consumed = end;
+            self.connection.set_consumed(end).unwrap();
+            self.longest_gap = self.longest_gap.max(now - self.last_read);
+            self.last_read = now;
+        }
+    }
+}
+
+/// Sends everything that a connection has to send.
+pub fn drain(now: u64, host: &mut Host, to: usize, wire: &mut Wire) {
+    let mut count = 0;
+    while let Some(transmit) = host.connection.poll_transmit(now) {
+        send(now, &transmit, &host.send, to, wire);
+        count += 1;
+        assert!(count < 100_000, "poll_transmit does not end");
+    }
+}
+
+pub fn send(now: u64, transmit: &Transmit, ring: &Ring, to: usize, wire: &mut Wire) {
+    for (header, payload) in transmit.segments() {
+        wire.send(now, to, encode(&header, payload, ring), transmit.ecn);
+    }
+}
+
+/// Two hosts and the wire between them.
+pub struct Network {
+    pub hosts: [Host; 2],
+    pub wire: Wire,
+    pub now: u64,
+}
+
+impl Network {
+    /// Lets the applications run and all hosts send. Call it once before `step`.
+    pub fn start(&mut self) {
+        for n in 0..2 {
+            self.service(n);
+        }
+    }
+
+    pub fn service(&mut self, n: usize) {
+        self.hosts[n].run(self.now);
+        drain(self.now, &mut self.hosts[n], 1 - n, &mut self.wire);
+    }
+
+    /// Advances to the next event and processes it. Returns false if there is none.
+    pub fn step(&mut self) -> bool {
+        let frame = self.wire.under_way.peek().map(|Reverse(frame)| frame.at);
+        let timer = (0..2).filter_map(|n| self.hosts[n].connection.next_deadline().map(|at| (at, n))).min();
+        match (frame, timer) {
+            (None, None) => return false,
+            (Some(at), timer) if timer.is_none_or(|(deadline, _)| at <= deadline) => {
+                let Reverse(frame) = self.wire.under_way.pop().unwrap();
+                self.now = self.now.max(at);
+                self.deliver(&frame);
+            }
+            (_, Some((deadline, n))) => {
+                assert!(deadline < u64::MAX);
+                self.now = self.now.max(deadline);
+                let host = &mut self.hosts[n];
+                host.events |= host.connection.on_timer(self.now);
+                let next = host.connection.next_deadline();
+                self.service(n);
+                let _ = next;
+            }
+            (Some(_), None) => unreachable!(),
+        }
+        true
+    }
+
+    fn deliver(&mut self, frame: &Frame) {
+        let host = &mut self.hosts[frame.to];
+        let Ok(view) = inlane_wire::tcp::Segment::new(&frame.bytes) else { return };
+        if !view.checksum_ok(Sum::new()) {
+            return;
+        }
+        let segment = Segment::parse(&frame.bytes, Ecn::of(frame.marked)).unwrap();
+        host.events |= host.connection.on_segment(self.now, &segment, &mut host.receive);
+        self.service(frame.to);
+    }
+}
