@@ -48,6 +48,10 @@ impl Forward {
         if self.output.svg.is_some() {
             series.axis().ok_or_else(nothing_to_draw)?;
         }
+        if self.output.interval.is_some() && !series.is_plain() {
+            let why = "a series prints a line after each run instead; leave it out";
+            return Err(inlane_core::Error::invalid("--interval", why).into());
+        }
         let control = Arc::new(Control::default());
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         // A capture may be written to standard output. The result then goes to standard error instead.
