@@ -1,5 +1,5 @@
-//! Compiles the built-in packet functions in `functions/` for the CPU: once for every CPU of the target, and on x86-64 a second time for
-//! CPUs with AVX2. The program selects one of the two builds at run time.
+//! Compiles the built-in packet functions in `functions/` for the CPU: once for every CPU of the target, and
+//! on x86-64 a second time for CPUs with AVX2. The program selects one of the two builds at run time.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,8 @@ fn compile(sources: &[PathBuf], variant: &str, flag: Option<&str>) {
     build.compile(&format!("inlane_functions_{variant}"));
 }
 
-/// Returns the Rust source of the table of functions: their names, sources, and entries for any CPU and for CPUs with AVX2.
+/// Returns the Rust source of the table of functions: their names, sources, and entries for any CPU and for
+/// CPUs with AVX2.
 fn bindings(sources: &[PathBuf], x86: bool) -> String {
     let name = |path: &Path| {
         path.file_stem().and_then(|stem| stem.to_str()).expect("source names are plain UTF-8").to_owned()
@@ -58,8 +59,8 @@ fn bindings(sources: &[PathBuf], x86: bool) -> String {
     writeln!(text, "}}\nstatic BUILT: [Built; {}] = [", sources.len())
         .expect("writing to a string cannot fail");
     for source in sources {
-        // The path is resolved when the crate is compiled, because the crate's folder and OUT_DIR may have been moved since
-        // this script ran.
+        // The path is resolved when the crate is compiled, because the crate's folder and OUT_DIR may have
+        // been moved since this script ran.
         let path = format!("/{}", source.to_str().expect("source names are plain UTF-8"));
         let name = name(source);
         writeln!(

@@ -89,7 +89,8 @@ pub struct Copy {
     #[arg(long, conflicts_with_all = NOT_PUBLISHED)]
     published: bool,
 
-    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M, each size four times the previous one (4K..256M,x2 in steps of two)
+    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M, each size four times the previous one
+    /// (4K..256M,x2 in steps of two)
     #[arg(long, default_value = "4K..256M", value_name = "SIZES", value_parser = parse_sizes, help_heading = "Measurement")]
     sizes: Sizes,
     /// Which direction to measure
@@ -119,7 +120,8 @@ pub struct Copy {
     /// The duration of the unmeasured warm-up
     #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
     warm_up: Duration,
-    /// Memory at each end that transfers use in turns, so that caches do not hold the data; room for two transfers at least
+    /// Memory at each end that transfers use in turns, so that caches do not hold the data; room for two
+    /// transfers at least
     #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST), help_heading = "Measurement")]
     rotate: usize,
     /// Do not measure the ceilings of the links
@@ -139,7 +141,8 @@ pub struct Copy {
     #[arg(long, help_heading = "Path")]
     calibrate: bool,
 
-    /// The width of CPU loads and stores: 4, 8, 16, 32, 64, nt (non-temporal) or movdir64b [default: by the memory]
+    /// The width of CPU loads and stores: 4, 8, 16, 32, 64, nt (non-temporal) or movdir64b [default: by the
+    /// memory]
     #[arg(long, value_name = "WIDTH", help_heading = "BARs")]
     access: Option<Access>,
     /// Allow reads from BARs. Only safe for devices whose registers have no read side effects
@@ -174,7 +177,8 @@ pub struct Copy {
     /// Chunks in each channel's ring
     #[arg(long, default_value_t = SmTuning::default().slots, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_slots: usize,
-    /// Chunks into which each channel splits its part of a medium-sized transfer, if no other transfer is in flight
+    /// Chunks into which each channel splits its part of a medium-sized transfer, if no other transfer is in
+    /// flight
     #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_turns: usize,
     /// The largest transfer that is sent as lines, without fences; 0 for none

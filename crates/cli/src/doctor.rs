@@ -1,7 +1,8 @@
 //! `inlane doctor`: checks which parts of inlane this machine can run. For each part that it cannot run,
 //! names the command that fixes it.
 //!
-//! The checks read `/proc`, `/sys` and `/dev` ([`files`]) and try a few system calls ([`trials`]). They change nothing.
+//! The checks read `/proc`, `/sys` and `/dev` ([`files`]) and try a few system calls ([`trials`]). They
+//! change nothing.
 
 mod check;
 mod devices;
@@ -40,8 +41,8 @@ States:
 
 /// Checks what inlane can use on this machine, and shows how to fix the rest
 ///
-/// Each line shows a part, its state and the evidence. A part that is not ok has two more lines: why it matters, and
-/// the command that fixes it. The checks change nothing.
+/// Each line shows a part, its state and the evidence. A part that is not ok has two more lines: why it
+/// matters, and the command that fixes it. The checks change nothing.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -1,4 +1,5 @@
-//! The `inlane` command. Each subcommand has a module, which parses the flags, calls the system's crate and prints the result.
+//! The `inlane` command. Each subcommand has a module, which parses the flags, calls the system's crate and
+//! prints the result.
 
 mod copy;
 mod devices;
@@ -18,13 +19,14 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Moves bytes between network, host memory, accelerators and other machines over the fastest path of this machine, and
-/// shows why that path is the fastest.
+/// Moves bytes between network, host memory, accelerators and other machines over the fastest path of this
+/// machine, and shows why that path is the fastest.
 #[derive(Parser)]
 #[command(name = "inlane", version, max_term_width = 110, after_help = exit::STATUSES)]
 struct Cli {
-    /// Read flags from this TOML file, which has a table per subcommand, such as [forward]. INLANE_FORWARD_BURST=32 in the
-    /// environment means --burst 32. The command line wins [env: INLANE_CONFIG]
+    /// Read flags from this TOML file, which has a table per subcommand, such as [forward].
+    /// INLANE_FORWARD_BURST=32 in the environment means --burst 32. The command line wins [env:
+    /// INLANE_CONFIG]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<std::path::PathBuf>,
     #[command(subcommand)]

@@ -44,7 +44,8 @@ enum NtbCommand {
 
 /// Starts a program as several PEs that access each other's symmetric memory
 ///
-/// Exits with the status of the first PE that fails, or 128 + n if signal n killed it. The other PEs are ended then.
+/// Exits with the status of the first PE that fails, or 128 + n if signal n killed it. The other PEs are
+/// ended then.
 #[derive(Args)]
 struct Run {
     /// Number of processing elements (PEs)
@@ -56,8 +57,8 @@ struct Run {
     /// How waits end: poll, interrupt or adaptive
     #[arg(long, value_name = "MODE", default_value_t = CompletionMode::Adaptive)]
     completion: CompletionMode,
-    /// Faults to inject, joined by commas: delay=50us, reorder, torn, lose=0.1, duplicate=0.1, early=0.1, stale=0.1,
-    /// flap=20ms, die=STEP, seed=1
+    /// Faults to inject, joined by commas: delay=50us, reorder, torn, lose=0.1, duplicate=0.1, early=0.1,
+    /// stale=0.1, flap=20ms, die=STEP, seed=1
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     faults: String,
     /// Inject the faults at this PE only

@@ -1,5 +1,5 @@
-//! `inlane topo`: shows the PCI devices and memory nodes of this machine, the tree of bridges, and links that are slower than
-//! their devices support.
+//! `inlane topo`: shows the PCI devices and memory nodes of this machine, the tree of bridges, and links that
+//! are slower than their devices support.
 
 use crate::output::Output;
 use inlane_core::result::Document;
@@ -39,7 +39,8 @@ pub struct Args {
     /// Show the BARs of each device
     #[arg(long)]
     bars: bool,
-    /// Write the result as JSON to a file, or to standard output for -. The JSON has every PCI function and its BARs
+    /// Write the result as JSON to a file, or to standard output for -. The JSON has every PCI function and
+    /// its BARs
     #[arg(long, value_name = "FILE|-")]
     json: Option<String>,
 }

@@ -88,7 +88,8 @@ fn a_capture_is_copied_in_order_with_macs_swapped_and_times_kept() {
     }
 }
 
-/// Returns a classic capture with frames of extreme lengths, in the given byte order and with the given magic number.
+/// Returns a classic capture with frames of extreme lengths, in the given byte order and with the given magic
+/// number.
 fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
@@ -104,7 +105,8 @@ fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     bytes
 }
 
-/// Returns a pcapng file with a little-endian and a big-endian section, each with interfaces of three time resolutions.
+/// Returns a pcapng file with a little-endian and a big-endian section, each with interfaces of three time
+/// resolutions.
 fn pcapng() -> Vec<u8> {
     fn block(big_endian: bool, kind: u32, body: &[u8]) -> Vec<u8> {
         let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };

@@ -93,7 +93,8 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     let from = inlane(sides[0], &[&["--rx", source.as_str(), "--rate", "20kpps"], sender].concat());
     std::thread::sleep(Duration::from_millis(700));
     for signal in [libc::SIGSTOP, libc::SIGCONT] {
-        // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by inlane.
+        // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by
+        // inlane.
         unsafe { libc::kill(to.id() as i32, signal) };
         std::thread::sleep(Duration::from_millis(500));
     }

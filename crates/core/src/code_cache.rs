@@ -1,15 +1,17 @@
-//! A cache of compiled code on disk: packet functions for the CPU and kernels for the GPU, one file per entry.
+//! A cache of compiled code on disk: packet functions for the CPU and kernels for the GPU, one file per
+//! entry.
 //!
 //! ```text
 //! $INLANE_CACHE/NAME, or $XDG_CACHE_HOME/inlane/NAME, or ~/.cache/inlane/NAME
 //! file = code | key | key length (8 bytes, little-endian) | "inlane code 1\n"
 //! ```
 //!
-//! The code comes first because the dynamic loader ignores what follows a shared object. The key holds everything that the
-//! code depends on. It is compared as a whole, so two keys with the same file name cannot be confused.
+//! The code comes first because the dynamic loader ignores what follows a shared object. The key holds
+//! everything that the code depends on. It is compared as a whole, so two keys with the same file name cannot
+//! be confused.
 //!
-//! Cached code runs with the rights of the process. So directories and files that another user can write are refused, and an
-//! entry is written under a temporary name and renamed once it is complete.
+//! Cached code runs with the rights of the process. So directories and files that another user can write are
+//! refused, and an entry is written under a temporary name and renamed once it is complete.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -30,8 +32,9 @@ pub struct CodeCache {
 }
 
 impl CodeCache {
-    /// Opens the current user's cache called `name` and creates its directory if needed. Returns `None` if `INLANE_CACHE` is set to
-    /// the empty string, which disables caching, or if the user has no home directory.
+    /// Opens the current user's cache called `name` and creates its directory if needed. Returns `None` if
+    /// `INLANE_CACHE` is set to the empty string, which disables caching, or if the user has no home
+    /// directory.
     ///
     /// # Errors
     /// If the directory cannot be created, or if another user owns it or can write it.
@@ -54,8 +57,8 @@ impl CodeCache {
         Ok(Self { directory, temporary: false })
     }
 
-    /// Creates a cache in a new temporary directory, which is removed when this value is dropped. Use it if [`CodeCache::open`]
-    /// fails but the code is needed as a file.
+    /// Creates a cache in a new temporary directory, which is removed when this value is dropped. Use it if
+    /// [`CodeCache::open`] fails but the code is needed as a file.
     ///
     /// # Errors
     /// If no directory can be created in the system's temporary directory.
@@ -76,8 +79,8 @@ impl CodeCache {
         &self.directory
     }
 
-    /// Returns the file that holds the code for `key`. Returns `None` if there is none, if it is incomplete, or if another user can
-    /// write it.
+    /// Returns the file that holds the code for `key`. Returns `None` if there is none, if it is incomplete,
+    /// or if another user can write it.
     pub fn find(&self, key: &[u8]) -> Option<PathBuf> {
         let path = self.directory.join(file_name(key));
         let expected = trailer(key);
@@ -132,8 +135,8 @@ impl NewEntry {
         &self.path
     }
 
-    /// Adds the key to the file and renames the file to its final name, which it returns. An existing entry for the same key
-    /// is replaced.
+    /// Adds the key to the file and renames the file to its final name, which it returns. An existing entry
+    /// for the same key is replaced.
     ///
     /// # Errors
     /// If the file does not exist or cannot be written or renamed.
@@ -153,8 +156,8 @@ impl Drop for NewEntry {
     }
 }
 
-/// Builds a key from everything that the code depends on. Each part is preceded by its length, so different lists of parts give
-/// different keys.
+/// Builds a key from everything that the code depends on. Each part is preceded by its length, so different
+/// lists of parts give different keys.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     let mut key = Vec::new();
     for part in parts {
@@ -182,8 +185,8 @@ fn only_this_user_writes(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.uid() == user && found.mode() & 0o022 == 0)
 }
 
-/// Returns the name of the file for `key`: two FNV-1a hashes of the key. Names need not be unique, because the key in the
-/// file is compared.
+/// Returns the name of the file for `key`: two FNV-1a hashes of the key. Names need not be unique, because
+/// the key in the file is compared.
 fn file_name(key: &[u8]) -> String {
     let hash = |start: u64| {
         key.iter().fold(start, |hash, &byte| (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3))

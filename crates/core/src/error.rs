@@ -1,6 +1,6 @@
 //! The errors of `core`, and the classes of errors that decide the exit status.
 
-/// A class of errors. The command line maps it to its exit status.
+/// A class of errors. The command line maps each class to an exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// The run started and failed: verification, a threshold, a lost device. Exit status 1.

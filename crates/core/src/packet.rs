@@ -14,21 +14,23 @@ use crate::region::Region;
 
 pub use heap::{HEADROOM, HeapPool, PoolOwner};
 
-/// One packet: the address and length of its first contiguous bytes, and a cookie by which its pool knows the buffer.
+/// One packet: the address and length of its first contiguous bytes, and a cookie that identifies the buffer
+/// in its pool.
 ///
 /// Its first 16 bytes have the layout of a [`Descriptor`](crate::ring::layout::Descriptor), so that the same
 /// packet function can run on packets and on descriptors.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The address of the first byte, in the location of the pool's region.
+    /// The address of the first byte, which lies in the pool's region.
     pub address: u64,
     /// The number of bytes at `address`. A packet of several segments has more bytes; see
     /// [`Pool::for_each_segment`].
     pub length: u32,
     /// The transmit port, if a verdict named one; otherwise 0.
     pub port: u32,
-    /// Identifies the buffer in its pool: the address of a DPDK mbuf, or an index. Only the pool interprets it.
+    /// Identifies the buffer in its pool: the address of a DPDK mbuf, or an index. Only the pool interprets
+    /// it.
     pub cookie: u64,
 }
 
@@ -39,8 +41,8 @@ impl Packet {
     /// Returns the packet's first contiguous bytes.
     ///
     /// # Safety
-    /// The caller holds the packet, and its address and length lie in its buffer. The CPU maps that memory, and nothing
-    /// writes it while the slice lives.
+    /// The caller holds the packet, and its address and length lie in its buffer. The CPU maps that memory,
+    /// and nothing writes it while the slice lives.
     pub unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: the caller promises that these bytes are mapped and not written.
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length as usize) }
@@ -85,19 +87,19 @@ pub struct PacketMeta {
 /// ```
 ///
 /// # Safety
-/// Callers follow the addresses that a pool returns. An implementer promises for each packet that [`Pool::allocate`]
-/// returns: its buffer is held by nobody else until it is freed, lies in [`Pool::region`], and has [`Pool::room`] bytes
-/// from `address`.
+/// Callers follow the addresses that a pool returns. An implementer promises for each packet that
+/// [`Pool::allocate`] returns: its buffer is held by nobody else until it is freed, lies in [`Pool::region`],
+/// and has [`Pool::room`] bytes from `address`.
 pub unsafe trait Pool: std::any::Any + Send + Sync {
-    /// Allocates up to `packets.len()` buffers and returns how many it allocated. Each packet has length 0, and its address
-    /// is the start of its data room.
+    /// Allocates up to `packets.len()` buffers and returns how many it allocated. Each packet has length 0,
+    /// and its address is the start of its data room.
     fn allocate(&self, packets: &mut [Packet]) -> usize;
 
     /// Frees packets.
     ///
     /// # Safety
-    /// The caller holds each packet, each is from this pool and stands in `packets` once, and the caller uses none of them
-    /// afterwards.
+    /// The caller holds each packet, each is from this pool and stands in `packets` once, and the caller uses
+    /// none of them afterwards.
     unsafe fn free(&self, packets: &[Packet]);
 
     /// Makes the calling thread the pool's owner until the guard is dropped. The owner allocates and frees

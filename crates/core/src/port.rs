@@ -1,7 +1,7 @@
 //! Ports: sources and sinks of packets.
 //!
-//! A [`Port`] is opened, configured, and split into queues. One thread drives each queue, by its [`Rx`] or
-//! [`Tx`]. The methods of these are on the hot path and are called once per burst.
+//! A [`Port`] is opened, configured, and split into queues. One thread drives each queue through an [`Rx`] or
+//! a [`Tx`]. Their methods are on the hot path, so call them once per burst and not once per packet.
 
 pub mod spec;
 
@@ -11,8 +11,8 @@ use crate::result::Verification;
 use crate::stats::LatencyHistogram;
 use std::sync::Arc;
 
-/// The counters of a queue or device. `packets` and `bytes` count what [`Rx`] returned or [`Tx`] accepted. `missed` and
-/// `errors` count packets that were lost before they were received or after they were accepted.
+/// The counters of a queue or device. `packets` and `bytes` count what [`Rx`] returned or [`Tx`] accepted.
+/// `missed` and `errors` count packets that were lost before they were received or after they were accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets received or sent.
@@ -39,9 +39,11 @@ impl std::ops::AddAssign for Counters {
 pub struct PortInfo {
     /// The name as the user wrote it.
     pub name: String,
-    /// The driver and mode that carry the packets, for the path in results: `DPDK net_af_xdp on v0, copy mode`.
+    /// The driver and mode that carry the packets, for the path in results: `DPDK net_af_xdp on v0, copy
+    /// mode`.
     pub path: String,
-    /// True if the port reads or writes packet bytes with the CPU. Buffers must then lie in memory that the CPU maps.
+    /// True if the port reads or writes packet bytes with the CPU. Buffers must then lie in memory that the
+    /// CPU maps.
     pub touches_payload: bool,
     /// The largest number of queues.
     pub max_queues: u16,
@@ -55,7 +57,8 @@ pub struct PortInfo {
 
 /// An open port, which sets up and controls its queues.
 ///
-/// Call in this order: open, [`Port::configure`], take the queues, [`Port::start`], drive the queues, [`Port::stop`], drop.
+/// Call in this order: open, [`Port::configure`], take the queues, [`Port::start`], drive the queues,
+/// [`Port::stop`], drop.
 pub trait Port: Send {
     /// Returns the port's properties.
     fn info(&self) -> &PortInfo;
@@ -73,8 +76,8 @@ pub trait Port: Send {
     /// If the port only sends, or the queue was taken.
     fn take_rx(&mut self, queue: u16) -> Result<Box<dyn Rx>>;
 
-    /// Returns transmit queue `queue`. Each can be taken once. Send packets of pool number `queue` of
-    /// [`Port::configure`] on it. If the port only sends, send packets of `pool`.
+    /// Returns transmit queue `queue`. Each can be taken once. A queue sends packets of one pool: the one
+    /// with the same number in [`Port::configure`]. If the port only sends, it sends packets of `pool`.
     ///
     /// # Errors
     /// If the port only receives, or the queue was taken.
@@ -112,17 +115,19 @@ pub trait Port: Send {
 /// The receiving end of one queue.
 ///
 /// # Safety
-/// Callers follow the addresses of received packets. An implementer promises for each packet that [`Rx::receive`] returns:
-/// it is from the pool that the queue was configured with, its address and length lie in its buffer, and nobody else holds
-/// it.
+/// Callers follow the addresses of received packets. An implementer promises for each packet that
+/// [`Rx::receive`] returns: it is from the pool that the queue was configured with, its address and length
+/// lie in its buffer, and nobody else holds it.
 pub unsafe trait Rx: Send {
-    /// Receives packets into the front of `packets` and returns how many it received. The caller then holds them.
+    /// Receives packets into the front of `packets` and returns how many it received. The caller then holds
+    /// them.
     ///
     /// # Errors
     /// If the port is gone or its input is broken. Packets that earlier calls returned are not affected.
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize>;
 
-    /// Returns true if no packet will ever follow, as at the end of a capture. Call it only after `receive` returned 0.
+    /// Returns true if no packet will ever follow, as at the end of a capture. Call it only after `receive`
+    /// returned 0.
     fn exhausted(&self) -> bool {
         false
     }
@@ -134,8 +139,8 @@ pub unsafe trait Rx: Send {
 /// The sending end of one queue.
 ///
 /// # Safety
-/// Callers go on using the packets that a call did not send. An implementer promises that it neither keeps nor frees a
-/// packet beyond the number that [`Tx::send`] returned, and none if the call failed.
+/// Callers go on using the packets that a call did not send. So an implementer promises to keep and free only
+/// the packets that it sent: as many as [`Tx::send`] returned. If the call fails, it keeps and frees none.
 pub unsafe trait Tx: Send {
     /// Sends packets from the front of `packets` and returns how many it sent. From then on the port holds
     /// the sent packets. If the queue is full, sends fewer than given; try the others again later.
@@ -144,12 +149,13 @@ pub unsafe trait Tx: Send {
     /// If the port is gone or the disk is full. The caller then still holds every packet of this call.
     ///
     /// # Safety
-    /// The caller holds each packet, and it is in `packets` once. It is from the pool of this queue (see [`Port::take_tx`]), and
-    /// its address and length lie in its buffer. The caller uses none of the sent packets afterwards.
+    /// The caller holds each packet, and it is in `packets` once. It is from the pool of this queue (see
+    /// [`Port::take_tx`]), and its address and length lie in its buffer. The caller uses none of the sent
+    /// packets afterwards.
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize>;
 
-    /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them. Some ports send these faster, because
-    /// they need not check each.
+    /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them. Some ports send these
+    /// faster, because they need not check each.
     ///
     /// # Errors
     /// As for [`Tx::send`].

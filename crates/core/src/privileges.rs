@@ -4,8 +4,8 @@
 //! | --- | --- | --- |
 //! | net_null, ring, memif | nothing; memif: write access to its socket's folder | nothing |
 //! | af_packet | CAP_NET_RAW | nothing |
-//! | tap | CAP_NET_ADMIN, /dev/net/tun | nothing: the interface goes with its descriptor |
-//! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | nothing: the XDP program goes with its link's descriptor |
+//! | tap | CAP_NET_ADMIN, /dev/net/tun | nothing: closing its descriptor removes the interface |
+//! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | nothing: closing the link's descriptor detaches the XDP program |
 //! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when it starts |
 //!
 //! Open, configure and start all ports first. Then call [`drop_privileges`]. Compile and load the user's code

@@ -1,7 +1,7 @@
 //! Regions: spans of memory with their location.
 //!
-//! A region keeps its memory valid through a handle, such as a mapping or a device's allocation. It does not control access: the
-//! ring, mover or window that uses a region decides who accesses it when.
+//! A region keeps its memory valid through a handle, such as a mapping or a device's allocation. It does not
+//! control access: the ring, mover or window that uses a region decides who accesses it when.
 
 use crate::error::{Error, Result};
 use std::alloc::Layout;
@@ -58,8 +58,8 @@ impl fmt::Display for Location {
     }
 }
 
-/// A span of memory: address, length in bytes and location. The address is the CPU's, or the device's virtual address for
-/// [`Location::Gpu`]. Clones share the memory.
+/// A span of memory: address, length in bytes and location. The address is the CPU's, or the device's virtual
+/// address for [`Location::Gpu`]. Clones share the memory.
 #[derive(Clone)]
 pub struct Region {
     address: u64,
@@ -99,8 +99,8 @@ impl Region {
         self.address
     }
 
-    /// Returns the address as a pointer. Dereference it only if [`Location::is_cpu_memory`], or by volatile accesses to a mapped
-    /// BAR or window.
+    /// Returns the address as a pointer. Dereference it only if [`Location::is_cpu_memory`], or by volatile
+    /// accesses to a mapped BAR or window.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address as *mut u8
     }

@@ -1,7 +1,8 @@
 //! Result documents: one JSON document per command, with the same frame for all commands.
 //!
-//! Keys name their base unit (`_ns`, `_bytes`, `_per_second`). An unknown value is `null`, never NaN. [`schema`] gives the JSON
-//! schema, which is published in `docs/schema`. A change that a reader of the JSON must handle raises [`SCHEMA_VERSION`].
+//! Keys name their base unit (`_ns`, `_bytes`, `_per_second`). An unknown value is `null`, never NaN.
+//! [`schema`] gives the JSON schema, which is published in `docs/schema`. A change that a reader of the JSON
+//! must handle raises [`SCHEMA_VERSION`].
 //!
 //! This module defines the frame: the fields that all documents share. Each system has its own type of row,
 //! which implements [`Row`].
@@ -45,7 +46,8 @@ pub struct Document<T> {
 }
 
 impl<T> Document<T> {
-    /// Creates a document for this process on this host, without rows. Call [`Document::finish`] before writing it.
+    /// Creates a document for this process on this host, without rows. Call [`Document::finish`] before
+    /// writing it.
     pub fn new(name: &str) -> Self {
         Self {
             schema_version: SCHEMA_VERSION,

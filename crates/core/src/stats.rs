@@ -9,16 +9,16 @@ use serde::Serialize;
 pub struct Summary {
     /// The median; of an even number of values, the mean of the two middle ones.
     pub median: f64,
-    /// The smallest.
+    /// The smallest value.
     pub min: f64,
-    /// The largest.
+    /// The largest value.
     pub max: f64,
     /// The number of measurements.
     pub repeats: usize,
 }
 
 impl Summary {
-    /// Summarises `values`. Returns `None` if there are none, or one is not finite.
+    /// Summarises `values`. Returns `None` if there are no values, or if one of them is not finite.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -41,7 +41,8 @@ impl Summary {
     }
 }
 
-/// A histogram of latencies from 1 ns to about 18 minutes with two significant digits. Recording does not allocate.
+/// A histogram of latencies from 1 ns to about 18 minutes with two significant digits. Recording does not
+/// allocate.
 #[derive(Clone)]
 pub struct LatencyHistogram(Histogram<u64>);
 
@@ -94,19 +95,19 @@ impl LatencyHistogram {
 pub struct Percentiles {
     /// The number of packets.
     pub count: u64,
-    /// The smallest.
+    /// The smallest latency.
     pub min_ns: f64,
-    /// The mean.
+    /// The mean latency.
     pub mean_ns: f64,
-    /// The median.
+    /// The median latency.
     pub p50_ns: f64,
-    /// 90 % of the packets take at most this.
+    /// The 90th percentile: 90 % of the packets have at most this latency.
     pub p90_ns: f64,
-    /// The same for 99 %.
+    /// The 99th percentile.
     pub p99_ns: f64,
-    /// The same for 99.9 %.
+    /// The 99.9th percentile.
     pub p999_ns: f64,
-    /// The largest.
+    /// The largest latency.
     pub max_ns: f64,
 }
 

@@ -71,7 +71,8 @@ pub enum Rate {
 }
 
 impl Rate {
-    /// The bytes that Ethernet adds to a frame on the line: FCS (4), preamble and start delimiter (8), inter-frame gap (12).
+    /// The bytes that Ethernet adds to a frame on the line: FCS (4), preamble and start delimiter (8),
+    /// inter-frame gap (12).
     pub const LINE_OVERHEAD: u64 = 24;
 
     /// Returns the packets per second if frames have `bytes` on average.
@@ -84,8 +85,8 @@ impl Rate {
     }
 }
 
-/// Parses a rate. `10G` and `10Gb/s` are bits of frames per second, `10GbE` is Ethernet's line rate, and `1.5Mpps` is packets
-/// per second. Suffixes are decimal.
+/// Parses a rate. `10G` and `10Gb/s` are bits of frames per second, `10GbE` is Ethernet's line rate, and
+/// `1.5Mpps` is packets per second. Suffixes are decimal.
 ///
 /// # Errors
 /// [`Error::Quantity`] for other text, and for 0.

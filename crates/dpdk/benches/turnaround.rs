@@ -34,7 +34,8 @@ fn main() {
                     // at least 16 bytes.
                     unsafe { swap(&packets[..count]) };
                 }
-                // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+                // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones
+                // again.
                 let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
                 // SAFETY: the test holds these packets of this pool, and does not use them again.
                 unsafe { pool.free(&packets[sent..count]) };
@@ -54,7 +55,8 @@ fn main() {
 /// Swaps the MAC addresses of each packet.
 ///
 /// # Safety
-/// The CPU has SSSE3, as x86-64 has since about 2010. The caller holds the packets, in memory of the CPU, with at least 16 bytes each.
+/// The CPU has SSSE3, as x86-64 has since about 2010. The caller holds the packets, in memory of the CPU,
+/// with at least 16 bytes each.
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "ssse3"))]
 unsafe fn swap(packets: &[Packet]) {
     for packet in packets {

@@ -44,7 +44,8 @@ pub(crate) struct Device {
     /// A socket that keeps an existing kernel interface promiscuous. Closing the socket ends the promiscuous
     /// mode.
     promiscuous: Option<OwnedFd>,
-    /// The XDP program of an AF_XDP port. The ports of an interface share it, and dropping the last reference detaches it.
+    /// The XDP program of an AF_XDP port. The ports of an interface share it, and dropping the last reference
+    /// detaches it.
     program: Option<Arc<xdp::Program>>,
 }
 
@@ -61,7 +62,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// Creates the plan of a software device of `driver` (DPDK's virtual bus), with a unique name.
+    /// Creates the plan for a software device, which `driver` creates on DPDK's virtual bus. Gives the device
+    /// a unique name.
     fn new(driver: &'static str, arguments: String) -> Self {
         let name = format!("{driver}{}", ATTACHED.fetch_add(1, Ordering::Relaxed));
         Self { bus: c"vdev", name, arguments, driver, interface: None, slots: None, program: None }
@@ -181,7 +183,7 @@ impl Device {
 
     /// Makes the driver receive frames for every MAC address. Drivers without such a mode receive them
     /// anyway. Does nothing for an existing kernel interface, because [`Interface::make_promiscuous`] was
-    /// used. The driver would set the administrator's promiscuous flag, and leave the flag set.
+    /// used. The driver's function would set the administrator's promiscuous flag and never clear it.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
             // SAFETY: a valid port.

@@ -101,8 +101,8 @@ impl DmaDev {
         format!("dpdk {}", name.to_string_lossy())
     }
 
-    /// Polls the device and returns the newest ticket that is done. `first` is the ticket before that of the
-    /// oldest entry.
+    /// Polls the device and returns the newest ticket that is done. `first` is the ticket that precedes the
+    /// ticket of the oldest entry.
     fn poll(
         id: i16,
         queued: &mut usize,

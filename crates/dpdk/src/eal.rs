@@ -46,7 +46,8 @@ pub fn set_extra_arguments(arguments: impl IntoIterator<Item = String>) -> Resul
 /// Starts DPDK's environment, unless it has started already.
 ///
 /// # Errors
-/// [`Error::Environment`] with DPDK's messages. Later calls return the same error, because DPDK starts at most once in a process.
+/// [`Error::Environment`] with DPDK's messages. Later calls return the same error, because DPDK starts at
+/// most once in a process.
 pub fn start() -> Result<Environment> {
     STARTED.get_or_init(start_once).clone().map_err(|why| Error::Environment { why })
 }
@@ -129,8 +130,8 @@ fn arguments(hugepages: bool) -> Vec<String> {
     if !some_card_needs_physical_addresses() {
         arguments.push("--iova-mode=va".into());
     }
-    // `--in-memory` and `--no-shconf` each keep DPDK from sharing files with other processes. DPDK refuses `--in-memory`
-    // together with `--no-huge`.
+    // `--in-memory` and `--no-shconf` each keep DPDK from sharing files with other processes. DPDK refuses
+    // `--in-memory` together with `--no-huge`, so without hugepages `--no-shconf` is passed.
     if hugepages {
         arguments.push("--in-memory".into());
     } else {

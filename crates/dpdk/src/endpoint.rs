@@ -26,18 +26,18 @@ pub(crate) struct BurstFunctions {
 }
 
 impl BurstFunctions {
-    /// The functions for drivers that have just written the mbufs that they return. They load each field of
-    /// an mbuf by itself.
+    /// The functions for most drivers, which write an mbuf right before they return it. These functions load
+    /// each field of an mbuf by itself. A wider load would stall on store forwarding.
     pub(crate) const PLAIN: Self = Self {
         receive: sys::inlane_rx_burst,
         send: sys::inlane_tx_burst,
         send_as_received: sys::inlane_tx_burst_as_received,
     };
-    /// The functions for drivers that pass mbufs on without writing them. They load several fields of an mbuf
-    /// at once.
+    /// The functions for drivers that pass mbufs on without writing them. These functions load several fields
+    /// of an mbuf at once.
     pub(crate) const SETTLED: Self = Self { receive: sys::inlane_rx_burst_settled, ..Self::PLAIN };
-    /// The functions for drivers that lose buffers when they close. They mark in each mbuf whether a program
-    /// or a device holds it.
+    /// The functions for drivers that lose buffers when they close. These functions mark in each mbuf whether
+    /// a program or a device holds it.
     pub(crate) const MARKING: Self = Self {
         receive: sys::inlane_rx_burst_marking,
         send: sys::inlane_tx_burst_marking,
@@ -229,8 +229,8 @@ impl EthTx {
     /// Sends packets with `send`, one of the functions of `burst.c`.
     ///
     /// # Safety
-    /// The caller keeps the promises of [`Tx::send`]. If `send` is the function for unchanged packets, it
-    /// keeps those of [`Tx::send_as_received`].
+    /// The caller keeps the promises of [`Tx::send`]. If `send` is the function for unchanged packets, the
+    /// caller also keeps the promises of [`Tx::send_as_received`].
     #[inline(always)]
     unsafe fn send_with(&mut self, send: Send, packets: &[Packet]) -> Result<usize> {
         let End { port, queue, gate, mark, counters, .. } = &mut self.0;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 const CLOSED: u8 = 0;
 const OPEN: u8 = 1;
-/// Threads wait in [`Gate::pass`] until the gate is open or closed again.
+/// The state of a paused gate: threads wait in [`Gate::pass`] until the gate is opened or closed.
 const PAUSED: u8 = 2;
 
 /// All gates. Locked while a gate is created or opened, and during a [`Pause`].
@@ -186,8 +186,8 @@ mod tests {
     fn nobody_is_inside_during_a_pause() {
         let gate = Gate::new();
         gate.open();
-        // A counter for each thread. It is odd while the thread is inside, so a paused gate must show even
-        // values.
+        // A counter for each thread. A counter is odd while its thread is inside, so all counters must be
+        // even while the gate is paused.
         let inside: Arc<[AtomicU64; 3]> = Arc::default();
         let threads: Vec<_> = (0..3)
             .map(|index| {

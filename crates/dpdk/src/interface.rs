@@ -159,7 +159,8 @@ impl Interface {
         }
     }
 
-    /// Returns the link rate in bits per second. Returns `None` for virtual interfaces, whose drivers report invented rates.
+    /// Returns the link rate in bits per second. Returns `None` for virtual interfaces, whose drivers report
+    /// invented rates.
     pub(crate) fn link_bits_per_second(&self) -> Option<f64> {
         let folder = Path::new("/sys/class/net").join(&self.name);
         if !folder.join("device").exists() {

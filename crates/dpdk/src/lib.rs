@@ -1,5 +1,6 @@
-//! DPDK behind a safe interface: its environment ([`eal`]), mbuf pools in host or any other memory ([`MbufPool`]), every ethdev as a
-//! [`Port`](inlane_core::Port) ([`open`]), a dmadev as a [`Mover`](inlane_core::mover::Mover) ([`DmaDev`]).
+//! DPDK behind a safe interface: its environment ([`eal`]), mbuf pools in host or any other memory
+//! ([`MbufPool`]), every ethdev as a [`Port`](inlane_core::Port) ([`open`]), a dmadev as a
+//! [`Mover`](inlane_core::mover::Mover) ([`DmaDev`]).
 //!
 //! | port | is |
 //! | --- | --- |
@@ -13,8 +14,9 @@
 //!
 //! Options follow after commas, as in `af_xdp:eth0,descriptors=1024`. [`spec`] lists them.
 //!
-//! The drivers of these ports are linked statically, with those of network cards that need no library of their vendor: e1000, ena, gve,
-//! i40e, iavf, ice, igc, ixgbe, virtio, vmxnet3. The drivers mlx4 and mlx5 are not linked, because they need rdma-core's libraries.
+//! The drivers of these ports are linked statically, with those of network cards that need no library of
+//! their vendor: e1000, ena, gve, i40e, iavf, ice, igc, ixgbe, virtio, vmxnet3. The drivers mlx4 and mlx5 are
+//! not linked, because they need rdma-core's libraries.
 
 mod device;
 mod dma;

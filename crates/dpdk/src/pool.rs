@@ -76,12 +76,13 @@ impl MbufPool {
     /// system has them.
     ///
     /// # Errors
-    /// [`Error::Pool`] if the sizes are out of range or memory is short. [`Error::Environment`] if DPDK does not start.
+    /// [`Error::Pool`] if the sizes are out of range or memory is short. [`Error::Environment`] if DPDK does
+    /// not start.
     pub fn new(count: usize, room: usize) -> Result<Arc<Self>> {
         let environment = eal::start()?;
         let (count32, room32) = in_range(count, room)?;
-        // Devices with virtual addresses see all of the memory as contiguous, so objects may cross pages (0).
-        // With physical addresses, only a hugepage is contiguous.
+        // Devices with virtual addresses see all of the memory as contiguous, so objects may cross pages and
+        // `page` is 0. With physical addresses, only a hugepage is contiguous.
         let page = if environment.hugepages && !environment.virtual_addresses { memory::HUGE } else { 0 };
         // SAFETY: the call only computes a size.
         let bytes = unsafe { sys::inlane_pool_bytes(count32, room32, page) };
@@ -204,10 +205,11 @@ impl MbufPool {
         self.hugepages
     }
 
-    /// Returns the length of the longest frame that an AF_XDP socket could receive if this pool's buffers had `room` bytes.
-    /// Returns `None` if the kernel does not accept such buffers.
+    /// Returns the length of the longest frame that an AF_XDP socket could receive if this pool's buffers had
+    /// `room` bytes. Returns `None` if the kernel does not accept such buffers.
     pub(crate) fn longest_xdp_frame(&self, room: u32) -> Option<u32> {
-        /// The sizes of memory chunks that the kernel accepts for a socket: `XDP_UMEM_MIN_CHUNK_SIZE` to a page.
+        /// The sizes of memory chunks that the kernel accepts for a socket: `XDP_UMEM_MIN_CHUNK_SIZE` to a
+        /// page.
         const CHUNKS: RangeInclusive<u32> = 2048..=4096;
         // SAFETY: the mempool is alive.
         let (chunk, headroom) = unsafe {
@@ -233,7 +235,8 @@ impl MbufPool {
             return Err(refuse(format!("the CPU cannot write {}", self.region.location())));
         }
         let length = u32::try_from(bytes.len()).map_err(|_| refuse("longer than any packet".into()))?;
-        // SAFETY: the caller holds the packet, whose first mbuf gets the packet's length. The bytes are read during the call.
+        // SAFETY: the caller holds the packet, whose first mbuf gets the packet's length. The bytes are read
+        // during the call.
         let code = pass(|| unsafe {
             sys::inlane_append_segment(self.raw(), packet.cookie, packet.length, bytes.as_ptr(), length)
         });
@@ -352,8 +355,8 @@ pub(crate) unsafe fn free_received(port: u16, queue: u16) {
 /// Frees the mbufs that the closed device `port` still held. `filled` lists the pools that the device
 /// received into. Returns the number of freed mbufs.
 pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
-    // Drivers use mempools while devices are set up or closed, so this lock keeps other threads from doing
-    // that.
+    // Drivers use mempools while devices are set up or closed, so this lock keeps other threads from setting
+    // up or closing devices now.
     let _control = device::control();
     let pools = pools();
     let _pause = Pause::begin();

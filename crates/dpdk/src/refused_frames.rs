@@ -1,8 +1,9 @@
 //! Refuses and counts frames that the ring of a packet socket cannot deliver unchanged. There are two kinds:
 //!
-//! * Frames longer than a slot. A peer sends them if it leaves segmentation to its card (TSO), and the kernel makes them by joining
-//!   received segments (GRO). The kernel would cut them to the slot.
-//! * Frames with an 802.1ad tag. The kernel takes a frame's outer VLAN tag out of it, and DPDK's driver puts it back as 802.1Q.
+//! * Frames longer than a slot. A peer sends them if it leaves segmentation to its card (TSO), and the kernel
+//!   makes them by joining received segments (GRO). The kernel would cut them to the slot.
+//! * Frames with an 802.1ad tag. The kernel takes a frame's outer VLAN tag out of it, and DPDK's driver puts
+//!   it back as 802.1Q.
 //!
 //! Neither the kernel nor the driver counts frames of these two kinds. A filter on the ring's sockets refuses
 //! them. One more socket receives only such frames. No thread reads that socket: the kernel counts its
@@ -25,8 +26,8 @@ pub(crate) struct RefusedFrames {
 }
 
 impl RefusedFrames {
-    /// Installs the filter on `rings`, the packet sockets of a port on `interface`, and begins to count. Frames of more than `longest`
-    /// bytes are refused.
+    /// Installs the filter on `rings`, the packet sockets of a port on `interface`, and begins to count.
+    /// Frames of more than `longest` bytes are refused.
     pub(crate) fn begin(interface: &Interface, rings: &[RawFd], longest: u32) -> io::Result<Self> {
         // SAFETY: no memory is passed. A socket without a protocol receives nothing before it is bound.
         let descriptor = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };

@@ -10,7 +10,8 @@
 //! | `memif` | socket path | `role=server` or `client` (client), `id=N` (0), `wait=SECONDS` for the peer (10), `secret=TEXT`; `mtu` for frames over 2 KiB |
 //! | `pci` | address as `lspci -D` prints it | |
 //!
-//! All take `descriptors=N`, the length of each receive and send queue. All but `net_null` and `ring` take `mtu=BYTES`.
+//! All take `descriptors=N`, the length of each receive and send queue. All but `net_null` and `ring` take
+//! `mtu=BYTES`.
 
 use crate::error::{Error, Result};
 use inlane_core::port::spec::PortSpec;
@@ -64,8 +65,8 @@ pub enum Kind {
         interface: String,
         /// The number of sockets over which the kernel spreads flows. If absent, one per pipeline.
         queues: Option<u16>,
-        /// The size of a slot of their rings in bytes, rounded up to a multiple of 16. If absent, chosen by the interface's
-        /// MTU.
+        /// The size of a slot of their rings in bytes, rounded up to a multiple of 16. If absent, chosen by
+        /// the interface's MTU.
         frame: Option<u32>,
         /// If set, bypasses the interface's queueing discipline when sending.
         bypass: bool,

@@ -210,7 +210,8 @@ fn a_port_stops_while_another_thread_uses_its_queues() {
                 if count == 0 && rx.exhausted() {
                     return;
                 }
-                // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+                // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones
+                // again.
                 let sent = unsafe { tx.send(&packets[..count]) }.unwrap_or(0);
                 // SAFETY: the test holds these packets of this pool, and does not use them again.
                 unsafe { give.free(&packets[sent..count]) };

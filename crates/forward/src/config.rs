@@ -27,7 +27,8 @@ pub enum Route {
     OneWay {
         /// The port to receive from.
         rx: String,
-        /// The ports to send to. A verdict that names port n selects the nth; all other packets go to the first.
+        /// The ports to send to. A verdict that names port n selects the nth; all other packets go to the
+        /// first.
         tx: Vec<String>,
     },
     /// Between two ports, in both directions.
@@ -170,8 +171,8 @@ impl Config {
         Ok(self)
     }
 
-    /// Returns true if a port needs privileges and the run drops them once the ports are open. Such a run cannot be repeated
-    /// in the same process.
+    /// Returns true if a port needs privileges and the run drops them once the ports are open. Such a run
+    /// cannot be repeated in the same process.
     pub fn drops_needed_privileges(&self) -> bool {
         self.drop_privileges && self.route.ports().into_iter().any(|name| takes_privileges(name))
     }
@@ -264,9 +265,9 @@ impl Config {
         }
     }
 
-    /// Returns the cores for `threads` threads: the requested ones, or the allowed ones from the highest down. The lowest
-    /// core, which usually serves interrupts, is used last. Returns an empty list if there are fewer cores than threads. The
-    /// threads are then not bound.
+    /// Returns the cores for `threads` threads: the requested ones, or the allowed ones from the highest
+    /// down. The lowest core, which usually serves interrupts, is used last. Returns an empty list if there
+    /// are fewer cores than threads. The threads are then not bound.
     pub fn cores_for(&self, threads: usize) -> Vec<usize> {
         match &self.cores {
             Some(cores) => cores.clone(),

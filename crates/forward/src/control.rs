@@ -26,8 +26,8 @@ impl Control {
         Self { parent: Some(parent.clone()), ..Self::default() }
     }
 
-    /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for a run calls it several times
-    /// a second. The run's other threads read only their own flags.
+    /// Stops or aborts this run if the parent was stopped or aborted. The thread that waits for a run calls
+    /// it several times a second. The run's other threads read only their own flags.
     pub fn follow_parent(&self) {
         let Some(parent) = &self.parent else { return };
         parent.follow_parent();
@@ -127,8 +127,8 @@ impl Progress {
         self.begun.get().copied()
     }
 
-    /// Publishes the counts of received packets, and how the calling thread spent its time. Only the dispatching thread
-    /// calls it.
+    /// Publishes the counts of received packets, and how the calling thread spent its time. Only the
+    /// dispatching thread calls it.
     #[inline]
     pub fn set_received(&self, packets: u64, bytes: u64) {
         self.rx_packets.store(packets, Relaxed);
@@ -172,7 +172,8 @@ impl Progress {
     }
 }
 
-/// The time of threads on processors and in run queues. The rest of the time a thread sleeps or is blocked in a system call.
+/// The time of threads on processors and in run queues. The rest of the time a thread sleeps or is blocked in
+/// a system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadTime {
     /// Nanoseconds on a processor.

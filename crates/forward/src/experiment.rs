@@ -7,7 +7,7 @@
 //! | [`Ceilings`] | the most that the path's resources allow |
 //! | [`limit`] | what limited a run |
 //! | [`against_load`] | the highest rate without loss, and the latency at shares of it |
-//! | `CompetingJob` | what a job on the same cores or GPU costs the packets, and they cost it |
+//! | `CompetingJob` | how much a job on the same cores or GPU slows the packets, and how much the packets slow the job |
 
 mod auto;
 mod baseline;

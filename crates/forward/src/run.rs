@@ -37,7 +37,7 @@ use wrappers::Wrappers;
 pub(crate) use open::{kind, ports, takes_privileges};
 pub use outcome::RunOutcome;
 
-/// How often `watch` of [`run`] is called.
+/// The time between two calls of `watch` in [`run`].
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// The longest time until a signal or the end of a pipeline is noticed.
 const NOTICE_WITHIN: Duration = Duration::from_millis(100);

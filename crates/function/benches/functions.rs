@@ -39,7 +39,8 @@ fn functions(criterion: &mut Criterion) {
     }
 }
 
-/// Returns a frame of 64 bytes, without FCS, with Ethernet, IPv4 and UDP headers. Each `flow` has another source address.
+/// Returns a frame of 64 bytes, without FCS, with Ethernet, IPv4 and UDP headers. Each `flow` has another
+/// source address.
 fn udp(flow: u8) -> [u8; 64] {
     let mut frame = [0u8; 64];
     frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0]);

@@ -1,5 +1,6 @@
-// Verifies the checksums (RFC 1071) of IPv4 headers and of TCP, UDP, ICMP and ICMPv6. Drops packets with a wrong checksum and forwards
-// the others unchanged. A burst function, because the 32 threads of a warp sum one packet together on a GPU.
+// Verifies the checksums (RFC 1071) of IPv4 headers and of TCP, UDP, ICMP and ICMPv6. Drops packets with a
+// wrong checksum and forwards the others unchanged. It is a burst function, because on a GPU the 32 threads
+// of a warp sum one packet together.
 #include <inlane.h>
 
 struct checksum {
@@ -51,8 +52,8 @@ struct checksum {
         return folded(pseudo + sum(packet, at.upper, at.upper + bytes)) == 0xffff ? is_right : is_wrong;
     }
 
-    // Sums bytes `from` to `to` as 16-bit little-endian words. RFC 1071 section 2(B): the result is the big-endian sum with its bytes
-    // swapped. `from` must be even.
+    // Sums bytes `from` to `to` as 16-bit little-endian words. RFC 1071 section 2(B): the result is the
+    // big-endian sum with its bytes swapped. `from` must be even.
     INLANE static uint64_t sum(const inlane::packet &packet, uint32_t from, uint32_t to) {
         uint32_t total = 0;
         for (uint32_t at = from / 16 * 16 + inlane::lane() * 16; at < to; at += inlane::lanes() * 16) {
@@ -65,7 +66,7 @@ struct checksum {
     }
     static constexpr uint64_t mask = 0x0000ffff0000ffff;
 
-    // Returns `some` with all bytes cleared except those from `from` to before `to`.
+    // Returns `some` with only its bytes from `from` to `to - 1`. All other bytes are cleared.
     INLANE static inlane::bytes16 within(inlane::bytes16 some, uint32_t from, uint32_t to) {
         return {some.low & below(to) & ~below(from), some.high & below(to > 8 ? to - 8 : 0) & ~below(from > 8 ? from - 8 : 0)};
     }

@@ -1,5 +1,6 @@
-// Acts as one hop of a router: decrements IPv4's time to live (RFC 791) and updates the header checksum (RFC 1624, equation 3), or
-// decrements IPv6's hop limit (RFC 8200). Drops packets that expire. Forwards other packets unchanged.
+// Acts as one hop of a router: decrements IPv4's time to live (RFC 791) and updates the header checksum (RFC
+// 1624, equation 3), or decrements IPv6's hop limit (RFC 8200). Drops packets that expire. Forwards other
+// packets unchanged.
 //
 // Hosts ignore IPv6 neighbour discovery unless its hop limit is 255 (RFC 4861). So these packets are
 // forwarded unchanged, and hosts on both sides of a run still find each other.
@@ -11,7 +12,8 @@ struct l3_decrement {
     uint64_t expired;
     uint64_t others;
 
-    // Router and neighbour solicitations and advertisements, and redirects: ICMPv6 types 133 to 137 right behind the IPv6 header.
+    // Router and neighbour solicitations and advertisements, and redirects: ICMPv6 types 133 to 137 right
+    // behind the IPv6 header.
     template <class Head> INLANE static bool is_discovery(const Head &head, const inlane::layers &at) {
         if (at.version != 6 || head.u8(at.ip + 6) != 58 || !head.has(at.ip + 40, 1)) return false;
         uint8_t type = head.u8(at.ip + 40);

@@ -1,6 +1,6 @@
-// Assembles O-RAN U-plane packets (eCPRI message type 0, O-RAN.WG4.CUS section 8) in contiguous symbol buffers in the output region.
-// Packets may arrive in any order; eAxC, frame, subframe, slot, symbol and PRB say where their samples belong. inlane_oran.h describes
-// the output region.
+// Assembles O-RAN U-plane packets (eCPRI message type 0, O-RAN.WG4.CUS section 8) in contiguous symbol
+// buffers in the output region. Packets may arrive in any order; eAxC, frame, subframe, slot, symbol and PRB
+// say where their samples belong. inlane_oran.h describes the output region.
 //
 // A window is the memory in which one slot is assembled. Slot n uses window n % windows. A slot is delivered
 // when all of its PRBs have arrived, when its time limit has passed, or when a later slot needs its window.
@@ -21,10 +21,10 @@ struct oran_reorder {
 
     struct window {
         uint32_t tag;      // slot number << 2 | state
-        uint32_t writers;  // blocks that are writing into it
-        uint32_t received; // PRBs
+        uint32_t writers;  // blocks that are writing into this window
+        uint32_t received; // PRBs that arrived
         uint32_t reserved;
-        uint64_t since_ns; // when it was opened; if it is closed: when it was closed
+        uint64_t since_ns; // when the window was opened or, if it is closed, when it was closed
         uint64_t unused;
         uint32_t prbs[most_streams][symbols][words]; // a bit per PRB that arrived
     };
@@ -45,10 +45,10 @@ struct oran_reorder {
     uint64_t others;     // packets that are not U-plane or of another eAxC; they are forwarded
     uint64_t malformed;
     uint64_t late;       // packets of slots that were already delivered
-    uint64_t received;   // PRBs
-    uint64_t duplicates; // PRBs
+    uint64_t received;   // PRBs that arrived
+    uint64_t duplicates; // PRBs that had arrived before
     uint64_t missing;    // PRBs of delivered slots
-    uint64_t delivered[3]; // slots by reason
+    uint64_t delivered[3]; // slots, counted by the reason of their delivery
     uint64_t next_record;
     alignas(128) window at[most_windows];
 
@@ -62,7 +62,7 @@ struct oran_reorder {
     enum step : uint32_t { go, is_late, deliver_first, open_first, nothing };
 
     INLANE void burst(inlane::burst &burst, const inlane::context &call) {
-        INLANE_SHARED uint32_t slot_of[INLANE_MAX_BURST]; // each packet's slot; none: nothing more to do
+        INLANE_SHARED uint32_t slot_of[INLANE_MAX_BURST]; // each packet's slot number; none: the packet is malformed or already handled
         INLANE_SHARED plan plan;
         expire(call, plan);
         for (uint32_t i = inlane::thread_index(); i < burst.count(); i += inlane::threads()) {
@@ -194,7 +194,8 @@ struct oran_reorder {
         return counts_at(most_windows) + static_cast<uint64_t>(index) * streams * symbols * symbol_bytes();
     }
 
-    // ---- Windows. All threads of a block call these, unless they say otherwise. --------------------------------------------
+    // ---- Windows. All threads of a block call these functions, unless a comment says otherwise.
+    // --------------------------------------------
 
     static constexpr uint64_t half_cycle_ns = 1280000000; // half of 256 frames of 10 ms
     // The number of slots after which slot numbers repeat.
@@ -272,9 +273,9 @@ struct oran_reorder {
                 plan.why = overtaken;
                 return;
             case closed:
-                // Packets of the delivered slot are late for half a cycle. After that, their number means a
-                // new slot. Packets of an older slot are late for two time limits only, so a wrong slot
-                // number does not block the window for long.
+                // A packet of the slot that this window delivered last is late. After half a cycle, the same
+                // slot number means a new slot. A packet of an older slot is late for two time limits only,
+                // so a wrong slot number does not block the window for long.
                 if (!newer && now <= window.since_ns + (ahead == 0 ? half_cycle_ns : 2 * limit_ns)) {
                     plan.step = is_late;
                     return;
@@ -288,7 +289,8 @@ struct oran_reorder {
         }
     }
 
-    // Called by thread 0. Marks an open window busy and waits for its writers. Returns false if another block marked it first.
+    // Called by thread 0. Marks an open window busy and waits for its writers. Returns false if another block
+    // marked it first.
     INLANE static bool close(window &window, uint32_t tag) {
         if (inlane::compare_and_swap(window.tag, tag, (tag & ~3u) | busy) != tag) return false;
         inlane::fence();

@@ -1,5 +1,5 @@
-// What packet functions are built on: the threads of a block, atomic functions on shared state, and bytes at any alignment. Start
-// with inlane.h.
+// The building blocks of packet functions: the threads of a block, atomic functions on shared state, and
+// bytes at any alignment. Start with inlane.h.
 //
 // Functions marked INLANE run on the GPU, or are inlined on the CPU. Mark your own functions with it.
 #ifndef INLANE_BLOCK_H
@@ -19,7 +19,8 @@
 #define INLANE_SHARED
 #endif
 
-// The offset of a member in a struct, in bytes, as a constant. NVRTC has neither offsetof nor __builtin_offsetof.
+// The offset of a member in a struct, in bytes, as a constant. NVRTC has neither offsetof nor
+// __builtin_offsetof.
 #if defined(__CUDACC_RTC__)
 #define INLANE_OFFSETOF(type, member) __INTADDR__(&(static_cast<type *>(nullptr))->member)
 #else
@@ -58,7 +59,8 @@ namespace inlane {
 using context = inlane_context;
 using verdict = uint32_t;
 
-// What becomes of a packet: it is sent to the first `--tx` port, dropped, or sent to the nth `--tx` port, counted from 0.
+// What becomes of a packet: it is sent to the first `--tx` port, dropped, or sent to the nth `--tx` port,
+// counted from 0.
 constexpr verdict forward = INLANE_FORWARD;
 constexpr verdict drop = INLANE_DROP;
 INLANE_ANYWHERE constexpr verdict to_port(uint32_t n) { return INLANE_PORT_BASE + n; }
@@ -105,7 +107,8 @@ INLANE uint32_t warp_sum(uint32_t value) { return value; }
 // load_acquire(at)                        reads; later reads see what was written before the matching store_release
 // store_release(at, value)                writes; makes earlier writes visible to threads that read it with load_acquire
 //
-// These functions work on GPU memory, not on packets in host memory. On the CPU they are plain accesses, because one thread owns the state.
+// These functions work on GPU memory, not on packets in host memory. On the CPU they are plain accesses,
+// because one thread owns the state.
 #if INLANE_GPU
 INLANE uint64_t add(uint64_t &at, uint64_t value) {
     return atomicAdd(reinterpret_cast<unsigned long long *>(&at), static_cast<unsigned long long>(value));

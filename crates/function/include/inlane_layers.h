@@ -1,5 +1,5 @@
-// Finds where the headers of a frame begin: Ethernet with up to two VLAN tags, IPv4 or IPv6 with up to eight extension headers, and
-// the upper layer.
+// Finds where the headers of a frame begin: Ethernet with up to two VLAN tags, IPv4 or IPv6 with up to eight
+// extension headers, and the upper layer.
 //
 //   auto head = packet.front<96>();                  // 96 bytes hold the usual headers
 //   inlane::layers at = inlane::layers_of(head);
@@ -11,7 +11,8 @@
 
 namespace inlane {
 
-// Offsets are bytes from the frame's first byte. A header that is cut off, by the frame's end or by the N of `front<N>`, is not found.
+// Offsets are bytes from the frame's first byte. A header that is cut off, by the frame's end or by the N of
+// `front<N>`, is not found.
 struct layers {
     uint16_t type;     // the EtherType after the tags
     uint8_t version;   // 4 or 6; 0 if the frame is not IP, or the IP header is invalid or cut off

@@ -21,7 +21,8 @@ INLANE_RARE void put_some(uint8_t *data, uint32_t length, uint32_t at, bytes16 v
 }
 } // namespace detail
 
-// Bounded reads, for any class with `length()` and `data()`. `at` is the offset in bytes. Reading beyond the end returns 0.
+// Bounded reads, for any class with `length()` and `data()`. `at` is the offset in bytes. Reading beyond the
+// end returns 0.
 //
 //   has(at, bytes)     true if all of these bytes are inside
 //   u8(at)             one byte
@@ -58,8 +59,8 @@ template <class Bytes> class reader {
 
 template <uint32_t N> class front_bytes;
 
-// One packet. On a GPU its bytes may be in host memory, so that each access crosses PCIe: read many bytes at once, with `front` or
-// `load16`, and write few.
+// One packet. On a GPU its bytes may be in host memory, so that each access crosses PCIe: read many bytes at
+// once, with `front` or `load16`, and write few.
 //
 //   length(), data()             the length in bytes, and the first byte
 //   resize(length)               changes the length; the start stays
@@ -77,7 +78,8 @@ class packet : public reader<packet> {
     INLANE uint32_t length() const { return length_; }
     INLANE uint8_t *data() const { return data_; }
 
-    // Returns false and changes nothing if `length` is 0 or exceeds the buffer's room. Bytes that are added have any value.
+    // Returns false and changes nothing if `length` is 0 or exceeds the buffer's room. Bytes that are added
+    // have any value.
     INLANE bool resize(uint32_t length) {
         if (length == 0 || (length > length_ && length > room_)) return false;
         length_ = length;
@@ -108,7 +110,8 @@ class packet : public reader<packet> {
         detail::put_some(data_, length_, at, value);
     }
 
-    // On a GPU all N / 16 loads are in flight together. N is a multiple of 16. `length()` of the result is at most N.
+    // Returns a copy of the first N bytes, to read headers from. N is a multiple of 16. The copy's `length()`
+    // is N, or the packet's length if that is shorter. On a GPU all N / 16 loads are in flight together.
     template <uint32_t N> INLANE front_bytes<N> front() const { return front_bytes<N>(*this); }
 };
 
@@ -136,13 +139,14 @@ template <uint32_t N> class front_bytes : public reader<front_bytes<N>> {
     INLANE uint32_t length() const { return length_; }
 };
 
-// Copies `bytes` bytes of a packet, from offset `at` on. All lanes of a warp call it together. Does nothing if the bytes are not all
-// inside the packet.
+// Copies `bytes` bytes of a packet, from offset `at` on. All lanes of a warp call it together. Does nothing
+// if the bytes are not all inside the packet.
 INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
     if (!from.has(at, bytes)) return;
     const uint8_t *source = from.data() + at;
 #if INLANE_GPU
-    // First single bytes until the destination is aligned to 16, then sixteen bytes at a time, each from two aligned loads.
+    // First single bytes until the destination is aligned to 16, then sixteen bytes at a time, each from two
+    // aligned loads.
     uint32_t head = static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(to) & 15);
     head = head < bytes ? head : bytes;
     for (uint32_t i = lane(); i < head; i += lanes()) to[i] = source[i];

@@ -18,8 +18,8 @@
 #define INLANE_KIND_BURST 1u
 #define INLANE_WHOLE_PACKET 0xffffffffu
 
-// A function's properties. The host reads them before it runs the function. src/abi.rs has the same struct; both compilers check
-// that the layouts agree.
+// A function's properties. The host reads them before it runs the function. src/abi.rs has the same struct;
+// both compilers check that the layouts agree.
 struct inlane_info {
     uint32_t abi;           // the version of these structs: INLANE_ABI
     uint32_t kind;          // INLANE_KIND_PACKET or INLANE_KIND_BURST
@@ -47,7 +47,8 @@ namespace detail {
 
 template <class T> INLANE_ANYWHERE T &a(); // stands for a T in unevaluated expressions
 
-// Detects which members a function declares. The overload for `first` is chosen if its expression is valid for F, else that for `last`.
+// Detects which members a function declares. The overload for `first` is chosen if its expression is valid
+// for F, otherwise the overload for `last`.
 struct last {};
 struct first : last {};
 #define INLANE_DETECT(name, expression)                                                                                 \
@@ -111,8 +112,8 @@ INLANE bool differs(const inlane_packet_verdict &now, const inlane_descriptor &b
 
 #if INLANE_GPU
 
-// Thread i handles packets i, i + threads, ... Writes no verdicts as long as no packet changes. Once one
-// does, writes the verdicts of all packets.
+// Thread i handles packets i, i + threads, ... Writes no verdicts as long as no packet changes. At the first
+// change, writes the verdicts of all packets.
 template <class F>
 INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                             const context &call) {
@@ -150,8 +151,9 @@ INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done
     return INLANE_VERDICTS;
 }
 
-// Runs packets i to i + 3 together, and prefetches packets i + 8 to i + 11 before. If a function reads at most
-// 16 bytes, it does not prefetch, because the CPU's out-of-order execution reaches that far ahead by itself.
+// Runs packets i to i + 3 together, and prefetches packets i + 8 to i + 11 before. If a function reads at
+// most 16 bytes, it does not prefetch, because the CPU's out-of-order execution reaches that far ahead by
+// itself.
 template <class F, uint32_t Stride>
 INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_verdict *verdicts, const context &call) {
     constexpr uint32_t ahead = 8;
@@ -215,7 +217,8 @@ INLANE uint32_t run_burst(const void *packets, uint32_t stride, uint32_t count, 
 
 } // namespace detail
 
-// Runs function F on one item of up to INLANE_MAX_BURST packets. All threads of a block call it, and all get the same result.
+// Runs function F on one item of up to INLANE_MAX_BURST packets. All threads of a block call it, and all get
+// the same result.
 template <class F>
 INLANE uint32_t run_item(const void *packets, uint32_t stride, uint32_t count, inlane_packet_verdict *verdicts,
                          const context &call) {
@@ -240,8 +243,9 @@ template <class F> INLANE void run_tick(const context &call) {
 #define INLANE_VARIANT
 #endif
 
-// Registers the struct `name`, which has `packet` or `burst`, as the packet function of that name. Write it after the struct, outside
-// any namespace. The keyword `struct` below allows names that are also functions of the system, such as `read`.
+// Registers the struct `name`, which has `packet` or `burst`, as the packet function of that name. Write it
+// after the struct, outside any namespace. The keyword `struct` below allows names that are also functions of
+// the system, such as `read`.
 #if INLANE_GPU
 #define INLANE_FUNCTION(name)                                                                                           \
     using inlane_registered_##name = struct ::name;                                                                     \

@@ -1,7 +1,8 @@
-//! The structs that Rust and compiled packet functions share: those of `include/inlane_run.h` and `include/inlane_block.h`.
+//! The structs that Rust and compiled packet functions share: those of `include/inlane_run.h` and
+//! `include/inlane_block.h`.
 //!
-//! Both sides define these structs. [`layout_assertions`] makes the C++ compiler and NVRTC check every field's offset and size
-//! against the Rust definition whenever a function is compiled.
+//! Both sides define these structs. [`layout_assertions`] makes the C++ compiler and NVRTC check every
+//! field's offset and size against the Rust definition whenever a function is compiled.
 
 use inlane_core::ring::layout::PacketVerdict;
 use inlane_core::struct_layout;
@@ -9,7 +10,8 @@ use inlane_core::struct_layout;
 /// The version of these structs. A module that was compiled against another version is refused.
 pub const ABI: u32 = 1;
 
-/// The value of [`FunctionInfo::reads`] and [`FunctionInfo::writes`] for a function that may touch every byte of a packet.
+/// The value of [`FunctionInfo::reads`] and [`FunctionInfo::writes`] for a function that may touch every byte
+/// of a packet.
 pub const WHOLE_PACKET: u32 = u32::MAX;
 
 /// The unit for which an executor calls a function: a packet or a burst.
@@ -35,9 +37,11 @@ pub struct FunctionInfo {
     pub output_bytes: u64,
     /// The number of bytes at a packet's front that the function may read, or [`WHOLE_PACKET`].
     pub reads: u32,
-    /// The number of bytes at a packet's front that the function may write, or [`WHOLE_PACKET`]. 0 if it never changes packets.
+    /// The number of bytes at a packet's front that the function may write, or [`WHOLE_PACKET`]. 0 if it
+    /// never changes packets.
     pub writes: u32,
-    /// Bit 0: the function has a `tick`, see [`FunctionInfo::ticks`]. Bit 1: it reads the time, see [`FunctionInfo::needs_time`].
+    /// Bit 0: the function has a `tick`, see [`FunctionInfo::ticks`]. Bit 1: it reads the time, see
+    /// [`FunctionInfo::needs_time`].
     pub time: u32,
     /// The number of 64-bit values at the beginning of the state that the command line sets.
     pub parameters: u32,
@@ -104,8 +108,9 @@ pub struct CallContext {
 pub struct FunctionEntry {
     /// The function's properties.
     pub info: FunctionInfo,
-    /// Runs the function on a number of packets. The arguments are: the address of the first `inlane_descriptor`; the bytes from one
-    /// descriptor to the next, 16 or 24; the number of packets; where to write verdicts; the context.
+    /// Runs the function on a number of packets. The arguments are: the address of the first
+    /// `inlane_descriptor`; the bytes from one descriptor to the next, 16 or 24; the number of packets; where
+    /// to write verdicts; the context.
     pub run: unsafe extern "C" fn(*const u8, u32, u32, *mut PacketVerdict, *const CallContext) -> u32,
     /// Calls the function's `tick`.
     pub tick: unsafe extern "C" fn(*const CallContext),

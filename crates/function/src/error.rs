@@ -70,7 +70,8 @@ impl Error {
     }
 }
 
-/// Returns the settings for a message, or nothing if the reason already begins with the wrong setting.
+/// Returns the settings for a message. Returns an empty string if `why` already begins with the wrong
+/// setting.
 fn quoted(settings: &str, why: &str) -> String {
     match settings.is_empty() || why.starts_with('\'') || why.starts_with("rule '") {
         true => String::new(),

@@ -1,4 +1,5 @@
-//! The text that a GPU executor compiles: a function's source between inlane's header and the two calls that kernels make.
+//! The text that a GPU executor compiles: a function's source between inlane's header and the two calls that
+//! kernels make.
 //!
 //! ```text
 //! inlane.h | the function's source, with its own file name and lines | inlane_run_item, inlane_run_tick | the executor's kernels
@@ -7,7 +8,8 @@
 use crate::packet_function::PacketFunction;
 
 impl PacketFunction {
-    /// Returns the beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]). The executor appends its kernels.
+    /// Returns the beginning of a translation unit for NVRTC (C++17, with [`crate::HEADERS`]). The executor
+    /// appends its kernels.
     ///
     /// The text defines the items below. All threads of a block call the functions together; their number is
     /// a multiple of 32.
@@ -18,8 +20,9 @@ impl PacketFunction {
     /// constexpr bool inlane_needs_time; // false: `now_ns` may be 0
     /// ```
     ///
-    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS`, the same to all threads. See `inlane_run.h` for the
-    /// barriers that it needs. The module's global `inlane_info_SYMBOL` is a [`FunctionInfo`](crate::FunctionInfo).
+    /// `inlane_run_item` returns `INLANE_UNCHANGED` or `INLANE_VERDICTS`, the same to all threads. See
+    /// `inlane_run.h` for the barriers that it needs. The module's global `inlane_info_SYMBOL` is a
+    /// [`FunctionInfo`](crate::FunctionInfo).
     pub fn gpu_source(&self) -> String {
         format!(
             r#"#include <inlane.h>

@@ -18,7 +18,8 @@ pub struct Instance {
     room: u32,
 }
 
-// SAFETY: the entry is a constant that `function` keeps loaded. State and output are changed only through `&mut self`.
+// SAFETY: the entry is a constant that `function` keeps loaded. State and output are changed only through
+// `&mut self`.
 unsafe impl Send for Instance {}
 
 impl Instance {
@@ -47,8 +48,8 @@ impl Instance {
         &self.function
     }
 
-    /// Allows packets to grow to `room` bytes from their address on, which is their pool's [`inlane_core::Pool::room`]. Without this call,
-    /// packets can only shrink.
+    /// Allows packets to grow to `room` bytes from their address on, which is their pool's
+    /// [`inlane_core::Pool::room`]. Without this call, packets can only shrink.
     pub fn set_room(&mut self, room: u32) {
         self.room = room;
     }
@@ -71,12 +72,15 @@ impl Instance {
     /// [`VERDICTS`](inlane_core::ring::layout::VERDICTS), and `verdicts` holds one for each packet.
     ///
     /// # Panics
-    /// If the stride is neither 16 (descriptors) nor 24 (packets), or if there are more than [`MAX_BURST`] packets.
+    /// If the stride is neither 16 (descriptors) nor 24 (packets), or if there are more than [`MAX_BURST`]
+    /// packets.
     ///
     /// # Safety
-    /// * `packets` is valid for reads of `count * stride` bytes, and `verdicts` for writes of `count` verdicts.
-    /// * The caller owns the packets. They are in memory that the CPU can access, with the lengths in their descriptors and the room given
-    ///   to [`Instance::set_room`]. Nothing else accesses them during the call.
+    /// * `packets` is valid for reads of `count * stride` bytes, and `verdicts` for writes of `count`
+    ///   verdicts.
+    /// * The caller owns the packets. They are in memory that the CPU can access, with the lengths in their
+    ///   descriptors and the room given to [`Instance::set_room`]. Nothing else accesses them during the
+    ///   call.
     /// * A user's function is trusted to access only its packets, state and output region.
     #[inline]
     pub unsafe fn run(
@@ -93,14 +97,15 @@ impl Instance {
         );
         assert!(count <= MAX_BURST, "a burst has at most MAX_BURST packets");
         let context = self.context(now_ns);
-        // SAFETY: the code is loaded, and state and output have the sizes that it declares. The caller promises the rest.
+        // SAFETY: the code is loaded, and state and output have the sizes that it declares. The caller
+        // promises the rest.
         unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, verdicts, &context) }
     }
 
     /// Runs the function on packets from a port. See [`Instance::run`].
     ///
     /// # Panics
-    /// When there are fewer verdicts than packets, or more packets than [`MAX_BURST`].
+    /// If there are fewer verdicts than packets, or more packets than [`MAX_BURST`].
     ///
     /// # Safety
     /// As for [`Instance::run`], for the memory that the packets refer to.
@@ -120,7 +125,7 @@ impl Instance {
     /// Runs the function on the descriptors of an item of the burst ring. See [`Instance::run`].
     ///
     /// # Panics
-    /// When there are fewer verdicts than packets, or more packets than [`MAX_BURST`].
+    /// If there are fewer verdicts than packets, or more packets than [`MAX_BURST`].
     ///
     /// # Safety
     /// As for [`Instance::run`], for the memory that the descriptors refer to.
@@ -143,20 +148,23 @@ impl Instance {
         unsafe { (*self.entry).info.ticks() }
     }
 
-    /// Returns true if the function reads the time that is passed to [`Instance::run`]. For other functions pass 0.
+    /// Returns true if the function reads the time that is passed to [`Instance::run`]. For other functions
+    /// pass 0.
     pub fn needs_time(&self) -> bool {
         // SAFETY: as in `ticks`.
         unsafe { (*self.entry).info.needs_time() }
     }
 
-    /// Calls the function's `tick` with the time in nanoseconds. Call it while no packets arrive, at least every millisecond.
+    /// Calls the function's `tick` with the time in nanoseconds. Call it while no packets arrive, at least
+    /// every millisecond.
     pub fn tick(&mut self, now_ns: u64) {
         let context = self.context(now_ns);
         // SAFETY: as in `run`.
         unsafe { ((*self.entry).tick)(&context) }
     }
 
-    /// Ends the run: calls `tick` with the greatest time, so that the function delivers what it has assembled so far.
+    /// Ends the run: calls `tick` with the greatest time, so that the function delivers what it has assembled
+    /// so far.
     pub fn finish(&mut self) {
         if self.ticks() {
             self.tick(u64::MAX);

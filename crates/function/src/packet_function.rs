@@ -21,7 +21,7 @@ pub struct PacketFunction {
 #[derive(Clone)]
 struct Settings {
     text: String,
-    /// The settings as the beginning of the function's state.
+    /// The settings as the first bytes of the function's state.
     image: Vec<u8>,
 }
 
@@ -32,12 +32,12 @@ enum Code {
 }
 
 impl PacketFunction {
-    /// Returns the function that a command line names: `NAME[:SETTINGS]` for a built-in function, or `FILE.cu[:NAME[:N,N...]]` for a
-    /// user's function. Compiles and runs nothing.
+    /// Returns the function that a command line names: `NAME[:SETTINGS]` for a built-in function, or
+    /// `FILE.cu[:NAME[:N,N...]]` for a user's function. Compiles and runs nothing.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if there is no such built-in function, [`Error::Settings`] if the settings are wrong, and [`Error::File`] if the
-    /// file cannot be read or has no such function.
+    /// [`Error::Unknown`] if there is no such built-in function, [`Error::Settings`] if the settings are
+    /// wrong, and [`Error::File`] if the file cannot be read or has no such function.
     pub fn parse(text: &str) -> Result<Self> {
         if let Some((path, name, parameters)) = user::split(text) {
             return Self::from_file(Path::new(path), name, parameters);
@@ -67,11 +67,13 @@ impl PacketFunction {
         matches!(self.code, Code::User(_))
     }
 
-    /// Returns the function `name` of a user's source file. An empty name stands for the only function of the file. `parameters` are whole
-    /// numbers, for example `4789,0x10`, which become the first members of the state. Compiles and runs nothing.
+    /// Returns the function `name` of a user's source file. An empty name stands for the only function of the
+    /// file. `parameters` are whole numbers, for example `4789,0x10`, which become the first members of the
+    /// state. Compiles and runs nothing.
     ///
     /// # Errors
-    /// [`Error::File`] if the file cannot be read or has no such function, and [`Error::Settings`] if the parameters are wrong.
+    /// [`Error::File`] if the file cannot be read or has no such function, and [`Error::Settings`] if the
+    /// parameters are wrong.
     pub fn from_file(path: &Path, name: &str, parameters: &str) -> Result<Self> {
         let user = UserFunction::read(path, name)?;
         let image = user::parameters(parameters).map_err(|why| Error::Settings {
@@ -108,7 +110,8 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the struct's name in the source. Modules export `inlane_info_SYMBOL`; the source defines the type `inlane_registered_SYMBOL`.
+    /// Returns the struct's name in the source. Modules export `inlane_info_SYMBOL`; the source defines the
+    /// type `inlane_registered_SYMBOL`.
     pub fn symbol(&self) -> &str {
         match &self.code {
             Code::Builtin(builtin) => builtin.built().symbol,
@@ -132,8 +135,8 @@ impl PacketFunction {
         }
     }
 
-    /// Returns the function's properties. A user's function is compiled for the CPU and loaded to get them. For a GPU, read them from the
-    /// module instead, see [`PacketFunction::gpu_source`].
+    /// Returns the function's properties. A user's function is compiled for the CPU and loaded to get them.
+    /// For a GPU, read them from the module instead, see [`PacketFunction::gpu_source`].
     ///
     /// # Errors
     /// For users' functions only: [`Error::Compile`] with the compiler's messages, or [`Error::Environment`].
@@ -172,7 +175,8 @@ impl PacketFunction {
         Ok(image.clone())
     }
 
-    /// Makes the function's report from the state of a pipeline after a run. If the state is on a GPU, copy it to the host first.
+    /// Makes the function's report from the state of a pipeline after a run. If the state is on a GPU, copy
+    /// it to the host first.
     pub fn report(&self, state: &[u8]) -> FunctionReport {
         match &self.code {
             Code::Builtin(builtin) => (builtin.report)(state, &self.settings.text),
@@ -180,11 +184,12 @@ impl PacketFunction {
         }
     }
 
-    /// Creates an instance for one CPU thread. A user's function is compiled and loaded if that has not happened yet: its code is trusted
-    /// and gets all rights of the process, so drop privileges before.
+    /// Creates an instance for one CPU thread. A user's function is compiled and loaded if that has not
+    /// happened yet: its code is trusted and gets all rights of the process, so drop privileges before.
     ///
     /// # Errors
-    /// [`Error::Core`] if there is no memory for the state. For users' functions also as for [`PacketFunction::info`].
+    /// [`Error::Core`] if there is no memory for the state. For users' functions also as for
+    /// [`PacketFunction::info`].
     pub fn instance(&self) -> Result<Instance> {
         Instance::new(self.clone(), self.entry()?)
     }

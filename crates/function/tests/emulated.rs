@@ -1,5 +1,6 @@
-//! Tests of the functions' GPU code without a GPU. Blocks of GPU threads are emulated on CPU threads (`emulated/cuda.h`). They must give the
-//! same results as the CPU code, in any order of their threads, alone and with several blocks on one state.
+//! Tests of the functions' GPU code without a GPU. Blocks of GPU threads are emulated on CPU threads
+//! (`emulated/cuda.h`). The blocks must give the same results as the CPU code, in any order of their threads.
+//! This holds for one block alone and for several blocks on one state.
 
 #[path = "harness/dissect.rs"]
 mod dissect;
@@ -138,7 +139,8 @@ impl Block {
         verdicts: &mut [PacketVerdict],
         context: &CallContext,
     ) -> u32 {
-        // SAFETY: the slices have the length that is passed. The buffers and the context's memory outlive the call.
+        // SAFETY: the slices have the length that is passed. The buffers and the context's memory outlive the
+        // call.
         unsafe {
             (self.run)(threads, seed, packets.as_ptr(), packets.len() as u32, verdicts.as_mut_ptr(), context)
         }

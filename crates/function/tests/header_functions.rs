@@ -1,4 +1,5 @@
-//! Compares `l3-decrement`, `flow-count`, `drop-rule` and `checksum` with references in Rust, on valid and on hostile frames.
+//! Compares `l3-decrement`, `flow-count`, `drop-rule` and `checksum` with references in Rust, on valid and on
+//! hostile frames.
 
 #[path = "harness/dissect.rs"]
 mod dissect;
@@ -76,7 +77,8 @@ fn l3_decrement_leaves_neighbour_discovery_alone() {
     }
 }
 
-/// Applies the reference of `checksum`: returns true if all checksums are right, or `None` if there is none to check.
+/// Applies the reference of `checksum`: returns true if all checksums are right, or `None` if there is none
+/// to check.
 fn is_right(frame: &[u8]) -> Option<bool> {
     let ip = dissect::ip(frame)?;
     if ip.version == 4 && ones_sum(&[&frame[ip.start..ip.upper]]) != 0xffff {

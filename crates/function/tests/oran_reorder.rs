@@ -1,4 +1,5 @@
-//! Compares `oran-reorder` with a reference in Rust: packets in any order, lost, duplicated and late; time limits; hostile packets.
+//! Compares `oran-reorder` with a reference in Rust: packets in any order, lost, duplicated and late; time
+//! limits; hostile packets.
 
 #[path = "../examples/fronthaul/mod.rs"]
 #[allow(dead_code, reason = "the example uses the rest")]
@@ -113,7 +114,8 @@ impl Reference {
         }
     }
 
-    /// Compares the slots that were delivered from number `from` on. Compares their data only if no later slot uses the window.
+    /// Compares the delivered slots from number `from` on. Compares a slot's data only if no later slot uses
+    /// its window.
     fn compare(&self, instance: &Instance, from: usize) {
         for (n, expected) in
             self.delivered.iter().enumerate().skip(from.max(self.delivered.len().saturating_sub(64)))
@@ -249,7 +251,8 @@ proptest! {
         }
     }
 
-    /// Packets with changed bytes, truncated to any length. The function ends and changes no byte outside the packets.
+    /// Packets with changed bytes, truncated to any length. The function ends and changes no byte outside the
+    /// packets.
     #[test]
     fn hostile_packets(
         packets in proptest::collection::vec((packet(), proptest::collection::vec((0..40usize, any::<u8>()), 0..4), any::<prop::sample::Index>(), any::<bool>()), 1..20),
@@ -347,7 +350,8 @@ fn the_example_computes_the_power_of_symbols() {
         .arg(here.join("../../examples/functions/oran_power.cu"))
         .status();
     assert!(compiled.expect("the compiler that built this crate").success());
-    // SAFETY: compiled above from a source that declares the symbol with this type, and the output region is complete.
+    // SAFETY: compiled above from a source that declares the symbol with this type, and the output region is
+    // complete.
     let power = |output: &[u8], n: u64| unsafe {
         let library = libloading::Library::new(&object).expect("loads");
         let power =

@@ -1,5 +1,5 @@
-//! Runs the built-in functions on hostile frames, built with AddressSanitizer and UndefinedBehaviorSanitizer. Each frame is an allocation of
-//! exactly its length.
+//! Runs the built-in functions on hostile frames, built with AddressSanitizer and UndefinedBehaviorSanitizer.
+//! Each frame is an allocation of exactly its length.
 
 #[path = "harness/dissect.rs"]
 mod dissect;

@@ -1,4 +1,5 @@
-//! Functions that users write: the examples against references on the CPU, the cache, and the messages for mistakes.
+//! Functions that users write: the examples against references on the CPU, the cache, and the messages for
+//! mistakes.
 
 mod harness;
 
@@ -7,7 +8,7 @@ use inlane_function::{Error, PacketFunction};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Held by tests that set environment variables, which belong to the whole process.
+/// A lock that tests hold while they set environment variables, because these belong to the whole process.
 static ENVIRONMENT: Mutex<()> = Mutex::new(());
 
 /// Runs a test with an empty cache of its own. Passes it the cache's directory.
@@ -163,7 +164,8 @@ fn compiled_functions_are_cached() {
     });
 }
 
-/// Parsing and reading run nothing that the user chose, so that callers can drop privileges before they load the function.
+/// Parsing and reading run nothing that the user chose, so that callers can drop privileges before they load
+/// the function.
 #[test]
 fn the_compiler_does_not_run_before_the_function_is_loaded() {
     use std::os::unix::fs::PermissionsExt;

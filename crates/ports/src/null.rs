@@ -1,7 +1,8 @@
-//! `null[:SIZE]`: creates packets of one size as fast as they are received or at a rate, and discards what is sent to it.
+//! `null[:SIZE]`: creates packets of one size as fast as they are received or at a rate, and discards what is
+//! sent to it.
 //!
-//! The port reads and writes no byte of a packet, so it works with any pool, including GPU memory. A run between null ports measures
-//! the pipeline alone. DPDK's null port is `net_null`.
+//! The port reads and writes no byte of a packet, so it works with any pool, including GPU memory. A run
+//! between null ports measures the pipeline alone. DPDK's null port is `net_null`.
 
 use crate::generate::schedule::Schedule;
 use inlane_core::clock::Clock;
@@ -119,7 +120,8 @@ struct NullRx {
     packets: u64,
 }
 
-// SAFETY: the packets are just allocated, and `configure` checked that their size fits into the pool's buffers.
+// SAFETY: the packets are just allocated, and `configure` checked that their size fits into the pool's
+// buffers.
 unsafe impl Rx for NullRx {
     #[inline]
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {

@@ -24,7 +24,8 @@ pub fn kind(name: &str) -> &str {
     PortSpec::kind_of(name)
 }
 
-/// Returns true if one port can both receive and send in a run. Captures, generators and checkers only do one of the two.
+/// Returns true if one port can both receive and send in a run. Captures, generators and checkers only do one
+/// of the two.
 pub fn is_shared(name: &str) -> bool {
     kind(name) == "null" || is_dpdk(name)
 }
@@ -41,7 +42,8 @@ pub struct OpenRequest<'a> {
     pub names: &'a [String],
     /// The port to receive from. `None` if packets flow in both directions.
     pub rx: Option<&'a str>,
-    /// The ports to send to, in the order of their numbers in verdicts. Empty if packets flow in both directions.
+    /// The ports to send to, in the order of their numbers in verdicts. Empty if packets flow in both
+    /// directions.
     pub tx: &'a [String],
     /// The packet function. Checkers expect its verdicts and changes.
     pub function: &'a str,

@@ -90,7 +90,8 @@ pub struct Check {
     pub evidence: String,
     /// What the part is needed for, or what its absence costs.
     pub purpose: &'static str,
-    /// What fixes the part: commands to type, or what to change if no command does it. Empty if the part is ok.
+    /// What fixes the part: commands to type, or what to change if no command does it. Empty if the part is
+    /// ok.
     pub fixes: Vec<String>,
 }
 

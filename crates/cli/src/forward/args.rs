@@ -107,7 +107,8 @@ pub(super) struct PortArgs {
     /// Make packets of this size at --rx null, net_null or gen. Overrides the size in the port's name
     #[arg(long, value_name = "BYTES")]
     pub(super) size: Option<u64>,
-    /// Offer packets at this rate, in bits/s of frames (10G), line rate (10GbE) or packets/s (1.5Mpps). A late generator sends late packets
+    /// Offer packets at this rate, in bits/s of frames (10G), line rate (10GbE) or packets/s (1.5Mpps). A
+    /// late generator sends late packets
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub(super) rate: Option<units::Rate>,
     /// Play a capture at this pace
@@ -119,7 +120,8 @@ pub(super) struct PortArgs {
     /// Write the sent packets to this capture file, too
     #[arg(long, value_name = "FILE")]
     pub(super) capture: Option<PathBuf>,
-    /// Inject faults into the received packets: drop=P,duplicate=P,reorder=P,corrupt=P,delay=TIME,seed=N (P is 1% or 0.01)
+    /// Inject faults into the received packets: drop=P,duplicate=P,reorder=P,corrupt=P,delay=TIME,seed=N (P
+    /// is 1% or 0.01)
     #[arg(long, value_name = "FAULTS")]
     pub(super) faults: Option<String>,
 }
@@ -143,7 +145,8 @@ pub(super) struct FunctionArgs {
     /// With --method auto: choose the method, burst and flush time for this goal
     #[arg(long, value_enum, conflicts_with = "max_latency", value_name = "GOAL")]
     pub(super) goal: Option<Goal>,
-    /// With --method auto: choose the highest rate at which 99 % of packets take at most this time from receive to send
+    /// With --method auto: choose the highest rate at which 99 % of packets take at most this time from
+    /// receive to send
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     pub(super) max_latency: Option<Duration>,
     /// With --method split on the CPU: use this many worker threads; 0 means one
@@ -158,8 +161,8 @@ pub(super) struct FunctionArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "GPU, with --on gpu:N (0 chooses a value)")]
 pub(super) struct GpuArgs {
-    /// Where packets lie: pinned (host memory, used in place), gpu (copied to GPU memory, changes copied back) or gpu-pool
-    /// (GPU memory from the start; for ports that do not touch payload) [default: pinned]
+    /// Where packets lie: pinned (host memory, used in place), gpu (copied to GPU memory, changes copied
+    /// back) or gpu-pool (GPU memory from the start; for ports that do not touch payload) [default: pinned]
     #[arg(long, value_name = "WHERE")]
     pub(super) memory: Option<Memory>,
     /// Copy only this many bytes of each packet to GPU memory. The rest stays in host memory
@@ -213,8 +216,8 @@ pub(super) struct PipelineArgs {
     /// What to do if the ring or the transmit port is full
     #[arg(long, value_enum, default_value_t = OnOverload::Wait, value_name = "POLICY")]
     pub(super) overload: OnOverload,
-    /// Pin threads to these cores, for example 2,4-7. For each pipeline: first the threads that receive and send, then the
-    /// workers. 'none' pins no thread [default: chosen]
+    /// Pin threads to these cores, for example 2,4-7. For each pipeline: first the threads that receive and
+    /// send, then the workers. 'none' pins no thread [default: chosen]
     #[arg(long, value_name = "LIST|none")]
     pub(super) cores: Option<String>,
     /// Packet buffers per pipeline; 0 chooses
@@ -223,7 +226,8 @@ pub(super) struct PipelineArgs {
     /// Data room: the bytes that a packet buffer can hold
     #[arg(long, default_value = "2K", value_name = "SIZE", value_parser = units::parse_size)]
     pub(super) room: u64,
-    /// Keep root's privileges. By default, a run that needed root for its ports continues as the user who called sudo, or nobody
+    /// Keep root's privileges. By default, a run that needed root for its ports continues as the user who
+    /// called sudo, or nobody
     #[arg(long)]
     pub(super) keep_privileges: bool,
 }
@@ -235,7 +239,8 @@ pub(super) struct RunArgs {
     /// End after this time [default: 5s; a capture runs to its end, --between until a signal]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     pub(super) duration: Option<Duration>,
-    /// End after this many packets per pipeline, or after 'all' packets of a capture or of a generator that ends
+    /// End after this many packets per pipeline, or after 'all' packets of a capture or of a generator that
+    /// ends
     #[arg(long, value_name = "N|all")]
     pub(super) packets: Option<String>,
 }
@@ -250,14 +255,15 @@ pub(super) struct ExperimentArgs {
     /// Measure latency at these percentages of the highest rate without loss
     #[arg(long, value_delimiter = ',', value_name = "PERCENT,...", num_args = 0.., value_parser = percent, default_missing_value = "10,30,50,70,80,90,95,100")]
     pub(super) load: Option<Vec<f64>>,
-    /// Run once for each value of a flag: burst=16,32,64 or burst=16..64 (doubling) or method=all. Repeat the flag to run all
-    /// combinations
+    /// Run once for each value of a flag: burst=16,32,64 or burst=16..64 (doubling) or method=all. Repeat the
+    /// flag to run all combinations
     #[arg(long, value_name = "FLAG=VALUE,...")]
     pub(super) sweep: Vec<Axis>,
     /// Run each point this many times, in turns, and report median, minimum and maximum
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) repeats: u32,
-    /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report what each costs the other
+    /// Run a competing job on the same GPU, or with --on cpu on the same cores, and report what each costs
+    /// the other
     #[arg(long, value_enum, default_value_t = Compete::None, default_missing_value = "compute", num_args = 0..=1, require_equals = true, value_name = "JOB")]
     pub(super) compete: Compete,
     /// Measure the latency of each stage
@@ -281,7 +287,8 @@ pub(super) struct OutputArgs {
     /// Draw rate and latency to an SVG file, against the first swept number or the offered load
     #[arg(long, value_name = "FILE")]
     pub(super) svg: Option<PathBuf>,
-    /// Print a line with the current rates to standard error at this interval, 1s or more. A terminal shows them anyway
+    /// Print a line with the current rates to standard error at this interval, 1s or more. A terminal shows
+    /// them anyway
     #[arg(long, value_name = "TIME", value_parser = interval)]
     pub(super) interval: Option<Duration>,
 }

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 /// Measures windows: put, get, both ways, message rate, delivery by completion mode, doorbells, a mover
 ///
-/// Runs two PEs of this machine. With --ivshmem, run it with the same options in each of two virtual machines that share the
-/// device.
+/// Runs two PEs of this machine. With --ivshmem, run it with the same options in each of two virtual machines
+/// that share the device.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -54,7 +54,8 @@ pub struct Bench {
     /// Measure one part only: puts (beside a plain copy and --ucx), or mover
     #[arg(long, value_name = "PART", value_parser = part)]
     only: Option<Part>,
-    /// The mover: twin (a DMA engine as fast as a core copies), twin:RATE (twin:30G), or gpu:N (its copy engines)
+    /// The mover: twin (a DMA engine as fast as a core copies), twin:RATE (twin:30G), or gpu:N (its copy
+    /// engines)
     #[arg(long, value_name = "MOVER", default_value = "twin")]
     mover: MoverChoice,
     /// PCI address of an ivshmem device bound to vfio-pci, to measure instead of the twin

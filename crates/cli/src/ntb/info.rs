@@ -16,7 +16,8 @@ use inlane_pgas::transport::wakeup::BACKSTOP;
 use inlane_pgas::transport::windows::{Settings, Thresholds, Windows};
 use std::sync::Arc;
 
-/// Shows the back-end, why it was chosen, its capabilities, and the sizes at which the transport changes its method
+/// Shows the back-end, why it was chosen, its capabilities, and the sizes at which the transport changes its
+/// method
 #[derive(Args)]
 pub struct Info {
     /// PCI address of an ivshmem device bound to vfio-pci [default: the twin]

@@ -1,7 +1,7 @@
 //! Short copies to and from device memory, in aligned accesses of at most 8 bytes and in whole lines.
 
 /// Copies `length` bytes to memory that accepts accesses of any width. A copy of 1, 2, 4 or 8 bytes is a
-/// single store. If the destination is aligned, no reader sees only a part of it.
+/// single store. If the destination is aligned, no reader sees a mix of old and new bytes.
 ///
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes, and they do not overlap.
@@ -28,9 +28,9 @@ fn width(address: usize, left: usize) -> usize {
     aligned.min(fits)
 }
 
-/// Stores to device memory in ascending order, each byte once. Whole 64-byte lines are stored non-temporally,
-/// the rest by aligned stores of at most 8 bytes. Call [`store_fence`](super::store_fence) before a store
-/// that must arrive after these.
+/// Copies `length` bytes to device memory in ascending order and stores each byte once. Whole 64-byte lines
+/// are stored non-temporally, the rest by aligned stores of at most 8 bytes. Call
+/// [`store_fence`](super::store_fence) before a store that must arrive after these stores.
 ///
 /// # Safety
 /// As for [`copy_coherent`].
@@ -69,7 +69,8 @@ pub unsafe fn store_device(destination: *mut u8, source: *const u8, length: usiz
 unsafe fn stream_line(to: *mut u8, from: *const u8) {
     use core::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     for piece in 0..4 {
-        // SAFETY: four 16-byte stores cover exactly the 64 bytes that the caller promised, and the destination is aligned.
+        // SAFETY: four 16-byte stores cover exactly the 64 bytes that the caller promised, and the
+        // destination is aligned.
         unsafe {
             let value = _mm_loadu_si128(from.add(piece * 16).cast::<__m128i>());
             _mm_stream_si128(to.add(piece * 16).cast::<__m128i>(), value);
@@ -77,7 +78,8 @@ unsafe fn stream_line(to: *mut u8, from: *const u8) {
     }
 }
 
-/// Loads from device memory in ascending order, each byte once, by aligned loads of at most 8 bytes.
+/// Copies `length` bytes from device memory in ascending order. Loads each byte once, by aligned loads of at
+/// most 8 bytes.
 ///
 /// # Safety
 /// As for [`copy_coherent`].

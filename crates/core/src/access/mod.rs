@@ -5,8 +5,8 @@
 //! side. The compiler cannot change, split or repeat it.
 //!
 //! * [`Access`] copies long spans in one chosen width;
-//! * [`store_device`] and [`load_device`] copy short spans in the widest aligned pieces of at most 8 bytes, and whole
-//!   64-byte lines by non-temporal stores;
+//! * [`store_device`] and [`load_device`] copy short spans in the widest aligned pieces of at most 8 bytes,
+//!   and whole 64-byte lines by non-temporal stores;
 //! * [`copy_coherent`] is for memory that accepts any access;
 //! * [`store_fence`] orders non-temporal and write-combining stores.
 
@@ -20,9 +20,11 @@ use std::str::FromStr;
 
 pub use device::{copy_coherent, load_device, store_device};
 
-/// Orders all earlier stores before all later ones, including non-temporal stores and stores to write-combining memory.
+/// Orders all earlier stores before all later ones, including non-temporal stores and stores to
+/// write-combining memory.
 ///
-/// On x86 this is `sfence`. A Rust `fence(Release)` emits no instruction there and does not order such stores.
+/// On x86 this is `sfence`. A Rust `fence(Release)` emits no instruction there and does not order such
+/// stores.
 #[inline(always)]
 pub fn store_fence() {
     #[cfg(target_arch = "x86_64")]
@@ -91,7 +93,7 @@ impl Access {
     pub fn is_available(self) -> bool {
         match self {
             Access::Bytes4 | Access::Bytes8 | Access::Bytes16 => true,
-            // Streaming loads of 16 bytes need SSE4.1.
+            // The narrowest streaming load, of 16 bytes, needs SSE4.1.
             Access::NonTemporal => is_x86_feature_detected!("sse4.1"),
             // 32-byte copies need only AVX, but 32-byte streaming loads need AVX2. `NonTemporal` streams 32
             // bytes wherever `Bytes32` is available, so this line requires AVX2.
@@ -138,8 +140,9 @@ impl Access {
     /// Copies `count` times [`Access::width`] bytes in ascending order, each piece by one load and one store.
     ///
     /// # Safety
-    /// The access is available. Both spans are valid for `count` accesses and do not overlap. `Direct64` needs a
-    /// destination that is a multiple of 64, and `NonTemporal` needs both addresses to be multiples of its width.
+    /// The access is available. Both spans are valid for `count` accesses and do not overlap. `Direct64`
+    /// needs a destination that is a multiple of 64, and `NonTemporal` needs both addresses to be multiples
+    /// of its width.
     pub unsafe fn copy(self, destination: *mut u8, source: *const u8, count: usize) {
         // SAFETY: the caller promises what each called function requires.
         unsafe {
@@ -166,12 +169,13 @@ impl Access {
         }
     }
 
-    /// Copies `length` bytes. Narrow accesses copy the first bytes, until the address `aligned_by` is a
-    /// multiple of the width. This access copies the body, and narrow accesses copy what is left. Pass the
-    /// device-side address as `aligned_by`: that of the source or that of the destination.
+    /// Copies `length` bytes in three parts. Narrow accesses copy the first bytes, up to an address that is a
+    /// multiple of this access's width. This access copies the middle, and narrow accesses copy the rest.
+    /// `aligned_by` is the address that must be such a multiple: pass `source` or `destination`, whichever is
+    /// on the device's side.
     ///
-    /// Two accesses have alignment rules of their own. `NonTemporal` falls back to ordinary accesses of its width if
-    /// source and destination are not equally aligned, and `Direct64` aligns to the destination.
+    /// Two accesses have alignment rules of their own. `NonTemporal` falls back to ordinary accesses of its
+    /// width if source and destination are not equally aligned, and `Direct64` aligns to the destination.
     ///
     /// # Safety
     /// The access is available. Both spans are valid for `length` bytes and do not overlap.
@@ -191,7 +195,8 @@ impl Access {
         }
         let aligned_by = if access == Access::Direct64 { destination as usize } else { aligned_by };
         let head = aligned_by.next_multiple_of(width) - aligned_by;
-        // SAFETY: each step stays within `length`, and the body begins where `aligned_by` is a multiple of the width.
+        // SAFETY: each step stays within `length`, and the body begins where `aligned_by` is a multiple of
+        // the width.
         unsafe {
             let left = length;
             let mut step = |bytes: usize, access: Option<Access>| {

@@ -1,4 +1,5 @@
-//! Copies in SSE, AVX and AVX-512 registers and by `movdir64b`, in assembly so that each access is one instruction.
+//! Copies in SSE, AVX and AVX-512 registers and by `movdir64b`, in assembly so that each access is one
+//! instruction.
 
 use std::arch::asm;
 

@@ -3,7 +3,8 @@
 use super::wait::Slept;
 use std::time::Duration;
 
-/// The expected duration of operations by size, and the lead: how long before the expected end a wait wakes up.
+/// The expected duration of operations by size, and the lead: how long before the expected end a wait wakes
+/// up.
 ///
 /// The expected duration is close to the shortest recent one, because that operation was probably
 /// undisturbed. A shorter duration replaces it at once. A longer one raises it by an eighth of the
@@ -81,7 +82,8 @@ impl Expectation {
         }
     }
 
-    /// Records how the timed sleep of a wait for `bytes` ended.
+    /// Adjusts the lead after the timed sleep of a wait for `bytes`: lengthens it if the thread woke late,
+    /// and otherwise shortens it.
     pub fn slept(&mut self, bytes: u64, slept: &Slept) {
         let overshoot = slept.overshoot.as_nanos().min(1_000_000) as u64;
         self.overshoot_ns = (self.overshoot_ns * 7 + overshoot) / 8;

@@ -77,8 +77,8 @@ pub trait Wait {
         let _ = slept;
     }
 
-    /// Checks for reasons to give up, and does work that must continue during the wait. `waited` is the time since the
-    /// start.
+    /// Checks for reasons to give up, and does work that must continue during the wait. `waited` is the time
+    /// since the start.
     ///
     /// # Errors
     /// If the wait should end. The wait still succeeds if one more poll finds the operation completed.

@@ -218,7 +218,8 @@ mod tests {
         assert!(odd.unwrap_err().to_string().contains("multiples of 4"));
     }
 
-    /// Returns a page of new memory as a BAR. The page becomes resident at its first access.
+    /// Returns one new page of memory as a BAR. The page becomes resident at its first access, so a test can
+    /// find out whether a mover accessed it.
     #[cfg(not(miri))]
     fn untouched_bar() -> Region {
         struct Page(usize);

@@ -104,7 +104,8 @@ impl InFlight {
         self.tickets.check(ticket)
     }
 
-    /// Polls until `ticket` is done. `poll` returns the newest ticket that is done, and `device` names the device in errors.
+    /// Polls until `ticket` is done. `poll` returns the newest ticket that is done, and `device` names the
+    /// device in errors.
     ///
     /// # Errors
     /// Errors of `poll`, and [`Error::Device`] if nothing completes for [`InFlight::timeout`].

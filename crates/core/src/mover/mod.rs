@@ -1,7 +1,8 @@
 //! Movers, which copy bytes between two regions, and their copies in flight.
 //!
-//! One thread drives a mover. Copies complete in the order in which they were submitted. [`CpuMover`] copies with the CPU's
-//! loads and stores. DMA engines and GPUs are in crates of their own, and track their copies with [`InFlight`].
+//! One thread drives a mover. Copies complete in the order in which they were submitted. [`CpuMover`] copies
+//! with the CPU's loads and stores. DMA engines and GPUs are in crates of their own, and track their copies
+//! with [`InFlight`].
 
 mod cpu;
 mod in_flight;
@@ -69,7 +70,8 @@ pub trait Mover: Send {
     /// has completed the copy when this call returns.
     ///
     /// # Errors
-    /// If the mover does not reach a region, the regions overlap, their lengths differ, or the device refuses.
+    /// If the mover does not reach a region, the regions overlap, their lengths differ, or the device
+    /// refuses.
     fn submit(&mut self, source: &Region, destination: &Region) -> Result<Ticket>;
 
     /// Returns the newest ticket that is done: its copy and all before it have completed.
@@ -89,9 +91,9 @@ pub trait Mover: Send {
         false
     }
 
-    /// Sets the completion mode. Returns the mode in effect, which differs if the mover does not support the requested one. A
-    /// mover that waits for its stages within [`Mover::submit`] uses the mode there, too. If the CPU itself copies,
-    /// the mode in effect is `Poll`.
+    /// Sets the completion mode. Returns the mode in effect, which differs if the mover does not support the
+    /// requested one. A mover that waits for its stages within [`Mover::submit`] uses the mode there, too. If
+    /// the CPU itself copies, the mode in effect is `Poll`.
     fn set_completion_mode(&mut self, completion: CompletionMode) -> CompletionMode {
         completion
     }

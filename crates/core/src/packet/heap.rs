@@ -1,6 +1,7 @@
 //! A pool of packet buffers in any region, without DPDK.
 //!
-//! Free buffers are in three lists: one that threads allocate from, one that threads free to, and the owner's.
+//! Free buffers are in three lists: one that threads allocate from, one that threads free to, and the
+//! owner's.
 
 use super::{Packet, PacketMeta, Pool};
 use crate::cache::CacheAligned;
@@ -39,8 +40,8 @@ struct OwnedList {
     count: AtomicUsize,
 }
 
-// SAFETY: only the holder of a packet accesses its metadata (`Pool`'s contract), locks protect two of the free lists, and only
-// the owner accesses the third (`with_owned`).
+// SAFETY: only the holder of a packet accesses its metadata (`Pool`'s contract), locks protect two of the
+// free lists, and only the owner accesses the third (`with_owned`).
 unsafe impl Sync for HeapPool {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for HeapPool {}
@@ -50,16 +51,16 @@ const UNPOISONED: &str = "nothing panics while it holds a free list";
 /// Bytes in front of a packet's data room, as in DPDK: space to prepend headers.
 pub const HEADROOM: usize = 128;
 
-/// The largest data room. It holds the largest frame that Linux sends before segmentation: a 64 KiB datagram with its
-/// Ethernet header and tags.
+/// The largest data room. It holds the largest frame that Linux sends before segmentation: a 64 KiB datagram
+/// with its Ethernet header and tags.
 const MAX_ROOM: usize = 128 << 10;
 
 impl HeapPool {
     /// Creates a pool of `count` buffers in host memory, each with a data room of `room` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 16M buffers of 1 B to 128 KiB, [`Error::Memory`] if the system has too little
-    /// memory.
+    /// [`Error::Invalid`] unless there are 1 to 16M buffers of 1 B to 128 KiB, [`Error::Memory`] if the
+    /// system has too little memory.
     pub fn new(count: usize, room: usize) -> Result<Self> {
         let bytes = Self::bytes(count, room).ok_or_else(|| Error::Invalid {
             what: format!("a pool of {count} buffers of {room} bytes"),
@@ -68,8 +69,8 @@ impl HeapPool {
         Self::over(Region::host(bytes)?, room)
     }
 
-    /// Returns the size of the region that [`HeapPool::over`] needs for `count` buffers, or `None` if [`HeapPool::new`]
-    /// would refuse the numbers.
+    /// Returns the size of the region that [`HeapPool::over`] needs for `count` buffers, or `None` if
+    /// [`HeapPool::new`] would refuse the numbers.
     pub fn bytes(count: usize, room: usize) -> Option<usize> {
         let possible = (1..=1 << 24).contains(&count) && (1..=MAX_ROOM).contains(&room);
         possible.then(|| Self::stride(room) * count)
@@ -125,8 +126,8 @@ impl HeapPool {
         Some(result)
     }
 
-    /// Moves buffers from the shared lists to the owner's list, until that has `wanted` buffers or a quarter
-    /// of the pool, whichever is more. The rest stay available to other threads.
+    /// Moves buffers from the shared lists to the owner's list, until the owner's list has `wanted` buffers
+    /// or a quarter of the pool, whichever is more. The rest stay available to other threads.
     #[cold]
     fn fetch(&self, owned: &mut Vec<u32>, wanted: usize) {
         let wanted = wanted.max(self.count / 4);
@@ -137,7 +138,8 @@ impl HeapPool {
         }
     }
 
-    /// Allocates from the end of `free`, so that the buffer freed last, which is probably cached, comes first.
+    /// Allocates from the end of `free`, so that the buffer freed last, which is probably cached, comes
+    /// first.
     #[inline]
     fn fill(&self, packets: &mut [Packet], free: &mut Vec<u32>) -> usize {
         let count = packets.len().min(free.len());
@@ -158,8 +160,8 @@ impl HeapPool {
     }
 }
 
-// SAFETY: each buffer's index is in one free list or in a held packet (freeing is the holder's promise), and index times stride
-// lies in the region.
+// SAFETY: each buffer's index is in one free list or in a held packet (freeing is the holder's promise), and
+// index times stride lies in the region.
 unsafe impl Pool for HeapPool {
     #[inline]
     fn allocate(&self, packets: &mut [Packet]) -> usize {
@@ -228,8 +230,8 @@ unsafe impl Pool for HeapPool {
     }
 }
 
-/// A guard that makes the calling thread a pool's owner; see [`Pool::own`]. When dropped, it returns the owner's free buffers
-/// to all threads.
+/// A guard that makes the calling thread a pool's owner; see [`Pool::own`]. When dropped, it returns the
+/// owner's free buffers to all threads.
 pub struct PoolOwner<'a> {
     pool: &'a HeapPool,
     /// Prevents the guard from being sent to another thread.
@@ -328,8 +330,8 @@ mod tests {
                 let mut packets = [Packet::EMPTY; 13];
                 let got = pool.allocate(&mut packets[..1 + (round * seed) % 13]);
                 for packet in &packets[..got] {
-                    // SAFETY: just allocated, in host memory. If two threads held one buffer, both would write here, and the
-                    // check below would fail.
+                    // SAFETY: just allocated, in host memory. If two threads held one buffer, both would
+                    // write here, and the check below would fail.
                     unsafe { *(packet.address as *mut usize) = seed };
                 }
                 held.extend_from_slice(&packets[..got]);

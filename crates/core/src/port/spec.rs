@@ -1,7 +1,7 @@
 //! The syntax of port specifications: `KIND[:ARGUMENT][,KEY=VALUE|,FLAG]...`.
 //!
-//! [`PortSpec`] splits the text; the crate that provides a kind of port reads the argument and the options it knows. Each
-//! kind calls [`PortSpec::finish`] last, which refuses every option that was not read.
+//! [`PortSpec`] splits the text; the crate that provides a kind of port reads the argument and the options it
+//! knows. Each kind calls [`PortSpec::finish`] last, which refuses every option that was not read.
 
 use crate::error::{Error, Result};
 use std::ops::RangeInclusive;
@@ -110,7 +110,8 @@ impl<'a> PortSpec<'a> {
         }
     }
 
-    /// Returns the whole number that option `key` gives, which must lie within `range`. Underscores may group its digits.
+    /// Returns the whole number that option `key` gives, which must lie within `range`. Underscores may group
+    /// its digits.
     ///
     /// # Errors
     /// As for [`PortSpec::option`].

@@ -25,22 +25,22 @@ impl Cell {
 
 /// A row of a result document. Each system implements it for its own type of row.
 pub trait Row: Serialize {
-    /// Returns what distinguishes this row from its neighbours: burst, method, size and the like. A parameter on which all rows
-    /// agree is shown once, below the table. The others are the table's first columns.
+    /// Returns what distinguishes this row from its neighbours: burst, method, size and the like. A parameter
+    /// on which all rows agree is shown once, below the table. The others are the table's first columns.
     fn parameters(&self) -> Vec<Cell>;
 
-    /// Returns the measured values for a table. All rows of a type must return the same names in the same order. A column
-    /// without any text is left out.
+    /// Returns the measured values for a table. All rows of a type must return the same names in the same
+    /// order. A column without any text is left out.
     fn figures(&self) -> Vec<Cell>;
 
-    /// Returns the measured values as lines of text. They are shown instead of a table if the document has only this row. If
-    /// the list is empty, a table is shown.
+    /// Returns the measured values as lines of text. They are shown instead of a table if the document has
+    /// only this row. If the list is empty, a table is shown.
     fn lines(&self) -> Vec<Cell> {
         Vec::new()
     }
 
-    /// Returns what a reader must know besides the measured values, such as the ports. It is shown below the result. Lines
-    /// that several rows share are shown once.
+    /// Returns what a reader must know besides the measured values, such as the ports. It is shown below the
+    /// result. Lines that several rows share are shown once.
     fn context(&self) -> Vec<Cell> {
         Vec::new()
     }

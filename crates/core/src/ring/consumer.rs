@@ -11,7 +11,8 @@ pub enum Next<T> {
     Item(T),
     /// No item yet.
     Empty,
-    /// No item will follow: the dispatcher has closed the ring, and this consumer has completed all its items.
+    /// No item will follow: the dispatcher has closed the ring, and this consumer has completed all its
+    /// items.
     Closed,
 }
 
@@ -40,7 +41,8 @@ impl Consumer {
     }
 }
 
-/// An item for a worker to process. If it is dropped without [`SubmittedItem::complete`], the next poll returns it again.
+/// An item for a worker to process. If it is dropped without [`SubmittedItem::complete`], the next poll
+/// returns it again.
 pub struct SubmittedItem<'a> {
     consumer: &'a mut Consumer,
     slot: u32,
@@ -52,8 +54,8 @@ impl SubmittedItem<'_> {
     #[inline]
     pub fn parts(&mut self) -> (&[Descriptor], &mut [PacketVerdict]) {
         let ring = &self.consumer.ring;
-        // SAFETY: the slot is this consumer's until `complete`: the dispatcher neither writes its descriptors nor reads its
-        // verdicts. `count` is at most `burst`.
+        // SAFETY: the slot is this consumer's until `complete`: the dispatcher neither writes its descriptors
+        // nor reads its verdicts. `count` is at most `burst`.
         unsafe {
             (
                 std::slice::from_raw_parts(ring.descriptors(self.slot), self.count),
@@ -62,8 +64,8 @@ impl SubmittedItem<'_> {
         }
     }
 
-    /// Hands the item back to the dispatcher. `info` is [`UNCHANGED`](super::layout::UNCHANGED) or, if each packet's verdict is
-    /// written, [`VERDICTS`](super::layout::VERDICTS).
+    /// Hands the item back to the dispatcher. `info` is [`UNCHANGED`](super::layout::UNCHANGED) or, if each
+    /// packet's verdict is written, [`VERDICTS`](super::layout::VERDICTS).
     #[inline]
     pub fn complete(self, info: u32) {
         self.consumer.cursor.complete(&RingWords(&self.consumer.ring), info);

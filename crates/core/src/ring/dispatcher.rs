@@ -1,7 +1,7 @@
 //! The end of the ring that submits items and takes them back when they are completed.
 //!
-//! The dispatching thread keeps each item's packets until the item is completed. It needs their cookies and metadata, which
-//! do not cross the ring.
+//! The dispatching thread keeps each item's packets until the item is completed. It needs their cookies and
+//! metadata, which do not cross the ring.
 
 use super::layout::{self, Descriptor, PacketVerdict};
 use super::{Ring, RingWords, protocol};
@@ -31,8 +31,8 @@ impl Dispatcher {
         self.cursor.claim(&RingWords(&self.ring)).is_some()
     }
 
-    /// Submits `packets` as one item. Returns false, and does nothing, if all slots are in use or the ring is closed. If it
-    /// returns true, the packets' bytes belong to the consumer until the item is completed.
+    /// Submits `packets` as one item. Returns false, and does nothing, if all slots are in use or the ring is
+    /// closed. If it returns true, the packets' bytes belong to the consumer until the item is completed.
     ///
     /// # Panics
     /// If there are more packets than [`Ring::burst`].
@@ -78,15 +78,16 @@ impl Dispatcher {
         self.cursor.in_flight()
     }
 
-    /// Returns the oldest item in flight if it is completed. If it is dropped without [`CompletedItem::free`], the next poll
-    /// returns it again.
+    /// Returns the oldest item in flight if it is completed. If it is dropped without
+    /// [`CompletedItem::free`], the next poll returns it again.
     #[inline]
     pub fn poll(&mut self) -> Option<CompletedItem<'_>> {
         let (slot, info) = self.cursor.poll(&RingWords(&self.ring))?;
         Some(CompletedItem { dispatcher: self, slot, info })
     }
 
-    /// Closes the ring: nothing more can be submitted, and each consumer ends once it has completed its items.
+    /// Closes the ring: nothing more can be submitted, and each consumer ends once it has completed its
+    /// items.
     pub fn close(&mut self) {
         self.cursor.close(&RingWords(&self.ring));
     }
@@ -126,8 +127,8 @@ fn prefetch_to_read(line: *const u8) {
 
 #[inline(always)]
 fn prefetch_to_write(line: *const u8) {
-    // In assembly, because the intrinsic compiles to a prefetch for reading unless the target CPU is known to have this
-    // instruction. x86-64 CPUs without it treat it as a no-op.
+    // In assembly, because the intrinsic compiles to a prefetch for reading unless the target CPU is known to
+    // have this instruction. x86-64 CPUs without it treat it as a no-op.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch changes no register or memory, and never faults.
     unsafe {
@@ -158,8 +159,8 @@ impl CompletedItem<'_> {
     #[inline]
     pub fn verdict(&self, i: usize) -> PacketVerdict {
         assert!(i < self.dispatcher.ring.burst, "the burst has no such packet");
-        // SAFETY: the slot has room for `burst` verdicts. Device code that breaks the protocol may write them now, so each is
-        // read once, as volatile.
+        // SAFETY: the slot has room for `burst` verdicts. Device code that breaks the protocol may write them
+        // now, so each is read once, as volatile.
         unsafe { self.dispatcher.ring.verdicts(self.slot).add(i).read_volatile() }
     }
 

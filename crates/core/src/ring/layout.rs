@@ -17,8 +17,9 @@
 //!
 //! Rings between threads keep their slots in another order, which `Ring::between_threads` explains.
 //!
-//! The high half of a submitted word is the number of packets. The high half of a completed word is [`UNCHANGED`] if all packets
-//! are forwarded at their old length; no verdict is then written. Otherwise it is [`VERDICTS`], and each packet has one.
+//! The high half of a submitted word is the number of packets. The high half of a completed word is
+//! [`UNCHANGED`] if all packets are forwarded at their old length; no verdict is then written. Otherwise it
+//! is [`VERDICTS`], and each packet has one.
 
 use std::mem::{offset_of, size_of};
 
@@ -59,7 +60,7 @@ pub const VERDICTS: u32 = 1;
 
 /// The alignment of slots, and the offset of slot 0 in the submit half, in bytes.
 pub const LINE: usize = 128;
-/// The offset of a slot's descriptors or verdicts.
+/// The offset of the descriptors or verdicts in a slot, in bytes.
 pub const ENTRIES: usize = 16;
 /// The number of descriptors that share a line with their item's word.
 pub const DESCRIPTORS_WITH_WORD: usize = (LINE - ENTRIES) / size_of::<Descriptor>();

@@ -1,7 +1,8 @@
-//! The burst ring: a list of items by which one thread hands bursts to worker threads or to a GPU, and takes them back.
+//! The burst ring: a list of items by which one thread hands bursts to worker threads or to a GPU, and takes
+//! them back.
 //!
-//! `forward` uses it, within one process or between a process and the GPU that it drives. It connects neither processes nor
-//! machines.
+//! `forward` uses it, within one process or between a process and the GPU that it drives. It connects neither
+//! processes nor machines.
 //!
 //! ```text
 //!             submit half: bursts                     complete half: verdicts
@@ -11,9 +12,9 @@
 //! * `protocol.rs` defines how items are handed over, and why no word is mistaken for one of another lap;
 //! * [`layout`] defines their layout in memory, for the host's code and the device's.
 //!
-//! The two halves are separate regions: both in host memory between threads, both in pinned memory towards a GPU. Only
-//! descriptors cross. The packets' cookies stay with the dispatching thread, so nothing that a consumer writes can make the
-//! host free a packet that it did not submit.
+//! The two halves are separate regions: both in host memory between threads, both in pinned memory towards a
+//! GPU. Only descriptors cross. The packets' cookies stay with the dispatching thread, so nothing that a
+//! consumer writes can make the host free a packet that it did not submit.
 
 mod consumer;
 mod dispatcher;
@@ -63,15 +64,15 @@ pub struct Ring {
     submit: Region,
     complete: Region,
     submit_stride: usize,
-    /// Slot n of the submit half is stored at index n times this, modulo the number of slots. Odd, so that each slot has an
-    /// index of its own.
+    /// Slot n of the submit half is stored at index n times this factor, modulo the number of slots. The
+    /// factor is odd, so each slot has an index of its own.
     submit_spread: u32,
     complete_stride: usize,
     freed: CacheAligned<AtomicU64>,
 }
 
-// SAFETY: the shared words are atomics. Each other byte of a slot is accessed only by the end that the protocol gave the slot
-// to. The loom tests check that the hand-over orders those accesses.
+// SAFETY: the shared words are atomics. Each other byte of a slot is accessed only by the end that the
+// protocol gave the slot to. The loom tests check that the hand-over orders those accesses.
 unsafe impl Sync for Ring {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for Ring {}
@@ -90,7 +91,8 @@ impl Words for RingWords<'_> {
 
     #[inline(always)]
     fn submitted(&self, slot: u32) -> &AtomicU64 {
-        // SAFETY: `submit_slot` returns an address in the region, a multiple of 128. All threads access it as an atomic.
+        // SAFETY: `submit_slot` returns an address in the region, a multiple of 128. All threads access it as
+        // an atomic.
         unsafe { AtomicU64::from_ptr(self.0.submit_slot(slot).cast()) }
     }
 
@@ -113,11 +115,12 @@ impl Words for RingWords<'_> {
 }
 
 impl Ring {
-    /// Creates a ring in host memory, of `slots` items of up to `burst` packets. Returns its dispatcher and its consumers, one
-    /// for each worker.
+    /// Creates a ring in host memory, of `slots` items of up to `burst` packets. Returns its dispatcher and
+    /// its consumers, one for each worker.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024, and [`Error::Memory`].
+    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024, and
+    /// [`Error::Memory`].
     pub fn between_threads(
         slots: usize,
         burst: usize,
@@ -139,13 +142,13 @@ impl Ring {
     /// [`layout::complete_bytes`], aligned to [`layout::LINE`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024. Also if the regions are
-    /// too small, misaligned, overlapping, or in memory that the CPU does not map.
+    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024. Also if
+    /// the regions are too small, misaligned, overlapping, or in memory that the CPU does not map.
     ///
     /// # Safety
-    /// While the ring exists, nothing else on the host accesses the regions, and device code writes only the complete half.
-    /// The caller keeps [`Dispatcher::ring`] or the regions until the device code has ended. Otherwise
-    /// dropping the dispatcher may free memory that the device code still accesses.
+    /// While the ring exists, nothing else on the host accesses the regions, and device code writes only the
+    /// complete half. The caller keeps [`Dispatcher::ring`] or the regions until the device code has ended.
+    /// Otherwise dropping the dispatcher may free memory that the device code still accesses.
     pub unsafe fn to_device(
         slots: usize,
         burst: usize,
@@ -217,7 +220,8 @@ impl Ring {
         &self.submit
     }
 
-    /// Returns the number of packets of the item at `position`, or `None` if it is not submitted or its slot was reused.
+    /// Returns the number of packets of the item at `position`, or `None` if it is not submitted or its slot
+    /// was reused.
     #[inline]
     pub fn submitted(&self, position: u64) -> Option<u32> {
         self.info_of(RingWords(self).submitted(position as u32), position)
@@ -234,7 +238,8 @@ impl Ring {
         (word as u32 == lap_of(position, self.slots)).then_some((word >> 32) as u32)
     }
 
-    /// Returns how many items the dispatcher has freed. This is also the position of the oldest item in flight.
+    /// Returns how many items the dispatcher has freed. This is also the position of the oldest item in
+    /// flight.
     #[inline]
     pub fn freed(&self) -> u64 {
         self.freed.0.load(Ordering::Acquire)
@@ -247,10 +252,12 @@ impl Ring {
         RingWords(self).end().load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Releases device code that waits for items that were never submitted, at positions below `posted`. Writes the word of
-    /// an empty item at each of these positions. Does nothing unless the ring is closed.
+    /// Ends the waits of device code for items that were never submitted. Call it after the ring was closed;
+    /// before that, it does nothing. `posted` is the number of items that device code was told to wait for.
+    /// The items from the ring's end up to `posted` get the word of an empty item.
     ///
-    /// Positions whose slots are in use are not released, so do not wait for device code at such positions.
+    /// An item whose slot still holds an earlier item gets no word. Device code that waits for such an item
+    /// keeps waiting, so do not wait for that code to end.
     pub fn release_waits(&self, posted: u64) {
         // The dispatcher of a closed ring writes no submitted word, so this thread may write them.
         let Some(closed) = self.closed_at() else { return };
@@ -260,7 +267,8 @@ impl Ring {
         }
     }
 
-    /// Returns the address of a slot's submit half. Wraps a `slot` that does not exist, so the address is always inside.
+    /// Returns the address of a slot's submit half. Wraps a `slot` that does not exist, so the address is
+    /// always inside.
     #[inline(always)]
     fn submit_slot(&self, slot: u32) -> *mut u8 {
         let index = slot.wrapping_mul(self.submit_spread) & (self.slots - 1);
@@ -288,8 +296,9 @@ impl Ring {
         unsafe { self.complete_slot(slot).add(layout::ENTRIES).cast() }
     }
 
-    /// Writes the descriptors of a claimed slot for the item of `lap`, from the last to the first. The consumer polls the line
-    /// that holds the word and the first descriptors, so that line is written last and crosses between the cores once.
+    /// Writes the descriptors of a claimed slot for the item of `lap`, from the last to the first. The
+    /// consumer polls the line that holds the word and the first descriptors, so that line is written last
+    /// and crosses between the cores once.
     ///
     /// # Safety
     /// The slot is claimed and not published, and there are at most `burst` packets.
@@ -300,9 +309,9 @@ impl Ring {
         }
         let descriptors = self.descriptors(slot);
         for i in (0..packets.len()).rev() {
-            // SAFETY: inside the region, and no other thread accesses the claimed slot. A packet begins with the fields of a
-            // descriptor, except that its port is where a descriptor has its lap. Nobody reads the lap in rings of such
-            // large bursts. Copying both as one value takes half the stores.
+            // SAFETY: inside the region, and no other thread accesses the claimed slot. A packet begins with
+            // the fields of a descriptor, except that its port is where a descriptor has its lap. Nobody
+            // reads the lap in rings of such large bursts. Copying both as one value takes half the stores.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }
     }
@@ -318,7 +327,8 @@ impl Ring {
         }
     }
 
-    /// Clears the laps of all descriptors of a claimed slot, because descriptors written 2^32 laps ago would look current.
+    /// Clears the laps of all descriptors of a claimed slot, because descriptors written 2^32 laps ago would
+    /// look current.
     #[cold]
     fn clear_laps(&self, slot: u32) {
         (0..self.burst).for_each(|i| protocol::describe(self.descriptor_words(slot, i), 0, 0, 0));
@@ -328,8 +338,8 @@ impl Ring {
     fn descriptor_words(&self, slot: u32, i: usize) -> [&AtomicU64; 2] {
         debug_assert!(i < self.burst);
         let first = self.descriptors(slot).wrapping_add(i).cast::<u64>();
-        // SAFETY: `i` is below `burst`, so both words are inside the region, and 8-aligned. Only device code may read them while
-        // the slot is claimed.
+        // SAFETY: `i` is below `burst`, so both words are inside the region, and 8-aligned. Only device code
+        // may read them while the slot is claimed.
         unsafe { [AtomicU64::from_ptr(first), AtomicU64::from_ptr(first.add(1))] }
     }
 }

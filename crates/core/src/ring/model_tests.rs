@@ -182,8 +182,8 @@ fn run(slots: u32, start: u64, items: u64, consumers: u32, steps: usize, preempt
 /// How a dispatcher writes a descriptor.
 type Describe = fn([&AtomicU64; 2], u64, u32, u32);
 
-/// Runs a ring of one slot whose consumer reads the descriptor before the word, and uses it if it belongs to the word's
-/// lap.
+/// Runs a ring of one slot. Its consumer reads the descriptor before the word, and uses the descriptor if it
+/// belongs to the word's lap.
 fn read_early(start: u64, items: u64, describe: Describe) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -200,8 +200,8 @@ fn read_early(start: u64, items: u64, describe: Describe) {
                 let mut position = start;
                 for _ in 0..items + 1 {
                     let lap = lap_of(position, 1);
-                    // A device reads both words at once. Reading the second before the first allows every
-                    // outcome of that, and more.
+                    // A device reads both words at once. This consumer reads the second word before the
+                    // first, which allows every outcome of a read at once, and more.
                     let second = Word::load(&words[1]);
                     let early = Word::load(&words[0]);
                     let Polled::Item { slot, info } = cursor.poll(&*ring) else { continue };

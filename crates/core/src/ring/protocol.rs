@@ -1,7 +1,8 @@
-//! The hand-over protocol of the burst ring. It is generic over its words, so that a model checker can run it.
+//! The hand-over protocol of the burst ring. It is generic over its words, so that a model checker can run
+//! it.
 //!
-//! Items have positions 0, 1, 2, ... Position p uses slot `p % slots` in lap `p / slots + 1`. Each slot has two words, and
-//! each word has one writer:
+//! Items have positions 0, 1, 2, ... Position p uses slot `p % slots` in lap `p / slots + 1`. Each slot has
+//! two words, and each word has one writer:
 //!
 //! ```text
 //!              submitted[slot] = lap | info << 32               completed[slot] = lap | info << 32
@@ -9,9 +10,10 @@
 //!                                               takes b, b+n, ...                                  frees the slot
 //! ```
 //!
-//! A word's low half is the lap, and its high half is information about the item. So one aligned 8-byte load reads both.
-//! Readers compare laps for equality only: until a slot's word has this lap, it has the lap before. Thus the 32-bit lap may
-//! wrap. There is no read-modify-write operation, and a stale word cannot be mistaken for a fresh one.
+//! A word's low half is the lap, and its high half is information about the item. So one aligned 8-byte load
+//! reads both. Readers compare laps for equality only, because a slot's word holds either the lap that the
+//! reader waits for or the one before. Thus the 32-bit lap may wrap. There is no read-modify-write operation,
+//! and a stale word cannot be mistaken for a fresh one.
 //!
 //! `end` is 0 while the ring is open. Closing sets it to one more than the number of published items, and
 //! consumers end when they reach it. They check the lap before `end`, so they process everything that was
@@ -19,23 +21,27 @@
 //!
 //! # Descriptors read before the word
 //!
-//! A consumer reads an item's descriptors after its word. Over PCIe these are two round trips, one after the other. In rings
-//! whose bursts fit the word's line, device code may therefore read descriptors together with the word, or before. It keeps
-//! those that [`belong`](belongs) to the lap of the word it then sees, and reads the others again. It keeps no wrong
-//! descriptor, because:
+//! A consumer reads an item's descriptors after its word. Over PCIe these are two round trips, one after the
+//! other. In rings whose bursts fit the word's line, device code may therefore read descriptors together with
+//! the word, or before. It then reads the word. It keeps the descriptors that [`belong`](belongs) to the
+//! word's lap, and reads the others again. It keeps no wrong descriptor, because:
 //!
-//! * [`describe`] writes the lap last, with release ordering, in the second of the descriptor's two words. The consumer reads
-//!   both words by one 16-byte access. Memory that a host and a GPU share is coherent by cache lines, and an aligned 16-byte
-//!   span lies in one line. So a descriptor with the right lap has the address that was written before it.
-//! * A descriptor with the right lap is not written again before the item is completed, and the consumer completes it after
-//!   its read.
-//! * A right lap does not stem from 2^32 laps ago, although a descriptor beyond an item's packets keeps its old lap. In lap 0,
-//!   where the count wraps, the dispatcher clears the laps of all descriptors of the slot. Consumers never accept lap 0,
-//!   which is also that of fresh memory. A consumer cannot miss that lap: before it waits for position p, it saw the word of
-//!   p - consumers. That was published after p - slots, as long as there are at most as many consumers as slots.
-//! * An item without packets has no descriptors. Such items end waits for items that were never submitted.
-//! * Everything that the dispatcher wrote before it published, such as the packets' bytes, is visible once the consumer has
-//!   loaded the word with acquire ordering. That does not depend on how the consumer got the address.
+//! * [`describe`] writes the lap last, with release ordering, in the second of the descriptor's two words.
+//!   The consumer reads both words by one 16-byte access. Memory that a host and a GPU share is coherent by
+//!   cache lines, and an aligned 16-byte span lies in one line. So a descriptor with the right lap has the
+//!   address that was written before it.
+//! * A descriptor with the right lap is not written again before the item is completed, and the consumer
+//!   completes it after its read.
+//! * A right lap does not stem from 2^32 laps ago, although a descriptor beyond an item's packets keeps its
+//!   old lap. In lap 0, where the count wraps, the dispatcher clears the laps of all descriptors of the slot.
+//!   Consumers never accept lap 0, which is also that of fresh memory. A consumer cannot miss that lap:
+//!   before it waits for position p, it saw the word of p - consumers. That was published after p - slots, as
+//!   long as there are at most as many consumers as slots.
+//! * An item without packets has no descriptors. Such an item ends a wait for an item that was never
+//!   submitted.
+//! * Everything that the dispatcher wrote before it published, such as the packets' bytes, is visible once
+//!   the consumer has loaded the word with acquire ordering. This also holds if the consumer read the
+//!   packet's address before the word.
 
 /// A 64-bit word that one side writes and others read, with acquire loads and release stores at system scope.
 pub trait Word {
@@ -105,15 +111,16 @@ fn word(lap: u32, info: u32) -> u64 {
     lap as u64 | (info as u64) << 32
 }
 
-/// Writes a descriptor's two words, the one with the lap last, so that it can be read before its item's word.
+/// Writes a descriptor's two words. The word with the lap is written last, so that a consumer may read the
+/// descriptor before the item's word.
 #[inline(always)]
 pub fn describe<W: Word>(words: [&W; 2], address: u64, length: u32, lap: u32) {
     words[0].store(address);
     words[1].store(length as u64 | (lap as u64) << 32);
 }
 
-/// Returns true if a descriptor whose second word is `second` was written for the item of `lap`. Both words must have been
-/// read at once. Device code does this check; here it serves the model.
+/// Returns true if a descriptor whose second word is `second` was written for the item of `lap`. Both words
+/// must have been read at once. Device code does this check; here it serves the model.
 #[cfg(test)]
 pub fn belongs(second: u64, lap: u32) -> bool {
     lap != 0 && (second >> 32) as u32 == lap
@@ -135,8 +142,8 @@ impl Dispatcher {
         Self { published: position, freed: position, limit: words.slots() as u64 }
     }
 
-    /// Returns the slot for the next item, or `None` if all are in use or the ring is closed. The slot is the caller's until
-    /// `publish`.
+    /// Returns the slot for the next item, or `None` if all are in use or the ring is closed. The slot is the
+    /// caller's until `publish`.
     #[inline]
     pub fn claim<W: Words>(&self, words: &W) -> Option<u32> {
         (self.in_flight() < self.limit).then(|| slot_of(words, self.published))
@@ -159,8 +166,8 @@ impl Dispatcher {
         self.published += 1;
     }
 
-    /// Returns slot and info of the oldest item in flight if it is completed. Reads nothing if none is in flight, so a hostile
-    /// consumer cannot complete an item that was not submitted.
+    /// Returns slot and info of the oldest item in flight if it is completed. Reads nothing if none is in
+    /// flight, so a hostile consumer cannot complete an item that was not submitted.
     #[inline]
     pub fn poll<W: Words>(&self, words: &W) -> Option<(u32, u32)> {
         if self.in_flight() == 0 {
@@ -205,8 +212,8 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// Creates the cursor of consumer `index` of `consumers`, which takes positions start + index, start + index + consumers
-    /// and so on.
+    /// Creates the cursor of consumer `index` of `consumers`, which takes positions start + index, start +
+    /// index + consumers and so on.
     pub fn new(start: u64, index: u32, consumers: u32) -> Self {
         Self { position: start + index as u64, stride: consumers as u64 }
     }

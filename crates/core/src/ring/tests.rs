@@ -10,7 +10,8 @@ fn packet(id: u64) -> Packet {
     Packet { address: 0x1000 + id, cookie: id, length: 64 + (id % 1000) as u32, port: 0 }
 }
 
-/// Returns the test consumer's verdict on packet `id`: every third is dropped, every fifth shortened by 4 bytes.
+/// Returns the test consumer's verdict on packet `id`: every third is dropped, every fifth shortened by 4
+/// bytes.
 fn verdict(id: u64, length: u32) -> PacketVerdict {
     match id {
         id if id % 3 == 1 => PacketVerdict { length, verdict: DROP },
@@ -40,7 +41,8 @@ fn take_back(completed: CompletedItem<'_>, item: &mut [Packet]) -> VerdictCounts
     counts
 }
 
-/// Creates a ring to a device. Returns its dispatcher and both regions, through which a test acts as the device.
+/// Creates a ring to a device. Returns its dispatcher and both regions, through which a test acts as the
+/// device.
 fn to_device(slots: usize, burst: usize) -> (Dispatcher, Region, Region) {
     let submit = Region::host(layout::submit_bytes(slots, burst)).unwrap();
     let complete = Region::host(layout::complete_bytes(slots, burst)).unwrap();
@@ -71,7 +73,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An item of the model. `processed` is `None` until the item is processed, and then tells whether verdicts were written.
+/// An item of the model. `processed` is `None` until the item is processed, and then tells whether verdicts
+/// were written.
 struct Item {
     packets: Vec<Packet>,
     processed: Option<bool>,
@@ -273,7 +276,7 @@ fn waits_for_items_that_never_come_are_released() {
     assert_eq!((ring.submitted(0), ring.submitted(2)), (None, Some(0)));
 }
 
-/// Returns the lap in a slot's submitted word, and those in its descriptors.
+/// Returns the lap in a slot's submitted word, and the laps in its descriptors.
 fn laps(ring: &Ring, slot: u32) -> (u32, Vec<u32>) {
     let word = Word::load(RingWords(ring).submitted(slot));
     // SAFETY: the slot has `burst` descriptors, and nothing writes them now.
@@ -286,8 +289,8 @@ fn descriptors_have_the_lap_of_their_item_and_never_one_of_2_32_laps_ago() {
     let burst = layout::DESCRIPTORS_WITH_WORD;
     let (mut dispatcher, _, _) = to_device(2, burst);
     let ring = dispatcher.ring().clone();
-    // Begins in the last lap before the lap count wraps. `submit` submits only the first item of each lap, as if
-    // the items before it had been freed.
+    // Begins in the last lap before the lap count wraps. `submit` submits only the first item of each lap, as
+    // if the items before it had been freed.
     let mut position = (u32::MAX as u64 - 1) * 2;
     let mut submit = |count: u64| {
         dispatcher.cursor = protocol::Dispatcher::new(&RingWords(&ring), position);

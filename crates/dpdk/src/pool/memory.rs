@@ -1,4 +1,5 @@
-//! The memory of a pool: reserved hugepages if available, otherwise transparent hugepages, otherwise ordinary pages.
+//! The memory of a pool: reserved hugepages if available, otherwise transparent hugepages, otherwise ordinary
+//! pages.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,5 @@
-//! Helpers for tests of kernel interfaces: a private network namespace, test frames, a raw socket, XDP programs.
+//! Helpers for tests of kernel interfaces: a private network namespace, test frames, a raw socket, XDP
+//! programs.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

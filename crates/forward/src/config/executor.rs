@@ -13,7 +13,8 @@ pub enum Method {
     /// each burst and waits for the kernel.
     #[default]
     Single,
-    /// One thread receives and sends. Workers run the packet function; on a GPU a feeder launches a kernel for each burst.
+    /// One thread receives and sends. Workers run the packet function; on a GPU a feeder launches a kernel
+    /// for each burst.
     Split,
     /// GPU only: a resident kernel polls the burst ring for items.
     Persistent,
@@ -165,7 +166,8 @@ impl Executor {
         }
     }
 
-    /// Returns the same executor with another method, or `None` if the device lacks it. Keeps the number of workers.
+    /// Returns the same executor with another method, or `None` if the device lacks it. Keeps the number of
+    /// workers.
     pub fn with_method(&self, method: Method) -> Option<Self> {
         Some(match (self, method) {
             (Executor::Gpu { index, settings }, _) => {
@@ -219,7 +221,9 @@ impl Executor {
         }
     }
 
-    /// Returns the number of slots of each pipeline's burst ring; 0 if the method has no ring.
+    /// Returns the number of slots of each pipeline's burst ring; 0 if the method has no ring. `asked` is the
+    /// number in the settings. A GPU may use another number, because each of its blocks or streams needs
+    /// slots.
     pub(crate) fn slots(&self, asked: usize, burst: usize) -> usize {
         match self {
             Executor::Cpu(CpuMethod::Single) => 0,

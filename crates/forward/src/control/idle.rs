@@ -103,14 +103,15 @@ pub(super) fn spent() -> (u64, u64) {
     TIMES.with(|times| (times.busy(), times.refused.ticks()))
 }
 
-/// Waits in a polling loop, and measures the time without work. The first 512 rounds of a stretch spin. Later
-/// rounds yield the processor, so that other threads can run on a machine with fewer cores than threads.
+/// Waits in a polling loop, and measures the time without work. Of consecutive rounds without work, the first
+/// 512 spin. Later rounds yield the processor, so that other threads can run on a machine with fewer cores
+/// than threads.
 pub struct Idle {
-    /// Rounds of this stretch, at most [`Idle::SPINS`].
+    /// Rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if each round of this stretch is timed.
+    /// True if each of these rounds is timed.
     timed: bool,
-    /// True if this thread yielded the processor in this stretch.
+    /// True if this thread yielded the processor in one of these rounds.
     yielded: bool,
     /// The time of the last round. Only valid if that round was timed or yielded.
     last: u64,
@@ -144,12 +145,12 @@ impl Drop for Idle {
 
 impl Idle {
     const SPINS: u32 = 512;
-    /// One in this many stretches is timed.
+    /// One in this many stretches of rounds without work is timed.
     const TIMED: u32 = 64;
     /// A round that takes at least this many ticks was interrupted by other threads.
     const INTERRUPTED_TICKS: u64 = 100_000;
 
-    /// Ends a stretch. Call it in a round that found work.
+    /// Ends a stretch of rounds without work. Call it in a round that found work.
     #[inline]
     pub fn found_work(&mut self) {
         if self.rounds > 0 {
@@ -213,7 +214,8 @@ impl Idle {
         TIMES.with(|times| change(if self.within { &times.refused } else { &times.idle }))
     }
 
-    /// Returns true after the first round of a stretch. The loop then has no work, so it can flush buffers.
+    /// Returns true after the first round without work that follows a round with work. The loop has time
+    /// then, so it can flush buffers.
     #[inline]
     pub fn is_first_round(&self) -> bool {
         self.rounds == 1

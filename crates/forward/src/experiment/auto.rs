@@ -1,9 +1,10 @@
-//! `--method auto`: tries methods, burst sizes and flush times in short runs, and chooses what meets the goal best.
+//! `--method auto`: tries methods, burst sizes and flush times in short runs, and chooses what meets the goal
+//! best.
 //!
 //! | goal | trials of each method and burst | choice |
 //! | --- | --- | --- |
 //! | throughput | one as fast as possible | the highest rate; within 3 % of it, a method without a resident kernel |
-//! | latency | one as fast as possible, then one for each flush time at the offered rate | of those whose 99th percentile keeps the limit, the highest rate |
+//! | latency | one as fast as possible, then one for each flush time at the offered rate | the highest rate among the trials whose 99th percentile is within the limit |
 //!
 //! For a latency goal, the offered rate is the one that the user gave, or a fifth of the method's rate as
 //! fast as possible. A method that does not carry the offered rate is chosen only if no method carries it.
@@ -159,7 +160,7 @@ impl Trials {
     }
 }
 
-/// Runs `config`. Also returns an error if one occurred during the run.
+/// Runs `config`. Returns an error if the run cannot start, or if an error occurred during the run.
 fn succeed(config: &Config) -> Result<RunOutcome> {
     let mut outcome = run(config, &Control::default(), &mut |_, _| ())?;
     match outcome.errors.is_empty() {

@@ -239,8 +239,8 @@ mod tests {
     #[test]
     fn ceilings_are_measured_on_the_packets_of_the_run() {
         let rate = |rx, function| ceiling_of(rx, function, Duration::ZERO).packets_per_second.unwrap();
-        // The function sums each byte, so long packets take longer. The true factor is above ten. The test requires only
-        // two, because other jobs may use the machine.
+        // The function sums each byte, so long packets take longer. The true factor is above ten. The test
+        // requires only two, because other jobs may use the machine.
         let (short, long) = (rate("gen:64", "checksum"), rate("gen:1500", "checksum"));
         assert!(short > 2.0 * long, "{short} {long}");
     }

@@ -2,7 +2,7 @@
 //!
 //! | device | job |
 //! | --- | --- |
-//! | GPU | arithmetic on every multiprocessor, in moderate blocks or in blocks that occupy one each |
+//! | GPU | arithmetic on every multiprocessor, in moderate blocks, or in blocks that each occupy a whole multiprocessor |
 //! | CPU | a busy thread on each core of the pipelines; the kernel's scheduler divides the core |
 
 use crate::config::{Compete, Config};

@@ -6,15 +6,15 @@
 //!
 //! | limit | evidence |
 //! | --- | --- |
-//! | offered rate | what was asked for arrived |
+//! | offered rate | the packets that were asked for arrived |
 //! | link | frames fill the link |
 //! | PCIe, GPU memory | the rate of a bare kernel that moves the same bytes |
-//! | sending port | it took nothing for most of the time, or refused packets that were dropped |
-//! | processors | threads were queued for one |
-//! | system calls | threads were neither on a processor nor queued for one |
+//! | sending port | the port took nothing for most of the time, or refused packets that were then dropped |
+//! | processors | threads waited for a processor |
+//! | system calls | threads slept: they were neither on a processor nor waiting for one |
 //! | thread | the dispatching thread was busy |
 //! | launches, posting | the feeder was busy |
-//! | source | it offered no more, and nothing was lost |
+//! | source | the source offered no more packets, and nothing was lost |
 //! | workers, GPU | everything else |
 
 use crate::config::{Config, Device, Method, Route};

@@ -31,11 +31,11 @@ const TOLERANCE: f64 = 0.002;
 /// be still on their way.
 const TAIL: Duration = Duration::from_millis(1);
 
-/// Returns why a trial at `offered` packets per second failed, or `None` if it passed: nothing was lost, missed or altered,
-/// and every due packet was processed.
+/// Returns why a trial at `offered` packets per second failed, or `None` if it passed: nothing was lost,
+/// missed or altered, and every due packet was processed.
 ///
-/// Packets that the packet function dropped count as processed. A generator that falls behind loses no packets but sends them
-/// late, so fewer packets than due are processed.
+/// Packets that the packet function dropped count as processed. A generator that falls behind loses no
+/// packets but sends them late, so fewer packets than due are processed.
 fn failure(outcome: &RunOutcome, burst: usize, offered: f64) -> Option<String> {
     let result = &outcome.result;
     if let Some(error) = outcome.errors.first() {
@@ -75,7 +75,8 @@ impl Search {
         Self { fastest, passed: 0.0, failed: f64::INFINITY }
     }
 
-    /// Returns the next rate to try, or `None` when the search is over. Tries the fastest rate first, then bisects.
+    /// Returns the next rate to try, or `None` when the search is over. Tries the fastest rate first, then
+    /// bisects.
     fn next(&self) -> Option<f64> {
         if self.failed.is_infinite() {
             return (self.passed == 0.0).then_some(self.fastest);
@@ -92,8 +93,9 @@ impl Search {
 /// Searches for the highest rate without loss by bisection, to 0.5 %. Then measures the latency at each of
 /// `loads`, which are percentages of that rate.
 ///
-/// The method is that of RFC 2544, section 26.1. With trials of at least 60 s, the rate is the throughput as the RFC defines
-/// it. Each trial lasts `config.duration`. Returns the document, and an error if no rate passed.
+/// The method is that of RFC 2544, section 26.1. With trials of at least 60 s, the rate is the throughput as
+/// the RFC defines it. Each trial lasts `config.duration`. Returns the document, and an error if no rate
+/// passed.
 ///
 /// # Errors
 /// When the source cannot be paced, several runs are impossible, or a trial cannot start.
@@ -204,7 +206,8 @@ mod tests {
         assert_eq!(trial(50_000), None);
         assert_eq!(trial(49_000), None, "a burst and 1 ms are not yet sent");
         assert!(trial(48_900).unwrap().contains("2.2 % of the due packets were late"));
-        // In a 10 s trial, [`TOLERANCE`] allows more packets to be missing than [`TAIL`] does, so it decides.
+        // In a 10 s trial, [`TOLERANCE`] allows more packets to be missing than [`TAIL`] does, so
+        // [`TOLERANCE`] decides.
         let long = |processed| failure(&outcome(Duration::from_secs(10), processed), 64, 1e6);
         assert_eq!(long(9_980_000), None);
         assert!(long(9_979_000).is_some());

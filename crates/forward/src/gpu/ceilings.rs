@@ -185,7 +185,8 @@ pub fn round_trip(gpu: &Arc<Gpu>, rounds: u64) -> Result<RoundTrip> {
     word(&line, 3).store(1024, Ordering::Relaxed);
     let shape = LaunchConfig { blocks: 1, threads: 1, shared_bytes: 0, cooperative: false };
     let (from, to) = (line.address(), answer.address());
-    // SAFETY: the arguments are the kernel's parameters. The memory lives until the stream was waited for, below.
+    // SAFETY: the arguments are the kernel's parameters. The memory lives until the stream was waited for,
+    // below.
     unsafe { kernel.launch(&stream, shape, [argument(&from), argument(&to), argument(&rounds)])? };
     let clock = Clock::new();
     let mut histogram = LatencyHistogram::default();

@@ -83,8 +83,8 @@ impl CompetingKernel {
 
     fn launch(&self, (stream, counts): &(Stream, Region)) -> Result<()> {
         let (words, slice) = (counts.address(), SLICE.as_nanos() as u64);
-        // SAFETY: the arguments are the kernel's parameters, with a word per block. `run` waits for every launch, or the GPU is abandoned
-        // and its memory is never freed.
+        // SAFETY: the arguments are the kernel's parameters, with a word per block. `run` waits for every
+        // launch, or the GPU is abandoned and its memory is never freed.
         unsafe { self.kernel.launch(stream, self.shape, [argument(&words), argument(&slice)])? };
         Ok(())
     }

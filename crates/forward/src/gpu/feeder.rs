@@ -68,7 +68,8 @@ impl<'a> Feeder<'a> {
         Ok(())
     }
 
-    /// Feeds the GPU until the ring is closed and something was launched or posted for every item, or the run is aborted.
+    /// Feeds the GPU until the ring is closed and something was launched or posted for every item, or the run
+    /// is aborted.
     ///
     /// # Errors
     /// If a driver call fails, or an earlier kernel failed.
@@ -204,7 +205,8 @@ impl<'a> Ticks<'a> {
     }
 }
 
-/// Waits until the streams are idle. Abandons the GPU if that takes longer than the watchdog's limit, or if a kernel failed.
+/// Waits until the streams are idle. Abandons the GPU if that takes longer than the watchdog's limit, or if a
+/// kernel failed.
 ///
 /// # Errors
 /// [`crate::Error::Stuck`], or the error of a failed kernel.

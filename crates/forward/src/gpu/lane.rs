@@ -1,4 +1,5 @@
-//! One pipeline's resources on a GPU: the ring in pinned memory, the function's state and output region, and buffers for packets.
+//! One pipeline's resources on a GPU: the ring in pinned memory, the function's state and output region, and
+//! buffers for packets.
 
 use super::lane_report::LaneReport;
 use super::loaded_function::LoadedFunction;
@@ -52,7 +53,8 @@ impl Parameters {
     }
 }
 
-/// The time without a heartbeat after which a persistent kernel ends by itself, because the host process is dead.
+/// The time without a heartbeat after which a persistent kernel ends by itself, because the host process is
+/// dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
 /// Returns the bytes per packet in `stage` and in `shadow`. Each is enough for the aligned 16-byte chunks of
@@ -91,8 +93,8 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Allocates a lane. Call it before any kernel runs. `pool` provides the pipeline's packets, and `lanes` is the number of lanes that
-    /// share the GPU.
+    /// Allocates a lane. Call it before any kernel runs. `pool` provides the pipeline's packets, and `lanes`
+    /// is the number of lanes that share the GPU.
     ///
     /// Run all lanes of a loaded function at the same time, each on a thread of its own, or drop all. No lane
     /// starts before all lanes are ready, and no lane frees memory while another lane runs.
@@ -232,7 +234,8 @@ impl Lane {
         self.barrier(&self.uses, &self.loaded.users);
     }
 
-    /// Waits at a barrier: takes this lane out of the count, then waits until the count is 0 or the GPU was abandoned.
+    /// Waits at a barrier: takes this lane out of the count, then waits until the count is 0 or the GPU was
+    /// abandoned.
     fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
         sign_off(counted, count);
         while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {
@@ -270,7 +273,8 @@ impl Lane {
         1 << self.parameters.slot_shift
     }
 
-    /// Returns the function's output region in GPU memory, for kernels that use it. `None` if the function has none.
+    /// Returns the function's output region in GPU memory, for kernels that use it. `None` if the function
+    /// has none.
     pub fn output(&self) -> Option<&Region> {
         self.output.as_ref()
     }
@@ -278,7 +282,8 @@ impl Lane {
     /// Returns the word `index` of the memory by which the host controls running kernels: 0 is the order to
     /// stop, 16 the heartbeat.
     fn control_word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the word is inside the region of two lines, aligned, and the CPU accesses it only as an atomic.
+        // SAFETY: the word is inside the region of two lines, aligned, and the CPU accesses it only as an
+        // atomic.
         unsafe { AtomicU64::from_ptr(self.control.as_ptr().cast::<u64>().add(index)) }
     }
 
@@ -299,7 +304,8 @@ impl Lane {
         self.ring.closed_at()
     }
 
-    /// Returns the number of packets of the item at `position`. `None` if it was not submitted yet, or its slot was reused.
+    /// Returns the number of packets of the item at `position`. `None` if it was not submitted yet, or its
+    /// slot was reused.
     #[inline]
     pub(super) fn submitted(&self, position: u64) -> Option<u32> {
         self.ring.submitted(position)

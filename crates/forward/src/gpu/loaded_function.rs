@@ -139,8 +139,8 @@ pub(super) const fn shared_bytes(burst: usize, pulled: bool) -> u32 {
     burst as u32 * shared_per_packet(pulled)
 }
 
-/// Checks that the shared memory of a launch fits into the `most` bytes that a block can have. It is the
-/// bytes for `burst` packets plus the `fixed` bytes that the packet function declares.
+/// Checks that the shared memory of a launch fits into the `most` bytes that a block can have. A launch needs
+/// the bytes for `burst` packets, and the `fixed` bytes that the packet function declares.
 pub(super) fn fit_shared(burst: usize, pulled: bool, fixed: u32, most: u32) -> Result<SharedMemory, String> {
     let bytes = shared_bytes(burst, pulled);
     // The bytes for packets follow the declared ones and begin at a multiple of 16, so the declared bytes are
@@ -175,7 +175,8 @@ pub(super) fn compile(
     let source = function.gpu_source() + EXECUTOR + &Parameters::layout_assertions();
     let threads = format!("-DINLANE_MOST_THREADS={MOST_THREADS}");
     let pulls = format!("-DINLANE_PULLS={}", pulls as u32);
-    // -lineinfo gives line numbers to compute-sanitizer and profilers. -default-device compiles unannotated functions for the GPU.
+    // -lineinfo gives line numbers to compute-sanitizer and profilers. -default-device compiles unannotated
+    // functions for the GPU.
     let options = [&["-lineinfo", "-default-device", &threads, &pulls], more].concat();
     let headers = [&HEADERS[..], &[cuda::SYSTEM_HEADER]].concat();
     let program = cuda::Source { name: "executor.cu", source: &source, headers: &headers, options: &options };

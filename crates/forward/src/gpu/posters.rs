@@ -137,8 +137,8 @@ impl<'a> StreamPoster<'a> {
                 let address = word_address(lane, position & (slots - 1));
                 let value = lap_of(position, slots as u32);
                 let wait = MemoryOperation::Wait { address, value, until: WaitUntil::Equal };
-                // SAFETY: the word lies in the lane's ring, and the lane outlives the streams. The dispatcher or `release_waits` satisfies
-                // the wait.
+                // SAFETY: the word lies in the lane's ring, and the lane outlives the streams. The dispatcher
+                // or `release_waits` satisfies the wait.
                 unsafe { stream.memory_operations(&[wait])? };
                 1
             }
@@ -241,8 +241,8 @@ fn waiting(lane: &Lane, first: usize, items: usize, odd: u32) -> Result<GraphExe
             let wait = MemoryOperation::Wait { address: word_address(lane, slot as u64), value, until };
             let index = slot as u32;
             let arguments = [argument(&lane.parameters), argument(&index), argument(&odd)];
-            // SAFETY: the addresses lie in the lane, which outlives the graph's launches. The arguments are the kernel's parameters, and the
-            // dependencies are nodes of this graph.
+            // SAFETY: the addresses lie in the lane, which outlives the graph's launches. The arguments are
+            // the kernel's parameters, and the dependencies are nodes of this graph.
             unsafe {
                 let waited = graph.memory_operations(last.as_slice(), &[wait])?;
                 last = Some(graph.kernel(&[waited], &lane.loaded.slots, lane.shape, arguments)?);

@@ -39,7 +39,7 @@ pub fn run(
     assert_eq!(pipeline.pool.region().address(), lane.packets, "the lane was created for another pool");
     let dispatcher = lane.dispatcher.take().expect("a lane runs once");
     let Pipeline { rx, txs, pool, .. } = pipeline;
-    // Dropping the items frees their packets. They are declared here so that this happens only after the GPU
+    // Dropping the items frees their packets. This variable lives until the function returns. By then the GPU
     // can no longer write the packets.
     let mut items = Items::new(&pool, lane.slots(), settings.burst);
     let circulation =

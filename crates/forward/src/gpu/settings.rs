@@ -164,8 +164,8 @@ impl Settings {
         Ok(own)
     }
 
-    /// Returns the threads per block for items of `burst` packets. A packet gets one thread if it is processed in place, and a warp if it is
-    /// pulled or the function is called per burst.
+    /// Returns the threads per block for items of `burst` packets. A packet gets one thread if it is
+    /// processed in place, and a warp if it is pulled or the function is called per burst.
     pub(super) fn threads_for(&self, burst: usize, kind: CallKind) -> u32 {
         let burst = burst as u32;
         let warps = self.memory.pull() != 0 || kind == CallKind::Burst;

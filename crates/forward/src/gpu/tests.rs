@@ -36,7 +36,8 @@ fn every_function_compiles_with_the_executor_for_every_architecture() {
     }
 }
 
-/// Checks the compiler's report, because a spilled register would be reloaded from memory after each acquire.
+/// Checks by the compiler's report that no register is spilled. A spilled register would be reloaded from
+/// memory after each acquire.
 #[test]
 fn the_persistent_kernel_spills_no_registers() {
     if !compiler_is_installed("the_persistent_kernel_spills_no_registers") {
@@ -280,8 +281,8 @@ fn every_item_is_posted_for_once() {
     // Values of `PostingCursor::next`'s parameters, as methods `stream` (stretch 1) and `graph` use them.
     for (stretch, ahead, most) in [(1, 8, SLOTS), (1, 1, SLOTS), (16, 2, 16), (16, 1, 16), (64, 1, 64)] {
         for published in 0..600 {
-            // How often items are submitted and freed, compared with how often the cursor is asked. 1 is as
-            // often.
+            // How often items are submitted and freed, compared with how often the cursor is asked. 1 means
+            // equally often.
             let others = [1, 3, 100][published as usize % 3];
             let mut cursor = PostingCursor::default();
             let mut ring = Seen { submitted: 0, freed: 0 };

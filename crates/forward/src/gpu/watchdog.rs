@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 /// The time between two checks. A persistent kernel reads the heartbeat every 200 ms.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Checks the lane every 20 ms until the sender of `ended` is dropped. Aborts the run if the GPU is stuck or a kernel failed.
+/// Checks the lane every 20 ms until the sender of `ended` is dropped. Aborts the run if the GPU is stuck or
+/// a kernel failed.
 ///
 /// # Errors
 /// [`Error::Stuck`] if one item takes longer than the watchdog's limit, or the error of a failed kernel.
@@ -59,7 +60,8 @@ impl Watchdog {
         Self { limit, oldest: None }
     }
 
-    /// Records the oldest item in flight. If it is the same as last time, also queries `streams` for failed kernels.
+    /// Records the oldest item in flight. If it is the same as last time, also queries `streams` for failed
+    /// kernels.
     ///
     /// # Errors
     /// [`Error::Stuck`] if the item exceeded the limit, or the error of a failed kernel.

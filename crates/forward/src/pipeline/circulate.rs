@@ -1,5 +1,5 @@
-//! The dispatching thread of a pipeline: it receives packets, submits them as items, takes completed items back, and sends
-//! them.
+//! The dispatching thread of a pipeline: it receives packets, submits them as items, takes completed items
+//! back, and sends them.
 //!
 //! The dispatching thread owns the packets all the time. So a pool's metadata about a buffer, such as an
 //! mbuf's cache lines, stays in the cache of one core from allocation to free. Only a descriptor of 16 bytes
@@ -31,7 +31,8 @@ pub(crate) struct Items {
 }
 
 struct Item {
-    /// Boxed so that only a pointer moves. Moving the value right after publishing would stall on store forwarding.
+    /// Boxed so that only a pointer moves. Moving the value right after publishing would stall on store
+    /// forwarding.
     packets: Box<BurstBuffer>,
     received: u64,
     queued: u64,
@@ -44,8 +45,8 @@ impl Items {
         Self { in_flight: VecDeque::with_capacity(slots), spare }
     }
 
-    /// Takes the burst of `rx_stage`, and gives the stage a spare buffer. `queued` is the time at which the burst was
-    /// submitted.
+    /// Takes the burst of `rx_stage`, and gives the stage a spare buffer. `queued` is the time at which the
+    /// burst was submitted.
     #[inline]
     fn push(&mut self, rx_stage: &mut RxStage, queued: u64) {
         let spare = self.spare.pop().expect("one buffer per slot");
@@ -124,8 +125,8 @@ impl Circulation {
         Self { rx_stage, tx_stage, dispatcher, room, limits, tally: Tally::default() }
     }
 
-    /// Runs on the calling thread until nothing more will be received and no item is in flight. Ends at once if the run is
-    /// aborted or a hook fails; then packets may remain in `items`.
+    /// Runs on the calling thread until nothing more will be received and no item is in flight. Ends at once
+    /// if the run is aborted or a hook fails; then packets may remain in `items`.
     pub(crate) fn run(
         mut self,
         items: &mut Items,

@@ -1,4 +1,5 @@
-//! One pipeline: a receive queue, a packet function, transmit queues, and the threads that connect them on the CPU.
+//! One pipeline: a receive queue, a packet function, transmit queues, and the threads that connect them on
+//! the CPU.
 //!
 //! ```text
 //! single   [ receive -> function -> send ]                                     one thread
@@ -32,7 +33,7 @@ pub use split::run as run_split;
 /// What the pipeline does when the burst ring or the sending port is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overload {
-    /// Wait. Meanwhile the receiving port fills up. It counts the packets that it loses then.
+    /// Wait. Meanwhile the receiving port fills up, and counts the packets that it loses.
     #[default]
     Wait,
     /// Drop the newest packets and count them.
@@ -144,7 +145,8 @@ pub struct Tally {
     pub functions: Vec<Instance>,
     /// The errors, in the order in which they occurred.
     pub errors: Vec<Error>,
-    /// The times at which packets began to flow and at which the last was sent. `None` if the pipeline failed early.
+    /// The times at which packets began to flow and at which the last was sent. `None` if the pipeline failed
+    /// early.
     pub flowed: Option<(Instant, Instant)>,
 }
 

@@ -85,8 +85,8 @@ impl RxStage {
         if complete { Received::Burst } else { Received::Incomplete }
     }
 
-    /// Call it when the ring or the sending port is full. Under [`Overload::Shrink`], it halves the size of
-    /// the next bursts, otherwise it does nothing.
+    /// Halves the size of the next bursts under [`Overload::Shrink`], and otherwise does nothing. Call it
+    /// when the ring or the sending port is full.
     #[inline]
     pub fn shrink_bursts(&mut self) {
         if self.overload == Overload::Shrink {
@@ -94,8 +94,8 @@ impl RxStage {
         }
     }
 
-    /// Call it when the ring and the sending port had room. Doubles the size of the next bursts, up to the
-    /// full size.
+    /// Doubles the size of the next bursts, up to the full size. Call it when the ring and the sending port
+    /// had room.
     #[inline]
     pub fn grow_bursts(&mut self) {
         if self.current < self.largest {

@@ -1,4 +1,5 @@
-//! Method `single`: one thread receives, runs the packet function, and sends, burst by burst. There is no ring.
+//! Method `single`: one thread receives, runs the packet function, and sends, burst by burst. There is no
+//! ring.
 
 use super::burst_buffer::BurstBuffer;
 use super::rx_stage::{Received, RxStage};

@@ -65,8 +65,8 @@ unsafe impl Rx for Source {
     }
 }
 
-/// A port that accepts at most `most` packets per call, and none in every third call. It fails or panics after a number of
-/// calls, if one is set.
+/// A port that accepts at most `most` packets per call, and none in every third call. It fails or panics
+/// after a number of calls, if one is set.
 struct Sink {
     pool: Arc<dyn Pool>,
     seen: Arc<Mutex<Vec<u64>>>,

@@ -55,7 +55,8 @@ impl TxStage {
         self.send_to(0, true, burst, control, clock)
     }
 
-    /// Sends a burst, each packet to the port that it names. Drops and counts packets for a port that does not exist.
+    /// Sends a burst, each packet to the port that it names. Drops and counts packets for a port that does
+    /// not exist.
     ///
     /// If a port is full, waits or drops, as [`Overload`] says. Returns true if every port took all of its
     /// packets in one call.
@@ -209,7 +210,8 @@ impl TxStage {
         sum
     }
 
-    /// Publishes the counts of the packets sent and dropped so far. `dropped` is the number that other stages dropped.
+    /// Publishes the counts of the packets sent and dropped so far. `dropped` is the number that other stages
+    /// dropped.
     pub fn publish(&self, progress: &Progress, dropped: u64) {
         let counters = self.counters();
         let own = self.refused + self.dropped_invalid + self.dropped_unsent;

@@ -23,8 +23,8 @@ pub enum Quantity {
 }
 
 impl Quantity {
-    /// Reads a flag's value. `kind` is the placeholder in the flag's help (`TIME`, `SIZE`, `RATE` and the like), which tells the
-    /// unit. A text that does not fit becomes [`Quantity::Text`].
+    /// Reads a flag's value. `kind` is the placeholder in the flag's help (`TIME`, `SIZE`, `RATE` and the
+    /// like), which tells the unit. A text that does not fit becomes [`Quantity::Text`].
     pub fn of_flag(kind: &str, text: &str) -> Self {
         let parsed = match kind {
             "TIME" => units::parse_time(text).ok().map(|time| Self::Time(time.as_nanos() as f64)),
@@ -104,7 +104,8 @@ impl From<String> for Quantity {
 
 /// The parameters that distinguish a run from its neighbours: burst, method, size and the like.
 ///
-/// In JSON they are one object. Each key is the parameter's name and its unit, for example `flush_ns` and `size_bytes`.
+/// In JSON they are one object. Each key is the parameter's name and its unit, for example `flush_ns` and
+/// `size_bytes`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters(Vec<(String, Quantity)>);
 

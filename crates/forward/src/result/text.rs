@@ -149,7 +149,8 @@ fn microseconds(nanoseconds: Option<f64>) -> String {
     nanoseconds.map_or(String::new(), |ns| format!("{:.1}", ns / 1e3))
 }
 
-/// Returns the counters that a function reports (`{"counters": [{"name": ..., "value": ...}]}`). Its tables are in the JSON only.
+/// Returns the counters that a function reports (`{"counters": [{"name": ..., "value": ...}]}`). Its tables
+/// are in the JSON only.
 fn counters(function: &serde_json::Value) -> Vec<Cell> {
     let list = function["counters"].as_array().map(Vec::as_slice).unwrap_or(&[]);
     let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);

@@ -28,7 +28,8 @@ pub struct RunOutcome {
     pub link_bits_per_second: Option<f64>,
     /// How the threads of each pipeline spent their time.
     pub time_shares: Vec<TimeShares>,
-    /// The nanoseconds in which the pipelines' threads were ready to run while other threads had the processors.
+    /// The nanoseconds in which the pipelines' threads were ready to run while other threads had the
+    /// processors.
     pub queued_ns: u64,
     /// The number of packets that `--overload drop` dropped because a port refused them.
     /// `result.dropped_overload` includes this number.

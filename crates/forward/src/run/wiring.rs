@@ -58,7 +58,8 @@ pub(super) fn directions(route: &Route) -> Result<(Vec<String>, Vec<Direction>)>
     Ok((names, directions))
 }
 
-/// Configures every port with the queues that its directions need, and creates the pipelines, direction by direction.
+/// Configures every port with the queues that its directions need, and creates the pipelines, direction by
+/// direction.
 ///
 /// # Errors
 /// When a port lacks queues, or a wrapper cannot be put around one.

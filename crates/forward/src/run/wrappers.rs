@@ -44,7 +44,8 @@ impl Wrappers {
         })
     }
 
-    /// Wraps a receive queue that gets `share` of the run's rate. Adds the counters of injected faults to `faults`.
+    /// Wraps a receive queue that gets `share` of the run's rate. Adds the counters of injected faults to
+    /// `faults`.
     ///
     /// # Errors
     /// When faults are asked for and the CPU cannot write the packets.

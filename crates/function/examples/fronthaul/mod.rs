@@ -1,4 +1,5 @@
-//! Builds O-RAN U-plane frames (O-RAN.WG4.CUS section 8, over eCPRI 2.0), for the example `oran_capture` and for tests.
+//! Builds O-RAN U-plane frames (O-RAN.WG4.CUS section 8, over eCPRI 2.0), for the example `oran_capture` and
+//! for tests.
 
 /// The settings of a carrier.
 #[derive(Clone, Copy, Debug)]
@@ -7,7 +8,7 @@ pub struct Carrier {
     pub eaxc: &'static [u16],
     /// The number of PRBs per symbol.
     pub prbs: u16,
-    /// 1, 2, 4 or 8, for subcarriers of 15, 30, 60 or 120 kHz.
+    /// The number of slots per subframe: 1, 2, 4 or 8, for subcarriers of 15, 30, 60 or 120 kHz.
     pub slots_per_subframe: u32,
     /// The bytes of a PRB: 48 for 16-bit I and Q, 28 for block floating point with 9 bits.
     pub prb_bytes: usize,
@@ -56,7 +57,8 @@ pub struct UPlane {
     pub sections: Vec<Section>,
 }
 
-/// Returns the samples of a PRB. They depend on its place only, and no byte is zero.
+/// Returns test samples for a PRB. They depend only on the arguments, so a check can compute them again. No
+/// byte is zero, so samples differ from the zeros of a missing PRB.
 pub fn samples(carrier: &Carrier, slot: u32, stream: usize, symbol: u8, prb: u16) -> Vec<u8> {
     let seed = slot.wrapping_mul(1_000_003) + stream as u32 * 10_007 + symbol as u32 * 331 + prb as u32;
     (0..carrier.prb_bytes as u32)

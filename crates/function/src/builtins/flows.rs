@@ -26,7 +26,7 @@ struct State {
     flows: [Place; 65536],
 }
 
-/// The number of flows that a report lists.
+/// The largest number of flows that a report lists.
 const LISTED: usize = 20;
 
 /// A flow that `flow-count` counted.

@@ -1,5 +1,5 @@
-//! The built-in packet functions. build.rs compiles their sources in `functions/` into this crate. This module says what each one
-//! does, how its settings are written, and what it reports.
+//! The built-in packet functions. build.rs compiles their sources in `functions/` into this crate. This
+//! module says what each one does, how its settings are written, and what it reports.
 
 mod flows;
 mod oran;
@@ -28,7 +28,7 @@ unsafe impl Sync for Built {}
 
 include!(concat!(env!("OUT_DIR"), "/builtins.rs"));
 
-/// A packet function that inlane brings.
+/// A packet function that is built into inlane.
 pub struct Builtin {
     /// The name on the command line.
     pub name: &'static str,
@@ -38,11 +38,12 @@ pub struct Builtin {
     pub syntax: &'static str,
     /// An example for the command line.
     pub example: &'static str,
-    /// Converts settings to the beginning of the state.
+    /// Converts the text of the settings to the first bytes of the function's state.
     pub(crate) settings: fn(&str) -> Result<Vec<u8>, String>,
-    /// Makes the report from the state and the settings.
+    /// Makes the report from the state after a run and the text of the settings.
     pub(crate) report: fn(&[u8], &str) -> FunctionReport,
-    /// Returns C++ text that asserts the layout of the state that this crate reads or writes. Empty if it touches none.
+    /// Returns C++ text that asserts the layout of the state that this crate reads or writes. Empty if it
+    /// touches none.
     pub(crate) layout: fn() -> String,
 }
 

@@ -1,5 +1,5 @@
-//! Reads the settings and the output region of `oran-reorder`. Its device half is `functions/oran_reorder.cu` and
-//! `include/inlane_oran.h`.
+//! Reads the settings and the output region of `oran-reorder`. Its device half is `functions/oran_reorder.cu`
+//! and `include/inlane_oran.h`.
 //!
 //! ```text
 //! oran-reorder[:KEY=VALUE,...]
@@ -87,7 +87,7 @@ pub(super) fn layout() -> String {
         })
 }
 
-/// The counters, in the order in which they follow `State::packets`.
+/// The names of the counters, in their order in the state. The first is `State::packets`.
 const COUNTED: [&str; 10] = [
     "uplane_packets",
     "other_packets",
@@ -119,7 +119,8 @@ pub struct OranSlot<'a> {
     record: &'a [u8],
 }
 
-/// Returns the `n`th delivered slot, counted from 0. Returns `None` if it has not been delivered yet, or is not among the last 64.
+/// Returns the `n`th delivered slot, counted from 0. Returns `None` if it has not been delivered yet, or is
+/// not among the last 64.
 ///
 /// A slot's data is valid until a slot `windows` later begins to use its window.
 pub fn oran_slot(output: &[u8], n: u64) -> Option<OranSlot<'_>> {
@@ -136,7 +137,8 @@ impl<'a> OranSlot<'a> {
         (self.record[frame], self.record[subframe], self.record[slot])
     }
 
-    /// Returns the arrival of the slot's first packet and its delivery, in nanoseconds of the executor's clock.
+    /// Returns the arrival of the slot's first packet and its delivery, in nanoseconds of the executor's
+    /// clock.
     pub fn times_ns(&self) -> (u64, u64) {
         (
             u64_at(self.record, offset_of!(Record, opened_ns)),

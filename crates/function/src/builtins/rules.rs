@@ -1,4 +1,5 @@
-//! Reads the settings of `drop-rule` into the rules that `functions/drop_rule.cu` applies, and its state after a run.
+//! Reads the settings of `drop-rule` into the rules that `functions/drop_rule.cu` applies, and its state
+//! after a run.
 //!
 //! ```text
 //! drop-rule:RULE[,RULE...]      RULE = MATCH[@PORT]: matching packets are dropped, or sent to port PORT

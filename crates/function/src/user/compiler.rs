@@ -52,8 +52,8 @@ impl Compiler {
         })
     }
 
-    /// Returns the translation unit for a user's source: the header, the source under its own file name and line numbers, and
-    /// assertions that the shared structs have the layout that this build expects.
+    /// Returns the translation unit for a user's source: the header, the source under its own file name and
+    /// line numbers, and assertions that the shared structs have the layout that this build expects.
     pub fn unit(&self, file: &str, source: &str) -> String {
         format!(
             "#include <inlane.h>\n#line 1 \"{}\"\n{source}\n#line 1 \"inlane layout\"\n{}",
@@ -70,7 +70,8 @@ impl Compiler {
         code_cache::key(fixed.into_iter().chain(FLAGS).chain(headers))
     }
 
-    /// Compiles `unit` into the shared object `to`. Writes inlane's headers beside it while the compiler runs.
+    /// Compiles `unit` into the shared object `to`. While the compiler runs, inlane's headers are in the same
+    /// directory as `to`.
     pub fn compile(&self, file: &str, unit: &str, to: &Path) -> Result<()> {
         let failed = |error: std::io::Error| Error::Environment {
             what: format!("compiling {file} with {}", self.path.display()),

@@ -1,9 +1,11 @@
-//! Packet functions that the user wrote: a `.cu` file named on the command line, compiled for the CPU when it first runs there.
+//! Packet functions that the user wrote: a `.cu` file named on the command line, compiled for the CPU when it
+//! first runs there.
 //!
 //! # Privileges
 //!
-//! The code is trusted: it runs in this process with all rights of the process. Reading the file, which [`UserFunction::read`] does, runs
-//! nothing. [`UserFunction::load`] runs the compiler (`CXX`) and loads the result, so callers drop privileges before it.
+//! The code is trusted: it runs in this process with all rights of the process. Reading the file, which
+//! [`UserFunction::read`] does, runs nothing. [`UserFunction::load`] runs the compiler (`CXX`) and loads the
+//! result, so callers drop privileges before it.
 
 mod compiler;
 
@@ -49,7 +51,8 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
 }
 
 impl UserFunction {
-    /// Reads the file and finds the function called `name`. An empty name stands for the only function in the file.
+    /// Reads the file and finds the function called `name`. An empty name stands for the only function in the
+    /// file.
     pub fn read(path: &Path, name: &str) -> Result<Self> {
         let wrong = |why: String| Error::File { path: path.into(), why };
         let source =
@@ -78,7 +81,8 @@ impl UserFunction {
         Ok(Self { symbol, file: path.display().to_string(), source, code: Mutex::new(None) })
     }
 
-    /// Returns the function's code for this CPU. The first call compiles it, or takes it from the cache, and loads it.
+    /// Returns the function's code for this CPU. The first call compiles it, or takes it from the cache, and
+    /// loads it.
     pub fn load(&self) -> Result<*const FunctionEntry> {
         let mut code = self.code.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = &*code {
@@ -89,7 +93,8 @@ impl UserFunction {
         let unit = compiler.unit(&self.file, &self.source);
         let library = library(&compiler.key(&unit), |to| compiler.compile(&self.file, &unit, to))?;
         let symbol = format!("inlane_function_{}\0", self.symbol);
-        // SAFETY: INLANE_FUNCTION defines a symbol of this name as an inlane_entry. Its version is checked before other fields are used.
+        // SAFETY: INLANE_FUNCTION defines a symbol of this name as an inlane_entry. Its version is checked
+        // before other fields are used.
         let entry = unsafe { library.get::<*const FunctionEntry>(symbol.as_bytes()).map(|symbol| *symbol) }
             .map_err(|error| {
             failed(format!("compiled, but its function is missing from the result: {error}"))
@@ -106,8 +111,8 @@ impl UserFunction {
     }
 }
 
-/// Loads the shared object that the cache holds for `key`. If there is none, `compile` writes it to the given path first. Without a
-/// usable cache, the object is compiled into a temporary directory and not kept.
+/// Loads the shared object that the cache holds for `key`. If there is none, `compile` writes it to the given
+/// path first. Without a usable cache, the object is compiled into a temporary directory and not kept.
 fn library(key: &[u8], compile: impl FnOnce(&Path) -> Result<()>) -> Result<Library> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| Error::Environment {
         what: format!("compiled packet function {}", path.display()),

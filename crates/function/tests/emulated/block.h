@@ -1,4 +1,5 @@
-// Runs a function on an item, or its tick, with an emulated block (cuda.h). Included after the function's GPU source.
+// Runs a function on an item, or its tick, with an emulated block (cuda.h). Included after the function's GPU
+// source.
 namespace emulated {
 
 static struct {

@@ -1,10 +1,12 @@
-// Emulates a block of GPU threads on one CPU thread, with the parts of CUDA that inlane's headers use. Tests run device code with it
-// without a GPU.
+// Emulates a block of GPU threads on one CPU thread, with the parts of CUDA that inlane's headers use. Tests
+// run device code with it without a GPU.
 //
-// Each GPU thread is a fiber. Fibers switch at random, depending on a seed, at barriers, atomics and fences. Each block is a copy of the
-// shared object that this is compiled into, run by a CPU thread of its own; blocks share the function's state.
+// Each GPU thread is a fiber. Fibers switch at random, depending on a seed, at barriers, atomics and fences.
+// Each block is a copy of the shared object that contains this header, and a CPU thread of its own runs it.
+// Blocks share the function's state.
 //
-// Weak memory order, coalescing and timing are not emulated. If a barrier is not reached by all threads, the program ends with a message.
+// Weak memory order, coalescing and timing are not emulated. If a barrier is not reached by all threads, the
+// program ends with a message.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +31,7 @@ struct barrier {
 
 struct fiber {
     ucontext_t context;
-    const barrier *waits; // the barrier that this fiber waits at: until its generation differs
+    const barrier *waits; // this fiber waits until this barrier's generation differs from `generation`
     unsigned generation;
     bool done;
 };

@@ -1,4 +1,5 @@
-//! A dissector of frames for reference implementations, written from the RFCs, and strategies that generate frames.
+//! A dissector of frames for reference implementations, written from the RFCs, and strategies that generate
+//! frames.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -114,8 +115,8 @@ pub fn ones_sum(parts: &[&[u8]]) -> u16 {
     sum
 }
 
-/// Generates valid frames: Ethernet, up to two tags, IPv4 with options or IPv6 with extension headers, and TCP, UDP or ICMP, with correct
-/// checksums. Some have padding at the end.
+/// Generates valid frames: Ethernet, up to two tags, IPv4 with options or IPv6 with extension headers, and
+/// TCP, UDP or ICMP, with correct checksums. Some have padding at the end.
 pub fn well_formed() -> impl Strategy<Value = Vec<u8>> {
     let tags = proptest::collection::vec((prop_oneof![Just(0x8100u16), Just(0x88a8)], any::<u16>()), 0..=2);
     let payload = proptest::collection::vec(any::<u8>(), 0..200);

@@ -1,4 +1,5 @@
-//! Runs packet functions on frames in bursts, as packets or as descriptors, and checks that no byte around a frame changes.
+//! Runs packet functions on frames in bursts, as packets or as descriptors, and checks that no byte around a
+//! frame changes.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -26,8 +27,8 @@ pub fn instance(text: &str) -> Instance {
     PacketFunction::parse(text).expect(text).instance().expect(text)
 }
 
-/// Runs frames in bursts of `burst`, as packets (24 bytes each) or as descriptors (16 bytes). Each frame's address is a multiple of 64 plus
-/// `shift`. Checks that nothing outside the frames was written.
+/// Runs frames in bursts of `burst`, as packets (24 bytes each) or as descriptors (16 bytes). Each frame's
+/// address is a multiple of 64 plus `shift`. Checks that nothing outside the frames was written.
 pub fn run_shaped(
     instance: &mut Instance,
     frames: &[Vec<u8>],

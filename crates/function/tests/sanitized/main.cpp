@@ -1,5 +1,6 @@
-// Runs one packet function on frames from a file, in bursts. Each frame is an allocation of exactly its length. Built with sanitizers, which
-// end the program at the first access outside. Included after the functions' sources.
+// Runs one packet function on frames from a file, in bursts. Each frame is an allocation of exactly its
+// length. Built with sanitizers, which end the program at the first access outside. Included after the
+// functions' sources.
 //
 //     main NAME STATE FRAMES     STATE: a file with the beginning of the state; FRAMES: a file with each frame's length (4 bytes,
 //                                little-endian) and bytes

@@ -93,7 +93,8 @@ impl Expectation {
         self.dropped[stamp.flow as usize * self.traffic.sizes.len() + size]
     }
 
-    /// Builds the packet with this stamp as the function must leave it. Returns it with its verdict.
+    /// Returns the packet with this stamp as the function must leave it, and the verdict that the function
+    /// must give.
     fn frame(&self, stamp: Stamp) -> (Vec<u8>, ExpectedVerdict) {
         let size = self.traffic.sizes[self.traffic.size_index(stamp.sequence)];
         let mut frame = self.traffic.frame(size, stamp, &self.body);
@@ -137,8 +138,8 @@ impl Expectation {
         }
     }
 
-    /// Builds the packet that the stamp at the end of `bytes` describes, and compares the two. Returns `None` if the stamp
-    /// is not intact.
+    /// Builds the packet that the stamp at the end of `bytes` describes, and compares the two. Returns `None`
+    /// if the stamp is not intact.
     fn compare(&self, bytes: &[u8], frame_length: usize) -> Option<Classification> {
         let stamp = Stamp::from_bytes(bytes.last_chunk()?);
         if stamp.flow >= self.traffic.flows {
@@ -154,8 +155,8 @@ impl Expectation {
         intact.then_some(Classification::Altered(stamp))
     }
 
-    /// Returns the offsets at which a packet's payload may begin: after the headers of each kind of flow, and after its own
-    /// headers.
+    /// Returns the offsets at which a packet's payload may begin: after the headers of each kind of flow, and
+    /// after its own headers.
     fn payload_starts(&self, bytes: &[u8]) -> impl Iterator<Item = usize> {
         let expected = self.traffic.headers.iter().map(|headers| self.traffic.header_length(*headers));
         let layers = Layers::of(bytes).ok().flatten();

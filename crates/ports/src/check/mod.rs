@@ -1,10 +1,10 @@
-//! `check`: receives what a generator sent, and verifies that no packet was lost, duplicated, reordered within its flow, or changed
-//! beyond what the packet function does.
+//! `check`: receives what a generator sent, and verifies that no packet was lost, duplicated, reordered
+//! within its flow, or changed beyond what the packet function does.
 //!
-//! The expected packets follow from the generator's specification and a [`mod@reference`] of the function. The checker compares
-//! headers, lengths and checksums with a template of the flow, and the payload with the CRC in its [stamp]. A packet that differs
-//! is examined again, slowly, to classify the difference. Packets from elsewhere, such as the kernel's own on a veth, count as
-//! foreign.
+//! The expected packets follow from the generator's specification and a [`mod@reference`] of the function.
+//! The checker compares headers, lengths and checksums with a template of the flow, and the payload with the
+//! CRC in its [stamp]. A packet that differs is examined again, slowly, to classify the difference. Packets
+//! from elsewhere, such as the kernel's own on a veth, count as foreign.
 //!
 //! A packet may be too damaged to name its flow and number. It then counts as altered, and does not also
 //! count as lost.
@@ -54,8 +54,9 @@ struct Findings {
 }
 
 impl Checker {
-    /// Opens `check` for the packets of `source`, or `check:SIZE,...` for those of a generator in another process with the same
-    /// options. `number` is the port's number in verdicts: the checker expects the packets that `reference` sends there.
+    /// Opens `check` for the packets of `source`, or `check:SIZE,...` for those of a generator in another
+    /// process with the same options. `number` is the port's number in verdicts: the checker expects the
+    /// packets that `reference` sends there.
     ///
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///
@@ -99,14 +100,15 @@ impl Checker {
         })
     }
 
-    /// Returns the number of received packets that the generator did not send. Valid once the queues are dropped.
+    /// Returns the number of received packets that the generator did not send. Valid once the queues are
+    /// dropped.
     #[cfg(test)]
     pub(crate) fn foreign(&self) -> u64 {
         self.findings().foreign
     }
 
-    /// Returns the number of packets that correctly did not arrive, because the function dropped them or sent them to other
-    /// ports. Valid once the queues are dropped.
+    /// Returns the number of packets that correctly did not arrive, because the function dropped them or sent
+    /// them to other ports. Valid once the queues are dropped.
     #[cfg(test)]
     pub(crate) fn dropped_as_expected(&self) -> u64 {
         let sent = self.sent_by_flow(&self.findings());
@@ -117,8 +119,8 @@ impl Checker {
         self.findings.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Returns how many packets of each flow were sent. For a generator in another process, these are the packets up to the last
-    /// one received.
+    /// Returns how many packets of each flow were sent. For a generator in another process, these are the
+    /// packets up to the last one received.
     fn sent_by_flow(&self, findings: &Findings) -> Vec<u64> {
         self.sent.as_ref().map_or_else(|| findings.reached.clone(), |sent| sent.by_flow())
     }
@@ -213,7 +215,8 @@ impl CheckerTx {
     unsafe fn examine(&mut self, packet: &Packet, now_ns: u64) -> usize {
         self.scratch.clear();
         let scratch = &mut self.scratch;
-        // SAFETY: the caller promises what the pool asks for. `take_tx` checked that the CPU maps the pool's memory.
+        // SAFETY: the caller promises what the pool asks for. `take_tx` checked that the CPU maps the pool's
+        // memory.
         unsafe {
             self.pool.for_each_segment(packet, &mut |address, length| {
                 scratch.extend_from_slice(std::slice::from_raw_parts(address as *const u8, length as usize));
@@ -228,7 +231,8 @@ impl CheckerTx {
             }
             Classification::Altered(stamp) => {
                 self.found.altered += 1;
-                // A packet that should not arrive is not expected. It cannot be lost, so it is not recorded.
+                // Only expected packets are recorded. A packet that must not arrive here cannot be lost or
+                // duplicated.
                 if !self.expectation.is_dropped(stamp) {
                     self.tracker.record(stamp.flow, stamp.sequence);
                 }

@@ -39,14 +39,15 @@ pub trait ReferenceFunction: Send + Sync {
     /// give.
     fn apply(&self, frame: &mut Vec<u8>) -> ExpectedVerdict;
 
-    /// Returns true if the verdict or the changes depend on the payload or the transport checksum. The checker then builds every
-    /// expected packet, which is slower than comparing with a template.
+    /// Returns true if the verdict or the changes depend on the payload or the transport checksum. The
+    /// checker then builds every expected packet, which is slower than comparing with a template.
     fn depends_on_payload(&self) -> bool {
         false
     }
 }
 
-/// Returns the reference of a built-in function with its settings, as given to --function (`macswap`, `drop-rule:udp:53`).
+/// Returns the reference of a built-in function with its settings, as given to --function (`macswap`,
+/// `drop-rule:udp:53`).
 ///
 /// # Errors
 /// If the function has no reference, for example because it is a user's own, or if its settings are wrong.
@@ -115,7 +116,8 @@ fn l3_decrement(frame: &mut [u8]) -> ExpectedVerdict {
     }
 }
 
-/// Returns true for neighbour discovery (RFC 4861), which routers neither change nor forward: ICMPv6 types 133 to 137 with hop limit 255.
+/// Returns true for neighbour discovery (RFC 4861), which routers neither change nor forward: ICMPv6 types
+/// 133 to 137 with hop limit 255.
 fn is_neighbour_discovery<T: AsRef<[u8]>>(packet: &ipv6::Packet<T>) -> bool {
     packet.hop_limit() == 255
         && packet.next_header() == 58
@@ -281,8 +283,8 @@ impl Condition {
             Condition::Protocol(wanted) => layers.is_some_and(|layers| layers.protocol == *wanted),
             Condition::Ports { protocol, source, first, last } => tuple.is_some_and(|tuple| {
                 let port = if *source { tuple.source_port } else { tuple.destination_port };
-                // A rule with ports matches no IPv4 fragment and no later IPv6 fragment, because later fragments have no
-                // transport header.
+                // Only the first fragment of a datagram has ports. A rule with ports matches no IPv4 fragment
+                // at all, and only the first fragment of IPv6.
                 tuple.protocol == *protocol && !is_fragment(frame, layers) && (*first..=*last).contains(&port)
             }),
             Condition::Net { source, address, prefix } => tuple.is_some_and(|tuple| {

@@ -250,8 +250,8 @@ fn a_packet_of_several_segments_is_checked_as_one() {
     assert!(checker.verification().unwrap().passed());
 }
 
-/// Sends the packets of generator `text` to two checkers, numbered 0 and 1, according to the verdicts of `function`. `work`
-/// may change packets.
+/// Sends the packets of generator `text` to two checkers, numbered 0 and 1, according to the verdicts of
+/// `function`. `work` may change packets.
 fn route(text: &str, function: &str, mut work: impl FnMut(&mut [u8])) -> [Verification; 2] {
     let clock = Clock::new();
     let mut generator = Generator::open(text, &clock).unwrap();

@@ -1,10 +1,11 @@
 //! `gen:SIZE|imix`: creates packets of known flows, as fast as they are received or by a schedule.
 //!
-//! Each packet contains its flow, sequence number, due time and CRC ([`stamp`]). The constant part of a flow's packets is prepared
-//! once ([`template`]). A packet then costs a copy of headers and body, a stamp, and an update of the checksum.
+//! Each packet contains its flow, sequence number, due time and CRC ([`stamp`]). The constant part of a
+//! flow's packets is prepared once ([`template`]). A packet then costs a copy of headers and body, a stamp,
+//! and an update of the checksum.
 //!
-//! With a rate, due times follow from the schedule alone. A packet that is received late keeps its due time, so a checker measures
-//! the delay (no coordinated omission).
+//! With a rate, due times follow from the schedule alone. A packet that is received late keeps its due time,
+//! so a checker measures the delay (no coordinated omission).
 
 pub mod schedule;
 pub mod stamp;
@@ -35,8 +36,8 @@ pub struct Generator {
     queues: Vec<Option<GeneratorRx>>,
 }
 
-/// Counts the packets that each queue of a generator has sent. The counts of the flows are computed from
-/// them.
+/// Counts the packets that each queue of a generator has sent. The counts of the flows are computed from the
+/// counts of the queues.
 pub struct SentCounts {
     flows: u32,
     queues: Mutex<Vec<Arc<AtomicU64>>>,
@@ -80,8 +81,8 @@ fn flows_of(flows: u32, queue: u32, queues: u32) -> u32 {
 }
 
 impl Generator {
-    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). Due times are those of `clock`, which the checker must
-    /// use too.
+    /// Opens the generator that `text` specifies (see [`Traffic::parse`]). Due times are those of `clock`,
+    /// which the checker must use too.
     ///
     /// # Errors
     /// As for [`Traffic::parse`].
@@ -115,8 +116,8 @@ impl Generator {
         &self.sent
     }
 
-    /// Sets the rate of all queues together. `None` means as fast as packets are received. Takes effect at the next
-    /// [`Port::configure`].
+    /// Sets the rate of all queues together. `None` means as fast as packets are received. Takes effect at
+    /// the next [`Port::configure`].
     pub fn set_rate(&mut self, rate: Option<Rate>) {
         self.load.rate = rate;
     }
@@ -261,7 +262,8 @@ impl GeneratorRx {
     }
 }
 
-// SAFETY: the packets are just allocated, and `queue` checked that the longest frame fits into the pool's buffers.
+// SAFETY: the packets are just allocated, and `queue` checked that the longest frame fits into the pool's
+// buffers.
 unsafe impl Rx for GeneratorRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now = self.clock.now_ns();
@@ -290,8 +292,8 @@ unsafe impl Rx for GeneratorRx {
             packet.length = (HEADER_ROOM as u32).max(length);
             let stamp =
                 Stamp { flow: self.first_flow + self.turn * self.stride, sequence: self.sequence, due_ns };
-            // SAFETY: the packet was just allocated. `queue` checked that the CPU maps the pool, and that its buffers hold the
-            // longest frame and HEADER_ROOM bytes.
+            // SAFETY: the packet was just allocated. `queue` checked that the CPU maps the pool, and that its
+            // buffers hold the longest frame and HEADER_ROOM bytes.
             let bytes = unsafe { packet.bytes_mut() };
             self.template().write(bytes, &self.body, stamp);
             packet.length = length;

@@ -50,8 +50,8 @@ impl Schedule {
         };
     }
 
-    /// Returns about how many packets of `mean` bytes are due at `now_ns`, but at most `max`. Returns at least 1 if a packet
-    /// is due.
+    /// Returns about how many packets of `mean` bytes are due at `now_ns`, but at most `max`. Returns at
+    /// least 1 if a packet is due.
     #[inline]
     pub fn due_at_most(&mut self, now_ns: u64, max: usize, mean: f64) -> usize {
         self.start_ns.get_or_insert(now_ns);

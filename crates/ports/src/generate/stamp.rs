@@ -1,12 +1,13 @@
-//! Stamps: the identity of a generated packet, in the last 18 bytes of its payload. All numbers are big-endian.
+//! Stamps: the identity of a generated packet, in the last 18 bytes of its payload. All numbers are
+//! big-endian.
 //!
 //! ```text
 //! | body: the same in all packets | flow (4) | sequence number (4) | due time (6) | CRC-32C (4) |
 //! ```
 //!
-//! The sequence number counts the flow's packets, modulo 2^32. The due time is when the packet had to be sent, in nanoseconds of the
-//! clock that generator and checker share. The CRC covers the payload in front of it, and stands last so that the body's part of
-//! it is computed once.
+//! The sequence number counts the flow's packets, modulo 2^32. The due time is when the packet had to be
+//! sent, in nanoseconds of the clock that generator and checker share. The CRC covers the payload in front of
+//! it, and stands last so that the body's part of it is computed once.
 
 use inlane_wire::checksum::Sum;
 

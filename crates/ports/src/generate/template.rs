@@ -1,4 +1,5 @@
-//! Templates: a flow's packet of one size without its stamp. The generator copies it, and the checker compares with it.
+//! Templates: a flow's packet of one size without its stamp. The generator copies it, and the checker
+//! compares with it.
 
 use super::stamp::{self, Stamp};
 use super::traffic::{checksum_and_payload, transport_checksum};
@@ -41,7 +42,8 @@ const _: () = assert!(size_of::<Template>() == 128);
 impl Template {
     /// Creates the template of a frame that ends with a stamp.
     ///
-    /// Returns `None` if the frame is not TCP or UDP, has headers longer than [`HEADER_ROOM`], or has no correct transport checksum.
+    /// Returns `None` if the frame is not TCP or UDP, has headers longer than [`HEADER_ROOM`], or has no
+    /// correct transport checksum.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let layers = Layers::of(frame).ok()??;
         let (checksum_at, payload) = checksum_and_payload(frame, &layers)?;

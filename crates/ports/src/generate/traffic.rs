@@ -1,7 +1,9 @@
-//! The traffic of a generator: flows, frame sizes, headers. A checker computes the same traffic from the same specification.
+//! The traffic of a generator: flows, frame sizes, headers. A checker computes the same traffic from the same
+//! specification.
 //!
-//! Flows send in turns, so packet n of each flow is sent in round n. No two flows share a 5-tuple. Addresses are those reserved for
-//! benchmarks: from 198.18.0.0/16 to 198.19.0.0/16 (RFC 2544), or within 2001:2::/48 (RFC 5180).
+//! Flows send in turns, so packet n of each flow is sent in round n. No two flows share a 5-tuple. Addresses
+//! are those reserved for benchmarks: from 198.18.0.0/16 to 198.19.0.0/16 (RFC 2544), or within 2001:2::/48
+//! (RFC 5180).
 
 use super::stamp;
 use inlane_core::Result;
@@ -19,9 +21,10 @@ pub const MIN_FRAME: usize = 60;
 const FCS: u64 = 4;
 /// The longest frame without FCS, in bytes: the longest IPv4 packet and an Ethernet header.
 const MAX_FRAME: u64 = 65535 + 14;
-/// Frame sizes of the simple IMIX, in an order that mixes them: IP packets of 46, 576 and 1500 bytes in the ratio 7 : 4 : 1.
+/// Frame sizes of the simple IMIX, in an order that mixes them: IP packets of 46, 576 and 1500 bytes in the
+/// ratio 7 : 4 : 1.
 const IMIX: [usize; 12] = [60, 590, 60, 60, 590, 60, 1514, 60, 590, 60, 590, 60];
-/// The first port of the range that flows choose from.
+/// The lowest transport port that a flow can have.
 const FIRST_PORT: u16 = 49152;
 
 /// The protocols of a flow.
@@ -62,8 +65,8 @@ pub struct OfferedLoad {
 impl Traffic {
     /// Parses `gen:SIZE|imix[,fcs,flows=N,seed=S,v4,v6,udp,tcp,vlan=N,smac=M,dmac=M,rate=R,packets=N]`.
     ///
-    /// With `fcs`, SIZE includes the 4 bytes of the frame check sequence, as in RFC 2544: `gen:64,fcs` sends frames of 60 bytes, to
-    /// which a network card adds the FCS.
+    /// With `fcs`, SIZE includes the 4 bytes of the frame check sequence, as in RFC 2544: `gen:64,fcs` sends
+    /// frames of 60 bytes, to which a network card adds the FCS.
     ///
     /// # Errors
     /// If an option is unknown, a value is out of range, or the size is too small for headers and stamp.
@@ -160,7 +163,8 @@ impl Traffic {
         if self.sizes.len() == 1 { 0 } else { sequence as usize % self.sizes.len() }
     }
 
-    /// Returns the bytes that all payloads begin with. A payload contains as many of them as fit before its stamp.
+    /// Returns the bytes that all payloads begin with. A payload contains as many of them as fit before its
+    /// stamp.
     pub fn body(&self) -> Vec<u8> {
         let mut state = self.seed;
         let mut body = Vec::with_capacity(self.longest() + 8);
@@ -172,8 +176,8 @@ impl Traffic {
 
     /// Returns the frame of `size` bytes with this stamp: headers, `body`, stamp, and right checksums.
     ///
-    /// Slow. The generator creates its templates with this function. The checker builds the packets with it
-    /// that cannot be compared with a template.
+    /// Slow. The generator creates its templates with this function. The checker uses it for packets that
+    /// cannot be compared with a template.
     pub fn frame(&self, size: usize, stamp: stamp::Stamp, body: &[u8]) -> Vec<u8> {
         let headers = self.headers[stamp.flow as usize % self.headers.len()];
         let mut bytes = vec![0; size];
@@ -262,7 +266,8 @@ pub fn mix(state: &mut u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Returns the offsets of a frame's transport checksum and of its payload. Returns `None` for frames that are not TCP or UDP.
+/// Returns the offsets of a frame's transport checksum and of its payload. Returns `None` for frames that are
+/// not TCP or UDP.
 pub fn checksum_and_payload(frame: &[u8], layers: &Layers) -> Option<(usize, usize)> {
     let bytes = frame.get(layers.transport..layers.end)?;
     match layers.protocol {

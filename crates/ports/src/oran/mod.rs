@@ -1,7 +1,8 @@
-//! `gen:oran`: sends the user plane of an O-RAN radio as eCPRI over Ethernet (O-RAN.WG4.CUS): the IQ samples of several
-//! antenna-carriers, symbol after symbol.
+//! `gen:oran`: sends the user plane of an O-RAN radio as eCPRI over Ethernet (O-RAN.WG4.CUS): the IQ samples
+//! of several antenna-carriers, symbol after symbol.
 //!
-//! Packets can be shuffled and lost on purpose. The content of every packet, the order and the losses follow from the [`Plan`].
+//! Packets can be shuffled and lost on purpose. The content of every packet, the order and the losses follow
+//! from the [`Plan`].
 
 mod plan;
 
@@ -58,8 +59,8 @@ impl Radio {
         &self.plan
     }
 
-    /// Sets the rate. `None` means real time if the specification says so, and otherwise as fast as packets are received. Takes
-    /// effect at the next [`Port::configure`].
+    /// Sets the rate. `None` means real time if the specification says so, and otherwise as fast as packets
+    /// are received. Takes effect at the next [`Port::configure`].
     pub fn set_rate(&mut self, rate: Option<Rate>) {
         self.load.rate = rate;
     }
@@ -176,7 +177,8 @@ impl RadioRx {
     }
 }
 
-// SAFETY: the packets are just allocated, and `configure` checked that the longest frame fits into the pool's buffers.
+// SAFETY: the packets are just allocated, and `configure` checked that the longest frame fits into the pool's
+// buffers.
 unsafe impl Rx for RadioRx {
     fn receive(&mut self, packets: &mut [Packet]) -> Result<usize> {
         let now_ns = self.clock.now_ns();
@@ -191,8 +193,8 @@ unsafe impl Rx for RadioRx {
                 break;
             }
             packet.length = self.plan.longest() as u32;
-            // SAFETY: the packet was just allocated. `configure` checked that the CPU maps the pool, and that its buffers hold
-            // the longest frame.
+            // SAFETY: the packet was just allocated. `configure` checked that the CPU maps the pool, and that
+            // its buffers hold the longest frame.
             let length = self.plan.write(position, unsafe { packet.bytes_mut() });
             packet.length = length as u32;
             if let Pacing::Rate(schedule) = &mut self.pacing {

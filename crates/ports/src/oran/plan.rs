@@ -89,7 +89,8 @@ pub struct PlannedPacket {
 }
 
 impl Plan {
-    /// Parses `gen:oran[,eaxc=0+1,prbs=N,scs=15|30|60|120,mtu=N,shuffle=N,loss=N%,seed=N,downlink,vlan=N,smac=M,dmac=M,
+    /// Parses
+    /// `gen:oran[,eaxc=0+1,prbs=N,scs=15|30|60|120,mtu=N,shuffle=N,loss=N%,seed=N,downlink,vlan=N,smac=M,dmac=M,
     /// slots=N,rate=R,realtime]`. The defaults equal those of the function `oran-reorder`.
     ///
     /// # Errors
@@ -221,8 +222,8 @@ impl Plan {
         }
     }
 
-    /// Writes the positions of block `block` to `order`, in the order in which they are sent. A block has [`Plan::shuffle`]
-    /// positions.
+    /// Writes the positions of block `block` to `order`, in the order in which they are sent. A block has
+    /// [`Plan::shuffle`] positions.
     pub fn order(&self, block: u64, order: &mut Vec<u64>) {
         let start = block * self.shuffle as u64;
         order.clear();
@@ -233,14 +234,15 @@ impl Plan {
         }
     }
 
-    /// Returns the samples of all PRBs of a symbol. `stream` is the index of the antenna-carrier. A PRB has 12 subcarriers, each with
-    /// I and Q as big-endian 16-bit numbers.
+    /// Returns the samples of all PRBs of a symbol. `stream` is the index of the antenna-carrier. A PRB has
+    /// 12 subcarriers, each with I and Q as big-endian 16-bit numbers.
     pub fn samples(&self, stream: usize, symbol: u64) -> &[u8] {
         let start = mix(&mut (self.seed ^ (stream as u64) << 56 ^ symbol)) as usize % (TABLE / 4) * 4;
         &self.table[start..start + self.prbs * PRB]
     }
 
-    /// Writes the packet at `position` to the front of `bytes`, which must hold the longest frame. Returns its length.
+    /// Writes the packet at `position` to the front of `bytes`, which must hold the longest frame. Returns
+    /// its length.
     pub fn write(&self, position: u64, bytes: &mut [u8]) -> usize {
         let packet = self.packet(position);
         let headers = self.header_length();

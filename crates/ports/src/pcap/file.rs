@@ -4,7 +4,8 @@ use rustix::fs::{FileType, Stat, fstat, stat};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// The identity of a regular file. Equal for all its names: hard links, symbolic links, relative and absolute paths.
+/// The identity of a regular file. All names of a file have the same identity: hard links, symbolic links,
+/// relative and absolute paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,

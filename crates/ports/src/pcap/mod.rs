@@ -1,8 +1,10 @@
-//! `pcap:FILE`: captures as ports. [`CaptureSource`] receives the packets of a capture, and [`CaptureSink`] writes a capture.
+//! `pcap:FILE`: captures as ports. [`CaptureSource`] receives the packets of a capture, and [`CaptureSink`]
+//! writes a capture.
 //!
-//! Each packet carries its capture time and its length on the wire as [`PacketMeta`](inlane_core::packet::PacketMeta). A sink
-//! therefore writes the capture that a source read, whatever lies between them. A source reads its input once from front to back,
-//! so the input may be a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
+//! Each packet carries its capture time and its length on the wire as
+//! [`PacketMeta`](inlane_core::packet::PacketMeta). A sink therefore writes the capture that a source read,
+//! whatever lies between them. A source reads its input once from front to back, so the input may be a pipe
+//! (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
 //!
 //! Neither port blocks on a pipe. A source returns no packets while the pipe's writer pauses. A sink accepts
 //! no packets while the pipe's reader pauses.
@@ -40,9 +42,9 @@ pub enum Pace {
 pub struct Playback {
     /// How fast.
     pub pace: Pace,
-    /// If set, plays the capture again whenever it ends. Timestamps continue from one lap to the next. If a
-    /// lap would exceed the year 2106, the last that the classic format can represent, its timestamps start
-    /// over.
+    /// If set, plays the capture again whenever it ends. Timestamps continue from one lap to the next. The
+    /// classic format can represent times up to the year 2106. If a lap would exceed that, its timestamps
+    /// start over.
     pub repeat: bool,
 }
 
@@ -80,7 +82,8 @@ fn path_of(text: &str) -> Result<&str> {
     }
 }
 
-/// Returns the file that the port `text` reads or writes. Returns `None` for other kinds of ports, and for standard input and output.
+/// Returns the file that the port `text` reads or writes. Returns `None` for other kinds of ports, and for
+/// standard input and output.
 pub fn file_of(text: &str) -> Option<&Path> {
     text.strip_prefix("pcap:").filter(|path| !matches!(*path, "" | "-")).map(Path::new)
 }

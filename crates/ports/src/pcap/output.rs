@@ -1,4 +1,5 @@
-//! The output of a capture: a file, a pipe, a device. Writing never blocks on a pipe whose reader pauses or is absent.
+//! The output of a capture: a file, a pipe, a device. Writing never blocks on a pipe whose reader pauses or
+//! is absent.
 
 use inlane_core::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,7 +33,7 @@ enum Kind {
     Polled(File),
     /// A regular file that is standard output. It may hold earlier bytes, so it is never truncated.
     Appended(File),
-    /// A disk with room for a number of bytes.
+    /// For tests: a disk that is full after this many bytes.
     #[cfg(test)]
     Full(File, usize),
 }
@@ -55,8 +56,8 @@ impl Output {
                 .into();
             let kind = match file_type(&file) {
                 FileType::RegularFile => Kind::Appended(file),
-                // The pipe is opened again. If this process made the shared descriptor non-blocking, other
-                // holders of the pipe would not block either.
+                // Opens the pipe again, to get a descriptor of its own. Other processes may share the first
+                // descriptor. If this process made it non-blocking, their writes would not block either.
                 FileType::Fifo => match open_nonblocking(Path::new("/proc/self/fd/1"), false) {
                     Ok(file) => Kind::NonBlocking(file),
                     Err(_) => Kind::Polled(file),
@@ -83,8 +84,8 @@ impl Output {
         Ok(Self { kind, created: None })
     }
 
-    /// Empties a regular file at a path; other outputs do not change. From now on, a file that opening created
-    /// is kept even if nothing is written.
+    /// Empties a regular file at a path; other outputs do not change. From now on, a file that opening
+    /// created is kept even if nothing is written.
     pub(super) fn begin(&mut self) -> std::io::Result<()> {
         self.created = None;
         match &self.kind {
@@ -147,7 +148,7 @@ impl Output {
         let _ = file.set_len(length);
     }
 
-    /// Simulates a disk with room for `bytes` more.
+    /// Simulates a disk that is full after `bytes` more bytes.
     #[cfg(test)]
     pub(super) fn fail_after(&mut self, bytes: usize) {
         let Kind::File(file) = &self.kind else { unreachable!("only files are made to fail") };

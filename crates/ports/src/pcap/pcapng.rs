@@ -9,7 +9,8 @@ const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const OBSOLETE_PACKET: u32 = 2;
 const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
-/// The longest block without a packet that is accepted, in bytes. Blocks of secrets and names may exceed [`MAX_RECORD`].
+/// The longest block without a packet that is accepted, in bytes. Blocks of secrets and names may exceed
+/// [`MAX_RECORD`].
 const MAX_BLOCK: usize = 1 << 26;
 /// The most interfaces that a section may describe.
 const MAX_INTERFACES: usize = 1 << 16;
@@ -174,6 +175,7 @@ fn units_per_second(resolution: u8) -> u128 {
     let exponent = (resolution & 0x7f) as u32;
     let units =
         if resolution & 0x80 != 0 { 2u128.checked_pow(exponent) } else { 10u128.checked_pow(exponent) };
-    // A unit that exceeds 128 bits converts every 64-bit timestamp to 0 ns, as u128::MAX does.
+    // A number of units that exceeds 128 bits is replaced by u128::MAX. With either, every 64-bit timestamp
+    // is 0 ns.
     units.unwrap_or(u128::MAX)
 }

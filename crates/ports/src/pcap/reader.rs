@@ -1,7 +1,7 @@
 //! Reads captures: classic pcap and pcapng.
 //!
-//! Classic captures may have either byte order and micro- or nanoseconds. pcapng captures may have either byte order, several
-//! sections and interfaces, and any timestamp resolution (draft-ietf-opsawg-pcapng).
+//! Classic captures may have either byte order and micro- or nanoseconds. pcapng captures may have either
+//! byte order, several sections and interfaces, and any timestamp resolution (draft-ietf-opsawg-pcapng).
 //!
 //! pcap-parser parses each record in place, in the buffer of [`CaptureReader`]. The reader fills the buffer,
 //! limits how much memory a damaged file can make it use, converts every timestamp to nanoseconds, and
@@ -21,7 +21,8 @@ use std::ops::Range;
 
 /// The link type of Ethernet.
 pub const ETHERNET: i32 = 1;
-/// The longest record that is accepted, in bytes: four times libpcap's limit for a packet. A longer one is damage.
+/// The longest record that is accepted, in bytes: four times libpcap's limit for a packet. A longer record
+/// counts as damage.
 pub const MAX_RECORD: usize = 1 << 20;
 /// Length of a classic capture's header, in bytes. The first block of a pcapng capture is longer.
 pub const CLASSIC_HEADER: usize = 24;

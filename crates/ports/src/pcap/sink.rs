@@ -140,7 +140,8 @@ impl QueueWriter {
         Ok(Self { writer, queue, lost, timestamps, pool })
     }
 
-    /// Writes the front of `packets`. Returns how many were accepted, and the error that stopped it.
+    /// Writes packets from the front of `packets`. Returns how many the capture accepted, and the error that
+    /// ended the call if there was one.
     ///
     /// # Safety
     /// The caller holds the packets, and they are from this queue's pool.
@@ -173,7 +174,8 @@ impl QueueWriter {
     /// while the capture's reader pauses.
     ///
     /// # Safety
-    /// The caller holds the packets, and they are from this queue's pool. `send` frees or keeps only packets that it counts.
+    /// The caller holds the packets, and they are from this queue's pool. `send` frees or keeps only packets
+    /// that it counts.
     pub(crate) unsafe fn write_sent(
         &self,
         packets: &[Packet],
@@ -241,8 +243,8 @@ impl QueueWriter {
             TimestampSource::SendTime => PacketMeta { time_ns: send_ns, ..PacketMeta::default() },
         };
         writer.record(self.queue, meta, length, |buffer| {
-            // SAFETY: the caller holds the packet, so nothing writes its segments. Ports refuse pools in memory that the CPU
-            // does not map.
+            // SAFETY: the caller holds the packet, so nothing writes its segments. Ports refuse pools in
+            // memory that the CPU does not map.
             unsafe {
                 self.pool.for_each_segment(packet, &mut |address, bytes| {
                     buffer

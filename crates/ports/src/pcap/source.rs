@@ -117,7 +117,8 @@ impl CaptureSource {
         self.summary
     }
 
-    /// Returns the resolution of the timestamps. That of a pipe is set when its header has arrived: nanoseconds for pcapng.
+    /// Returns the resolution of the timestamps. That of a pipe is set when its header has arrived:
+    /// nanoseconds for pcapng.
     pub fn resolution(&self) -> &SharedResolution {
         &self.resolution
     }
@@ -285,7 +286,8 @@ impl CaptureRx {
             return Err(Error::port_usage(&self.name, position + &too_long(length, self.pool.room())));
         }
         packet.length = length as u32;
-        // SAFETY: the packet was just allocated and has room for `length` bytes. `configure` checked that the CPU maps the pool.
+        // SAFETY: the packet was just allocated and has room for `length` bytes. `configure` checked that the
+        // CPU maps the pool.
         unsafe { packet.bytes_mut() }.copy_from_slice(self.reader.data(record));
         let meta = PacketMeta { time_ns, wire_length: record.wire_length, interface: record.interface };
         // SAFETY: the packet was just allocated from this pool.

@@ -1,7 +1,7 @@
 //! Writes classic captures: little-endian, with micro- or nanoseconds.
 //!
-//! Records are collected in a buffer. If the output refuses them, the writer counts the records that were not written whole, and
-//! truncates the file after the last whole record.
+//! Records are collected in a buffer. If the output refuses them, the writer counts the records that were not
+//! written whole, and truncates the file after the last whole record.
 
 use super::output::Output;
 use super::reader::{ETHERNET, Resolution};
@@ -54,8 +54,8 @@ struct Buffered {
 
 /// Writes packets to a capture.
 ///
-/// Opening the writer changes no file. The first packet, [`CaptureWriter::begin`] or [`CaptureWriter::flush`] replaces what a
-/// file held before.
+/// Opening the writer changes no file. The first packet, [`CaptureWriter::begin`] or [`CaptureWriter::flush`]
+/// replaces what a file held before.
 pub struct CaptureWriter {
     name: String,
     output: Output,
@@ -77,7 +77,7 @@ pub struct CaptureWriter {
 }
 
 impl CaptureWriter {
-    /// Opens the capture at `path`, or standard output for `-`. Errors call it `name`.
+    /// Opens the capture at `path`, or standard output for `-`. Error messages call the capture `name`.
     ///
     /// # Errors
     /// If the path can be neither opened nor created.
@@ -138,7 +138,7 @@ impl CaptureWriter {
         self.begun
     }
 
-    /// Simulates a disk with room for `bytes` more.
+    /// Simulates a disk that is full after `bytes` more bytes.
     #[cfg(test)]
     pub(super) fn fail_after(&mut self, bytes: usize) {
         self.output.fail_after(bytes);

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// The wrapper receives no more packets from the inner queue while this many packets are ready, or enough
-/// packets for the caller's burst.
+/// The most packets that are prepared ahead. While this many packets are ready to be returned, or enough for
+/// the caller's burst, the wrapper does not receive from the inner queue.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.
@@ -216,7 +216,8 @@ impl FaultyLink {
         }
     }
 
-    /// Makes a packet ready. Then makes the reordered packets ready that are due after it.
+    /// Makes a packet ready to be returned. Then makes ready all reordered packets that have become due by
+    /// this.
     fn pass(&mut self, packet: Packet) {
         self.ready.push_back(packet);
         self.passed += 1;
@@ -232,7 +233,7 @@ impl FaultyLink {
         }
     }
 
-    /// Makes all delayed and reordered packets ready that are due at `now_ns`. If `ending` is set, no packets
+    /// Makes ready all delayed and reordered packets that are due at `now_ns`. If `ending` is set, no packets
     /// follow, so all reordered packets become ready.
     fn catch_up(&mut self, now_ns: u64, ending: bool) {
         while let Some(&(due_ns, packet)) = self.delayed.front()
@@ -244,7 +245,8 @@ impl FaultyLink {
         self.release(|held, _| ending || held.until_ns <= now_ns);
     }
 
-    /// Returns a copy of a packet in one segment. Returns `None` if the pool is empty or its buffers are too small.
+    /// Returns a copy of a packet in one segment. Returns `None` if the pool is empty or its buffers are too
+    /// small.
     fn copy(&self, packet: &Packet) -> Option<Packet> {
         let mut length = 0;
         // SAFETY: this link holds the packet, and it is from this pool.
@@ -257,8 +259,8 @@ impl FaultyLink {
         copy.length = length as u32;
         copy.port = packet.port;
         let mut at = 0;
-        // SAFETY: this link holds the packet, and the copy has room for all its segments. `new` checked that the CPU maps the
-        // pool.
+        // SAFETY: this link holds the packet, and the copy has room for all its segments. `new` checked that
+        // the CPU maps the pool.
         unsafe {
             self.pool.for_each_segment(packet, &mut |address, bytes| {
                 let bytes = bytes as usize;

@@ -68,7 +68,8 @@ fn a_busy_thread_is_the_limit() {
 fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
     let mut split = with_method("gen:64", Method::Split);
     assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
-    // A source that may run out of packets: either it had no more, or it had more and lost them.
+    // An AF_XDP port may have no more packets. Without losses the source is therefore the limit. With losses
+    // there were more packets, so the workers are.
     split.route = config("af_xdp:eth0").route;
     assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);
@@ -79,7 +80,8 @@ fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
 #[test]
 fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut config = with_method("gen:64", Method::Split);
-    // The sending port accepts nothing, and the thread spins and yields, on a machine that is busy with other jobs.
+    // The sending port accepts nothing, and the thread spins and yields, on a machine that is busy with other
+    // jobs.
     let mut waiting = outcome(&config, &[0.1]);
     waiting.time_shares[0].refused = 0.8;
     (waiting.result.cpu_ns, waiting.queued_ns) = (500_000_000, 1_400_000_000);

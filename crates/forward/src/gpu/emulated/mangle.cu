@@ -1,4 +1,5 @@
-// Changes packets in every way that a function can: writes bytes anywhere, grows, shrinks, drops, and sends to other ports.
+// Changes packets in every way that a function can: writes bytes anywhere, grows, shrinks, drops, and sends
+// to other ports.
 #include <inlane.h>
 
 struct mangle {

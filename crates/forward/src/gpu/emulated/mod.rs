@@ -45,7 +45,8 @@ impl Block {
         place: u64,
         more: u32,
     ) {
-        // SAFETY: the arguments have the types that the function declares, and the lane's memory outlives the call.
+        // SAFETY: the arguments have the types that the function declares, and the lane's memory outlives the
+        // call.
         unsafe { (self.launch)(kernel as u32, shape.threads, seed, block, shape.blocks, lane, place, more) }
     }
 }
@@ -103,7 +104,8 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     (0..count).map(load).collect()
 }
 
-/// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks with their neighbours.
+/// The size of a buffer. It is odd, so that packets begin at any address and share 16-byte chunks with their
+/// neighbours.
 const ROOM: usize = 331;
 /// The bytes before the first buffer and after the last one.
 const EDGE: usize = 32;

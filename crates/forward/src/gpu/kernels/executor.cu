@@ -1,4 +1,5 @@
-// The GPU executors' kernels. They take items from the burst ring, run the packet function on them, and complete them.
+// The GPU executors' kernels. They take items from the burst ring, run the packet function on them, and
+// complete them.
 //
 // gpu/loaded_function.rs puts PacketFunction::gpu_source before this text and compiles both. That source
 // contains inlane.h and defines inlane_run_item. INLANE_PULLS is 1 if the kernels can pull packets into GPU
@@ -89,8 +90,8 @@ __device__ __forceinline__ pulled pulled_of(const inlane_lane &lane, uint4 descr
     return {reinterpret_cast<uint8_t *>(address & ~15ull), descriptor.x & 15u, min(descriptor.z, lane.pull)};
 }
 
-// Pulls an item's packets into `stage` and writes the descriptors of the copies to `now`. A warp pulls four packets at a time; each
-// thread has up to eight loads in flight.
+// Pulls an item's packets into `stage` and writes the descriptors of the copies to `now`. A warp pulls four
+// packets at a time; each thread has up to eight loads in flight.
 __device__ void pull(const inlane_lane &lane, const slot &at, uint32_t count, const uint4 *given, uint4 *now) {
     constexpr uint32_t packets = 4, chunks = 2;
     uint32_t warps = blockDim.x / 32, lane_id = threadIdx.x % 32;
@@ -249,7 +250,7 @@ __device__ __noinline__ void process_out_of_line(const block_variables &own, uin
 // The threads of a block's first warp poll different words with one load instruction. So a poll takes the
 // time of one read over PCIe. The hardware combines the loads of a quarter of a warp, so threads 0 to 7 read
 // the item's line in one piece.
-constexpr uint32_t ITEM = 0;       // this thread polls the item's word; threads 1 to 7 the descriptors after it, if those are all
+constexpr uint32_t ITEM = 0;       // this thread polls the item's word; see comes_with_word for threads 1 to 7
 constexpr uint32_t RELAY = 8;      // polls what block 0 found
 constexpr uint32_t END = 9;        // in block 0, in some polls: the ring's end
 constexpr uint32_t STOP = 10;      // in block 0, in some polls: the order to stop
@@ -258,7 +259,8 @@ constexpr uint32_t CHECK_EVERY_POLLS = 32;
 constexpr uint64_t CHECK_HEARTBEAT_EVERY_NS = 200000000;
 constexpr uint32_t ALL = 0xffffffffu;
 
-// True if all descriptors of an item fit into the cache line of its word.
+// Returns true if all descriptors of an item fit into the cache line of its word. Threads 1 to 7 then poll
+// the descriptors together with the word.
 
 __device__ __forceinline__ bool comes_with_word(const inlane_lane &lane) { return lane.burst <= INLANE_RING_DESCRIPTORS_WITH_WORD; }
 
@@ -336,7 +338,8 @@ __device__ __forceinline__ uint64_t wait_for(const inlane_lane &lane, const slot
 // copies and the verdicts follow.
 extern __shared__ uint4 inlane_shared[];
 
-// Runs until the ring ends, the host orders a stop, or the host's heartbeat stops. All blocks must be resident at once.
+// Runs until the ring ends, the host orders a stop, or the host's heartbeat stops. All blocks must be
+// resident at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_persistent(const __grid_constant__ inlane_lane lane) {
     __shared__ uint64_t shared_word;
     uint32_t polls = 0;
@@ -392,8 +395,8 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
 }
 
 // As inlane_items, for graphs. A graph's parameters are fixed, so it passes a slot index but no lap. The
-// kernel takes the lap from the word. It ends at once if the lap is not odd (`odd` is 1) or not even (`odd`
-// is 0).
+// kernel takes the lap from the word. `odd` is the lowest bit of the lap for which the graph was launched. If
+// the word has another lowest bit, the kernel ends at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);

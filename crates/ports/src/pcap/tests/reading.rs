@@ -129,7 +129,8 @@ fn a_block_with_a_wrong_length_is_damage() {
     }
 }
 
-/// An input that returns its pieces, with [`std::io::ErrorKind::WouldBlock`] once after each.
+/// An input that returns its pieces one after the other. After each piece it fails once with
+/// [`std::io::ErrorKind::WouldBlock`].
 struct TwoPieces {
     pieces: std::collections::VecDeque<Vec<u8>>,
 }
