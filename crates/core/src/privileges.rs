@@ -127,7 +127,7 @@ fn drop_capabilities_of_other_threads() -> Result<()> {
         return Ok(());
     }
     let signal = libc::SIGRTMAX();
-    // SAFETY: all zero is a sigaction without flags.
+    // SAFETY: an all-zero sigaction is valid and has no flags.
     let (mut action, mut before): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as extern "C" fn(libc::c_int) as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART;

@@ -98,7 +98,7 @@ fn initialise() -> Result<Environment, String> {
     if unsafe { sys::inlane_log_route() } != 0 {
         tracing::warn!("DPDK's messages go to stderr, because no stream could be made for them");
     }
-    // SAFETY: a null-terminated list of strings that live for the process. It is called once.
+    // SAFETY: the list of strings is null-terminated and lives for the process. The function is called once.
     let outcome = unsafe { sys::rte_eal_init(arguments.len() as i32, pointers.as_mut_ptr()) };
     // The environment replaced the log stream while it started, so the stream is set again.
     // SAFETY: as above.

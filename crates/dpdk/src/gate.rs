@@ -149,7 +149,7 @@ fn barrier_on_all_threads() {
     const GLOBAL: i32 = 1;
     const PRIVATE_EXPEDITED: i32 = 1 << 3;
     const REGISTER_PRIVATE_EXPEDITED: i32 = 1 << 4;
-    // SAFETY: no memory is passed. The kernel refuses commands that it does not know.
+    // SAFETY: the call gets no pointer. The kernel refuses commands that it does not know.
     unsafe {
         if libc::syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0
             && libc::syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED, 0, 0) == 0

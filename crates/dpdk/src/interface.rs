@@ -37,12 +37,12 @@ impl Interface {
         if index == 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: no memory is passed.
+        // SAFETY: the call gets no pointer.
         let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: just opened, and owned by nobody else.
+        // SAFETY: the descriptor was just opened, and nobody else owns it.
         Ok(Self { name: name.to_owned(), index, socket: unsafe { OwnedFd::from_raw_fd(fd) }, tap: None })
     }
 
@@ -59,7 +59,7 @@ impl Interface {
     /// Returns true if the interface still exists. It still exists after it was renamed. A tap interface also
     /// still exists after it was moved to another namespace.
     pub(crate) fn exists(&self) -> bool {
-        // SAFETY: all zero is an ifreq.
+        // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_ifru.ifru_ifindex = self.index as i32;
         // SAFETY: the request lives through the call, which fills in a name.
@@ -69,7 +69,7 @@ impl Interface {
 
     /// Returns the MTU in bytes, 1500 if the kernel does not report it.
     pub(crate) fn mtu(&self) -> u32 {
-        // SAFETY: all zero is an ifreq.
+        // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         self.write_name(&mut request);
         // SAFETY: the request lives through the call, which fills in the MTU.
@@ -84,14 +84,14 @@ impl Interface {
     /// # Errors
     /// The system's error, for example without CAP_NET_RAW.
     pub(crate) fn make_promiscuous(&self) -> std::io::Result<OwnedFd> {
-        // SAFETY: no memory is passed. Without a protocol the socket receives nothing.
+        // SAFETY: the call gets no pointer. Without a protocol the socket receives nothing.
         let descriptor = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if descriptor < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: just opened, and owned by nobody else.
+        // SAFETY: the descriptor was just opened, and nobody else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // SAFETY: all zero is a packet_mreq.
+        // SAFETY: an all-zero packet_mreq is valid.
         let mut request: libc::packet_mreq = unsafe { std::mem::zeroed() };
         request.mr_ifindex = self.index as i32;
         request.mr_type = libc::PACKET_MR_PROMISC as u16;
@@ -143,7 +143,7 @@ impl Interface {
         const GET_CHANNELS: u32 = 0x3c;
         const SIOCETHTOOL: libc::c_ulong = 0x8946;
         let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
-        // SAFETY: all zero is an ifreq.
+        // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         self.write_name(&mut request);
         request.ifr_ifru.ifru_data = (&raw mut channels).cast();
@@ -175,7 +175,7 @@ impl Interface {
 /// the interface was deleted.
 fn tap_name(descriptor: RawFd) -> Option<String> {
     const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
-    // SAFETY: all zero is an ifreq.
+    // SAFETY: an all-zero ifreq is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // SAFETY: the request lives through the call, which fills in a name. The call fails on other kinds of
     // descriptors.

@@ -63,7 +63,7 @@ fn open_descriptors() -> impl Iterator<Item = RawFd> {
 
 /// Returns true if `descriptor` is a packet socket that is bound to the interface with number `index`.
 fn is_bound_to(descriptor: RawFd, index: u32) -> bool {
-    // SAFETY: all zero is an address of no family.
+    // SAFETY: an all-zero address is valid and has no family.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: at most `length` bytes are written. The call fails on other kinds of descriptors.

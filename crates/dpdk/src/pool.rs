@@ -40,7 +40,7 @@ static GATE: LazyLock<Arc<Gate>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// The gate of pools, and this thread's mark at the gate.
+    /// The gate that guards all pools, and this thread's mark at that gate.
     static PASS: (Arc<Gate>, Arc<Mark>) = (GATE.clone(), GATE.mark());
 }
 

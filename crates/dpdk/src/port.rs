@@ -236,7 +236,8 @@ impl EthPort {
         for packet in &mut packets[..allocated] {
             packet.length = size.into();
             if pool.region().location().is_cpu_memory() {
-                // SAFETY: just allocated, in memory of the CPU; the size is at most the data room.
+                // SAFETY: the packet was just allocated, in memory of the CPU; the size is at most the data
+                // room.
                 write_frame(unsafe { packet.bytes_mut() });
             }
         }

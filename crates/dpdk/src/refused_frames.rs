@@ -29,17 +29,17 @@ impl RefusedFrames {
     /// Installs the filter on `rings`, the packet sockets of a port on `interface`, and begins to count.
     /// Frames of more than `longest` bytes are refused.
     pub(crate) fn begin(interface: &Interface, rings: &[RawFd], longest: u32) -> io::Result<Self> {
-        // SAFETY: no memory is passed. A socket without a protocol receives nothing before it is bound.
+        // SAFETY: the call gets no pointer. A socket without a protocol receives nothing before it is bound.
         let descriptor = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, and owned by nobody else.
+        // SAFETY: the descriptor was just opened, and nobody else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
         // No thread reads this socket, so the smallest buffer suffices.
         set(descriptor, libc::SOL_SOCKET, libc::SO_RCVBUF, &1i32)?;
         set_filter(descriptor, &keep_refused(longest))?;
-        // SAFETY: all zero is an address of no family.
+        // SAFETY: an all-zero address is valid and has no family.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as u16;
         address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();

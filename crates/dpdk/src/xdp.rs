@@ -141,7 +141,7 @@ impl Socket {
     }
 
     fn of(descriptor: RawFd) -> Option<Self> {
-        // SAFETY: all zero is a stat. The call writes it, and fails on closed descriptors.
+        // SAFETY: an all-zero stat is valid. The call writes it, and fails on closed descriptors.
         unsafe {
             let mut status: libc::stat = std::mem::zeroed();
             (libc::fstat(descriptor, &mut status) == 0).then_some(Self { descriptor, inode: status.st_ino })
@@ -191,8 +191,8 @@ unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result:
         programs().iter().find(|(other, _)| *other == key).and_then(|(_, program)| program.upgrade());
     let (Some(program), Some(socket)) = (program, Socket::of(result)) else { return -libc::ENODEV };
     OPENED.with_borrow_mut(|opened| opened.push(socket));
-    // SAFETY: no memory is passed. FD_CLOEXEC keeps programs that this process starts from inheriting the
-    // socket. They would keep its queue in use.
+    // SAFETY: the call gets no pointer. FD_CLOEXEC keeps programs that this process starts from inheriting
+    // the socket. They would keep its queue in use.
     unsafe {
         libc::fcntl(result, libc::F_SETFD, libc::FD_CLOEXEC);
         sys::inlane_xdp_set_socket(program.map.as_raw_fd(), queue, result)

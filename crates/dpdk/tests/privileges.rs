@@ -73,15 +73,15 @@ impl Opened {
             let mut packets = [Packet::EMPTY; 32];
             loop {
                 let count = self.rx.receive(&mut packets).unwrap();
-                // SAFETY: just received, in host memory.
+                // SAFETY: the packet was just received, in host memory.
                 if count == 1 && unsafe { packets[0].bytes() } == sent {
                     break;
                 }
-                // SAFETY: received from a queue of this pool, and not used again.
+                // SAFETY: the packet was received from a queue of this pool, and is not used again.
                 unsafe { self.pool.free(&packets[..count]) };
                 assert!(start.elapsed() < Duration::from_secs(2), "no frame is received");
             }
-            // SAFETY: received from a queue of this pool, and not used again.
+            // SAFETY: the packet was received from a queue of this pool, and is not used again.
             assert_eq!(unsafe { self.tx.send(&packets[..1]) }.unwrap(), 1);
             assert_eq!(raw.receive(Duration::from_secs(1)).as_deref(), Some(&sent[..]));
         }

@@ -83,11 +83,11 @@ pub struct Progress {
 /// threads polled and found no work.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TimeShares {
-    /// The share in which the dispatching thread had work.
+    /// The share of the time in which the dispatching thread had work.
     pub busy: f64,
-    /// The share in which the dispatching thread waited for a sending port that accepted nothing.
+    /// The share of the time in which the dispatching thread waited for a sending port that accepted nothing.
     pub refused: f64,
-    /// The share in which the feeder had work; 0 without a feeder.
+    /// The share of the time in which the feeder had work; 0 without a feeder.
     pub feeding: f64,
 }
 

@@ -85,7 +85,7 @@ impl FunctionInfo {
     }
 }
 
-/// The arguments of a function besides its packets: `inlane_context`.
+/// The arguments that a function gets besides its packets. C++ calls this struct `inlane_context`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CallContext {
@@ -103,7 +103,7 @@ pub struct CallContext {
     pub reserved: u32,
 }
 
-/// A function that was compiled for the CPU: `inlane_entry`.
+/// A function that was compiled for the CPU. C++ calls this struct `inlane_entry`.
 #[repr(C)]
 pub struct FunctionEntry {
     /// The function's properties.

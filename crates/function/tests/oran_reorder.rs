@@ -38,7 +38,7 @@ struct Delivered {
     prbs: Prbs,
 }
 
-/// The reference, written from the documentation.
+/// A reference implementation of `oran-reorder`, written from its documentation.
 struct Reference {
     carrier: Carrier,
     windows: [Option<(u32, bool, u64, Prbs)>; WINDOWS as usize],
@@ -201,7 +201,7 @@ fn packet() -> impl Strategy<Value = UPlane> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Any sections, slots in any order, and any time steps.
+    /// Compares with the reference for any sections, slots in any order, and any time steps.
     #[test]
     fn any_packets(
         bursts in proptest::collection::vec((proptest::collection::vec(packet(), 0..12), 0..LIMIT_NS), 1..24),
@@ -215,7 +215,8 @@ proptest! {
         drive(if compressed { COMPRESSED } else { PLAIN }, &bursts);
     }
 
-    /// Complete slots, with packets out of order by a limited distance, and some lost or duplicated.
+    /// Compares with the reference for complete slots. Packets are out of order by a limited distance, and
+    /// some are lost or duplicated.
     #[test]
     fn slots_out_of_order(
         first in 0..5120u32,
@@ -251,8 +252,8 @@ proptest! {
         }
     }
 
-    /// Packets with changed bytes, truncated to any length. The function ends and changes no byte outside the
-    /// packets.
+    /// Checks that packets with changed bytes, truncated to any length, are harmless: the function ends, and
+    /// changes no byte outside the packets.
     #[test]
     fn hostile_packets(
         packets in proptest::collection::vec((packet(), proptest::collection::vec((0..40usize, any::<u8>()), 0..4), any::<prop::sample::Index>(), any::<bool>()), 1..20),

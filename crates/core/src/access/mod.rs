@@ -1,4 +1,4 @@
-//! The CPU's loads and stores to device memory: which instructions, in which widths.
+//! Loads and stores by which the CPU accesses device memory, in chosen instructions and widths.
 //!
 //! A BAR accepts the accesses that its device expects, and perhaps no others. A `memcpy` may use another
 //! width or access a byte twice. So each access here is one instruction, naturally aligned at the device's
@@ -267,13 +267,13 @@ unsafe fn words<T: Copy>(destination: *mut u8, source: *const u8, count: usize) 
     let aligned = |address: usize| address.is_multiple_of(size_of::<T>());
     if aligned(source as usize) && aligned(destination as usize) {
         for index in 0..count {
-            // SAFETY: inside both spans, as the caller promises, and aligned.
+            // SAFETY: word `index` is inside both spans, as the caller promises, and aligned.
             unsafe { destination.add(index).write_volatile(source.add(index).read_volatile()) };
         }
         return;
     }
     for index in 0..count {
-        // SAFETY: inside both spans, as the caller promises.
+        // SAFETY: word `index` is inside both spans, as the caller promises.
         unsafe {
             if aligned(source as usize) {
                 destination.add(index).write_unaligned(source.add(index).read_volatile());

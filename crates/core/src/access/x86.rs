@@ -68,7 +68,8 @@ copy!(stream64, "avx512f", zmm_reg, 64, "vmovntdqa", "vmovntdq");
 /// As [`super::Access::copy`], and the CPU has the instruction.
 pub(super) unsafe fn direct64(destination: *mut u8, source: *const u8, count: usize) {
     for index in 0..count {
-        // SAFETY: inside the spans; the caller promises a destination that is a multiple of 64.
+        // SAFETY: all pieces are inside the spans. The caller promises a destination that is a multiple of
+        // 64.
         unsafe {
             asm!(
                 "movdir64b {d}, [{s}]",

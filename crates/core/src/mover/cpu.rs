@@ -77,7 +77,8 @@ impl CpuMover {
         }
         let (start, end) = (region.address(), region.address() + region.len() as u64);
         let word = start.next_multiple_of(4);
-        // SAFETY: an aligned word or the first byte, inside the region, which is mapped while it lives.
+        // SAFETY: the load reads an aligned word or the first byte. Both are inside the region, which is
+        // mapped as long as the value lives.
         unsafe {
             if word + 4 <= end {
                 std::hint::black_box((word as *const u32).read_volatile());
@@ -225,7 +226,7 @@ mod tests {
         struct Page(usize);
         impl Drop for Page {
             fn drop(&mut self) {
-                // SAFETY: mapped below, unmapped once.
+                // SAFETY: the page was mapped below, and is unmapped only here.
                 unsafe { libc::munmap(self.0 as *mut _, 4096) };
             }
         }

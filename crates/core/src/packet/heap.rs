@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// A pool over any region: for captures, generators, and memory of a device.
+/// A pool of packet buffers in any region. Captures, generators and GPUs use it.
 ///
 /// ```text
 /// region: | headroom | data room | headroom | data room |    one stride a buffer, cookie = index
@@ -330,14 +330,14 @@ mod tests {
                 let mut packets = [Packet::EMPTY; 13];
                 let got = pool.allocate(&mut packets[..1 + (round * seed) % 13]);
                 for packet in &packets[..got] {
-                    // SAFETY: just allocated, in host memory. If two threads held one buffer, both would
-                    // write here, and the check below would fail.
+                    // SAFETY: the packet was just allocated, in host memory. If two threads held one buffer,
+                    // both would write here, and the check below would fail.
                     unsafe { *(packet.address as *mut usize) = seed };
                 }
                 held.extend_from_slice(&packets[..got]);
                 let keep = (round * 7 + seed) % 30;
                 let excess = held.len().saturating_sub(keep);
-                // SAFETY: still held.
+                // SAFETY: this thread still holds the packet.
                 assert!(held.iter().all(|packet| unsafe { *(packet.address as *const usize) } == seed));
                 free(&pool, &held[..excess]);
                 held.drain(..excess);
@@ -361,11 +361,11 @@ mod tests {
         assert_eq!(pool.allocate(&mut packets), 8);
         for (i, packet) in packets.iter_mut().enumerate() {
             packet.length = pool.room() as u32;
-            // SAFETY: just allocated, in host memory.
+            // SAFETY: the packet was just allocated, in host memory.
             unsafe { packet.bytes_mut() }.fill(i as u8);
         }
         for (i, packet) in packets.iter().enumerate() {
-            // SAFETY: still held.
+            // SAFETY: this thread still holds the packet.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
         free(&pool, &packets);

@@ -77,7 +77,7 @@ unsafe impl Sync for Ring {}
 // SAFETY: no field is tied to a thread.
 unsafe impl Send for Ring {}
 
-/// Access to the ring's words, for the dispatcher and the consumers. Other code only reads words, by
+/// Gives the dispatcher and the consumers access to the ring's words. Other code reads the words by
 /// [`Ring`]'s methods.
 struct RingWords<'a>(&'a Ring);
 
@@ -309,9 +309,10 @@ impl Ring {
         }
         let descriptors = self.descriptors(slot);
         for i in (0..packets.len()).rev() {
-            // SAFETY: inside the region, and no other thread accesses the claimed slot. A packet begins with
-            // the fields of a descriptor, except that its port is where a descriptor has its lap. Nobody
-            // reads the lap in rings of such large bursts. Copying both as one value takes half the stores.
+            // SAFETY: the descriptor is inside the region, and no other thread accesses the claimed slot. A
+            // packet begins with the fields of a descriptor, except that its port is where a descriptor has
+            // its lap. Nobody reads the lap in rings of such large bursts. Copying both as one value takes
+            // half the stores.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }
     }

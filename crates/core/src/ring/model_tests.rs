@@ -22,7 +22,7 @@ struct Small {
     completed: Vec<AtomicU64>,
     freed: AtomicU64,
     end: AtomicU64,
-    /// The payload that the dispatcher writes, and the one that consumers write.
+    /// The payloads of the slots. The dispatcher writes these, and consumers write those of the next field.
     requests: Vec<UnsafeCell<u64>>,
     answers: Vec<UnsafeCell<u64>>,
 }

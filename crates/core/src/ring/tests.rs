@@ -1,4 +1,4 @@
-//! The ring against a model queue, with threads, and with a hostile consumer.
+//! Tests of the ring: against a model queue, with threads, and with a hostile consumer.
 
 use super::layout::{DROP, Descriptor, FORWARD, PacketVerdict, UNCHANGED, VERDICTS};
 use super::protocol::Word;
@@ -54,7 +54,7 @@ fn to_device(slots: usize, burst: usize) -> (Dispatcher, Region, Region) {
 /// Acts as a device that writes `value` into the complete half.
 fn write_as_device(complete: &Region, offset: usize, value: u64) {
     assert!(offset + 8 <= complete.len() && offset.is_multiple_of(8));
-    // SAFETY: inside the region and aligned, and only this thread accesses it.
+    // SAFETY: the word is inside the region and aligned, and only this thread accesses the region.
     unsafe { complete.as_ptr().add(offset).cast::<u64>().write_volatile(value) };
 }
 

@@ -29,11 +29,11 @@ fn buffers_lie_in_the_region_and_do_not_overlap() {
             assert!(packet.address >= pool.region().address());
             assert!(end <= pool.region().address() + pool.region().len() as u64);
             assert_eq!(packet.address % 64, 0, "data begins on a cache line");
-            // SAFETY: just allocated, in host memory.
+            // SAFETY: the packet was just allocated, in host memory.
             unsafe { packet.bytes_mut() }.fill(i as u8);
         }
         for (i, packet) in packets.iter().enumerate() {
-            // SAFETY: allocated above, in host memory, and not freed.
+            // SAFETY: the packet was allocated above, in host memory, and not freed.
             assert!(unsafe { packet.bytes() }.iter().all(|&byte| byte == i as u8));
         }
         // SAFETY: the test holds these packets of this pool, and does not use them again.
@@ -58,13 +58,13 @@ fn metadata_and_segments() {
     assert_eq!(unsafe { pool.meta(&packets[1]) }, PacketMeta::default());
 
     packets[0].length = 14;
-    // SAFETY: allocated above, in host memory.
+    // SAFETY: the packet was allocated above, in host memory.
     unsafe { packets[0].bytes_mut() }.fill(1);
-    // SAFETY: allocated above, from this pool.
+    // SAFETY: the packet was allocated above, from this pool.
     unsafe { pool.append_segment(&packets[0], &[2; 300]) }.unwrap();
-    // SAFETY: allocated above, from this pool.
+    // SAFETY: the packet was allocated above, from this pool.
     unsafe { pool.append_segment(&packets[0], &[3; 512]) }.unwrap();
-    // SAFETY: allocated above, from this pool.
+    // SAFETY: the packet was allocated above, from this pool.
     assert!(unsafe { pool.append_segment(&packets[0], &[4; 513]) }.is_err(), "the bytes do not fit a buffer");
     let mut lengths = Vec::new();
     // SAFETY: the test holds this packet of this pool.

@@ -77,7 +77,7 @@ impl EthPort {
         }
         for queue in 0..queues {
             self.call("setting up a send queue", |port| {
-                // SAFETY: no memory is passed.
+                // SAFETY: the call gets no pointer.
                 unsafe { sys::rte_eth_tx_queue_setup(port, queue, tx_descriptors, socket, std::ptr::null()) }
             })?;
         }

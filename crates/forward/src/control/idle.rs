@@ -18,7 +18,7 @@ struct Times {
     begun: Cell<u64>,
     /// Rounds without work.
     idle: Rounds,
-    /// Rounds spent in waits inside the loop, for a port that accepts no packets.
+    /// Rounds of waiting, inside the loop, for a port that accepts no packets.
     refused: Rounds,
     /// The number of [`Idle`] values that exist on this thread. The first belongs to the thread's loop,
     /// further ones to waits inside that loop.

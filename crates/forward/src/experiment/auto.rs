@@ -52,7 +52,7 @@ struct Trial {
     carried: bool,
 }
 
-/// The trials from which one choice is made.
+/// The trials of one search, from which the best is chosen.
 #[derive(Default)]
 struct Trials {
     done: Vec<Trial>,

@@ -12,15 +12,15 @@ use std::time::Duration;
 /// Where packets lie, and whether the GPU processes them in place or pulls them into its own memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
-    /// In pinned host memory. The GPU processes them in place, over PCIe.
+    /// Packets lie in pinned host memory. The GPU processes them in place, over PCIe.
     #[default]
     Pinned,
-    /// In pinned host memory. The kernel pulls packets into GPU memory and writes back what the function
-    /// changed.
+    /// Packets lie in pinned host memory. The kernel pulls them into GPU memory and writes back what the
+    /// function changed.
     Gpu,
     /// As [`Memory::Gpu`], but the kernel pulls only this many bytes from the front of each packet.
     Split(u32),
-    /// In GPU memory from the start. Only for ports that never access packet bytes with the CPU.
+    /// Packets lie in GPU memory from the start. Only for ports that never access packet bytes with the CPU.
     Pool,
 }
 

@@ -182,13 +182,13 @@ impl Tally {
 /// burst.
 #[derive(Default)]
 pub struct StageHistograms {
-    /// From received to submitted.
+    /// The time from receiving packets to submitting them.
     pub queue: LatencyHistogram,
-    /// From submitted to processed.
+    /// The time from submitting packets until they are processed.
     pub process: LatencyHistogram,
-    /// From processed to sent.
+    /// The time from the end of processing until packets are sent.
     pub send: LatencyHistogram,
-    /// From received to sent.
+    /// The time from receiving packets until they are sent.
     pub total: LatencyHistogram,
 }
 

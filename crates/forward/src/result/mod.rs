@@ -12,7 +12,7 @@ use serde::Serialize;
 
 pub use parameters::{Parameters, Quantity};
 
-/// The packets that crossed in one direction: received or transmitted.
+/// The packets of a run that were received, or those that were transmitted.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 pub struct Flow {
     /// The number of packets.
@@ -188,13 +188,13 @@ impl PacketResult {
 /// The time that packets spent in each stage of a pipeline.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Stages {
-    /// From received to submitted to the ring.
+    /// The time from receiving a packet to submitting it to the ring.
     pub queue: Option<Percentiles>,
-    /// From submitted to processed.
+    /// The time from submitting a packet until it is processed.
     pub process: Option<Percentiles>,
-    /// From processed to handed to the transmit port.
+    /// The time from the end of processing until the packet is handed to the transmit port.
     pub send: Option<Percentiles>,
-    /// From received to handed to the transmit port.
+    /// The time from receiving a packet until it is handed to the transmit port.
     pub total: Option<Percentiles>,
 }
 

@@ -5,7 +5,7 @@ use inlane_core::struct_layout;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// `struct flow`: one place of the hash table.
+/// One place of `flow-count`'s hash table. The C++ source calls this struct `flow`.
 #[repr(C, align(64))]
 struct Place {
     tag: u32,
@@ -18,7 +18,7 @@ struct Place {
     bytes: u64,
 }
 
-/// `struct flow_count`: the function's state.
+/// The state of `flow-count`. The C++ source calls this struct `flow_count`.
 #[repr(C)]
 struct State {
     others: u64,

@@ -30,7 +30,7 @@ const RECORDS: usize = 64;
 /// The offset of the assembled data in the output region.
 const DATA: usize = RECORDS * size_of::<Record>() + WINDOWS * STREAMS * SYMBOLS * 4;
 
-/// The beginning of `struct oran_reorder`: settings and counters.
+/// The first fields of the function's state, `struct oran_reorder` in C++: settings and counters.
 #[repr(C)]
 struct State {
     streams: u32,
@@ -54,7 +54,7 @@ struct State {
     next_record: u64,
 }
 
-/// `struct oran_record`: a delivered slot.
+/// The record of a delivered slot. The C++ header calls this struct `oran_record`.
 #[repr(C)]
 struct Record {
     sequence: u64,

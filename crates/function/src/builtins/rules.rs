@@ -24,7 +24,7 @@ const DESTINATION_PORT: u32 = 16;
 const SOURCE_NET: u32 = 32;
 const DESTINATION_NET: u32 = 64;
 
-/// `struct rule`: one rule as the function reads it.
+/// One rule as the function reads it. The C++ source calls this struct `rule`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Rule {
@@ -40,7 +40,7 @@ struct Rule {
     mask: [u8; 16],
 }
 
-/// `struct drop_rule`: the function's state.
+/// The state of `drop-rule`. The C++ source calls this struct `drop_rule`.
 #[repr(C)]
 struct State {
     count: u32,
@@ -181,7 +181,7 @@ fn number(text: &str, most: u32) -> Option<u32> {
     (number <= most).then_some(number)
 }
 
-/// Converts a network to its IP version, masked address and mask.
+/// Parses a network such as `10.0.0.0/8`. Returns its IP version, masked address and mask.
 fn net(text: &str) -> Option<(u32, [u8; 16], [u8; 16])> {
     let (address, bits) = match text.split_once('/') {
         Some((address, bits)) => (address, Some(bits.parse::<u32>().ok()?)),

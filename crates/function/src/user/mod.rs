@@ -26,7 +26,7 @@ pub(crate) struct UserFunction {
     code: Mutex<Option<LoadedCode>>,
 }
 
-/// A loaded shared object and its entry.
+/// A loaded shared object, and the address of the packet function's entry in it.
 struct LoadedCode {
     entry: *const FunctionEntry,
     _library: Library,
@@ -99,7 +99,7 @@ impl UserFunction {
             .map_err(|error| {
             failed(format!("compiled, but its function is missing from the result: {error}"))
         })?;
-        // SAFETY: as above; the version is the first field in every version.
+        // SAFETY: the entry is loaded, and the version is its first field in every version.
         let abi = unsafe { (*entry).info.abi };
         if abi != ABI {
             return Err(failed(format!(

@@ -232,7 +232,7 @@ struct GeneratorRx {
     traffic: Arc<Traffic>,
     schedule: Option<Schedule>,
     limit: u64,
-    /// Templates, ordered by turn and then by size.
+    /// The templates of the packets that this queue sends, ordered by the turn of the flow and then by size.
     templates: Vec<Template>,
     body: Vec<u8>,
     first_flow: u32,

@@ -133,7 +133,7 @@ struct RadioRx {
     end: u64,
     /// The next position, counted in sending order: all earlier positions were sent, lost or skipped.
     next: u64,
-    /// `end`, rounded up to whole blocks.
+    /// The position `end`, rounded up to a whole number of blocks.
     last_block_end: u64,
     /// The positions of the current block, in the order in which they are sent.
     order: Vec<u64>,

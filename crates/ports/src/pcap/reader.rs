@@ -86,7 +86,7 @@ pub struct CaptureReader {
     pub(super) buffer: Vec<u8>,
     pub(super) start: usize,
     end: usize,
-    /// The position of `start` in the input, in bytes.
+    /// The position of the next record in the input, in bytes.
     offset: u64,
     pub(super) format: Format,
     pub(super) resolution: Resolution,

@@ -310,7 +310,7 @@ unsafe impl Tx for CaptureTx {
             self.accepted.bytes += unsafe { self.writer.length(packet) } as u64;
         }
         self.accepted.packets += written as u64;
-        // SAFETY: as above, and the caller does not use packets that were sent.
+        // SAFETY: the caller holds these packets of this pool, and does not use packets that were sent.
         unsafe { self.pool.free(&packets[..written]) };
         match outcome {
             // Some packets were written, so their number is returned now. The next call returns the error.

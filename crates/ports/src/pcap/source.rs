@@ -212,7 +212,7 @@ struct CaptureRx {
     repeated: Option<File>,
     /// The latest timestamp in the file.
     latest_ns: u64,
-    /// Set when the header has been read.
+    /// The resolution of the capture's timestamps. It is set when the header has been read.
     resolution: SharedResolution,
     pace: Pace,
     pool: Arc<dyn Pool>,

@@ -167,7 +167,7 @@ fn times(rx: &mut dyn Rx, pool: &dyn Pool, count: usize) -> Vec<u64> {
     let packets = &packets[..count];
     // SAFETY: these packets were just received and come from this pool.
     let times = packets.iter().map(|packet| unsafe { pool.meta(packet) }.time_ns).collect();
-    // SAFETY: as above, and they are not used again.
+    // SAFETY: these packets were just received from this pool, and are not used again.
     unsafe { pool.free(packets) };
     times
 }

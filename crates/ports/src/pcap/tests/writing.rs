@@ -199,7 +199,7 @@ fn a_named_pipe_whose_reader_is_absent_or_pauses_blocks_no_sender() {
             packets[..count].iter_mut().for_each(|packet| packet.length = 4000);
             // SAFETY: these packets were just allocated from this pool.
             let sent = unsafe { tx.send(&packets[..count]) }.unwrap();
-            // SAFETY: as above. Those that were not sent are freed here.
+            // SAFETY: the packets that were not sent still belong to the test, and are not used again.
             unsafe { pool.free(&packets[sent..count]) };
             total += sent as u64;
             if sent < count {
