@@ -253,11 +253,11 @@ impl Ring {
     }
 
     /// Ends the waits of device code for items that were never submitted. Call it after the ring was closed;
-    /// before that, it does nothing. `posted` is the number of items that device code was told to wait for.
-    /// The items from the ring's end up to `posted` get the word of an empty item.
+    /// before that, it does nothing. `posted` is the number of items for which waits were queued on the
+    /// device. Each wait beyond the last submitted item is ended by the word of an empty item.
     ///
-    /// An item whose slot still holds an earlier item gets no word. Device code that waits for such an item
-    /// keeps waiting, so do not wait for that code to end.
+    /// This function writes no word into a slot that still holds an earlier item. Device code that waits for
+    /// such a slot keeps waiting, so do not wait for that code to end.
     pub fn release_waits(&self, posted: u64) {
         // The dispatcher of a closed ring writes no submitted word, so this thread may write them.
         let Some(closed) = self.closed_at() else { return };

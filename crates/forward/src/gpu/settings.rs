@@ -194,7 +194,7 @@ impl Settings {
         }
     }
 
-    /// Returns the number of streams for launches. A persistent kernel needs one.
+    /// Returns the number of streams for launches; 1 for a persistent kernel.
     pub(super) fn streams_for(&self) -> usize {
         match (self.streams, self.method) {
             (0, Method::Single) | (_, Method::Persistent) => 1,

@@ -40,7 +40,7 @@ impl Stamp {
         bytes
     }
 
-    /// Reads the last bytes of a payload. Does not check the CRC; see [`crc_ok`].
+    /// Reads a stamp from the last bytes of a payload. Does not check the CRC; see [`crc_ok`].
     #[inline(always)]
     pub fn from_bytes(bytes: &[u8; BYTES]) -> Self {
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
