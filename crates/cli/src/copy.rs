@@ -85,20 +85,20 @@ pub struct Copy {
     /// The devices of the matrix [default: host and all GPUs; without a GPU, host and two twins]
     #[arg(long, value_name = "ENDPOINT,...", value_delimiter = ',', requires = "matrix", conflicts_with_all = ["from", "to"])]
     devices: Vec<Endpoint>,
-    /// Run the published experiment on models of its accelerators
+    /// Repeat a published experiment on models of its accelerators (docs/copy.md)
     #[arg(long, conflicts_with_all = NOT_PUBLISHED)]
     published: bool,
 
     /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M, each size four times the previous one
-    /// (4K..256M,x2 in steps of two)
+    /// (4K..256M,x2: two times)
     #[arg(long, default_value = "4K..256M", value_name = "SIZES", value_parser = parse_sizes, help_heading = "Measurement")]
     sizes: Sizes,
     /// Which direction to measure
     #[arg(long, value_enum, default_value_t = Direction::Forward, help_heading = "Measurement")]
     direction: Direction,
     /// What to measure
-    #[arg(long, value_enum, default_value_t = What::All, help_heading = "Measurement")]
-    measure: What,
+    #[arg(long, value_enum, default_value_t = Measured::All, help_heading = "Measurement")]
+    measure: Measured,
     /// How to detect the end of a transfer: poll, interrupt or adaptive; several to compare them
     #[arg(
         long,
@@ -108,20 +108,20 @@ pub struct Copy {
         help_heading = "Measurement"
     )]
     completion: Vec<CompletionMode>,
-    /// Transfers in flight while streaming [default: 64 MiB of them, 2 to 32]
+    /// Transfers in flight while streaming [default: as many as hold 64 MiB, from 2 to 32]
     #[arg(long, value_name = "N", value_parser = count(1, 4096), help_heading = "Measurement")]
     window: Option<usize>,
     /// Repeats of each measurement
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = count(1, 1000), help_heading = "Measurement")]
     repeats: usize,
-    /// The duration of each repeat, which makes at least one transfer
+    /// The duration of each repeat. A repeat makes at least one transfer
     #[arg(long, default_value = "100ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
     duration: Duration,
     /// The duration of the unmeasured warm-up
     #[arg(long, default_value = "20ms", value_name = "TIME", value_parser = parse_duration, help_heading = "Measurement")]
     warm_up: Duration,
-    /// Memory at each end that transfers use in turns, so that caches do not hold the data; room for two
-    /// transfers at least
+    /// Size of the memory at each end. Transfers use its parts in turns, so that caches do not hold the data.
+    /// At least two transfers must fit
     #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST), help_heading = "Measurement")]
     rotate: usize,
     /// Do not measure the ceilings of the links
@@ -137,12 +137,12 @@ pub struct Copy {
     /// Paths that auto must not take; --without p2p shows what a machine without peer access does
     #[arg(long, value_name = "PATH,...", value_delimiter = ',', help_heading = "Path")]
     without: Vec<Path>,
-    /// Calibrate the paths again instead of using the kept calibration of this machine
+    /// Calibrate the paths again instead of using the stored calibration of this machine
     #[arg(long, help_heading = "Path")]
     calibrate: bool,
 
-    /// The width of CPU loads and stores: 4, 8, 16, 32, 64, nt (non-temporal) or movdir64b [default: by the
-    /// memory]
+    /// The width of CPU loads and stores: 4, 8, 16, 32, 64, nt (non-temporal) or movdir64b [default: chosen
+    /// by the kind of memory]
     #[arg(long, value_name = "WIDTH", help_heading = "BARs")]
     access: Option<Access>,
     /// Allow reads from BARs. Only safe for devices whose registers have no read side effects
@@ -181,7 +181,8 @@ pub struct Copy {
     /// flight
     #[arg(long, default_value_t = SmTuning::default().turns, value_name = "N", value_parser = count(1, 1024), help_heading = "Copies and staging by SMs")]
     sm_turns: usize,
-    /// The largest transfer that is sent as lines, without fences; 0 for none
+    /// The largest transfer that is sent in 16-byte lines, each with its own transfer number, without fences;
+    /// 0 for none
     #[arg(long, default_value = "256K", value_name = "SIZE", value_parser = |text: &str| size(text, 0, LARGEST_CHUNK), help_heading = "Copies and staging by SMs")]
     sm_lines: usize,
     /// Launch the staging kernels for each transfer instead of keeping them resident
@@ -215,7 +216,7 @@ enum Direction {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum What {
+enum Measured {
     /// The time of single transfers, one in flight
     Latency,
     /// The rate of transfers that follow each other

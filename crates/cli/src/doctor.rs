@@ -37,7 +37,7 @@ Examples:
 States:
   ok         works
   degraded   works, but slower than it could or without some feature
-  missing    what needs it cannot run; everything else can";
+  missing    features that need it cannot run; everything else can";
 
 /// Checks what inlane can use on this machine, and shows how to fix the rest
 ///

@@ -68,7 +68,7 @@ struct Run {
     /// registered memory, so only ntb bench can use it
     #[arg(long, value_name = "MOVER")]
     mover: Option<MoverChoice>,
-    /// Size from which the mover copies [default: measured, from where it beats stores]
+    /// Size from which the mover copies [default: the measured size from which it is faster than stores]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     mover_from: Option<u64>,
     /// Do not bind each PE to processors of its own

@@ -14,8 +14,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const HERE: &str = "10.77.0.1";
-const THERE: &str = "10.77.0.2";
+const ADDRESS_A: &str = "10.77.0.1";
+const ADDRESS_B: &str = "10.77.0.2";
 
 /// Three network namespaces, deleted when the value is dropped.
 struct Hosts {
@@ -99,8 +99,8 @@ impl Hosts {
     }
 
     fn address(&self, a: &str, b: &str) {
-        self.must("a", &format!("ip address add {HERE}/24 dev {a}"));
-        self.must("b", &format!("ip address add {THERE}/24 dev {b}"));
+        self.must("a", &format!("ip address add {ADDRESS_A}/24 dev {a}"));
+        self.must("b", &format!("ip address add {ADDRESS_B}/24 dev {b}"));
         self.must("a", &format!("ip link set {a} up"));
         self.must("b", &format!("ip link set {b} up"));
     }
@@ -115,14 +115,14 @@ impl Hosts {
     /// Runs ping, TCP, UDP and HTTP through inlane.
     fn traffic(&self, folder: &Path) {
         let start = Instant::now();
-        while !self.run("a", &format!("ping -c 1 -W 1 {THERE}")).status.success() {
+        while !self.run("a", &format!("ping -c 1 -W 1 {ADDRESS_B}")).status.success() {
             assert!(start.elapsed() < Duration::from_secs(20), "no ping is answered");
         }
         for size in ["16", "1472"] {
-            let text = self.must("a", &format!("ping -c 10 -i 0.05 -W 2 -M do -s {size} {THERE}"));
+            let text = self.must("a", &format!("ping -c 10 -i 0.05 -W 2 -M do -s {size} {ADDRESS_B}"));
             assert!(text.contains(" 0% packet loss"), "{text}");
         }
-        self.must("b", &format!("ping -c 3 -i 0.05 -W 2 {HERE}"));
+        self.must("b", &format!("ping -c 3 -i 0.05 -W 2 {ADDRESS_A}"));
 
         let _server = self.start("b", "iperf3", &["-s"]);
         self.iperf("-t 2");
@@ -132,7 +132,7 @@ impl Hosts {
             let sum = &report["end"]["sum"];
             let (lost, all) = (sum["lost_packets"].as_f64().unwrap(), sum["packets"].as_f64().unwrap());
             // On a busy machine, a queue may overflow while inlane is not scheduled, so a few lost packets
-            // are allowed. Corrupted packets would show as a loss of nearly all.
+            // are allowed. If inlane corrupted packets, nearly all of them would be lost.
             assert!(all > 1000.0 && lost / all < 0.05, "UDP {way}: {lost} of {all} lost");
         }
 
@@ -145,7 +145,7 @@ impl Hosts {
             "daemon off; master_process off; pid {0}/pid; error_log {0}/errors; events {{}} \
              http {{ access_log off; client_body_temp_path {0}/body; proxy_temp_path {0}/proxy; \
              fastcgi_temp_path {0}/fastcgi; uwsgi_temp_path {0}/uwsgi; scgi_temp_path {0}/scgi; \
-             server {{ listen {THERE}:80; root {0}; }} }}",
+             server {{ listen {ADDRESS_B}:80; root {0}; }} }}",
             folder.display()
         );
         std::fs::write(&configuration, text).unwrap();
@@ -156,7 +156,7 @@ impl Hosts {
         );
         let fetched = folder.join("fetched");
         let line = format!(
-            "curl -sS --fail --retry 20 --retry-connrefused --retry-delay 1 --max-time 60 -o {} http://{THERE}/page",
+            "curl -sS --fail --retry 20 --retry-connrefused --retry-delay 1 --max-time 60 -o {} http://{ADDRESS_B}/page",
             fetched.display()
         );
         self.must("a", &line);
@@ -165,7 +165,7 @@ impl Hosts {
 
     /// Runs iperf3 on A and returns its report.
     fn iperf(&self, arguments: &str) -> serde_json::Value {
-        let line = format!("iperf3 -c {THERE} -J --connect-timeout 5000 {arguments}");
+        let line = format!("iperf3 -c {ADDRESS_B} -J --connect-timeout 5000 {arguments}");
         let start = Instant::now();
         loop {
             let output = self.run("a", &line);

@@ -6,7 +6,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The busy threads of a CPU run: one forwards packets, one waits for the end of the run.
+/// The number of busy threads in a CPU run: one forwards packets, one waits for the end of the run.
 const THREADS: usize = 2;
 
 /// Keeps [`THREADS`] threads busy for a second. Returns the smallest share of a processor that one thread

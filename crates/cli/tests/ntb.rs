@@ -224,8 +224,8 @@ fn a_peer_that_restarts_can_be_connected_again() {
     let lost = inlane_pgas::check::run(&world, 1000);
     assert!(matches!(lost, Err(Error::LinkLost { .. })), "{lost:?}");
     first.wait().unwrap();
-    // The dead peer's scratchpads still hold old values. These must not count as a connection, so the
-    // handshake fails.
+    // The dead peer's scratchpads still hold old values. Old values must not count as a connection, so the
+    // handshake must fail.
     let early = world.transport().reconnect(1, Duration::from_millis(300));
     assert!(matches!(early, Err(Error::Ntb(Bridge::Handshake { .. }))), "{early:?}");
     let mut second = child(&hub, 1, "");

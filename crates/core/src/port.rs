@@ -154,8 +154,8 @@ pub unsafe trait Tx: Send {
     /// packets afterwards.
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize>;
 
-    /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them. Some ports send these
-    /// faster, because they need not check each.
+    /// Sends packets whose addresses and lengths are as [`Rx::receive`] returned them. Some ports send such
+    /// packets faster, because they need not check each packet.
     ///
     /// # Errors
     /// As for [`Tx::send`].

@@ -131,7 +131,7 @@ impl Region {
             }
             _ => Err(Error::Invalid {
                 what: format!("{length} bytes at offset {offset}"),
-                why: format!("{self:?} ends before; ask for less"),
+                why: format!("{self:?} ends before that; ask for less"),
             }),
         }
     }

@@ -27,7 +27,7 @@ fn scaled(
     let number: f64 = number.replace('_', "").parse().map_err(|_| bad("it does not begin with a number"))?;
     let scale = scale(unit.trim()).ok_or_else(|| match unit.trim() {
         "" => bad("it has no unit"),
-        unit => bad(&format!("'{unit}' is no unit")),
+        unit => bad(&format!("'{unit}' is not a unit")),
     })?;
     let value = number * scale;
     if value.is_finite() && value < 9.0e18 { Ok(value) } else { Err(bad("it is too large")) }

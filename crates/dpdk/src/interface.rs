@@ -122,8 +122,8 @@ impl Interface {
         let counters = table.lines().find_map(|line| {
             line.split_once(':').filter(|(name, _)| name.trim() == self.name).map(|(_, counters)| counters)
         });
-        // The line has eight numbers for receiving, then those for sending: bytes, packets, errors, dropped.
-        // So number 11, counted from 0, is the dropped packets.
+        // The line has eight numbers for receiving, then the numbers for sending: bytes, packets, errors,
+        // dropped. So number 11, counted from 0, is the dropped packets.
         counters.and_then(|all| all.split_whitespace().nth(11)?.parse().ok()).unwrap_or(0)
     }
 

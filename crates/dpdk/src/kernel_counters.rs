@@ -38,7 +38,7 @@ pub(crate) fn packet_sockets(interface: &Interface) -> Vec<RawFd> {
 pub(crate) fn dropped_by_full_xdp_rings(sockets: &[xdp::Socket]) -> u64 {
     const XDP_STATISTICS: i32 = 7;
     let dropped = |socket: &xdp::Socket| {
-        // `struct xdp_statistics`; the fourth number is `rx_ring_full`.
+        // The kernel fills in a `struct xdp_statistics`, whose fourth number is `rx_ring_full`.
         let mut statistics = [0u64; 6];
         read(socket.descriptor(), libc::SOL_XDP, XDP_STATISTICS, &mut statistics)
             .map_or(0, |()| statistics[3])

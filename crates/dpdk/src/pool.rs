@@ -20,8 +20,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// The size of a thread's cache in buffers. Small pools have smaller caches. testpmd uses 250; 256 is a
-/// multiple of whole bursts.
+/// The size of a thread's cache in buffers. Small pools have smaller caches. testpmd uses 250. The size here
+/// is a multiple of the usual burst sizes.
 const CACHE: u32 = 256;
 
 /// The addresses of all living mempools. Locked while a thread flushes its caches, and while a port takes

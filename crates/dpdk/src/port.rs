@@ -80,8 +80,8 @@ pub struct EthPort {
     /// open.
     sockets: Vec<xdp::Socket>,
     state: State,
-    /// The number of packets that packet sockets had dropped at the last query. Reading the kernel's counter
-    /// clears it, so the sum is kept here.
+    /// The number of packets that the packet sockets have dropped, up to the last query. Reading the kernel's
+    /// counter clears it, so the sum is kept here.
     dropped: AtomicU64,
     last_counters: Counters,
 }
@@ -360,7 +360,7 @@ impl Port for EthPort {
         }
         let queues = pools.len().max(tx_queues as usize);
         if queues > self.info.max_queues as usize || queues == 0 {
-            let why = format!("{queues} queues were requested; it has 1 to {}", self.info.max_queues);
+            let why = format!("{queues} queues were requested; give 1 to {}", self.info.max_queues);
             return Err(self.usage(why).into());
         }
         if self.queues_of_separate_devices().is_none() {

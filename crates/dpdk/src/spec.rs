@@ -65,8 +65,8 @@ pub enum Kind {
         interface: String,
         /// The number of sockets over which the kernel spreads flows. If absent, one per pipeline.
         queues: Option<u16>,
-        /// The size of a slot of their rings in bytes, rounded up to a multiple of 16. If absent, chosen by
-        /// the interface's MTU.
+        /// The size of a slot in the sockets' rings, in bytes, rounded up to a multiple of 16. If absent, it
+        /// is chosen by the interface's MTU.
         frame: Option<u32>,
         /// If set, bypasses the interface's queueing discipline when sending.
         bypass: bool,
@@ -134,7 +134,7 @@ impl EthSpec {
         let remedy = match &self.kind {
             Kind::AfXdp { interface, queue: None, .. } => {
                 format!(
-                    "reduce the queues with 'ethtool -L {interface} rx {read}' (of a card 'combined {read}'), or give queue=0 \
+                    "reduce the queues with 'ethtool -L {interface} rx {read}' (on a card: 'combined {read}'), or give queue=0 \
                      to read that queue alone"
                 )
             }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 pub(crate) struct XdpQueues {
     spec: EthSpec,
     info: PortInfo,
-    /// One device for each queue. Only the first is opened at once. The others are opened when the number of
-    /// queues is known.
+    /// One device for each queue. The first is opened together with the port. The others are opened when the
+    /// number of queues is known.
     devices: Vec<EthPort>,
 }
 
@@ -40,7 +40,7 @@ impl Port for XdpQueues {
     fn configure(&mut self, pools: &[Arc<dyn Pool>], tx_queues: u16) -> inlane_core::Result<()> {
         let queues = pools.len().max(tx_queues as usize);
         if queues > self.info.max_queues as usize || queues == 0 {
-            let why = format!("{queues} queues were requested; it has 1 to {}", self.info.max_queues);
+            let why = format!("{queues} queues were requested; give 1 to {}", self.info.max_queues);
             return Err(Error::Usage { port: self.info.name.clone(), why }.into());
         }
         self.spec.check_all_are_read(pools.len(), self.info.max_queues)?;

@@ -41,7 +41,7 @@ pub enum Error {
     Dpdk(#[from] inlane_dpdk::Error),
     /// An error of the GPU, its driver or compiler.
     #[cfg(feature = "cuda")]
-    #[error("{0}{or}", or = instead(.0))]
+    #[error("{0}{or}", or = alternative(.0))]
     Cuda(#[from] inlane_cuda::Error),
     /// The GPU did not complete an item in time. The process no longer uses that GPU.
     #[error(
@@ -60,7 +60,7 @@ pub enum Error {
     #[error("competing job: {0}")]
     Competitor(String),
     /// The user stopped `--method auto` before a method was chosen.
-    #[error("interrupted while choosing: {0}; there is no result")]
+    #[error("interrupted while choosing a method: {0}; there is no result")]
     Interrupted(String),
     /// Packet buffers were not freed.
     #[error("{buffers} packet buffers were not freed; this is a defect, please report it")]
@@ -72,7 +72,7 @@ pub enum Error {
 
 /// Returns the text that a message about a missing GPU appends to suggest an alternative.
 #[cfg(feature = "cuda")]
-fn instead(error: &inlane_cuda::Error) -> &'static str {
+fn alternative(error: &inlane_cuda::Error) -> &'static str {
     match error {
         inlane_cuda::Error::NoDriver | inlane_cuda::Error::NoDevice { count: 0, .. } => ", or use --on cpu",
         _ => "",

@@ -146,8 +146,8 @@ impl<'a> Run<'a> {
 }
 
 impl<'a> Connected<'a> {
-    /// Starts the ports and prepares the executors. Before it prepares executors, it drops privileges if the
-    /// settings say so and privileges were needed or user code will be loaded.
+    /// Starts the ports and prepares the executors. Drops privileges in between, if the settings ask for it.
+    /// This is only done if a port needed privileges, or if user code is to be loaded.
     ///
     /// # Errors
     /// When a port does not start, the packet function does not load, or the GPU lacks room for it.

@@ -111,7 +111,8 @@ struct oran_reorder {
             type = packet.be16(16);
             at = 18;
         }
-        // eCPRI 2.0, section 3.1.3: version 1, no concatenation, message type 0 (IQ data).
+        // Accepts only eCPRI (2.0, section 3.1.3) of version 1, without concatenation, with message type 0
+        // (IQ data).
         if (type != 0xaefe || (packet.be16(at) & 0xf1ff) != 0x1000) return found;
         uint32_t id = packet.be16(at + 4);
         while (found.stream < streams && eaxc[found.stream] != id) found.stream++;

@@ -145,8 +145,8 @@ INLANE void copy(uint8_t *to, const packet &from, uint32_t at, uint32_t bytes) {
     if (!from.has(at, bytes)) return;
     const uint8_t *source = from.data() + at;
 #if INLANE_GPU
-    // First single bytes until the destination is aligned to 16, then sixteen bytes at a time, each from two
-    // aligned loads.
+    // Copies single bytes until the destination is aligned to 16. Then copies sixteen bytes at a time, each
+    // time from two aligned loads.
     uint32_t head = static_cast<uint32_t>(-reinterpret_cast<uintptr_t>(to) & 15);
     head = head < bytes ? head : bytes;
     for (uint32_t i = lane(); i < head; i += lanes()) to[i] = source[i];

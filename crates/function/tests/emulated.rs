@@ -222,7 +222,7 @@ fn blocks_count_flows_together() {
     assert_eq!(found.len(), counts(memory.state(), 1).len(), "a flow has two places");
 }
 
-/// Returns a frame with `count` PRBs of a symbol. The samples depend on their place only.
+/// Returns a frame with `count` PRBs of a symbol. The samples depend only on the arguments.
 fn uplane(slot: u32, eaxc: u16, symbol: u8, start: u16, count: u16) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0xae, 0xfe, 0x10, 0];
     frame.extend((12 + 48 * count).to_be_bytes());

@@ -148,7 +148,7 @@ fn compiled_functions_are_cached() {
         assert_eq!(first.len(), 1, "one object and no temporary file: {first:?}");
         load();
         assert_eq!(stored(), first, "the second load used the cache");
-        // An incomplete file, and a file that others can write, are not loaded.
+        // An incomplete file, and a file that other users can write, must not be loaded.
         let object = &first[0].0;
         let bytes = std::fs::read(object).expect("readable");
         std::fs::write(object, &bytes[..bytes.len() - 1]).expect("writable");

@@ -72,7 +72,7 @@ impl Port for Null {
             return Err(Error::port_usage(
                 &self.info.name,
                 format!(
-                    "frames need buffers of {} bytes, and they have {}; give --room {0}",
+                    "frames need buffers of {} bytes, and the pool's have {}; give --room {0}",
                     self.size,
                     pool.room()
                 ),

@@ -1,7 +1,7 @@
 //! Measures pairs of devices and adds the rows to the result document. A measurement that fails becomes a row
 //! with its error, and the run continues with the next measurement.
 
-use super::{Copy, Direction, What};
+use super::{Copy, Direction, Measured};
 use inlane_copy::cost::{Cache, Costs};
 use inlane_copy::measure::{Buffers, Measurement, Plan, latency, stream, together};
 use inlane_copy::result::{StoreEnd, TransferResult};
@@ -108,7 +108,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures a pair in the directions of the flags. Breaks if the run must end.
+    /// Measures a pair in the directions of the flags. Returns `Break` if the run must end.
     pub fn compare(
         &mut self,
         from: &Arc<Device>,
@@ -134,8 +134,8 @@ impl<'a> Bench<'a> {
         ControlFlow::Continue(())
     }
 
-    /// Adds a row with an error. Breaks if the run was interrupted. Also breaks if a GPU was given up,
-    /// because calls to that GPU may block.
+    /// Adds a row with an error. Returns `Break` if the run was interrupted. Also returns `Break` if a GPU
+    /// was given up, because calls to that GPU may block.
     fn failed(&mut self, mut row: TransferResult, error: Error) -> ControlFlow<()> {
         progress("");
         if self.plan.stop.load(Ordering::Relaxed) {
@@ -298,7 +298,8 @@ impl<'a> Bench<'a> {
                     }
                     Err(error) => {
                         self.failed(rows.swap_remove(0), error)?;
-                        // After an error the movers may be unusable, so this drops them and opens new ones.
+                        // After an error the movers may be unusable, so the next lines drop the movers and
+                        // open new ones.
                         drop(selectors);
                         selectors = match self.selectors(ways, costs.clone()) {
                             Ok(selectors) => selectors,
@@ -326,10 +327,12 @@ impl<'a> Bench<'a> {
             return together(movers.zip(buffers).collect(), size, &plan);
         };
         let what = self.args.measure;
-        let single = if what == What::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
+        let single =
+            if what == Measured::Stream { None } else { Some(latency(selector, buffers, size, &plan)?) };
         // With one transfer in flight, streaming would repeat the latency measurement, so it is left out.
-        let one_in_flight =
-            what == What::Latency || self.args.window == Some(1) || selector.is_synchronous_for(size as u64);
+        let one_in_flight = what == Measured::Latency
+            || self.args.window == Some(1)
+            || selector.is_synchronous_for(size as u64);
         Ok(vec![match single {
             Some(single) if one_in_flight => single,
             single => {

@@ -1,7 +1,7 @@
 //! Runs `inlane copy`: opens the endpoints, measures the pairs, and writes the result.
 
 use super::bench::{Bench, Failures, Report};
-use super::{Copy, Direction, What};
+use super::{Copy, Direction, Measured};
 use crate::devices::gpu_count;
 use crate::output::Output;
 use crate::signal;
@@ -23,7 +23,7 @@ impl Copy {
     /// # Errors
     /// Errors of the flags, the devices, the verification and the output.
     pub fn run(&self) -> anyhow::Result<()> {
-        if self.measure == What::Latency && matches!(self.direction, Direction::Both | Direction::All) {
+        if self.measure == Measured::Latency && matches!(self.direction, Direction::Both | Direction::All) {
             let why = "both directions at once are streamed; give --measure stream or all";
             return Err(Error::invalid("--measure latency", why).into());
         }

@@ -43,7 +43,7 @@ pub enum Name {
     IsolatedCores,
     /// The clock that timestamps are read from.
     ClockSource,
-    /// Virtual machines of the lab.
+    /// Virtual machines for tests with PCI devices.
     Lab,
 }
 

@@ -25,13 +25,16 @@ Ports, with their options after a comma (af_packet:eth1,frame=4096):
   check            verifies the packets that this run's gen made; check:SIZE,OPTIONS verifies the
                    packets of another run's gen, which has the same options
   pcap:FILE        reads or writes a capture; pcap:- is standard input or output
-  net_null[:SIZE]  DPDK's null driver: copy=on touches the bytes
+  net_null[:SIZE]  DPDK's null driver makes or discards packets: copy=on touches the bytes
   ring:NAME        returns the packets that are sent to it: prime=N packets at the start,
                    size=BYTES each
-  af_xdp:IFACE     queue=N is the first queue (0), busy=N packets per busy poll, copy=on
-  af_packet:IFACE  queues=N (one per pipeline), frame=BYTES of a slot, bypass=on skips the qdisc
-  tap:NAME         creates the interface NAME: mac=fixed
-  memif:SOCKET     role=server|client (client), id=N (0), wait=SECONDS (10), secret=TEXT
+  af_xdp:IFACE     a network interface by AF_XDP sockets: queue=N is the first queue (0),
+                   busy=N packets per busy poll, copy=on forces copy mode
+  af_packet:IFACE  a network interface by packet sockets: queues=N (one per pipeline),
+                   frame=BYTES of a slot, bypass=on skips the queueing discipline
+  tap:NAME         creates the interface NAME: mac=fixed gives it the same address each time
+  memif:SOCKET     shared memory with another process: role=server|client (client), id=N (0),
+                   wait=SECONDS (10), secret=TEXT
   pci:ADDRESS      a network card bound to vfio-pci
   net_null and the ports below it take descriptors=N; af_xdp and those below it take mtu=BYTES.
 
@@ -108,7 +111,7 @@ pub(super) struct PortArgs {
     #[arg(long, value_name = "BYTES")]
     pub(super) size: Option<u64>,
     /// Offer packets at this rate, in bits/s of frames (10G), line rate (10GbE) or packets/s (1.5Mpps). A
-    /// late generator sends late packets
+    /// generator that falls behind sends its packets late and drops none
     #[arg(long, value_name = "RATE", value_parser = units::parse_rate)]
     pub(super) rate: Option<units::Rate>,
     /// Play a capture at this pace
@@ -217,7 +220,7 @@ pub(super) struct PipelineArgs {
     #[arg(long, value_enum, default_value_t = OnOverload::Wait, value_name = "POLICY")]
     pub(super) overload: OnOverload,
     /// Pin threads to these cores, for example 2,4-7. For each pipeline: first the threads that receive and
-    /// send, then the workers. 'none' pins no thread [default: chosen]
+    /// send, then the workers. 'none' pins no thread [default: chosen by inlane]
     #[arg(long, value_name = "LIST|none")]
     pub(super) cores: Option<String>,
     /// Packet buffers per pipeline; 0 chooses
@@ -269,7 +272,8 @@ pub(super) struct ExperimentArgs {
     /// Measure the latency of each stage
     #[arg(long)]
     pub(super) stages: bool,
-    /// Skip the baseline, which runs the same ports without the work first. Sweeps and repeats skip it, too
+    /// Skip the baseline: a short run of the same ports without the packet function. Sweeps and repeats
+    /// always skip it
     #[arg(long)]
     pub(super) no_baseline: bool,
 }
@@ -287,8 +291,8 @@ pub(super) struct OutputArgs {
     /// Draw rate and latency to an SVG file, against the first swept number or the offered load
     #[arg(long, value_name = "FILE")]
     pub(super) svg: Option<PathBuf>,
-    /// Print a line with the current rates to standard error at this interval, 1s or more. A terminal shows
-    /// them anyway
+    /// Print a line with the current rates to standard error at this interval, 1s or more. On a terminal, the
+    /// rates are shown without this flag
     #[arg(long, value_name = "TIME", value_parser = interval)]
     pub(super) interval: Option<Duration>,
 }

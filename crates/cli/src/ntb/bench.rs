@@ -23,7 +23,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Measures windows: put, get, both ways, message rate, delivery by completion mode, doorbells, a mover
+/// Measures windows: put, get, both directions at once, message rate, delivery by completion mode, doorbells,
+/// and a mover
 ///
 /// Runs two PEs of this machine. With --ivshmem, run it with the same options in each of two virtual machines
 /// that share the device.
@@ -36,7 +37,8 @@ Examples:
   inlane ntb bench --mover twin:30G --only mover --json -
                                           a DMA engine of 30 Gb/s, result as JSON")]
 pub struct Bench {
-    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M in steps of four (4K..256M,x2 in steps of two)
+    /// Transfer sizes: 1M, a list 4K,1M, or a range 4K..256M, each size four times the previous one
+    /// (4K..256M,x2: two times)
     #[arg(long, value_name = "SIZES", default_value = "1..64M")]
     sizes: Sizes,
     /// Duration of one repeat
@@ -45,7 +47,7 @@ pub struct Bench {
     /// Repeats of each case; the median is shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
-    /// Measure this ucx_perftest's shared-memory put in turn with ours
+    /// Also measure the shared-memory put of this ucx_perftest, in turns with inlane's
     #[arg(long, value_name = "PROGRAM")]
     ucx: Option<PathBuf>,
     /// Repeats in which ucx_perftest takes part; each starts two processes

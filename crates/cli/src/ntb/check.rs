@@ -13,7 +13,7 @@ use inlane_pgas::world::World;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Checks windows: put, get, signals, atomics and reductions between all PEs, every result compared
+/// Checks windows: compares every result of put, get, signals, atomics and reductions between all PEs
 ///
 /// Run it under `inlane ntb run`, or in each of the virtual machines that share an ivshmem device.
 #[derive(Args)]

@@ -26,7 +26,8 @@ pub struct Info {
     /// Number of virtual machines that share the ivshmem device
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
     machines: u32,
-    /// Measure from which size this mover beats stores: twin (a DMA engine as fast as a core copies) or twin:RATE (twin:30G)
+    /// Measure from which size this mover is faster than stores: twin (a DMA engine as fast as a core copies) or
+    /// twin:RATE (twin:30G)
     #[arg(long, value_name = "MOVER", conflicts_with = "ivshmem")]
     mover: Option<MoverChoice>,
     /// Write the result as JSON to a file, or to standard output for -
@@ -151,8 +152,18 @@ impl Row for BridgeInfo {
         ];
         match &self.thresholds {
             Some(thresholds) => cells.extend([
-                Cell::new("gets", from(thresholds.push_from_bytes, "the owner pushes", "loads at all sizes")),
-                Cell::new("puts", from(thresholds.mover_from_bytes, "by the mover", "stores at all sizes")),
+                Cell::new(
+                    "gets",
+                    from(
+                        thresholds.push_from_bytes,
+                        "the owner of the memory stores the bytes",
+                        "loads at all sizes",
+                    ),
+                ),
+                Cell::new(
+                    "puts",
+                    from(thresholds.mover_from_bytes, "the mover copies", "stores at all sizes"),
+                ),
                 Cell::new(
                     "wake-ups",
                     if thresholds.wakes_by_membarrier {
@@ -164,7 +175,10 @@ impl Row for BridgeInfo {
             ]),
             None => cells.push(Cell::new("thresholds", "known after connecting to a peer")),
         }
-        cells.push(Cell::new("backstop", format!("{:?}, doubling up to {:?}", BACKSTOP.0, BACKSTOP.1)));
+        cells.push(Cell::new(
+            "longest sleep",
+            format!("{:?} without a doorbell, doubling up to {:?}", BACKSTOP.0, BACKSTOP.1),
+        ));
         if capabilities.is_memory_modelled {
             cells.push(Cell::new("model", "host memory lies behind the windows: bandwidths are a model's"));
         }

@@ -122,7 +122,7 @@ pub fn check_pair(source: &Region, destination: &Region) -> Result<()> {
         return Err(Error::invalid(pair(), "the lengths differ; give regions of the same length"));
     }
     if source.overlaps(destination) {
-        return Err(Error::invalid(pair(), "they overlap; give regions that do not"));
+        return Err(Error::invalid(pair(), "they overlap; give regions that do not overlap"));
     }
     Ok(())
 }

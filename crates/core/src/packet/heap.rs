@@ -24,8 +24,8 @@ pub struct HeapPool {
     count: usize,
     /// The free buffers that threads allocate from.
     free: CacheAligned<Mutex<Vec<u32>>>,
-    /// The buffers that threads freed. They move to `free` when it runs short. With two lists, threads that
-    /// free rarely contend with threads that allocate.
+    /// The buffers that threads freed. They move to `free` when `free` runs short. With two lists, threads
+    /// that free rarely contend with threads that allocate.
     returned: CacheAligned<Mutex<Vec<u32>>>,
     /// The number of the thread that owns the pool, or 0.
     owner: AtomicU64,
@@ -77,7 +77,8 @@ impl HeapPool {
     }
 
     fn stride(room: usize) -> usize {
-        // Whole pairs of cache lines, so that the prefetch of a neighbouring line stays within a buffer.
+        // Rounds up to whole pairs of cache lines, so that the prefetch of a neighbouring line stays within a
+        // buffer.
         (HEADROOM + room).next_multiple_of(128)
     }
 
@@ -242,7 +243,7 @@ impl Drop for PoolOwner<'_> {
     fn drop(&mut self) {
         let pool = self.pool;
         pool.with_owned(|owned| pool.returned.0.lock().expect(UNPOISONED).append(owned));
-        // Release, so that the next owner sees the list as this one left it.
+        // Release ordering, so that the next owner sees the list as this owner left it.
         pool.owner.store(0, Ordering::Release);
     }
 }

@@ -147,7 +147,7 @@ proptest! {
                 },
             }
         }
-        // A closed ring ends each consumer after its last item, but not before.
+        // Closing the ring must end each consumer after its last item, and not before.
         prop_assert_eq!(ring.closed_at(), None);
         dispatcher.close();
         let published = freed + model.len() as u64;

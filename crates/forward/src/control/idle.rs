@@ -25,7 +25,7 @@ struct Times {
     loops: Cell<u32>,
 }
 
-/// The number of rounds without work, and the time that the timed ones took.
+/// Counts rounds without work, and adds up the time of those rounds that were timed.
 struct Rounds {
     untimed: Cell<u64>,
     timed: Cell<u64>,
@@ -109,9 +109,9 @@ pub(super) fn spent() -> (u64, u64) {
 pub struct Idle {
     /// Rounds without work since the last round with work, at most [`Idle::SPINS`].
     rounds: u32,
-    /// True if each of these rounds is timed.
+    /// True if the rounds without work that follow the last work are timed.
     timed: bool,
-    /// True if this thread yielded the processor in one of these rounds.
+    /// True if this thread has yielded the processor since the last round with work.
     yielded: bool,
     /// The time of the last round. Only valid if that round was timed or yielded.
     last: u64,
@@ -180,7 +180,8 @@ impl Idle {
             rounds.timed.get() > 0
         });
         self.stretches = self.stretches.wrapping_add(1);
-        // Stretches are timed until one of them had two rounds, because a single round has no duration.
+        // Every stretch of rounds without work is timed until one has had two rounds, because a single round
+        // has no duration. Later, one in [`Idle::TIMED`] is timed.
         self.timed = !known || self.stretches.is_multiple_of(Self::TIMED);
         (self.rounds, self.yielded) = (0, false);
     }

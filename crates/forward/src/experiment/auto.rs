@@ -33,7 +33,7 @@ pub enum Goal {
     /// The most packets per second.
     Throughput,
     /// The most packets per second among the trials in which 99 % of packets take at most this time from
-    /// received to sent.
+    /// receiving to sending.
     Latency(Duration),
 }
 
@@ -113,7 +113,7 @@ pub fn choose(config: &Config, goal: Goal, control: &Control) -> Result<(Config,
     let chosen = pick(&trials.done, goal).ok_or_else(|| {
         let best = trials.done.iter().filter_map(|trial| trial.p99).min();
         let found = best.map_or("nothing ran".into(), |p99| format!("the best p99 is {}", time(p99)));
-        Error::config("--max-latency", format!("no method keeps it here; {found}; allow more"))
+        Error::config("--max-latency", format!("no method is that fast on this machine; {found}; allow more"))
     })?;
     let mut taken = config.clone();
     taken.executor = config.executor.with_method(chosen.method).unwrap_or(taken.executor);
@@ -129,7 +129,7 @@ impl Trials {
         let (method, burst) = (candidate.executor.method(), candidate.per_pipeline.burst);
         let mut trial = shortened(candidate, TRIAL);
         self.runs += 1;
-        let packets_per_second = succeed(&trial)?.result.tx.packets_per_second;
+        let packets_per_second = run_to_the_end(&trial)?.result.tx.packets_per_second;
         let fastest = Trial { method, burst, flush: None, packets_per_second, p99: None, carried: true };
         let Goal::Latency(limit) = goal else {
             self.done.push(fastest);
@@ -146,7 +146,7 @@ impl Trials {
         for &flush in flushes {
             trial.per_pipeline.flush = flush;
             self.runs += 1;
-            let result = succeed(&trial)?.result;
+            let result = run_to_the_end(&trial)?.result;
             let carried = match rate {
                 Rate::Packets(rate) => result.tx.packets_per_second >= rate * CARRIED,
                 Rate::Bits(rate) => result.tx.bits_per_second >= rate * CARRIED,
@@ -161,7 +161,7 @@ impl Trials {
 }
 
 /// Runs `config`. Returns an error if the run cannot start, or if an error occurred during the run.
-fn succeed(config: &Config) -> Result<RunOutcome> {
+fn run_to_the_end(config: &Config) -> Result<RunOutcome> {
     let mut outcome = run(config, &Control::default(), &mut |_, _| ())?;
     match outcome.errors.is_empty() {
         true => Ok(outcome),

@@ -40,7 +40,7 @@ const NEARLY_ALL: f64 = 0.95;
 const CEILING: f64 = 0.9;
 /// If threads wait for a processor, or sleep in system calls, for at least this share of the run, that is the
 /// limit.
-const HELD_UP: f64 = 0.2;
+const NOT_RUNNING: f64 = 0.2;
 /// A port that accepts nothing for this share of the run is the limit.
 const BLOCKED: f64 = 0.5;
 /// A port that refuses this share of the packets is the limit.
@@ -60,7 +60,7 @@ pub fn limit(config: &Config, outcome: &RunOutcome) -> Option<String> {
             .or_else(|| link(config, outcome))
             .or_else(|| bare_kernel(config, result))
             .or_else(|| sending_port(config, outcome))
-            .or_else(|| held_up(config, outcome))
+            .or_else(|| not_running(config, outcome))
             .unwrap_or_else(|| threads(config, outcome)),
     )
 }
@@ -133,7 +133,7 @@ fn sending_port(config: &Config, outcome: &RunOutcome) -> Option<String> {
 
 /// Names processors or system calls as the limit, if the run's threads waited for processors that other
 /// threads used, or slept in system calls.
-fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
+fn not_running(config: &Config, outcome: &RunOutcome) -> Option<String> {
     let result = &outcome.result;
     let threads = config.executor.threads() * config.pipelines as usize * config.route.directions();
     let all = result.duration_ns as f64 * threads as f64;
@@ -145,14 +145,14 @@ fn held_up(config: &Config, outcome: &RunOutcome) -> Option<String> {
         1 => ("the thread", "the thread was", "it"),
         _ => ("the threads", "the threads were", "they"),
     };
-    if queued >= HELD_UP {
+    if queued >= NOT_RUNNING {
         let queued = percent(queued);
         return Some(format!(
             "processors: {thread} waited {queued} of the time for cores that other threads used"
         ));
     }
     let slept = 1.0 - running - queued;
-    if slept < HELD_UP {
+    if slept < NOT_RUNNING {
         return None;
     }
     let slept = percent(slept);

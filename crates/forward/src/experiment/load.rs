@@ -240,8 +240,7 @@ mod tests {
         }
     }
 
-    /// Checks short trials and a function that drops packets. In an earlier version both failed at every
-    /// rate.
+    /// Checks that the search finds a rate in short trials, and with a function that drops packets.
     #[test]
     fn a_dropping_function_has_a_rate_without_loss() {
         let mut config = Config::new(Route::OneWay { rx: "gen:64".into(), tx: vec!["null".into()] });

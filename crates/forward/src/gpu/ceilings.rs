@@ -61,7 +61,7 @@ pub struct Pull {
 /// If a driver call fails, or memory is short.
 pub fn ceilings(gpu: &Arc<Gpu>, memory: Memory, size: u32, moved: u32, bursts: &[u32]) -> Result<Ceilings> {
     const BUFFER: usize = 64 << 20;
-    // The kernel cycles through this much memory, as much as a pipeline's pool has. A smaller footprint would
+    // The bytes of memory that the kernel cycles through, as many as a pipeline's pool has. Fewer bytes would
     // stay in caches, unlike the packets of a run.
     const FOOTPRINT: usize = 32 << 20;
     let module = load(gpu)?;

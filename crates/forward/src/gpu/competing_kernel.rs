@@ -137,8 +137,7 @@ pub(super) fn wait_for_end(
 ) -> Result<End> {
     let mut stopped = None;
     loop {
-        // Checked before `done`, which calls the driver: for an abandoned GPU the driver may no longer
-        // answer.
+        // This check comes first. `done` calls the driver, which may no longer answer for an abandoned GPU.
         if abandoned() {
             return Ok(End::Abandoned);
         }

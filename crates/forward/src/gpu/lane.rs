@@ -113,7 +113,7 @@ impl Lane {
         lanes: u32,
     ) -> Result<Self> {
         let gpu = &loaded.gpu;
-        let settings = &settings.among(lanes, loaded.info.ticks())?;
+        let settings = &settings.for_lanes(lanes, loaded.info.ticks())?;
         let packets = match pool.region().location() {
             Location::Host => gpu.register(pool.region())?,
             Location::Pinned => pool.region().clone(),
@@ -230,14 +230,14 @@ impl Lane {
     /// Blocks until every lane has finished. Call it before freeing GPU memory, because freeing blocks while
     /// other lanes run.
     pub(super) fn leave_together(&self) {
-        sign_off(&self.starting, &self.loaded.starting);
+        leave_barrier(&self.starting, &self.loaded.starting);
         self.barrier(&self.uses, &self.loaded.users);
     }
 
     /// Waits at a barrier: takes this lane out of the count, then waits until the count is 0 or the GPU was
     /// abandoned.
     fn barrier(&self, counted: &AtomicBool, count: &AtomicU32) {
-        sign_off(counted, count);
+        leave_barrier(counted, count);
         while count.load(Ordering::Acquire) > 0 && !self.loaded.gpu.is_abandoned() {
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -370,13 +370,13 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        sign_off(&self.starting, &self.loaded.starting);
-        sign_off(&self.uses, &self.loaded.users);
+        leave_barrier(&self.starting, &self.loaded.starting);
+        leave_barrier(&self.uses, &self.loaded.users);
     }
 }
 
 /// Decrements `count` if `counted` says that the lane is still included. Clears `counted`.
-fn sign_off(counted: &AtomicBool, count: &AtomicU32) {
+fn leave_barrier(counted: &AtomicBool, count: &AtomicU32) {
     if counted.swap(false, Ordering::Relaxed) {
         count.fetch_sub(1, Ordering::Release);
     }

@@ -129,7 +129,7 @@ impl Settings {
     ///
     /// # Errors
     /// If the settings need more queues than the GPU has.
-    pub(super) fn among(&self, lanes: u32, ticks: bool) -> Result<Self> {
+    pub(super) fn for_lanes(&self, lanes: u32, ticks: bool) -> Result<Self> {
         let mut own = self.clone();
         if !matches!(self.method, Method::Stream | Method::Graph) {
             return Ok(own);
@@ -171,7 +171,8 @@ impl Settings {
         let warps = self.memory.pull() != 0 || kind == CallKind::Burst;
         let wanted = match (self.threads, warps) {
             (0, false) => burst.clamp(32, 256),
-            // Small items get blocks with few threads, because more blocks are then faster than larger ones.
+            // Items of few packets get small blocks, because many small blocks are then faster than few large
+            // ones.
             (0, true) if burst < 64 => (burst * 32).clamp(128, 256),
             (0, true) => MOST_THREADS,
             (threads, _) => threads,

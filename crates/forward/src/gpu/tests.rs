@@ -224,34 +224,34 @@ fn every_wait_has_its_own_hardware_queue() {
     for method in [Method::Stream, Method::Graph] {
         for ticks in [false, true] {
             for lanes in 1..=16 {
-                let settings = Settings { method, ..Settings::default() }.among(lanes, ticks).unwrap();
+                let settings = Settings { method, ..Settings::default() }.for_lanes(lanes, ticks).unwrap();
                 let chains = if method == Method::Graph { settings.graph_branches_for() } else { 1 };
                 let queues = lanes as usize * (settings.streams_for() * chains + ticks as usize);
                 assert!(queues <= 32, "{method}: {queues} queues for {lanes} pipelines");
             }
-            let alone = Settings { method, ..Settings::default() }.among(1, ticks).unwrap();
+            let alone = Settings { method, ..Settings::default() }.for_lanes(1, ticks).unwrap();
             assert_eq!(alone.streams_for(), Settings { method, ..Settings::default() }.streams_for());
         }
         let greedy = Settings { method, streams: 16, ..Settings::default() };
-        assert!(greedy.among(1, false).is_ok());
-        assert!(greedy.among(4, false).unwrap_err().to_string().contains("ask for fewer"));
-        assert!(Settings { method, ..Settings::default() }.among(64, false).is_err());
+        assert!(greedy.for_lanes(1, false).is_ok());
+        assert!(greedy.for_lanes(4, false).unwrap_err().to_string().contains("ask for fewer"));
+        assert!(Settings { method, ..Settings::default() }.for_lanes(64, false).is_err());
     }
     let persistent = Settings { streams: 64, ..Settings::default() };
-    assert!(persistent.among(64, true).is_ok(), "a persistent lane has no waits");
+    assert!(persistent.for_lanes(64, true).is_ok(), "a persistent lane has no waits");
     assert_eq!(persistent.streams_for(), 1);
 }
 
 /// The state of a ring without a GPU. The items from `freed` to `submitted` (exclusive) are in flight.
 #[derive(Debug)]
-struct Seen {
+struct FakeRing {
     submitted: u64,
     freed: u64,
 }
 
 const SLOTS: u64 = 64;
 
-impl RingView for Seen {
+impl RingView for FakeRing {
     fn slots(&self) -> u64 {
         SLOTS
     }
@@ -261,7 +261,8 @@ impl RingView for Seen {
     }
 
     fn is_submitted(&self, position: u64) -> bool {
-        // A slot's word keeps the item's lap until the slot is reused, SLOTS items later.
+        // A slot's word keeps the lap of its item until the slot is reused, SLOTS items later. Until then the
+        // item counts as submitted.
         position < self.submitted && position + SLOTS >= self.submitted
     }
 }
@@ -285,7 +286,7 @@ fn every_item_is_posted_for_once() {
             // equally often.
             let others = [1, 3, 100][published as usize % 3];
             let mut cursor = PostingCursor::default();
-            let mut ring = Seen { submitted: 0, freed: 0 };
+            let mut ring = FakeRing { submitted: 0, freed: 0 };
             let (mut worked, mut waits) = (0, 0);
             let mut rounds = 0;
             while ring.freed < published || cursor.posted < published {
@@ -376,13 +377,13 @@ fn the_watchdog_runs_until_the_thread_that_moves_packets_ends() {
         run::on_threads(|| moving(control), feeding, watching, &context).errors
     };
     // Stands in for a thread that is blocked in a port: it ends only when the run is aborted.
-    let held_up = |control: &Control| {
+    let blocked_in_a_port = |control: &Control| {
         while !control.aborting() {
             std::thread::yield_now();
         }
         Tally::default()
     };
-    let errors = started(&Control::default(), held_up, true);
+    let errors = started(&Control::default(), blocked_in_a_port, true);
     assert!(matches!(errors[..], [Error::Stuck { .. }]));
     assert!(started(&Control::default(), |_| Tally::default(), false).is_empty());
     let errors = started(&Control::default(), |_| panic!("as a port might"), false);

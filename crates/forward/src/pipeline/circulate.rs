@@ -71,7 +71,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// No limit other than the ring.
+    /// No limits: only the ring's size limits the items in flight.
     pub(crate) const NONE: Self = Self { all: u64::MAX, partial: u64::MAX };
 }
 

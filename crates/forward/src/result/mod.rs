@@ -95,11 +95,11 @@ pub struct PacketResult {
     pub stages: Option<Stages>,
     /// The processor time of all threads of the pipelines.
     pub cpu_ns: u64,
-    /// Where the burst ring's words lie.
+    /// The memory in which the burst ring's words lie.
     pub flags: Option<String>,
     /// Where packets lie, and which part of them crosses PCIe.
     pub memory: Option<String>,
-    /// The bytes that packets caused on PCIe. `null` without a GPU.
+    /// The bytes that crossed PCIe because of the packets. `null` without a GPU.
     pub pcie: Option<Pcie>,
     /// The job that competed for the same processor or GPU, if `--compete` was given.
     pub competitor: Option<Competitor>,

@@ -75,7 +75,8 @@ impl Row for PacketResult {
         );
         lines.extend(self.repeats.as_ref().map(|of| Cell::new("repeats", repeats(of))));
         lines.extend(self.limit.as_ref().map(|limit| Cell::new("limit", limit)));
-        lines.extend(self.competitor.as_ref().map(|other| Cell::new("competing job", beside(other))));
+        lines
+            .extend(self.competitor.as_ref().map(|other| Cell::new("competing job", competitor_text(other))));
         if self.tx.bytes > 0 {
             let seconds_per_gigabyte = self.cpu_ns as f64 / self.tx.bytes as f64;
             let cpu = units::nanoseconds(self.cpu_ns as f64);
@@ -157,7 +158,7 @@ fn counters(function: &serde_json::Value) -> Vec<Cell> {
     list.iter().map(|counter| Cell::new(text(&counter["name"]), text(&counter["value"]))).collect()
 }
 
-fn beside(competitor: &Competitor) -> String {
+fn competitor_text(competitor: &Competitor) -> String {
     let Competitor { what, alone_per_second, beside_per_second, kept } = competitor;
     format!(
         "keeps {:.1} % of its speed: {beside_per_second:.0} of {alone_per_second:.0} rounds per second ({what})",

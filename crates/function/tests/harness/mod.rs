@@ -52,7 +52,7 @@ pub fn run_shaped(
     })
 }
 
-/// Runs frames as [`run_shaped`] does, with any function that runs bursts.
+/// Runs frames as [`run_shaped`] does. `run` processes one burst and returns what a packet function returns.
 pub fn run_by(
     frames: &[Vec<u8>],
     burst: usize,
@@ -61,8 +61,8 @@ pub fn run_by(
 ) -> Vec<Fate> {
     let mut fates = Vec::new();
     for frames in frames.chunks(burst) {
-        // Each frame has its own allocation, so that a sanitizer finds accesses outside. Without a sanitizer,
-        // the guard bytes show writes outside.
+        // Each frame has its own allocation, so that a sanitizer finds accesses outside a frame. Without a
+        // sanitizer, the guard bytes show writes outside a frame.
         let mut buffers: Vec<Vec<u8>> = frames
             .iter()
             .map(|frame| {

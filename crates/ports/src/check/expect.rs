@@ -138,8 +138,8 @@ impl Expectation {
         }
     }
 
-    /// Builds the packet that the stamp at the end of `bytes` describes, and compares the two. Returns `None`
-    /// if the stamp is not intact.
+    /// Builds the packet that the stamp at the end of `bytes` describes, and compares it with `bytes`.
+    /// Returns `None` if the stamp is not intact.
     fn compare(&self, bytes: &[u8], frame_length: usize) -> Option<Classification> {
         let stamp = Stamp::from_bytes(bytes.last_chunk()?);
         if stamp.flow >= self.traffic.flows {

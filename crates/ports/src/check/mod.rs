@@ -30,7 +30,7 @@ use reference::ReferenceFunction;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tracker::{Counts, Tracker};
 
-/// The `check` port. It has send queues only.
+/// The `check` port, which verifies the packets that are sent to it. It has send queues only.
 pub struct Checker {
     info: PortInfo,
     clock: Clock,
@@ -54,9 +54,9 @@ struct Findings {
 }
 
 impl Checker {
-    /// Opens `check` for the packets of `source`, or `check:SIZE,...` for those of a generator in another
-    /// process with the same options. `number` is the port's number in verdicts: the checker expects the
-    /// packets that `reference` sends there.
+    /// Opens `check` for the packets of `source`, or `check:SIZE,...` for the packets of a generator that
+    /// runs in another process with the same options. `number` is the port's number in verdicts: the checker
+    /// expects the packets that `reference` sends there.
     ///
     /// Latency is measured against due times of `clock`, which `source` must use too.
     ///

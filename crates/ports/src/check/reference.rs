@@ -83,7 +83,8 @@ impl ReferenceFunction for Simple {
 }
 
 fn macswap(frame: &mut [u8]) -> ExpectedVerdict {
-    // Frames of 12 and 13 bytes have two addresses and no ethertype.
+    // Frames of 12 and 13 bytes have two addresses and no ethertype. So the addresses are swapped without
+    // reading a whole Ethernet header.
     if let Some((destination, rest)) = frame.split_first_chunk_mut::<6>()
         && let Some(source) = rest.first_chunk_mut::<6>()
     {

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 use template::{HEADER_ROOM, Template};
 pub use traffic::{OfferedLoad, Traffic};
 
-/// The `gen` port. It has receive queues only.
+/// The `gen` port, which creates the packets that are received from it. It has receive queues only.
 pub struct Generator {
     info: PortInfo,
     traffic: Arc<Traffic>,
@@ -135,7 +135,7 @@ impl Generator {
             return Err(Error::port_usage(
                 &self.info.name,
                 format!(
-                    "frames need buffers of {needed} bytes, and they have {}; give --room {needed}",
+                    "frames need buffers of {needed} bytes, and the pool's have {}; give --room {needed}",
                     pool.room()
                 ),
             ));

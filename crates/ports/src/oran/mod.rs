@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// The largest number of positions that one call of [`RadioRx::position`] skips.
 const MAX_SKIPPED: usize = 4096;
 
-/// The `gen:oran` port. It has receive queues only.
+/// The `gen:oran` port, which creates the packets of a radio. It has receive queues only.
 pub struct Radio {
     info: PortInfo,
     plan: Arc<Plan>,
@@ -78,8 +78,9 @@ impl Port for Radio {
         require_cpu_memory(&self.info.name, pool)?;
         if pool.room() < self.plan.longest() {
             let (needed, room) = (self.plan.longest(), pool.room());
-            let why =
-                format!("frames need buffers of {needed} bytes, and they have {room}; give --room {needed}");
+            let why = format!(
+                "frames need buffers of {needed} bytes, and the pool's have {room}; give --room {needed}"
+            );
             return Err(Error::port_usage(&self.info.name, why));
         }
         let pacing = match (self.load.rate, self.load.realtime) {

@@ -84,7 +84,7 @@ pub struct PlannedPacket {
     pub first_prb: usize,
     /// Number of PRBs.
     pub prbs: usize,
-    /// Sequence number of the eAxC's packets in eCPRI.
+    /// The packet's eCPRI sequence number. Each eAxC counts its packets.
     pub sequence: u8,
 }
 

@@ -133,7 +133,8 @@ impl CaptureReader {
     }
 
     fn add_interface(&mut self, interface: Interface) -> Result<()> {
-        // Microseconds represent a timestamp exactly if its unit is a multiple of a microsecond.
+        // Microseconds represent a timestamp exactly if its unit is a multiple of a microsecond. Otherwise
+        // the capture needs nanoseconds.
         if interface.link == ETHERNET && 1_000_000 % interface.units_per_second != 0 {
             self.resolution = Resolution::Nano;
         }

@@ -198,7 +198,7 @@ impl CaptureReader {
             None if self.start == self.end => Err(self.not_a_capture("it is empty")),
             None => Err(self.not_a_capture("it has fewer than four bytes")),
             Some(magic) if u32::from_le_bytes(magic) == SECTION_HEADER => {
-                // The section header is the first block, which `pcapng_block` reads.
+                // The section header is the first block. `pcapng_block` reads it, so nothing is read here.
                 self.format =
                     Format::Pcapng { big_endian: false, interfaces: Vec::new(), earlier_interfaces: 0 };
                 Ok(true)

@@ -117,7 +117,7 @@ impl CaptureSource {
         self.summary
     }
 
-    /// Returns the resolution of the timestamps. That of a pipe is set when its header has arrived:
+    /// Returns the resolution of the timestamps. For a pipe, it is set when the header has arrived. It is
     /// nanoseconds for pcapng.
     pub fn resolution(&self) -> &SharedResolution {
         &self.resolution

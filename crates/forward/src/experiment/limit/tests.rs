@@ -80,17 +80,17 @@ fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
 #[test]
 fn a_stalled_sink_is_the_limit_however_it_stalls() {
     let mut config = with_method("gen:64", Method::Split);
-    // The sending port accepts nothing, and the thread spins and yields, on a machine that is busy with other
-    // jobs.
+    // Simulates a sending port that accepts nothing. The thread spins and yields, and other jobs keep the
+    // machine busy.
     let mut waiting = outcome(&config, &[0.1]);
     waiting.time_shares[0].refused = 0.8;
     (waiting.result.cpu_ns, waiting.queued_ns) = (500_000_000, 1_400_000_000);
     assert_limit(&config, &waiting, &["sending port: ", "took nothing for 80 %"]);
-    // The sending port sleeps in its system call, so the thread seems busy and is not running.
+    // Simulates a sending port that sleeps in its system call, so the thread seems busy but does not run.
     let mut sleeping = outcome(&config, &[0.99]);
     sleeping.result.cpu_ns = 100_000_000;
     assert_limit(&config, &sleeping, &["system calls: ", "blocked for 95 %"]);
-    // The sending port is full, and the thread is busy dropping.
+    // Simulates a full sending port. The thread is busy dropping packets.
     config.per_pipeline.overload = Overload::Drop;
     let mut dropping = outcome(&config, &[0.99]);
     (dropping.refused_packets, dropping.result.dropped_overload) = (600_000, 600_000);
@@ -106,7 +106,7 @@ fn threads_that_others_keep_from_running_are_limited_by_processors() {
     let mut crowded = outcome(&split, &[0.95]);
     (crowded.result.cpu_ns, crowded.queued_ns) = (500_000_000, 500_000_000);
     assert_limit(&split, &crowded, &["processors: ", "waited 50 % of the time"]);
-    // As on a kernel that does not count the time in run queues.
+    // Simulates a kernel that does not count the time in run queues.
     crowded.queued_ns = 0;
     assert_limit(&split, &crowded, &["processors or system calls: ", "not running for 50 %"]);
     crowded.result.duration_ns = 1_000_000;

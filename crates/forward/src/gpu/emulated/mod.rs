@@ -140,13 +140,13 @@ struct TestLane {
     /// The control words and the relay words.
     words: [Region; 2],
     instance: Instance,
-    dice: Dice,
+    random: RandomNumbers,
 }
 
 /// Random numbers (xorshift).
-struct Dice(u64);
+struct RandomNumbers(u64);
 
-impl Dice {
+impl RandomNumbers {
     fn roll(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -165,7 +165,7 @@ unsafe fn bytes<'a>(address: u64, count: usize) -> &'a [u8] {
 }
 
 /// A packet in flight, and a copy of its buffer's content before it was submitted.
-type Out = (Packet, Vec<u8>);
+type SubmittedPacket = (Packet, Vec<u8>);
 
 impl TestLane {
     fn new(function: &PacketFunction, shape: Shape, seed: u64) -> Self {
@@ -225,27 +225,27 @@ impl TestLane {
             pulled,
             words,
             instance,
-            dice: Dice(seed | 1),
+            random: RandomNumbers(seed | 1),
         }
     }
 
     /// Makes a packet of random length and content in one of the `free` buffers.
-    fn packet(&mut self, free: &mut Vec<u64>) -> Out {
-        let dice = &mut self.dice;
-        let cookie = free.swap_remove(dice.roll(free.len()));
+    fn packet(&mut self, free: &mut Vec<u64>) -> SubmittedPacket {
+        let random = &mut self.random;
+        let cookie = free.swap_remove(random.roll(free.len()));
         let address = self.packets.address() + EDGE as u64 + cookie * ROOM as u64;
         // SAFETY: the buffer is free, so nothing else uses it.
         let buffer = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, ROOM) };
-        buffer.fill_with(|| dice.roll(256) as u8);
-        let length = 1 + dice.roll(self.shape.longest) as u32;
+        buffer.fill_with(|| random.roll(256) as u8);
+        let length = 1 + random.roll(self.shape.longest) as u32;
         (Packet { address, length, port: 0, cookie }, buffer.to_vec())
     }
 
     /// Runs the function's CPU build on copies of an item's packets, and compares verdicts and packet bytes.
-    fn compare(&mut self, item: &[Out], found: &[PacketVerdict]) {
+    fn compare(&mut self, item: &[SubmittedPacket], found: &[PacketVerdict]) {
         let shape = self.shape;
         let mut copies: Vec<Vec<u8>> = item.iter().map(|(_, before)| before.clone()).collect();
-        let at_copy = |((packet, _), copy): (&Out, &mut Vec<u8>)| Packet {
+        let at_copy = |((packet, _), copy): (&SubmittedPacket, &mut Vec<u8>)| Packet {
             address: copy.as_mut_ptr() as u64,
             ..*packet
         };
@@ -271,7 +271,7 @@ impl TestLane {
     fn drive(&mut self, blocks: &[Block], items: u64) {
         let (shape, lane) = (self.shape, self.lane);
         let (kernel, slots) = (shape.kernel, shape.slots as u64);
-        let seed = self.dice.0;
+        let seed = self.random.0;
         std::thread::scope(|scope| {
             // The dispatcher is a local variable, so it is dropped if an assertion fails. Dropping it closes
             // the ring, and the blocks end.
@@ -281,12 +281,12 @@ impl TestLane {
                 scope.spawn(move || block.run(kernel, &shape, seed + index as u64, index, &lane, 0, 0));
             }
             let mut free: Vec<u64> = (0..slots * shape.burst as u64).collect();
-            let mut out: VecDeque<Vec<Out>> = VecDeque::new();
+            let mut out: VecDeque<Vec<SubmittedPacket>> = VecDeque::new();
             let (mut submitted, mut progress) = (0, Instant::now());
             while submitted < items || !out.is_empty() {
-                if submitted < items && dispatcher.has_room() && self.dice.roll(3) > 0 {
-                    let count = 1 + self.dice.roll(shape.burst);
-                    let item: Vec<Out> = (0..count).map(|_| self.packet(&mut free)).collect();
+                if submitted < items && dispatcher.has_room() && self.random.roll(3) > 0 {
+                    let count = 1 + self.random.roll(shape.burst);
+                    let item: Vec<SubmittedPacket> = (0..count).map(|_| self.packet(&mut free)).collect();
                     let packets: Vec<Packet> = item.iter().map(|(packet, _)| *packet).collect();
                     assert!(dispatcher.submit(&packets));
                     out.push_back(item);
@@ -315,7 +315,7 @@ impl TestLane {
                 };
                 progress = Instant::now();
                 let item = out.pop_front().expect("an item is in flight");
-                let unchanged = |(i, (packet, _)): (usize, &Out)| match back.changed() {
+                let unchanged = |(i, (packet, _)): (usize, &SubmittedPacket)| match back.changed() {
                     true => back.verdict(i),
                     false => PacketVerdict { length: packet.length, verdict: FORWARD },
                 };
