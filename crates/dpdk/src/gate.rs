@@ -175,7 +175,7 @@ mod tests {
     fn a_closed_gate_lets_nobody_in() {
         let gate = Gate::new();
         let mark = gate.mark();
-        assert_eq!(gate.pass(&mark, || 1), None, "not open yet");
+        assert_eq!(gate.pass(&mark, || 1), None, "the gate is not open yet");
         gate.open();
         assert_eq!(gate.pass(&mark, || 1), Some(1));
         gate.close();
@@ -206,7 +206,7 @@ mod tests {
             let before = look();
             assert!(before.iter().all(|count| count % 2 == 0), "{before:?}");
             std::thread::yield_now();
-            assert_eq!(look(), before, "somebody went in");
+            assert_eq!(look(), before, "a thread entered the paused gate");
             drop(pause);
         }
         let before = look();

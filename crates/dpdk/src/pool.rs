@@ -377,7 +377,8 @@ pub(crate) fn reclaim(port: u16, filled: &[Arc<MbufPool>]) -> u32 {
 }
 
 fn name() -> CString {
-    CString::new(format!("inlane-{}", NAMES.fetch_add(1, Ordering::Relaxed))).expect("no zero byte in it")
+    CString::new(format!("inlane-{}", NAMES.fetch_add(1, Ordering::Relaxed)))
+        .expect("the name contains no zero byte")
 }
 
 fn refusal(mark: &log::Mark) -> String {

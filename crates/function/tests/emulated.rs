@@ -99,7 +99,7 @@ impl Emulated {
         // SAFETY: compiled above from block.h, which declares the symbol with this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
-            let run = *library.get::<Run>(b"emulated_run\0").expect("block.h has it");
+            let run = *library.get::<Run>(b"emulated_run\0").expect("block.h defines the symbol");
             Block { run, _library: library }
         }
     }

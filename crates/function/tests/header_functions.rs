@@ -266,7 +266,7 @@ fn flows_without_a_place_are_counted_as_unplaced() {
         harness::run(&mut instance, &frames);
     }
     let found = flows(instance.state());
-    let unplaced = instance.report().counter("unplaced_packets").expect("it has it");
+    let unplaced = instance.report().counter("unplaced_packets").expect("the report has this counter");
     assert!(found.len() > 60_000, "{} places used of 65536", found.len());
     assert_eq!(found.iter().map(|flow| flow.packets).sum::<u64>() + unplaced, sent);
 }

@@ -130,7 +130,9 @@ impl Reference {
                 found.received_and_missing(),
                 (arrived, EAXC.len() as u32 * 14 * PRBS as u32 - arrived)
             );
-            let window = self.windows[(expected.slot % WINDOWS) as usize].as_ref().expect("it was");
+            let window = self.windows[(expected.slot % WINDOWS) as usize]
+                .as_ref()
+                .expect("the slot was in this window");
             if window.0 != expected.slot
                 || window.1
                 || self.delivered[n + 1..].iter().any(|later| later.slot == number)
@@ -312,7 +314,7 @@ fn a_wrong_slot_number_blocks_a_window_for_at_most_three_limits() {
         let frames: Vec<Vec<u8>> =
             whole(&PLAIN, slot, PRBS).iter().map(|packet| packet.frame(&carrier)).collect();
         run_shaped(instance, &frames, 32, true, 0, now);
-        instance.report().counter("complete_slots").expect("it has it")
+        instance.report().counter("complete_slots").expect("the report has this counter")
     };
     assert_eq!(send(&mut instance, 0, 1), 1);
     let frame = whole(&PLAIN, 2000, PRBS)[0].frame(&carrier);
@@ -358,7 +360,7 @@ fn the_example_computes_the_power_of_symbols() {
         let power =
             library.get::<unsafe extern "C" fn(*const u8, u64, u32, *mut u64) -> bool>(b"oran_power\0");
         let mut found = [0u64; 28];
-        power.expect("it is there")(output.as_ptr(), n, 2, found.as_mut_ptr()).then_some(found)
+        power.expect("the symbol is exported")(output.as_ptr(), n, 2, found.as_mut_ptr()).then_some(found)
     };
     let mut instance = instance(&text(&PLAIN));
     let frames: Vec<Vec<u8>> =
@@ -366,7 +368,7 @@ fn the_example_computes_the_power_of_symbols() {
     run_shaped(&mut instance, &frames, 32, true, 0, 1);
     assert_eq!(power(instance.output(), 0), None);
     instance.finish();
-    let found = power(instance.output(), 0).expect("it was delivered");
+    let found = power(instance.output(), 0).expect("the slot was delivered");
     for (i, found) in found.into_iter().enumerate() {
         let prbs = (0..PRBS).filter(|prb| i > 0 || *prb >= 33);
         let samples =

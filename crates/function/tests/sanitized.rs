@@ -88,8 +88,11 @@ fn functions_access_only_their_packets() {
         let info = function.info().expect("built in");
         std::fs::write(&state, function.initial_state(&info).expect("the example's settings are valid"))
             .expect("written");
-        let run =
-            Command::new(&program).arg(function.symbol()).args([&state, &input]).output().expect("it runs");
+        let run = Command::new(&program)
+            .arg(function.symbol())
+            .args([&state, &input])
+            .output()
+            .expect("the program runs");
         let said = String::from_utf8_lossy(&run.stderr);
         assert!(run.status.success(), "{}: {}\n{said}", builtin.name, run.status);
     }

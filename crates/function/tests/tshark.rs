@@ -66,7 +66,7 @@ fn wireshark_dissects_the_test_packets_as_intended() {
         for field in fields {
             tshark.args(["-e", field]);
         }
-        let output = tshark.output().expect("it runs");
+        let output = tshark.output().expect("tshark runs");
         let found = String::from_utf8_lossy(&output.stdout);
         let expected: Vec<String> = packets.iter().map(|packet| line(packet, &carrier)).collect();
         let said = String::from_utf8_lossy(&output.stderr);

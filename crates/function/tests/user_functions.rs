@@ -174,7 +174,7 @@ fn the_compiler_does_not_run_before_the_function_is_loaded() {
         std::fs::write(&compiler, format!("#!/bin/sh\ntouch {}\nexit 1\n", marker.display()))
             .expect("written");
         std::fs::set_permissions(&compiler, std::fs::Permissions::from_mode(0o700))
-            .expect("this user's file");
+            .expect("the script belongs to this user");
         // SAFETY: as in `with_cache`.
         unsafe { std::env::set_var("CXX", &compiler) };
         let function = PacketFunction::parse(&example("sizes.cu")).expect("the example exists");

@@ -209,7 +209,7 @@ mod tests {
         port.configure(&[pool], 0).unwrap();
         let mut rx = port.take_rx(0).unwrap();
         let mut packets = [Packet::EMPTY; 32];
-        assert_eq!(rx.receive(&mut packets).unwrap(), 1, "the first is due at once");
-        assert_eq!(rx.receive(&mut packets[1..]).unwrap(), 0, "the next is due in 1000 s");
+        assert_eq!(rx.receive(&mut packets).unwrap(), 1, "the first packet is due at once");
+        assert_eq!(rx.receive(&mut packets[1..]).unwrap(), 0, "the next packet is due in 1000 s");
     }
 }

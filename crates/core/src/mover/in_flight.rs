@@ -245,7 +245,7 @@ mod tests {
             unknown
         };
         assert!(round(&mut copies), "the first copy has no expected time");
-        assert!(!round(&mut copies), "the second has one");
+        assert!(!round(&mut copies), "the second copy has an expected time");
         assert!(polls > 2);
         assert_eq!(copies.done(), copies.newest());
         // The second copy begins when the first completes, so a wait for it sleeps longer than one copy took.

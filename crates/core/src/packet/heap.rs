@@ -290,7 +290,7 @@ mod tests {
         let mut packets = [Packet::EMPTY; 64];
         let owner = pool.own().unwrap();
         assert!(pool.own().is_none(), "a pool has one owner");
-        assert_eq!(pool.allocate(&mut packets), 64, "the owner can allocate all");
+        assert_eq!(pool.allocate(&mut packets), 64, "the owner can allocate every buffer");
         assert_eq!((pool.allocate(&mut [Packet::EMPTY]), pool.outstanding()), (0, 64));
         free(&pool, &packets);
         assert_eq!(pool.outstanding(), 0);
@@ -318,7 +318,10 @@ mod tests {
         free(&pool, &packets[..40]);
         assert_eq!((pool.allocate(&mut packets), pool.outstanding()), (64, 64));
         packets.sort_by_key(|packet| packet.cookie);
-        assert!(packets.iter().enumerate().all(|(i, packet)| packet.cookie == i as u64), "each buffer once");
+        assert!(
+            packets.iter().enumerate().all(|(i, packet)| packet.cookie == i as u64),
+            "each buffer is allocated once"
+        );
     }
 
     #[test]

@@ -217,7 +217,7 @@ fn an_item_that_is_not_handed_on_is_returned_again() {
     let Next::Item(item) = consumers[0].poll() else { panic!("it was submitted") };
     item.complete(UNCHANGED);
     for _ in 0..2 {
-        assert!(!dispatcher.poll().expect("it was completed").changed());
+        assert!(!dispatcher.poll().expect("a completed item").changed());
     }
     assert_eq!(dispatcher.in_flight(), 1);
     dispatcher.poll().unwrap().free();
@@ -237,8 +237,8 @@ fn a_hostile_consumer_completes_nothing_that_was_not_submitted() {
     write_as_device(&complete, stride, 1);
     assert!(dispatcher.poll().is_none());
     write_as_device(&complete, 0, 1);
-    dispatcher.poll().expect("it completed the first").free();
-    dispatcher.poll().expect("and the second").free();
+    dispatcher.poll().expect("the first item is completed").free();
+    dispatcher.poll().expect("the second item is completed").free();
     assert!(dispatcher.poll().is_none());
 }
 

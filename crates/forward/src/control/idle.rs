@@ -281,7 +281,11 @@ mod tests {
                 pass(20);
                 idle.found_work();
             }
-            assert_eq!(spent(), (20_000, 0), "ten pauses of 5 ticks, and then work of 20, a thousand times");
+            assert_eq!(
+                spent(),
+                (20_000, 0),
+                "a thousand times: ten pauses of 5 ticks, then 20 ticks of work"
+            );
         });
     }
 

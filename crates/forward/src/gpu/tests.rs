@@ -386,6 +386,6 @@ fn the_watchdog_runs_until_the_thread_that_moves_packets_ends() {
     let errors = started(&Control::default(), blocked_in_a_port, true);
     assert!(matches!(errors[..], [Error::Stuck { .. }]));
     assert!(started(&Control::default(), |_| Tally::default(), false).is_empty());
-    let errors = started(&Control::default(), |_| panic!("as a port might"), false);
+    let errors = started(&Control::default(), |_| panic!("a port panics"), false);
     assert!(matches!(errors[..], [Error::Panicked { .. }]));
 }

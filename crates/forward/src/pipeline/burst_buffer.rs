@@ -166,7 +166,7 @@ mod tests {
             let mut buffer = BurstBuffer::new(inner.clone(), 8);
             let got = inner.allocate(buffer.free_places(8));
             buffer.extend(got);
-            panic!("in a worker");
+            panic!("a worker panics");
         })
         .join();
         assert!(outcome.is_err());

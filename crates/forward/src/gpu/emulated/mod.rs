@@ -97,7 +97,8 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
         // SAFETY: compiled above from launch.h, which declares the symbol with this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
-            let launch = *library.get::<LaunchBlock>(b"emulated_launch\0").expect("launch.h has it");
+            let launch =
+                *library.get::<LaunchBlock>(b"emulated_launch\0").expect("launch.h defines the symbol");
             Block { launch, _library: library }
         }
     };

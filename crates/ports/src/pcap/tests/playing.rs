@@ -122,7 +122,7 @@ fn a_looped_capture_starts_its_timestamps_again_before_the_format_ends() {
     let second = first + 1_000_001_000;
     assert_eq!(found[..2], [first, first + 1_000_000_000]);
     assert!(second + 1_000_000_000 > writer::MAX_TIME_NS, "a second lap would exceed the format");
-    assert_eq!(found[2..4], found[..2], "so the second lap repeats the timestamps");
+    assert_eq!(found[2..4], found[..2], "the second lap repeats the timestamps");
     assert!(found.iter().all(|&time| time <= writer::MAX_TIME_NS));
 }
 
