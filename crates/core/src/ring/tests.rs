@@ -211,10 +211,10 @@ fn an_item_that_is_not_handed_on_is_returned_again() {
     let (mut dispatcher, mut consumers) = Ring::between_threads(2, 4, 1).unwrap();
     assert!(dispatcher.submit(&[packet(0)]));
     for _ in 0..2 {
-        let Next::Item(mut item) = consumers[0].poll() else { panic!("it was submitted") };
+        let Next::Item(mut item) = consumers[0].poll() else { panic!("an item was submitted") };
         assert_eq!(item.parts().0[0].address, packet(0).address);
     }
-    let Next::Item(item) = consumers[0].poll() else { panic!("it was submitted") };
+    let Next::Item(item) = consumers[0].poll() else { panic!("an item was submitted") };
     item.complete(UNCHANGED);
     for _ in 0..2 {
         assert!(!dispatcher.poll().expect("a completed item").changed());
@@ -247,7 +247,7 @@ fn invalid_verdicts_drop_packets() {
     let (mut dispatcher, mut consumers) = Ring::between_threads(2, 4, 1).unwrap();
     let mut packets = [packet(0), packet(2), packet(3)];
     assert!(dispatcher.submit(&packets));
-    let Next::Item(mut item) = consumers[0].poll() else { panic!("it was submitted") };
+    let Next::Item(mut item) = consumers[0].poll() else { panic!("an item was submitted") };
     item.parts().1.copy_from_slice(&[
         PacketVerdict { length: u32::MAX, verdict: FORWARD },
         PacketVerdict { length: 0, verdict: FORWARD },
