@@ -195,8 +195,7 @@ struct oran_reorder {
         return counts_at(most_windows) + static_cast<uint64_t>(index) * streams * symbols * symbol_bytes();
     }
 
-    // ---- Windows. All threads of a block call these functions, unless a comment says otherwise.
-    // --------------------------------------------
+    // ---- Windows. All threads of a block call these functions, unless a comment says otherwise. ----
 
     static constexpr uint64_t half_cycle_ns = 1280000000; // half of 256 frames of 10 ms
     // The number of slots after which slot numbers repeat.

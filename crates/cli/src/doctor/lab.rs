@@ -1,4 +1,4 @@
-//! The check of what the lab's virtual machines need.
+//! Checks whether this machine has the programs that the lab's virtual machines need.
 
 use super::Machine;
 use super::check::{Check, Name};

@@ -71,14 +71,14 @@ pub(super) struct PostingCursor {
     submitted: u64,
 }
 
-/// The next thing to post.
+/// What a poster posts next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextPost {
     /// Nothing.
     Nothing,
-    /// Kernels for this many submitted items.
+    /// Post kernels for this many submitted items.
     Kernels(u64),
-    /// Waits and kernels for the next stretch of items, which are not all submitted yet.
+    /// Post waits and kernels for the next stretch of items. Not all of these items are submitted yet.
     Waits,
 }
 

@@ -69,7 +69,7 @@ fn a_thread_that_waits_is_limited_by_what_it_waits_for() {
     let mut split = with_method("gen:64", Method::Split);
     assert_limit(&split, &outcome(&split, &[0.4]), &["workers: ", "busy 40 %", "always more"]);
     // An AF_XDP port may have no more packets. Without losses the source is therefore the limit. With losses
-    // there were more packets, so the workers are.
+    // there were more packets, so the workers are the limit.
     split.route = config("af_xdp:eth0").route;
     assert_limit(&split, &outcome(&split, &[0.4]), &["source: ", "nothing was lost", "busy 40 %"]);
     let mut missed = outcome(&split, &[0.4]);
