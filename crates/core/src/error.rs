@@ -48,7 +48,7 @@ pub enum Error {
     /// A device could not be opened, or failed while open: a GPU, DMA engine, BAR or twin.
     #[error("{device}: {why}")]
     Device {
-        /// The device's name, as the user wrote it or as in results.
+        /// The device's name, as the user wrote it or as results show it.
         device: String,
         /// What failed, what was found and what to do.
         why: String,
@@ -80,7 +80,7 @@ pub enum Error {
     /// The operating system refused an operation.
     #[error("{what}: {source}")]
     Os {
-        /// The operation and its object.
+        /// The operation that was refused, and its object.
         what: String,
         /// The system's error.
         source: std::io::Error,

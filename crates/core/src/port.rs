@@ -37,7 +37,7 @@ impl std::ops::AddAssign for Counters {
 /// The properties of an open port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortInfo {
-    /// The name as the user wrote it.
+    /// The port's name, as the user wrote it.
     pub name: String,
     /// The driver and mode that carry the packets, for the path in results: `DPDK net_af_xdp on v0, copy
     /// mode`.

@@ -20,11 +20,11 @@ pub enum Location {
     Gpu(u32),
     /// The mapped range of a PCI device's base address register.
     Bar {
-        /// Domain, bus, device and function as the kernel prints them: `0000:b5:00.0`.
+        /// The device's PCI address, as the kernel prints it: `0000:b5:00.0`.
         device: String,
         /// The BAR's number, 0 to 5.
         bar: u8,
-        /// True if it is mapped as write-combining.
+        /// True if the BAR is mapped as write-combining.
         write_combining: bool,
     },
     /// A window to a peer's memory, through an NTB or its twin.

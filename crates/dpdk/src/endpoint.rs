@@ -47,7 +47,7 @@ impl BurstFunctions {
 
 /// The state that a port shares with the ends of its queues.
 pub(crate) struct PortContext {
-    /// The port as the user wrote it.
+    /// The port's name, as the user wrote it.
     pub(crate) name: String,
     /// DPDK's port number.
     pub(crate) port: u16,

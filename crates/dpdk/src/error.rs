@@ -15,7 +15,7 @@ pub enum Error {
     /// A port specification is invalid.
     #[error("port {spec}: {why}")]
     Spec {
-        /// The specification as it was written.
+        /// The specification, as the user wrote it.
         spec: String,
         /// What is wrong, and what to write instead.
         why: String,
@@ -23,7 +23,7 @@ pub enum Error {
     /// The interface, device or folder that the port names does not exist.
     #[error("port {port}: {what} does not exist; {remedy}")]
     Missing {
-        /// The port as it was written.
+        /// The port's name, as the user wrote it.
         port: String,
         /// The missing object.
         what: String,
@@ -33,7 +33,7 @@ pub enum Error {
     /// What the port needs is used by another port or program.
     #[error("port {port}: {what} is in use; {remedy}")]
     Busy {
-        /// The port as it was written.
+        /// The port's name, as the user wrote it.
         port: String,
         /// The object in use.
         what: String,
@@ -43,7 +43,7 @@ pub enum Error {
     /// The interface or device exists, but its present state prevents its use.
     #[error("port {port}: {why}; {remedy}")]
     Unavailable {
-        /// The port as it was written.
+        /// The port's name, as the user wrote it.
         port: String,
         /// The state that was found.
         why: String,
@@ -55,11 +55,11 @@ pub enum Error {
         "port {port}: no permission to {doing}; run as root, or give the program {capabilities}: {command}"
     )]
     Permission {
-        /// The port as it was written.
+        /// The port's name, as the user wrote it.
         port: String,
         /// The action that was refused.
         doing: String,
-        /// The capabilities that allow it.
+        /// The capabilities that allow the action.
         capabilities: &'static str,
         /// The shell command (`setcap`) that gives the missing capabilities to the program's file.
         command: String,
@@ -77,7 +77,7 @@ pub enum Error {
     /// A call on a port came at the wrong time or with values outside the port's limits.
     #[error("port {port}: {why}")]
     Usage {
-        /// The port as it was written.
+        /// The port's name, as the user wrote it.
         port: String,
         /// What is wrong, and what to do.
         why: String,
@@ -85,7 +85,7 @@ pub enum Error {
     /// DPDK or its driver refused a step of opening, configuring or starting the port.
     #[error("port {port}: {doing} failed: {why}")]
     Device {
-        /// The port as it was written.
+        /// The port's name, as the user wrote it.
         port: String,
         /// The step that was refused.
         doing: String,
@@ -95,7 +95,7 @@ pub enum Error {
     /// No process connected to a memif port.
     #[error("port {port}: no peer connected to the socket within {seconds} s; {remedy}")]
     NoPeer {
-        /// The port as it was written.
+        /// The port's name, as the user wrote it.
         port: String,
         /// How long the port waited, in seconds.
         seconds: f64,
@@ -105,7 +105,7 @@ pub enum Error {
     /// The interface, device or peer of an open port disappeared.
     #[error("port {port}: {what} disappeared while in use")]
     Gone {
-        /// The port as it was written.
+        /// The port's name, as the user wrote it.
         port: String,
         /// The object that disappeared.
         what: String,

@@ -19,7 +19,7 @@ use inlane_core::port::spec::PortSpec;
 /// The parsed specification of a port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EthSpec {
-    /// The text as the user wrote it.
+    /// The specification's text, as the user wrote it.
     pub text: String,
     /// The kind of port, with the options of that kind.
     pub kind: Kind,
@@ -93,7 +93,7 @@ pub enum Kind {
     },
     /// A network card.
     Pci {
-        /// Its PCI address: domain, bus, device, function.
+        /// The card's PCI address: domain, bus, device, function.
         address: String,
     },
 }

@@ -272,7 +272,7 @@ pub(super) struct ExperimentArgs {
     /// Measure the latency of each stage
     #[arg(long)]
     pub(super) stages: bool,
-    /// Skip the baseline: a short run of the same ports without the packet function. Sweeps and repeats
+    /// Skip the baseline: a short run from the same source without the packet function. Sweeps and repeats
     /// always skip it
     #[arg(long)]
     pub(super) no_baseline: bool,

@@ -50,7 +50,7 @@ impl Path {
 pub struct NotTaken {
     /// The path's short name.
     pub path: String,
-    /// Why it was not taken.
+    /// Why the path was not taken.
     pub why: String,
 }
 

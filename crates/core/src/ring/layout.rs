@@ -27,7 +27,7 @@ use std::mem::{offset_of, size_of};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// The address of its first byte, as the consumer addresses it.
+    /// The address of the packet's first byte, as the consumer addresses it.
     pub address: u64,
     /// The number of bytes.
     pub length: u32,

@@ -311,8 +311,8 @@ impl Ring {
         for i in (0..packets.len()).rev() {
             // SAFETY: the descriptor is inside the region, and no other thread accesses the claimed slot. A
             // packet begins with the fields of a descriptor, except that its port is where a descriptor has
-            // its lap. Nobody reads the lap in rings of such large bursts. Copying both as one value takes
-            // half the stores.
+            // its lap. The bursts of this ring are so large that nobody reads the lap. Copying the fields as
+            // one value takes half the stores.
             unsafe { descriptors.add(i).write(packets.as_ptr().add(i).cast::<Descriptor>().read()) };
         }
     }

@@ -17,7 +17,7 @@ pub use parameters::{Parameters, Quantity};
 pub struct Flow {
     /// The number of packets.
     pub packets: u64,
-    /// The bytes of their frames, without FCS.
+    /// The bytes of the packets' frames, without FCS.
     pub bytes: u64,
     /// The mean rate over the run.
     pub packets_per_second: f64,

@@ -1,5 +1,5 @@
-//! Reads the settings of `drop-rule` into the rules that `functions/drop_rule.cu` applies, and its state
-//! after a run.
+//! Converts the settings of `drop-rule` to the rules that `functions/drop_rule.cu` applies. After a run,
+//! reads the rules' counts from the state.
 //!
 //! ```text
 //! drop-rule:RULE[,RULE...]      RULE = MATCH[@PORT]: matching packets are dropped, or sent to port PORT

@@ -27,7 +27,7 @@ pub struct Counts {
     pub unique: u64,
     /// Packets that had arrived before.
     pub duplicated: u64,
-    /// Packets that arrived after a later one of their flow.
+    /// Packets that arrived after a later packet of the same flow.
     pub reordered: u64,
 }
 

@@ -57,7 +57,7 @@ pub struct Summary {
     pub longest: usize,
     /// The latest timestamp, in nanoseconds since the epoch.
     pub latest_ns: u64,
-    /// The finest resolution of its timestamps.
+    /// The finest resolution of the capture's timestamps.
     pub resolution: reader::Resolution,
 }
 
