@@ -1,5 +1,5 @@
-//! A dissector of frames for reference implementations, written from the RFCs, and strategies that generate
-//! frames.
+//! Dissects frames for the reference implementations, and generates frames for tests. The dissector is
+//! written from the RFCs.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
