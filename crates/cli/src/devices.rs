@@ -1,4 +1,5 @@
-//! What the subcommands ask of CUDA and DPDK. A build may lack each of them: see the cargo features `cuda` and `dpdk`.
+//! The functions of CUDA and DPDK that subcommands use. A build without the cargo feature `cuda` or `dpdk`
+//! has stand-ins: no GPU is found, and DPDK has no version.
 
 #[cfg(not(feature = "cuda"))]
 pub use absent::*;
@@ -27,7 +28,8 @@ mod cuda {
 
     pub use inlane_cuda::any_abandoned;
 
-    /// Opens a GPU. Its context exists until the value is dropped. Returns `None` if the GPU cannot be opened.
+    /// Opens a GPU. Its context exists until the value is dropped. Returns `None` if the GPU cannot be
+    /// opened.
     pub fn hold_gpu(index: u32) -> Option<Box<dyn Any>> {
         Some(Box::new(Gpu::open(index).ok()?))
     }
@@ -49,7 +51,7 @@ mod cuda {
     /// Describes the GPUs that the CUDA driver reports.
     ///
     /// # Errors
-    /// Why the driver cannot be used.
+    /// If the driver cannot be used: the reason.
     pub fn describe_gpus() -> Result<Vec<String>, String> {
         let devices = inlane_cuda::devices().map_err(cause)?;
         let describe = |gpu: &DeviceInfo| format!("gpu:{} {} ({})", gpu.index, gpu.name, gpu.pci_address);
@@ -60,12 +62,13 @@ mod cuda {
     /// packet functions.
     ///
     /// # Errors
-    /// Why NVRTC cannot be used.
+    /// If NVRTC cannot be used: the reason.
     pub fn nvrtc() -> Result<(String, PathBuf), String> {
         inlane_cuda::compiler_version().map_err(cause)
     }
 
-    /// Returns the error's text without the advice after the first `;`. The check shows its own advice instead.
+    /// Returns the error's text without the advice after the first `;`. The check shows its own advice
+    /// instead.
     fn cause(error: Error) -> String {
         error.to_string().split(';').next().unwrap_or_default().to_string()
     }
@@ -77,7 +80,7 @@ mod absent {
     use std::any::Any;
     use std::path::PathBuf;
 
-    /// The reason that each function gives.
+    /// The error of the functions that describe GPUs and NVRTC.
     const WHY: &str = "this program was built without the cargo feature cuda";
 
     pub fn any_abandoned() -> bool {

@@ -64,8 +64,8 @@ struct Run {
     /// Inject the faults at this PE only
     #[arg(long, value_name = "PE")]
     faulty: Option<u32>,
-    /// Copy bulk data by a mover: twin (a DMA engine as fast as a core copies) or twin:RATE (twin:30G). gpu:N reaches only
-    /// registered memory, so only ntb bench can use it
+    /// Copy bulk data by a mover: twin (a DMA engine as fast as a core copies) or twin:RATE (twin:30G). gpu:N
+    /// reaches only registered memory, so only ntb bench can use it
     #[arg(long, value_name = "MOVER")]
     mover: Option<MoverChoice>,
     /// Size from which the mover copies [default: the measured size from which it is faster than stores]

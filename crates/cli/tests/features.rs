@@ -1,5 +1,5 @@
-//! The command without its cargo features `cuda` and `dpdk`: what needs no device works, and the rest names the
-//! missing feature.
+//! Tests the command in builds without the cargo features `cuda` and `dpdk`. Runs that need no device must
+//! work. Other runs must fail with a message that names the missing feature.
 
 use std::process::{Command, Output, Stdio};
 

@@ -1,5 +1,5 @@
-//! What only root can set up: reserved hugepages, and a copy of the command that holds capabilities. Without root, each
-//! test prints why it is skipped.
+//! Tests that only root can set up: with reserved hugepages, and with a copy of the command that holds
+//! capabilities. Without root, each test prints why it is skipped.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -21,7 +21,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Reserved hugepages of 2 MiB. The former number is restored when the value is dropped.
+/// Reserved hugepages of 2 MiB. Dropping the value restores the number that was reserved before.
 struct Hugepages {
     before: String,
 }
@@ -53,7 +53,8 @@ impl Drop for Hugepages {
     }
 }
 
-/// DPDK chooses other addresses and other memory if hugepages are reserved. Both of its uses must still work.
+/// Checks that DPDK's ports and its DMA device work with reserved hugepages. DPDK then chooses other
+/// addresses and other memory.
 #[test]
 fn dpdk_works_with_reserved_hugepages() {
     let test = "dpdk_works_with_reserved_hugepages";
@@ -71,8 +72,8 @@ fn dpdk_works_with_reserved_hugepages() {
     }
 }
 
-/// An ordinary user runs a copy of the command whose file holds capabilities, as `inlane doctor` advises. No code that the
-/// user chooses may run with them.
+/// Runs a copy of the command as an ordinary user. The copy's file holds capabilities, as `inlane doctor`
+/// advises. No code that the user chooses may run with these capabilities.
 #[test]
 fn a_file_with_capabilities_gives_none_to_user_code() {
     let test = "a_file_with_capabilities_gives_none_to_user_code";
@@ -114,7 +115,8 @@ fn a_file_with_capabilities_gives_none_to_user_code() {
             .output()
             .unwrap()
     };
-    // The function's compiler is code that the user chooses, and runs on behalf of ports with and without DPDK.
+    // The function's compiler is code that the user chooses. It must run without capabilities, with DPDK's
+    // ports and with other ports.
     for ports in ["--rx null --tx null", "--rx net_null --tx net_null"] {
         let _ = std::fs::remove_dir_all(at("cache"));
         let output = as_user(&format!("forward {ports} --packets 100 --function mine.cu --no-baseline"));
@@ -123,7 +125,8 @@ fn a_file_with_capabilities_gives_none_to_user_code() {
     let rights = std::fs::read_to_string(at("rights")).unwrap();
     assert!(rights.lines().count() >= 2, "{rights}");
     assert!(rights.lines().all(|line| line.ends_with("0000000000000000")), "{rights}");
-    // The run-time compiler is a library that the environment names. A process with capabilities does not load it.
+    // The run-time compiler is a library that the environment names, so a process with capabilities must not
+    // load it.
     let output = as_user("doctor nvrtc");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("this process holds capabilities"), "{said}{}", stderr(&output));

@@ -1,7 +1,8 @@
-//! The layout of structs that Rust shares with C++: assertions that the C++ compiler checks.
+//! Checks of structs that Rust shares with C++: text with assertions, by which the C++ compiler compares the
+//! layouts.
 
-/// C++ text that defines `INLANE_OFFSETOF`, which the assertions of [`struct_layout`](crate::struct_layout) use. NVRTC
-/// has neither `offsetof` nor `__builtin_offsetof`.
+/// C++ text that defines `INLANE_OFFSETOF`, which the assertions of [`struct_layout`](crate::struct_layout)
+/// use. NVRTC has neither `offsetof` nor `__builtin_offsetof`.
 pub const OFFSETOF: &str = "\
 #ifndef INLANE_OFFSETOF
 #if defined(__CUDACC_RTC__)
@@ -18,11 +19,13 @@ pub const fn size_of_field<T, F>(_field: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// Returns C++ text that asserts the layout of a shared struct: its size, and each field's offset and size, as they are in Rust.
+/// Returns C++ text that asserts the layout of a shared struct: its size, and each field's offset and size,
+/// as they are in Rust.
 ///
-/// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`. Every field of the Rust struct must be listed;
-/// leaving one out does not compile. `struct_layout!(RustStruct as beginning of "c_struct" { ... })` is for a Rust struct that holds only
-/// the first fields of the C++ struct: it does not assert the struct's size.
+/// Write `struct_layout!(RustStruct as "c_struct" { field, field as "c_name", ... })`. Every field of the
+/// Rust struct must be listed; leaving one out does not compile. `struct_layout!(RustStruct as beginning of
+/// "c_struct" { ... })` is for a Rust struct that holds only the first fields of the C++ struct: it does not
+/// assert the struct's size.
 #[macro_export]
 macro_rules! struct_layout {
     ($rust:ident as $c:literal $fields:tt) => {{

@@ -41,8 +41,8 @@ const OTHER_THREADS: Duration = Duration::from_secs(1);
 /// it (setcap), and a warning names the thread. Threads that start later have no capabilities.
 ///
 /// # Errors
-/// [`Error::Os`] with the step that failed. End the process then, because it may still have some of
-/// its privileges.
+/// [`Error::Os`] that names the step that failed. End the process then, because it may still have some of its
+/// privileges.
 pub fn drop_privileges() -> Result<Option<Dropped>> {
     // SAFETY: reads numbers.
     let (root, user, group) = unsafe { (libc::geteuid() == 0, libc::geteuid(), libc::getegid()) };

@@ -26,8 +26,8 @@ pub struct Info {
     /// Number of virtual machines that share the ivshmem device
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
     machines: u32,
-    /// Measure from which size this mover is faster than stores: twin (a DMA engine as fast as a core copies) or
-    /// twin:RATE (twin:30G)
+    /// Measure from which size this mover is faster than stores: twin (a DMA engine as fast as a core copies)
+    /// or twin:RATE (twin:30G)
     #[arg(long, value_name = "MOVER", conflicts_with = "ivshmem")]
     mover: Option<MoverChoice>,
     /// Write the result as JSON to a file, or to standard output for -

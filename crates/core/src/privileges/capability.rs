@@ -3,13 +3,13 @@
 /// A capability, by its bit in the kernel's sets (`linux/capability.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
-    /// Configures network interfaces.
+    /// Permits to configure network interfaces.
     NetAdmin = 12,
-    /// Opens raw and packet sockets.
+    /// Permits to open raw sockets and packet sockets.
     NetRaw = 13,
-    /// Does most of what root may do.
+    /// Permits most of what root may do.
     SysAdmin = 21,
-    /// Loads BPF programs.
+    /// Permits to load BPF programs.
     Bpf = 39,
 }
 

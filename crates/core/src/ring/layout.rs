@@ -11,9 +11,9 @@
 //!   stride:  slot 1 ...
 //! ```
 //!
-//! The first [`DESCRIPTORS_WITH_WORD`] descriptors share the word's line. If a burst has no more, device code reads them
-//! together with the word, in one round trip over PCIe. It uses only descriptors whose lap is the word's; see
-//! `protocol.rs`.
+//! The first [`DESCRIPTORS_WITH_WORD`] descriptors share the word's line. If a burst has no more, device code
+//! reads them together with the word, in one round trip over PCIe. It uses only descriptors whose lap is the
+//! word's; see `protocol.rs`.
 //!
 //! Rings between threads keep their slots in another order, which `Ring::between_threads` explains.
 //!
