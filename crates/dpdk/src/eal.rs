@@ -1,10 +1,10 @@
 //! DPDK's environment. It starts once, with the first port or pool.
 //!
-//! inlane starts it so that it creates no files, and shares nothing with other DPDK processes. It probes no
-//! PCI device by itself, opens no telemetry socket, and leaves the affinity of the program's threads alone.
-//! It uses hugepages if enough are free, and otherwise ordinary memory. Devices get virtual addresses, unless
-//! a card is bound to a driver that cannot translate them. [`set_extra_arguments`] passes further arguments
-//! to DPDK.
+//! inlane starts the environment with arguments that keep it from creating files, and from sharing anything
+//! with other DPDK processes. The environment probes no PCI device by itself, opens no telemetry socket, and
+//! leaves the affinity of the program's threads alone. It uses hugepages if enough are free, and otherwise
+//! ordinary memory. Devices get virtual addresses, unless a card is bound to a driver that cannot translate
+//! them. [`set_extra_arguments`] passes further arguments to DPDK.
 
 use crate::error::{Error, Result};
 use crate::{log, sys};

@@ -1,8 +1,8 @@
 //! `--sweep` and `--repeats`: runs the same command line with different values of its flags.
 //!
-//! A point of a sweep is the command line with the point's values appended. So every flag with one value can
-//! be swept. A wrong value gets the flag's own error message before the first run. If a point fails, its
-//! error is recorded and the sweep continues.
+//! A point of a sweep is the command line with the point's values appended. So a sweep works for every flag
+//! with one value, except the few that [`axis`] refuses. A wrong value gets the flag's own error message
+//! before the first run. If a point fails, its error is recorded and the sweep continues.
 
 mod axis;
 

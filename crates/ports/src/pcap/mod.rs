@@ -2,9 +2,9 @@
 //! writes a capture.
 //!
 //! Each packet carries its capture time and its length on the wire as
-//! [`PacketMeta`](inlane_core::packet::PacketMeta). A sink therefore writes the capture that a source read,
-//! whatever lies between them. A source reads its input once from front to back, so the input may be a pipe
-//! (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
+//! [`PacketMeta`](inlane_core::packet::PacketMeta). So a sink writes the times and lengths that a source
+//! read, whatever lies between source and sink. A source reads its input once from front to back, so the
+//! input may be a pipe (`pcap:-`). A file is scanned beforehand for its longest packet and its resolution.
 //!
 //! Neither port blocks on a pipe. A source returns no packets while the pipe's writer pauses. A sink accepts
 //! no packets while the pipe's reader pauses.

@@ -1,4 +1,4 @@
-//! The blocks of pcapng captures.
+//! Reads the blocks of pcapng captures.
 
 use super::reader::{CaptureReader, ETHERNET, Format, MAX_RECORD, Record, Resolution, SECTION_HEADER, word};
 use inlane_core::Result;
