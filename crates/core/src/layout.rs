@@ -1,5 +1,5 @@
-//! Checks of structs that Rust shares with C++: text with assertions, by which the C++ compiler compares the
-//! layouts.
+//! Generates C++ assertions for structs that Rust shares with C++. The C++ compiler then checks that both
+//! layouts agree.
 
 /// C++ text that defines `INLANE_OFFSETOF`, which the assertions of [`struct_layout`](crate::struct_layout)
 /// use. NVRTC has neither `offsetof` nor `__builtin_offsetof`.

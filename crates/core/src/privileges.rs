@@ -58,7 +58,7 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
         become_user(dropped)?;
     }
     step("clearing ambient capabilities", || {
-        // SAFETY: numbers.
+        // SAFETY: the call gets only numbers.
         unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) }
     })?;
     step("dropping capabilities", drop_capabilities_of_this_thread)?;
@@ -80,9 +80,9 @@ pub fn drop_privileges() -> Result<Option<Dropped>> {
 fn become_user(Dropped { user, group }: Dropped) -> Result<()> {
     // The groups are left first, because an ordinary user may not change groups. SAFETY: no group is read.
     step("leaving all groups", || unsafe { libc::setgroups(0, std::ptr::null()) })?;
-    // SAFETY: numbers.
+    // SAFETY: the call gets only numbers.
     step("changing the group", || unsafe { libc::setresgid(group, group, group) })?;
-    // SAFETY: numbers.
+    // SAFETY: the call gets only numbers.
     step("changing the user", || unsafe { libc::setresuid(user, user, user) })
 }
 

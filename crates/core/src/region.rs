@@ -186,7 +186,7 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, freed once.
+        // SAFETY: the memory was allocated with this layout, and is freed once.
         unsafe { std::alloc::dealloc(self.pointer.as_ptr(), self.layout) }
     }
 }

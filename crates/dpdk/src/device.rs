@@ -114,7 +114,7 @@ pub(crate) fn attach(spec: &EthSpec) -> Result<Device> {
     let mark = log::Mark::new();
     let _lock = control();
     let others = plan.interface.as_ref().map(kernel_counters::packet_sockets).unwrap_or_default();
-    // SAFETY: terminated strings, read during the call; the environment is up.
+    // SAFETY: the strings are terminated, and read during the call; the environment is up.
     let code = unsafe { sys::rte_eal_hotplug_add(plan.bus.as_ptr(), name.as_ptr(), arguments.as_ptr()) };
     if code != 0 {
         return Err(failed(spec, "attaching the device", code, &mark));
@@ -150,7 +150,7 @@ impl Device {
         others: &[RawFd],
         mark: &log::Mark,
     ) -> Result<()> {
-        // SAFETY: a terminated string; the number is written during the call.
+        // SAFETY: the string is terminated; the number is written during the call.
         let code = unsafe { sys::rte_eth_dev_get_port_by_name(self.name.as_ptr(), &mut self.port) };
         if code != 0 {
             return Err(failed(spec, "finding the device's port", code, mark));
@@ -186,7 +186,7 @@ impl Device {
     /// used. The driver's function would set the administrator's promiscuous flag and never clear it.
     pub(crate) fn receive_every_address(&self) {
         if self.promiscuous.is_none() {
-            // SAFETY: a valid port.
+            // SAFETY: the port is valid.
             unsafe { sys::rte_eth_promiscuous_enable(self.port) };
         }
     }
@@ -218,7 +218,7 @@ impl Device {
     }
 
     fn remove(&self) {
-        // SAFETY: terminated strings; DPDK refuses names that it does not know.
+        // SAFETY: the strings are terminated; DPDK refuses names that it does not know.
         unsafe { sys::rte_eal_hotplug_remove(self.bus.as_ptr(), self.name.as_ptr()) };
     }
 }

@@ -45,8 +45,8 @@ impl Mapping {
         } else if eal::start()?.virtual_addresses {
             let mark = log::Mark::new();
             if !pool.is_external() {
-                // SAFETY: whole pages of the pool's memory. This value holds the pool, and unregisters the
-                // pages before it lets the pool go.
+                // SAFETY: the span consists of whole pages of the pool's memory. This value holds the pool,
+                // and unregisters the pages before it lets the pool go.
                 let code = unsafe {
                     let (start, length) = span(&pool);
                     sys::rte_extmem_register(start, length, std::ptr::null_mut(), 0, PAGE)
@@ -55,8 +55,8 @@ impl Mapping {
                     return Err(refuse(mark.explain(sys::error_text(sys::last_error()))));
                 }
             }
-            // SAFETY: registered memory, mapped at the addresses that the pool's mbufs contain. The device is
-            // attached.
+            // SAFETY: the memory is registered, and mapped at the addresses that the pool's mbufs contain.
+            // The device is attached.
             let code = unsafe {
                 let (start, length) = span(&pool);
                 sys::rte_dev_dma_map(card, start, base, length)

@@ -32,7 +32,7 @@ impl Interface {
     /// Finds an interface by name in the calling thread's namespace.
     pub(crate) fn find(name: &str) -> std::io::Result<Self> {
         let c_name = CString::new(name)?;
-        // SAFETY: a terminated string.
+        // SAFETY: the string is terminated.
         let index = unsafe { libc::if_nametoindex(c_name.as_ptr()) };
         if index == 0 {
             return Err(std::io::Error::last_os_error());
@@ -188,7 +188,7 @@ fn tap_name(descriptor: RawFd) -> Option<String> {
 
 /// Returns true if an interface of this name exists in the calling thread's namespace.
 pub(crate) fn exists(name: &str) -> bool {
-    // SAFETY: a terminated string.
+    // SAFETY: the string is terminated.
     CString::new(name).is_ok_and(|name| unsafe { libc::if_nametoindex(name.as_ptr()) } != 0)
 }
 

@@ -151,7 +151,7 @@ impl EthPort {
     }
 
     fn info_of(spec: &EthSpec, device: &Device, limits: &sys::rte_eth_dev_info) -> PortInfo {
-        // SAFETY: null, or a string constant of the driver.
+        // SAFETY: the name is null, or a string constant of the driver.
         let driver = (!limits.driver_name.is_null()).then(|| unsafe { CStr::from_ptr(limits.driver_name) });
         let path = match (&spec.kind, driver) {
             (Kind::Pci { address }, Some(driver)) => {

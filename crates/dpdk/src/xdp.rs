@@ -184,7 +184,7 @@ unsafe extern "C" fn socket_opened(interface: *const c_char, queue: u32, result:
         FAILURE.set(-result);
         return 0;
     }
-    // SAFETY: the driver's terminated copy of the interface's name.
+    // SAFETY: `interface` is the driver's terminated copy of the interface's name.
     let index = unsafe { libc::if_nametoindex(interface) };
     let Ok(key) = key(index) else { return -libc::EIO };
     let program =

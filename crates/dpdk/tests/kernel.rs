@@ -189,7 +189,7 @@ fn a_port_of_another_process_at_the_other_end_does_not_disturb() {
     ip("link set v1 up");
     // Takes the group number that DPDK's driver would choose for this process and v0. inlane must choose
     // another number, or the port cannot be opened.
-    // SAFETY: a terminated string.
+    // SAFETY: the string is terminated.
     let index = unsafe { libc::if_nametoindex(c"v0".as_ptr()) };
     let group = i32::from((std::process::id() ^ index) as u16);
     let other = RawSocket::open("v1");

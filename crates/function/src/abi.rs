@@ -142,7 +142,7 @@ mod tests {
             time: 1,
             parameters: 3,
         };
-        // SAFETY: a plain struct of 40 bytes; its fields add up to 40, so it has no padding.
+        // SAFETY: this is a plain struct of 40 bytes; its fields add up to 40, so it has no padding.
         let bytes: [u8; 40] = unsafe { std::mem::transmute(info) };
         assert_eq!(FunctionInfo::from_bytes(&bytes), Some(info));
         assert_eq!(FunctionInfo::from_bytes(&bytes[..39]), None, "too short");

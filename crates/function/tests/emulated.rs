@@ -96,7 +96,7 @@ impl Emulated {
     fn block(&self, index: usize) -> Block {
         let copy = self.folder.path().join(format!("block{index}.so"));
         std::fs::copy(&self.object, &copy).expect("copied");
-        // SAFETY: compiled above from block.h, which declares the symbol with this type.
+        // SAFETY: the library was compiled above from block.h, which declares the symbol with this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
             let run = *library.get::<Run>(b"emulated_run\0").expect("block.h defines the symbol");

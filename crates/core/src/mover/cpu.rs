@@ -170,7 +170,7 @@ mod tests {
 
     #[allow(clippy::mut_from_ref, reason = "each test owns its regions")]
     fn bytes(region: &Region) -> &mut [u8] {
-        // SAFETY: host memory of the region's length, used by one thread.
+        // SAFETY: the region is host memory of this length, and one thread uses it.
         unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
     }
 
@@ -232,7 +232,7 @@ mod tests {
         }
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: this creates a new mapping at an address that the kernel chooses.
         let address = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
         assert_ne!(address, libc::MAP_FAILED);
         let location = Location::Bar { device: "0000:00:04.0".into(), bar: 2, write_combining: false };

@@ -109,7 +109,7 @@ impl Words for RingWords<'_> {
 
     #[inline(always)]
     fn end(&self) -> &AtomicU64 {
-        // SAFETY: the first word of the submit half; as for `submitted`.
+        // SAFETY: this is the first word of the submit half; otherwise as for `submitted`.
         unsafe { AtomicU64::from_ptr(self.0.submit.as_ptr().cast()) }
     }
 }

@@ -47,7 +47,7 @@ pub fn attach(interface: &str, program: &OwnedFd, mode: u32) {
     const IFLA_XDP: u16 = 43;
     const NLA_F_NESTED: u16 = 1 << 15;
     let name = std::ffi::CString::new(interface).unwrap();
-    // SAFETY: a terminated string.
+    // SAFETY: the string is terminated.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     let mut message = Vec::new();
     let mut u16s = |words: &[u16]| words.iter().for_each(|word| message.extend(word.to_ne_bytes()));

@@ -1,5 +1,5 @@
-// Runs a function on an item, or its tick, with an emulated block (cuda.h). Included after the function's GPU
-// source.
+// Calls a GPU function, or its tick, with an emulated block of threads (cuda.h). The test includes this file
+// after the function's source.
 namespace emulated {
 
 static struct {

@@ -94,7 +94,7 @@ fn blocks(function: &PacketFunction, pulls: bool, count: u32) -> Vec<Block> {
     let load = |index: u32| {
         let copy = folder.path().join(format!("block{index}.so"));
         std::fs::copy(&object, &copy).expect("copied");
-        // SAFETY: compiled above from launch.h, which declares the symbol with this type.
+        // SAFETY: the library was compiled above from launch.h, which declares the symbol with this type.
         unsafe {
             let library = libloading::Library::new(&copy).expect("loads");
             let launch =
@@ -174,7 +174,7 @@ impl TestLane {
         let info = function.info().expect("the function compiles for the CPU");
         let region = |bytes: usize, fill: u8| {
             let region = Region::host(bytes).expect("memory");
-            // SAFETY: a new region of this length.
+            // SAFETY: this is a new region of this length.
             unsafe { region.as_ptr().write_bytes(fill, bytes) };
             region
         };
