@@ -1,8 +1,10 @@
-# Sourced by scripts that provoke faults: runs a command and checks its exit status, its output and the time it takes.
+# Sourced by scripts that provoke faults: runs a command and checks its exit status, its output and the time
+# it takes.
 # shellcheck shell=bash
 
-# expect LABEL STATUS TEXT COMMAND...: passes if COMMAND ends with STATUS within EXPECT_SECONDS (30) and prints TEXT (a grep pattern).
-# Prints a line that starts with "ok" or "FAILED", and after a failure the start of the command's output. Returns 1 on failure.
+# expect LABEL STATUS TEXT COMMAND...: passes if COMMAND ends with STATUS within EXPECT_SECONDS (30) and
+# prints TEXT (a grep pattern). Prints a line that starts with "ok" or "FAILED", and after a failure the start
+# of the command's output. Returns 1 on failure.
 expect() {
     local label=$1 status=$2 text=$3 begun=$SECONDS output rc
     shift 3

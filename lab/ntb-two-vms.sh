@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Starts two virtual machines that share only a PCI device: ivshmem with doorbells, under vfio-pci behind an emulated IOMMU.
+# Starts two virtual machines that share only a PCI device: ivshmem with doorbells, under vfio-pci behind an
+# emulated IOMMU.
 #
 #   lab/ntb-two-vms.sh [--memory 16M] [--vectors 4] [--timeout 120] [--file PATH]... PROGRAM [ARG...] [::: PROGRAM [ARG...]]
 #
-# Runs the program in both machines, or the program after ':::' in the second. --file copies more files to /bin of both. The
-# device is 0000:00:01.0 in both; the first machine has number 0, the second number 1. The first machine's stdout goes to stdout,
-# everything else to stderr. The exit status is that of the machine that failed first, or 0; 3 if a package is missing.
+# Runs the program in both machines, or the program after ':::' in the second. --file copies more files to
+# /bin of both. The device is 0000:00:01.0 in both; the first machine has number 0, the second number 1. The
+# first machine's stdout goes to stdout, everything else to stderr. The exit status is that of the machine
+# that failed first, or 0; 3 if a package is missing.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Measures transfers between two GPUs without peer access: inlane, CUDA's own copy and NCCL, in one run on one machine.
+# Measures transfers between two GPUs without peer access: inlane, CUDA's own copy and NCCL, in one run on one
+# machine.
 #
 #   bench/copy/run.sh INLANE OUT        INLANE: the program; OUT: a folder for the JSON documents
 #

@@ -1,6 +1,8 @@
 #!/bin/bash
-# Generates, processes and checks 10^9 packets per method, at burst 128. Uses several pipelines, because one core generates or checks about
-# ten million packets per second. Short trials find the fastest number of pipelines. Usage: billion.sh INLANE OUT [METHOD...]
+# Generates, processes and checks 10^9 packets per method, at burst 128. Uses several pipelines, because one
+# core generates or checks about ten million packets per second. Short trials find the fastest number of
+# pipelines.
+# Usage: billion.sh INLANE OUT [METHOD...]
 inlane=$1 out=$2 here=$(dirname "$0") failed=0
 shift 2
 [ $# != 0 ] || set -- single split persistent stream graph

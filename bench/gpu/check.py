@@ -181,7 +181,8 @@ def ports():
                 sender.wait()
 
     def veth(method, memory):
-        # The sender has its own network namespace. Otherwise the sockets of both processes might join the same fanout group.
+        # The sender has its own network namespace. Otherwise the sockets of both processes might join the
+        # same fanout group.
         name = f"inl{os.getpid() % 10000}{METHODS.index(method)}"
         setting = (f"netns add {name}", f"link add {name}a type veth peer name {name}b", f"link set {name}a netns {name}",
                    f"link set {name}b up", f"-n {name} link set {name}a up")

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Provokes faults on a GPU and checks how runs end: functions that do not compile, write to wild addresses or never return; exhausted memory;
-# a missing compiler or GPU; signals; kill -9 at several moments. After each fault, a normal run must work. The methods are tested side
-# by side in separate processes. Usage: faults.sh INLANE
+# Provokes faults on a GPU and checks how runs end: functions that do not compile, write to wild addresses or
+# never return; exhausted memory; a missing compiler or GPU; signals; kill -9 at several moments. After each
+# fault, a normal run must work. The methods are tested side by side in separate processes.
+# Usage: faults.sh INLANE
 inlane=$1 here=$(dirname "$0")
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache}
 ports="--rx null:1024 --tx null --on gpu:0 --no-baseline --cores none"

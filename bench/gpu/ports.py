@@ -65,7 +65,8 @@ class Bench:
         return self.one_process(f"gen:{self.size},{FLOWS}", "check", executor)
 
     def chain(self, into, outof, executor, prefix=()):
-        """Runs checker, forwarder and generator as processes; `into` and `outof` are the port names of the two joints.
+        """Runs checker, forwarder and generator as processes. `into` names the ports that join generator and
+        forwarder, `outof` those that join forwarder and checker: the sender's port first.
 
         The generator swaps addresses as well, so the forwarder restores what was generated, and the checker can verify it."""
         slack = 3

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs inlane forward once for each line of a list. Prints one line per run and keeps every JSON document in OUT/results.jsonl.
+# Runs inlane forward once for each line of a list. Prints one line per run and keeps every JSON document in
+# OUT/results.jsonl.
 # Usage: run.sh INLANE OUT < list      Each line of the list is: LABEL | FLAGS
 inlane=$1 out=$2 failed=0
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache}

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Runs compute-sanitizer: memcheck on every method and function; racecheck and synccheck on functions that use
-# shared memory, with packets pulled into GPU memory. Usage: sanitizer.sh INLANE [WIDTH] WIDTH: the number of
-# parallel runs (3) FULL=1 combines every method with every function. Otherwise each method runs a part of the
-# functions.
+# shared memory, with packets pulled into GPU memory.
+# Usage: sanitizer.sh INLANE [WIDTH]      WIDTH: the number of parallel runs (3)
+# FULL=1 combines every method with every function. Otherwise each method runs a part of the functions.
 inlane=$1 width=${2:-3} here=$(dirname "$0")
 export INLANE_CACHE=${INLANE_CACHE:-/tmp/inlane-cache} inlane here
 command -v compute-sanitizer >/dev/null || PATH=$PATH:/usr/local/cuda/bin

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Lists runs of each method with 1 to 8 pipelines, to show how the rate scales. Usage: scaling.sh | run.sh INLANE OUT
+# Lists runs of each method with 1 to 8 pipelines, to show how the rate scales.
+# Usage: scaling.sh | run.sh INLANE OUT
 gpu="--on gpu:0 --rx null:1024 --tx null --duration 700ms --function macswap --burst 64"
 for method in single split persistent stream graph; do
     for pipelines in 1 2 4 8; do

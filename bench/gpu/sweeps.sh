@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs the experiments on one GPU: methods against burst size, unmodified packets in host and GPU memory, competing jobs, latency against
-# load, packet sizes, and PCIe traffic. Takes about ten minutes. Give names to run only those experiments.
+# Runs the experiments on one GPU: methods against burst size, unmodified packets in host and GPU memory,
+# competing jobs, latency against load, packet sizes, and PCIe traffic. Takes about ten minutes. Give names to
+# run only those experiments.
 # Usage: sweeps.sh INLANE OUT [NAME...]      writes OUT/NAME.json, .svg, .txt and .log for each
 inlane=$1 out=$2
 wanted=" ${*:3} "

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Measures the windows on this machine: all sizes and completion modes, beside UCX's shared-memory put if ucx_perftest is installed.
+# Measures the windows on this machine: all sizes and completion modes, beside UCX's shared-memory put if
+# ucx_perftest is installed.
 #
 #   bench/ntb/run.sh [OUT]
 #

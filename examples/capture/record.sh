@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# examples/capture/record.sh [FILE]: records traffic of real programs into FILE (default: mixed.pcap beside this script) and lists
-# its contents in README.md there. A veth pair connects two network namespaces; no packet leaves the machine.
-# Needs root, and: iproute2 ethtool tcpdump tshark (with mergecap) iputils-ping nginx curl dnsmasq dig iperf3.
+# examples/capture/record.sh [FILE]: records traffic of real programs into FILE (default: mixed.pcap beside
+# this script) and lists its contents in README.md there. A veth pair connects two network namespaces; no
+# packet leaves the machine. Needs root, and: iproute2 ethtool tcpdump tshark (with mergecap) iputils-ping
+# nginx curl dnsmasq dig iperf3.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 file=$(realpath -m "${1:-$here/mixed.pcap}")
@@ -54,7 +55,8 @@ ip link add wire netns $client address 02:00:00:00:00:0a type veth peer name wir
 for end in "$client 1" "$server 2"; do
     set -- $end
     ip -n "$1" link set lo up
-    # Disables offloads, so packets look as on a cable: segments fit the MTU, and the sender fills in checksums.
+    # Disables offloads, so packets look as on a cable: segments fit the MTU, and the sender fills in
+    # checksums.
     ip netns exec "$1" ethtool -K wire tx off rx off sg off tso off gso off gro off >/dev/null 2>&1
     ip -n "$1" address add "192.0.2.$2/24" dev wire
     ip -n "$1" address add "2001:db8::$2/64" dev wire nodad
@@ -71,7 +73,8 @@ in_client ping -q -c 3 -i 0.2 2001:db8::2 >/dev/null
 in_client ping -q -c 1 -s 4000 192.0.2.2 >/dev/null
 in_client ping -q -c 1 -s 4000 2001:db8::2 >/dev/null
 
-# DNS: dig queries names that dnsmasq defines, over UDP and TCP, IPv4 and IPv6, and one name that does not exist.
+# DNS: dig queries names that dnsmasq defines, over UDP and TCP, IPv4 and IPv6, and one name that does not
+# exist.
 background $server dnsmasq --keep-in-foreground --no-resolv --no-hosts --no-daemon --pid-file= --user=root \
     --listen-address=192.0.2.2 --listen-address=2001:db8::2 --bind-interfaces \
     --address=/www.example.test/192.0.2.2 --address=/www.example.test/2001:db8::2 --local=/example.test/ \
@@ -122,7 +125,8 @@ else
     echo "record: SKIPPED the tagged network: this kernel has no 802.1Q (module 8021q)" >&2
 fi
 
-# Jumbo frames go to a second file, because tcpdump captures no frame larger than the MTU that the link had when it started.
+# Jumbo frames go to a second file, because tcpdump captures no frame larger than the MTU that the link had
+# when it started.
 recorded
 for end in $client $server; do ip -n $end link set wire mtu 9000; done
 record "$work/2.pcap"

@@ -29,7 +29,7 @@ pub struct Line {
     pub size: usize,
     /// The published rate in MiB (2^20 bytes) per second, if one was published.
     pub published_mib: Option<f64>,
-    /// The rate that the single stages predict, in bytes per second.
+    /// The predicted rate in bytes per second. It is computed from the rates of the single stages.
     pub predicted: Option<f64>,
     /// The measurement of the models.
     pub measured: Measurement,

@@ -52,7 +52,7 @@ pub struct TransferResult {
     pub latency_ns: Option<Summary>,
     /// Percentiles of the times in `latency_ns`.
     pub latency_percentiles: Option<Percentiles>,
-    /// The time that the calibrated stages of the path predict for a transfer.
+    /// The predicted time of a transfer. It is computed from the calibrated times of the path's stages.
     pub predicted_ns: Option<f64>,
     /// The rate while streaming. One value per repeat.
     pub bytes_per_second: Option<Summary>,
@@ -79,7 +79,7 @@ pub struct TransferResult {
 pub struct PublishedRates {
     /// The published rate. Null if none was published.
     pub published_bytes_per_second: Option<f64>,
-    /// The rate that the published rates of the single stages predict.
+    /// The predicted rate. It is computed from the published rates of the single stages.
     pub predicted_bytes_per_second: Option<f64>,
     /// The rate of the models, in their best repeat.
     pub model_bytes_per_second: Option<f64>,

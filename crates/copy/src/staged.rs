@@ -48,7 +48,8 @@ impl Staged {
         Ok(Self { out, into, ring, completion, stop: Arc::default(), tickets: TicketCounter::default() })
     }
 
-    /// Makes transfers end early, with an error, when `stop` is set. Chunks in flight are waited for.
+    /// Makes transfers end early, with an error, when `stop` is set. Such a transfer still waits for its
+    /// chunks in flight.
     #[must_use]
     pub fn stopped_by(mut self, stop: &Arc<AtomicBool>) -> Self {
         self.stop = stop.clone();

@@ -152,9 +152,9 @@ impl Pending {
 
     /// Sleeps until the ticket's event completes.
     ///
-    /// This is not a core [`Wait`](inlane_core::completion::Wait), because there is nothing to poll: the driver
-    /// blocks another thread until the event completes, and that thread answers once. The timeout also restarts
-    /// when an earlier ticket completes.
+    /// This is not a core [`Wait`](inlane_core::completion::Wait), because there is nothing to poll: the
+    /// driver blocks another thread until the event completes, and that thread answers once. The timeout also
+    /// restarts when an earlier ticket completes.
     fn sleep(
         &mut self,
         device: &dyn Fn() -> String,

@@ -260,8 +260,8 @@ impl Wire {
         if state.random.happens(self.shared.plan.early) {
             return ring();
         }
-        // The doorbell register is not write-combining. Push the doorbell into the current epoch: there it
-        // waits only for stores before the last fence.
+        // The doorbell register is not write-combining, so a doorbell may overtake the stores since the last
+        // fence. Push it into the current epoch: there it waits only for stores before that fence.
         let due = Instant::now() + state.random.up_to(self.shared.plan.delay);
         state.push(&self.shared.plan, due, Action::Call(Box::new(ring)));
         drop(state);

@@ -34,8 +34,8 @@ pub const HEAP: u64 = 1 << 30;
 const STATICS: u64 = 4 << 30;
 /// Time between asking processes to end and killing them.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long to wait after a process has ended. During this time the hub's last events of that process arrive,
-/// and a PE to which the process lost its link ends too.
+/// How long to wait after a process has ended. During this time the hub's last events of that process arrive.
+/// If the process ended because it lost a link, the PE at the other end of the link ends too.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// A process's place in a job: its port and its settings.

@@ -42,10 +42,10 @@ impl Error {
     }
 }
 
-/// A file or standard output for a result. Open the target before the run, because the run may drop the
-/// privileges that opening needs, and should not start if its result cannot be written. An existing file
-/// keeps its content until something is written. If the target created the file, and nothing was written,
-/// dropping the target removes the file.
+/// A file or standard output for a result. Open the target before the run: the run may drop privileges that
+/// opening needs, and it should not start if its result cannot be written. An existing file keeps its content
+/// until something is written. If the target created the file, and nothing was written, dropping the target
+/// removes the file.
 pub struct Target {
     path: PathBuf,
     /// `None` for standard output.

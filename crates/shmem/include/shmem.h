@@ -1,8 +1,9 @@
 /* shmem.h: OpenSHMEM for C over inlane's windows.
  *
  * A subset of OpenSHMEM 1.5, with the names that 1.4 deprecates:
- *   set-up, symmetric heap, static symmetric objects, put and get (typed, sized, memory, strided, single, non-blocking),
- *   atomics, signals, ordering, waits, locks, and collectives over active sets and over SHMEM_TEAM_WORLD.
+ *   set-up, symmetric heap, static symmetric objects, put and get (typed, sized, memory, strided, single,
+ *   non-blocking), atomics, signals, ordering, waits, locks, and collectives over active sets and over
+ *   SHMEM_TEAM_WORLD.
  * Not supported yet: contexts, other teams, vector waits.
  *
  * A PE (processing element) is one process of a job. Symmetric memory (the heap and static objects) exists on
@@ -72,7 +73,7 @@ typedef int shmem_team_t;
 #define SHMEM_TEAM_INVALID (-1)
 #define SHMEM_TEAM_WORLD 0
 
-/* ---- set-up and memory ------------------------------------------------------------------------------------------- */
+/* ---- set-up and memory --------------------------------------------------------------------------------- */
 
 /* shmem_init starts the library, and shmem_finalize ends it. All PEs must call both. */
 void shmem_init(void);
@@ -81,8 +82,8 @@ void shmem_finalize(void);
 void shmem_global_exit(int status);
 int shmem_my_pe(void);
 int shmem_n_pes(void);
-/* shmem_pe_accessible returns 1 if the PE exists, else 0. shmem_addr_accessible returns 1 if the PE exists and
- * the address lies in symmetric memory, else 0. */
+/* shmem_pe_accessible returns 1 if the PE exists, else 0. shmem_addr_accessible returns 1 if the PE exists
+ * and the address lies in symmetric memory, else 0. */
 int shmem_pe_accessible(int pe);
 int shmem_addr_accessible(const void *address, int pe);
 /* Returns the address at which loads and stores reach the PE's copy of the object, or NULL if they cannot. */
@@ -100,8 +101,8 @@ static inline void shmem_query_thread(int *provided) { *provided = SHMEM_THREAD_
 static inline int shmem_team_my_pe(shmem_team_t team) { return team == SHMEM_TEAM_WORLD ? shmem_my_pe() : -1; }
 static inline int shmem_team_n_pes(shmem_team_t team) { return team == SHMEM_TEAM_WORLD ? shmem_n_pes() : -1; }
 
-/* Allocate and free symmetric memory. All PEs must make the same calls in the same order. The functions return
- * NULL if the heap is full. */
+/* Allocate and free symmetric memory. All PEs must make the same calls in the same order. The functions
+ * return NULL if the heap is full. */
 void *shmem_malloc(size_t size);
 void *shmem_calloc(size_t count, size_t size);
 void *shmem_realloc(void *address, size_t size);
@@ -117,7 +118,7 @@ static inline void *shrealloc(void *address, size_t size) { return shmem_realloc
 static inline void *shmemalign(size_t alignment, size_t size) { return shmem_align(alignment, size); }
 static inline void shfree(void *address) { shmem_free(address); }
 
-/* ---- put and get ------------------------------------------------------------------------------------------------- */
+/* ---- put and get --------------------------------------------------------------------------------------- */
 
 /* A put returns when its source may be reused. A get returns when its bytes have arrived. The source of a
  * put_nbi stays in use until the next shmem_quiet. */
@@ -216,14 +217,15 @@ INLANE_SHMEM_RMA(uint64, uint64_t)
 INLANE_SHMEM_RMA(size, size_t)
 INLANE_SHMEM_RMA(ptrdiff, ptrdiff_t)
 
-/* ---- ordering ---------------------------------------------------------------------------------------------------- */
+/* ---- ordering ------------------------------------------------------------------------------------------ */
 
-/* Orders this PE's puts and atomics: those before the call arrive at each PE before all later ones to that PE. */
+/* Orders this PE's puts and atomics: those before the call arrive at each PE before all later ones to that
+ * PE. */
 void shmem_fence(void);
 /* Waits until all puts and atomics of this PE are delivered. */
 void shmem_quiet(void);
 
-/* ---- atomics, carried out by the owner --------------------------------------------------------------------------- */
+/* ---- atomics, carried out by the owner ----------------------------------------------------------------- */
 
 uint64_t inlane_shmem_atomic(int operation, const void *target, size_t width, uint64_t operand, uint64_t comparand,
                              int pe);
@@ -332,10 +334,11 @@ INLANE_SHMEM_BITWISE(int64, int64_t)
 INLANE_SHMEM_BITWISE(uint32, uint32_t)
 INLANE_SHMEM_BITWISE(uint64, uint64_t)
 
-/* ---- waits ------------------------------------------------------------------------------------------------------- */
+/* ---- waits --------------------------------------------------------------------------------------------- */
 
-/* inlane_shmem_wait blocks until the integer's comparison `how` (SHMEM_CMP_...) with the value holds, and returns
- * the integer. inlane_shmem_test returns 1 if the comparison holds now, else 0. */
+/* Both functions compare the integer at `word` with the value by `how` (SHMEM_CMP_...). inlane_shmem_wait
+ * blocks until the comparison is true, and returns the integer. inlane_shmem_test returns 1 if it is true
+ * now, else 0. */
 uint64_t inlane_shmem_wait(const void *word, size_t width, int is_signed, int how, uint64_t value);
 int inlane_shmem_test(const void *word, size_t width, int is_signed, int how, uint64_t value);
 
@@ -371,13 +374,13 @@ static inline uint64_t shmem_signal_wait_until(uint64_t *w, int how, uint64_t v)
     return inlane_shmem_wait(w, sizeof *w, 0, how, v);
 }
 
-/* Locks. PEs get a lock in the order in which they ask for it. shmem_test_lock sets the lock if it is free. It
- * returns 0 if this PE holds the lock afterwards, else 1. */
+/* Locks. PEs get a lock in the order in which they ask for it. shmem_test_lock sets the lock if it is free.
+ * It returns 0 if this PE holds the lock afterwards, else 1. */
 void shmem_set_lock(long *lock);
 void shmem_clear_lock(long *lock);
 int shmem_test_lock(long *lock);
 
-/* ---- collectives ------------------------------------------------------------------------------------------------- */
+/* ---- collectives --------------------------------------------------------------------------------------- */
 
 void shmem_barrier_all(void);
 void shmem_sync_all(void);

@@ -130,8 +130,8 @@ impl Wait for InterruptWait<'_> {
     const FIRST_POLLS: u32 = 1;
     const POLLS: u32 = 1;
 
-    /// Requests the interrupt before it checks for completed transfers. A transfer that completes after the check
-    /// then raises the interrupt.
+    /// Requests the interrupt before it checks for completed transfers. A transfer that completes after the
+    /// check then raises the interrupt.
     fn poll(&mut self, _watched: bool) -> Result<bool> {
         self.shared.interrupt_wanted.store(true, Ordering::SeqCst);
         self.seen = DmaEngine::newest_done(self.shared, self.name)?;

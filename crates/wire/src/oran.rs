@@ -52,7 +52,7 @@ impl<T: AsRef<[u8]>> Message<T> {
     }
 
     /// Returns the sections, each with its samples of `prb` bytes per PRB. Stops at a section that the buffer
-    /// does not hold. A section of 0 PRBs covers the whole carrier, which has `carrier` PRBs.
+    /// does not hold completely. A section of 0 PRBs covers the whole carrier, which has `carrier` PRBs.
     pub fn sections(&self, prb: usize, carrier: u16) -> Sections<'_> {
         Sections { rest: &self.bytes()[HEADER..], prb, carrier }
     }

@@ -81,7 +81,7 @@ impl Trace {
         }
     }
 
-    /// Writes the medians to standard error and forgets all times.
+    /// Writes the median time of each step to standard error, and forgets all times.
     pub fn report(&mut self) {
         let fields: Vec<String> = std::mem::take(&mut self.times)
             .iter()

@@ -1,5 +1,6 @@
-/* A stub of libcuda.so.1 with two GPUs, whose streams complete, hang and fail as a test says. A copy moves its bytes at once;
- * its event and stream report completion later. Where the real driver waits for a GPU that hangs, the stub waits forever, too. */
+/* A stub of libcuda.so.1 with two GPUs, whose streams complete, hang and fail as a test says. A copy moves its
+ * bytes at once; its event and stream report completion later. Where the real driver waits for a GPU that hangs,
+ * the stub waits forever, too. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,8 +5,8 @@ use inlane_core::region::Region;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PAGE: u64 = 4096;
-/// The first word of the memory, without the number of ports, which goes into the top byte: `ntbiv` and the
-/// version of the partition.
+/// The first word of the memory: `ntbiv` and the version of the partition. The top byte is 0 here. In the
+/// memory it holds the number of ports.
 const MAGIC: u64 = 0x0001_766962746e;
 
 /// The offsets of each port's registers and memory.

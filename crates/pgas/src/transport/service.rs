@@ -147,8 +147,8 @@ impl PeContext {
         let (offset, length) = (usize::try_from(contents[1]).ok()?, usize::try_from(contents[4]).ok()?);
         let landing = usize::try_from(contents[5]).ok()?;
         let end = offset.checked_add(length)?;
-        // The destination must lie in the requester's landing area or symmetric memory, because other peers
-        // write the words that lie before these areas.
+        // The words before the landing area belong to other peers. So the destination must lie in the
+        // requester's landing area or symmetric memory.
         if length > LANDING || end > self.layout.symmetric_bytes() || landing < self.layout.landing() {
             return None;
         }

@@ -3,10 +3,10 @@
 //!
 //! A doorbell is expensive: the notifier makes an uncached write (with the twin a system call), and the
 //! waiter's side takes an interrupt. A waiter therefore asks for a doorbell only before it sleeps. It writes
-//! an *announcement* into a word at each peer, checks its condition once more, and then sleeps. A peer that
-//! stores reads that word, which lies in its own memory, and rings once for each announcement. The
-//! announcement also holds the waiter's [`Interest`]: the stores that can end the wait. Other stores do not
-//! ring. Otherwise bulk data would wake a PE that sleeps in a barrier every few microseconds.
+//! an *announcement* into a word at each peer, checks its condition once more, and then sleeps. After a
+//! store, the peer reads that word, which lies in the peer's own memory. It rings once for each announcement.
+//! The announcement also holds the waiter's [`Interest`]: the stores that can end the wait. Other stores do
+//! not ring. Otherwise bulk data would wake a PE that sleeps in a barrier every few microseconds.
 //!
 //! ```text
 //! waiter:    announcement -> peers     barrier     look again     sleep until the doorbell or the backstop

@@ -192,8 +192,9 @@ impl Windows {
             .map(|pe| connect_peer(&*ntb, pe, epoch, &inbound, &layout, &settings, registered))
             .collect::<Result<Vec<_>>>()?;
         let coherent = peers.iter().all(|peer| peer.window.coherent_base().is_some());
-        // A load through a coherent window is as fast as the owner's own load, so gets always load. Through a
-        // posted window, each 8 bytes cost a round trip.
+        // A load through a coherent window is as fast as the owner's own load, so gets always use loads.
+        // Through a posted window, loading 8 bytes costs a round trip, so larger gets ask the owner to push
+        // the bytes.
         let push_from = settings.push_from.unwrap_or(if coherent { usize::MAX } else { 256 });
         let (mover, mover_from) = match settings.mover {
             Some((mut mover, from)) => {
@@ -246,7 +247,7 @@ impl Windows {
         Ok(Self { context, service: Some(service) })
     }
 
-    /// Returns the bridge below.
+    /// Returns the bridge whose windows this transport uses.
     pub fn ntb(&self) -> &Arc<dyn Ntb> {
         &self.context.ntb
     }
