@@ -66,7 +66,7 @@ fn run() -> Result<(), Box<dyn Error>> {
             let mut burst = [Packet::EMPTY; BURST];
             let count = rx.receive(&mut burst)?;
             received.extend_from_slice(&burst[..count]);
-            // SAFETY: just received, in pinned memory.
+            // SAFETY: the packets were just received, and lie in pinned memory.
             let sum =
                 |packet: &Packet| unsafe { packet.bytes() }.iter().map(|&byte| byte as u64).sum::<u64>();
             expected += received.iter().map(sum).sum::<u64>();

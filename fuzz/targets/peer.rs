@@ -86,7 +86,7 @@ fuzz_target!(|data: &[u8]| {
         // Wait for the answer. This thread's `progress` writes it, or the service thread after the doorbell.
         let answer = pair.hostile.inbound().address() as usize + pair.layout.reply(0, *next) + 24;
         let mut polls = 0;
-        // SAFETY: an aligned word of this peer's own inbound memory.
+        // SAFETY: `answer` is the address of an aligned word of this peer's own inbound memory.
         while unsafe { (answer as *const u64).read_volatile() } != sequence {
             pair.hostile.peer_doorbell_set(0, 1).expect("a peer");
             pair.honest.progress();

@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     let hostile = complete.clone();
     let write = |offset: usize, value: u64| {
         assert!(offset + 8 <= hostile.len());
-        // SAFETY: inside the region and aligned, and only this thread accesses it.
+        // SAFETY: the word is aligned and inside the region. Only this thread accesses it.
         unsafe { hostile.as_ptr().add(offset).cast::<u64>().write_volatile(value) };
     };
     // SAFETY: this thread acts as the device, and writes only the complete half.

@@ -69,8 +69,8 @@ pub fn open(endpoints: &[Endpoint], permission: &Permission) -> Result<Vec<Arc<D
             Endpoint::Bar(spec) => {
                 let bar = Bar::open(&Sysfs::system(), spec, permission).map_err(|error| {
                     let (device, why) = (endpoint.to_string(), error.to_string());
-                    // Some errors begin with the BAR's name. It is removed, because the new error's device
-                    // names the BAR already.
+                    // Some errors begin with the BAR's name. The name is removed, because the new error's
+                    // device names the BAR already.
                     let why = why.strip_prefix(&format!("{device} ")).unwrap_or(&why).to_owned();
                     Error::Device { device, class: error.class(), why }
                 })?;
@@ -233,7 +233,7 @@ impl Device {
             Kind::Gpu(memory) => memory.fill(region, seed),
             Kind::Bar { .. } => self.write_bar(region, |bytes| pattern::fill(bytes, seed)),
             _ => {
-                // SAFETY: no transfer of the region is in flight, as the documentation demands.
+                // SAFETY: no transfer from or to the region is in flight, as the documentation demands.
                 pattern::fill(unsafe { pattern::bytes_of(region) }, seed);
                 Ok(())
             }

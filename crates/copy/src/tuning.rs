@@ -84,7 +84,7 @@ pub struct SmTuning {
     /// better, but each costs a fence. Behind other transfers a channel takes at most two. Large transfers
     /// take as many as they need.
     pub turns: usize,
-    /// The largest transfer, in bytes, that goes as lines, without fences; 0 for none.
+    /// The largest transfer, in bytes, that is sent as lines, which need no fences. 0: no transfer is.
     pub lines: usize,
 }
 
@@ -95,8 +95,8 @@ impl Default for SmTuning {
 }
 
 impl SmTuning {
-    /// Returns the bytes of data that each channel takes of a transfer that goes as lines, rounded up to
-    /// whole rows of 32 lines.
+    /// Returns the bytes of data that each channel takes of a transfer that is sent as lines. The number is
+    /// rounded up to whole rows of 32 lines.
     fn share(&self, bytes: usize) -> usize {
         bytes.div_ceil(self.channels as usize).next_multiple_of(ROW)
     }
@@ -107,8 +107,8 @@ impl SmTuning {
         self.share(self.lines) / 12 * 16
     }
 
-    /// Returns the `chunk` field of a command: bytes of a chunk, with [`LINES`] set if the transfer goes as
-    /// lines. `alone` tells that no other transfer is in flight.
+    /// Returns the `chunk` field of a command: bytes of a chunk, with [`LINES`] set if the transfer is sent
+    /// as lines. `alone` tells that no other transfer is in flight.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs take commands"))]
     pub(crate) fn chunk_field(&self, bytes: usize, alone: bool) -> u64 {
         if bytes <= self.lines {
@@ -132,7 +132,8 @@ impl SmTuning {
 
 /// Bytes of data that a warp stores at once: 32 lines of 12 bytes.
 const ROW: usize = 32 * 12;
-/// The bit of a command's `chunk` field that says that the transfer goes as lines. `staging.cu` has the same.
+/// The bit of a command's `chunk` field that is set if the transfer is sent as lines. `staging.cu` has the
+/// same.
 pub(crate) const LINES: u64 = 1 << 63;
 
 #[cfg(test)]

@@ -233,7 +233,7 @@ impl Gpu {
         let device = handle(index)?;
         let info = describe(index, device)?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: a valid device and pointer. `drop` releases the context.
+        // SAFETY: the device and the pointer are valid. `drop` releases the context.
         unsafe { call!(format!("gpu:{index}"), cuDevicePrimaryCtxRetain(&mut context, device))? };
         let gpu = Self { info, device, context, abandoned: AtomicBool::new(false) };
         gpu.make_current()?;

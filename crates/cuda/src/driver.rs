@@ -26,7 +26,8 @@ pub(crate) fn load() -> Result<i32> {
     static STATE: OnceLock<std::result::Result<i32, fn() -> Error>> = OnceLock::new();
     static FAILED: OnceLock<(sys::CUresult, &'static str)> = OnceLock::new();
     let state = STATE.get_or_init(|| {
-        // SAFETY: loads the driver's library by its well-known names. Its initializers have no requirements.
+        // SAFETY: the call loads the driver's library by its well-known names. The library's initializers
+        // have no requirements.
         if !unsafe { sys::is_culib_present() } {
             return Err(|| Error::NoDriver);
         }
@@ -63,8 +64,8 @@ fn prepare_environment() {
     // hardware queue with the stream that writes this value.
     for (name, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: runs once, during set-up. Rust code reads the environment under a lock; C code of other
-            // threads must not read it now.
+            // SAFETY: this code runs once, during set-up. Rust code reads the environment under a lock. C
+            // code of other threads must not read it now.
             unsafe { std::env::set_var(name, value) };
         }
     }

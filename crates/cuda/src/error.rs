@@ -143,7 +143,8 @@ pub(crate) fn check(answer: CUresult, call: &'static str, device: impl FnOnce() 
 fn describe(answer: CUresult, call: &'static str, device: String) -> Error {
     let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
-        // SAFETY: the driver answered, so it is loaded. It sets a static string, or leaves null.
+        // SAFETY: the driver answered, so it is loaded. `get` sets the pointer to a static string, or leaves
+        // it null.
         unsafe {
             get(answer, &mut text);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())

@@ -116,7 +116,7 @@ impl Graph {
     pub fn instantiate(self) -> Result<GraphExec> {
         self.gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a valid handle and pointer. `drop` destroys the new handle.
+        // SAFETY: the handle and the pointer are valid. `drop` destroys the new handle.
         unsafe { call!(self.gpu, cuGraphInstantiateWithFlags(&mut raw, self.raw, 0))? };
         Ok(GraphExec { gpu: self.gpu.clone(), raw, _functions: self.functions.clone() })
     }
@@ -173,7 +173,7 @@ impl GraphExec {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         self.gpu.release("a graph", || {
-            // SAFETY: created once and destroyed once. The driver lets running launches end.
+            // SAFETY: the handle is created once and destroyed once. The driver lets running launches end.
             unsafe { call!(self.gpu, cuGraphExecDestroy(self.raw)) }
         });
     }

@@ -35,7 +35,7 @@ impl Module {
         }
         gpu.make_current()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a complete image from the compiler, which the driver copies.
+        // SAFETY: the machine code is a complete image from the compiler. The driver copies it.
         unsafe { call!(gpu, cuModuleLoadData(&mut raw, compiled.machine_code().as_ptr().cast()))? };
         Ok(Arc::new(Self { gpu: gpu.clone(), raw }))
     }
@@ -56,7 +56,7 @@ impl Module {
                 cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr())
             )?
         };
-        // SAFETY: a valid handle. With lazy loading, the kernel would otherwise be loaded at its first
+        // SAFETY: the handle is valid. With lazy loading, the kernel would otherwise be loaded at its first
         // launch.
         unsafe { call!(self.gpu, cuFuncLoad(raw))? };
         Ok(Kernel { module: self.clone(), raw, name: name.into() })

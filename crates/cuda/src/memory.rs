@@ -46,7 +46,7 @@ struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         self.gpu.release("a registration of host memory", || {
-            // SAFETY: registered once. The region keeps the memory alive until after this call.
+            // SAFETY: the memory was registered once. The region keeps it alive until after this call.
             unsafe { call!(self.gpu, cuMemHostUnregister(self.memory.as_ptr().cast())) }
         });
     }
@@ -64,7 +64,7 @@ impl Gpu {
         unsafe { call!(self.with_memory(bytes, "GPU memory"), cuMemAlloc_v2(&mut address, bytes))? };
         let keeper = Device { gpu: self.clone(), address };
         let stream = self.stream()?;
-        // SAFETY: the allocation above has this length, and the operation is waited for below.
+        // SAFETY: the allocation above has this length. It lives until the wait for the operation below.
         unsafe { call!(self, cuMemsetD8Async(address, 0, bytes, stream.raw()))? };
         stream.synchronize()?;
         // SAFETY: the keeper holds the allocation as long as the region exists.
@@ -127,7 +127,7 @@ impl Gpu {
         self.must_own(region)?;
         let mut bytes = vec![0u8; region.len()];
         let stream = self.stream()?;
-        // SAFETY: both sides have this length, and live until the copy was waited for.
+        // SAFETY: both sides have this length. They live until the wait for the copy below has returned.
         unsafe {
             call!(
                 self,
@@ -152,7 +152,7 @@ impl Gpu {
             ));
         }
         let stream = self.stream()?;
-        // SAFETY: both sides have this length, and live until the copy was waited for.
+        // SAFETY: both sides have this length. They live until the wait for the copy below has returned.
         unsafe {
             call!(
                 self,

@@ -201,7 +201,7 @@ impl Compiler {
         // loaded. So they are loaded first.
         for builtins in &located.builtins {
             let path = by_descriptor(builtins);
-            // SAFETY: the compiler's own library of data; its initializers have no requirements.
+            // SAFETY: this is the compiler's own library of data. Its initializers have no requirements.
             let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
             if let Ok(library) = library {
                 std::mem::forget(library);
@@ -289,7 +289,8 @@ impl Compiler {
         call: &'static str,
     ) -> Result<Vec<u8>> {
         let mut bytes = 0;
-        // SAFETY: as the caller promises; the buffer has the length that `size` gave.
+        // SAFETY: the caller promises a live program and matching functions. The buffer has the length that
+        // `size` gave.
         unsafe {
             self.check(call, size(raw, &mut bytes))?;
             let mut buffer = vec![0u8; bytes];
@@ -329,7 +330,7 @@ struct ProgramGuard<'a> {
 
 impl Drop for ProgramGuard<'_> {
     fn drop(&mut self) {
-        // SAFETY: created once, destroyed once.
+        // SAFETY: the program is created once and destroyed once.
         unsafe { (self.compiler.destroy)(&mut self.raw) };
     }
 }

@@ -56,7 +56,7 @@ pub enum MemoryOperation {
 impl MemoryOperation {
     pub(crate) fn raw(&self) -> sys::CUstreamBatchMemOpParams {
         use sys::CUstreamBatchMemOpType as Type;
-        // SAFETY: a union of plain integers, for which zeros are valid.
+        // SAFETY: the type is a union of plain integers, for which zeros are valid.
         let mut raw: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
         match *self {
             Self::Wait { address, value, until } => {
@@ -133,7 +133,7 @@ impl Stream {
             // SAFETY: the pointer is to one operation. The caller promises that its address is valid.
             return unsafe { call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, 1, &mut one.raw(), 0)) };
         }
-        // The driver accepts at most 256 operations per call, so longer lists are queued in parts.
+        // The driver accepts fewer than 256 operations per call, so longer lists are queued in parts of 128.
         for chunk in operations.chunks(128) {
             let mut raw = [MemoryOperation::Write { address: 0, value: 0 }.raw(); 128];
             for (raw, operation) in raw.iter_mut().zip(chunk) {
@@ -265,8 +265,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.gpu.release("a stream", || {
-            // SAFETY: created once and destroyed once. The driver defers destruction until the stream's work
-            // has run.
+            // SAFETY: the stream is created once and destroyed once. The driver defers destruction until the
+            // stream's work has run.
             unsafe { call!(self.gpu, cuStreamDestroy_v2(self.raw)) }
         });
     }

@@ -54,7 +54,7 @@ impl Faults {
     pub fn step(&self, name: &str) {
         debug_assert!(STEPS.contains(&name));
         if self.die.as_deref() == Some(name) {
-            // SAFETY: sends a signal to this process; no memory is involved.
+            // SAFETY: the call sends a signal to this process and accesses no memory.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
     }
@@ -237,7 +237,7 @@ impl Wire {
             // End each piece at a multiple of the granule, so that an aligned word of 8 bytes is never split.
             let piece = (granule - address % granule).min(length - done);
             let mut bytes = [0; 64];
-            // SAFETY: `done + piece` is at most `length`.
+            // SAFETY: `done + piece` is at most `length`, and `bytes` has room for a piece.
             unsafe { std::ptr::copy_nonoverlapping(source.add(done), bytes.as_mut_ptr(), piece) };
             let due = Instant::now() + state.random.up_to(self.shared.plan.delay);
             state.push(&self.shared.plan, due, Action::Store { to: address, bytes, length: piece });

@@ -22,7 +22,7 @@ pub struct Window {
     wire: Option<Arc<Wire>>,
 }
 
-// SAFETY: another process shares the memory in any case. All accesses are bounds-checked raw copies or
+// SAFETY: the memory is shared with another process anyway. All accesses are bounds-checked raw copies or
 // atomics. Callers order accesses from different threads.
 unsafe impl Send for Window {}
 // SAFETY: as for `Send`.
@@ -92,7 +92,7 @@ impl Window {
     /// # Errors
     /// [`Error::Window`] if the bytes would end outside the window.
     pub fn store(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        // SAFETY: a slice is readable for its length.
+        // SAFETY: the slice is readable for its length.
         unsafe { self.store_from(offset, bytes.as_ptr(), bytes.len()) }
     }
 
@@ -129,8 +129,8 @@ impl Window {
             return Err(self.outside(offset, 8));
         }
         match &self.wire {
-            // SAFETY: inside the mapping and aligned, as checked above; others access the word as an atomic
-            // too.
+            // SAFETY: the word is aligned and inside the mapping, as checked above. Others access it as an
+            // atomic too.
             None => unsafe { AtomicU64::from_ptr(to.cast()).store(value, Memory::Release) },
             // SAFETY: the word lies inside the mapping, and the source is a local variable.
             Some(wire) => unsafe { wire.store(to, value.to_ne_bytes().as_ptr(), 8) },
@@ -194,7 +194,8 @@ impl Window {
             wire.drain();
         }
         if self.ordering == Ordering::Posted && self.length >= 4 {
-            // SAFETY: the first 4 bytes are inside, and mappings start at a page.
+            // SAFETY: the first 4 bytes are inside the mapping. They are aligned, because mappings start at a
+            // page.
             unsafe { self.base.cast::<u32>().read_volatile() };
         }
         fence(Memory::SeqCst);

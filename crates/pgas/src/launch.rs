@@ -165,8 +165,8 @@ impl MoverChoice {
 }
 
 fn inherited(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: a system call on a number; it fails if the descriptor is not open. The program may have closed
-    // the descriptor and reused its number. Attaching then fails, because no hub answers.
+    // SAFETY: the system call takes a number, and fails if the descriptor is not open. The program may have
+    // closed the descriptor and reused its number. Attaching then fails, because no hub answers.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
     if flags < 0 {
         return Err(Error::invalid(
@@ -335,7 +335,8 @@ impl Job {
             Some(from) => command.env("INLANE_NTB_MOVER_FROM", from.to_string()),
             None => command.env_remove("INLANE_NTB_MOVER_FROM"),
         };
-        // SAFETY: only system calls that are allowed between fork and exec, on values copied before.
+        // SAFETY: the closure only makes system calls that are allowed between fork and exec. Their values
+        // were copied before.
         unsafe {
             command.pre_exec(move || {
                 libc::fcntl(fd, libc::F_SETFD, 0);
@@ -363,7 +364,7 @@ impl Job {
 /// Binds the calling thread to `processors`, and with it the threads that it starts later. Does nothing if
 /// the system refuses.
 pub fn bind(processors: &[usize]) {
-    // SAFETY: a set on the stack, and a system call that reads it.
+    // SAFETY: the set lies on the stack, and the system call only reads it.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         processors.iter().for_each(|processor| libc::CPU_SET(*processor, &mut set));
@@ -373,13 +374,13 @@ pub fn bind(processors: &[usize]) {
 
 /// Returns the processors that this process may use.
 pub fn processors() -> Vec<usize> {
-    // SAFETY: the system call fills the set given.
+    // SAFETY: the set lies on the stack, and the system call fills it.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
         set
     };
-    // SAFETY: indices below the set's size.
+    // SAFETY: the indices are below the set's size.
     (0..libc::CPU_SETSIZE as usize).filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) }).collect()
 }
 

@@ -28,8 +28,8 @@ fn links(lock: *mut i64) -> usize {
 
 /// Loads the second half of the lock's word at this PE: bit 31 and the next PE of the queue.
 fn own_link(lock: *mut i64) -> u32 {
-    // SAFETY: an atomic on the lock came before, which checked that it is an aligned word of symmetric
-    // memory. Other PEs change it by atomics that this process carries out.
+    // SAFETY: an earlier atomic on the lock checked that the lock is an aligned word of symmetric memory.
+    // Other PEs change it by atomics that this process carries out.
     unsafe { AtomicU32::from_ptr(links(lock) as *mut u32) }.load(Ordering::Acquire)
 }
 

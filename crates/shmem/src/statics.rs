@@ -23,7 +23,7 @@ pub fn find() -> Option<(usize, usize)> {
 
 /// Looks at the first object only, which is the program itself. Stores the span in `found`.
 unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found: *mut c_void) -> i32 {
-    // SAFETY: the loader's description of the program, valid during the call.
+    // SAFETY: `info` is the loader's description of the program. It is valid during the call.
     let (base, headers) = unsafe {
         let info = &*info;
         (info.dlpi_addr as usize, std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize))
@@ -64,8 +64,8 @@ unsafe extern "C" fn segments(info: *mut libc::dl_phdr_info, _size: usize, found
 /// The system's error if the mapping fails.
 pub unsafe fn move_to(inbound: *mut u8, address: usize, length: usize) -> std::io::Result<()> {
     // SAFETY: both spans are mapped, and the caller guarantees that no thread writes them. With an old size
-    // of 0, mremap maps the same shared pages a second time, over the segment, whose contents they hold
-    // already.
+    // of 0, mremap maps the shared pages a second time, over the segment. The pages already hold the
+    // segment's contents.
     let mapped = unsafe {
         std::ptr::copy_nonoverlapping(address as *const u8, inbound, length);
         libc::mremap(

@@ -119,7 +119,7 @@ pub fn start() {
             finish();
         }
     }
-    // SAFETY: a function of the type that the C library calls at exit.
+    // SAFETY: `at_exit` has the type that the C library calls at exit.
     unsafe { on_exit(at_exit, std::ptr::null_mut()) };
 }
 

@@ -90,7 +90,7 @@ impl Drop for Allocation {
 /// 4-byte stores and takes the time of the model. It spins meanwhile, because slow loads and stores occupy a
 /// real CPU too.
 pub struct BarMover {
-    /// The costs of reading the source, if the source is a twin. `write` has those of writing the
+    /// The costs of reading the source, if the source is a twin. `write` has the costs of writing the
     /// destination.
     read: Option<BarCosts>,
     write: Option<BarCosts>,

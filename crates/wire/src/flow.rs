@@ -77,7 +77,7 @@ pub struct FiveTuple {
     pub destination_port: u16,
 }
 
-/// SCTP, whose ports have the same offsets as those of TCP and UDP.
+/// SCTP. Its ports have the same offsets as the ports of TCP and UDP.
 const SCTP: u8 = 132;
 
 impl FiveTuple {

@@ -76,7 +76,7 @@ pub struct Section {
     pub id: u16,
     /// True if only every second PRB is present.
     pub every_second: bool,
-    /// True if the section belongs to the symbol after that of the previous section.
+    /// True if the section belongs to the next symbol: the one after the previous section's symbol.
     pub next_symbol: bool,
     /// The first PRB, 10 bits.
     pub first_prb: u16,

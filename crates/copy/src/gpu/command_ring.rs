@@ -273,7 +273,7 @@ impl CommandRing {
     pub fn renew_laps(&mut self) {
         let lines =
             self.memory.slice(self.layout.lines(), self.layout.lines_bytes()).expect("inside the span");
-        // SAFETY: inside the pinned span, and no kernel runs that would access it.
+        // SAFETY: the lines lie inside the pinned span, and no kernel runs that would access them.
         unsafe { std::ptr::write_bytes(lines.as_ptr(), 0, lines.len()) };
         self.epoch = (self.sequence + 1) >> 32;
         if (self.sequence + 1) as u32 == 0 {

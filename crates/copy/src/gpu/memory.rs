@@ -116,7 +116,7 @@ impl GpuMemory {
             self.stream.copy(counter, answer)?;
         }
         finish(&self.stream)?;
-        // SAFETY: 8 aligned bytes of pinned memory that no operation writes any more.
+        // SAFETY: `answer` has 8 aligned bytes of pinned memory. No operation writes them any more.
         Ok(unsafe { answer.as_ptr().cast::<u64>().read_volatile() })
     }
 }

@@ -18,7 +18,7 @@ constexpr u32 MARKS = 6;
 
 struct Channel {
     u64 ready;
-    u64 seen;    // the newest command that this channel of the pusher read, whose line may be overwritten
+    u64 seen;    // the newest command that this channel of the pusher has read; the CPU may overwrite its line
     u64 pushed[MARKS];
     u64 pad0[8];
     u64 taken;
@@ -29,5 +29,5 @@ struct Channel {
 
 // The value of a command's `bytes` that ends the kernel.
 constexpr u64 LEAVE = ~0ull;
-// The bit of a command's `chunk` that selects the way `lines`.
+// The bit of a command's `chunk` that is set if the transfer is sent as lines.
 constexpr u64 LINES = 1ull << 63;

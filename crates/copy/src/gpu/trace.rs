@@ -58,7 +58,7 @@ impl Trace {
             let word = |channel: usize, index: usize| -> u64 {
                 let offset = channel * CHANNEL_BYTES + at + index * 8;
                 assert!(offset + 8 <= channels.len());
-                // SAFETY: aligned and inside the region; the GPUs store whole words.
+                // SAFETY: the word is aligned and inside the region. The GPUs store whole words.
                 unsafe { channels.as_ptr().add(offset).cast::<u64>().read_volatile() }
             };
             let noted: Vec<usize> = (0..channels.len() / CHANNEL_BYTES)

@@ -2,8 +2,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A reusable barrier for a fixed group of threads. A thread that leaves the group, even by a panic, is no
-/// longer waited for, so the other threads cannot block forever. [`std::sync::Barrier`] lacks this.
+/// A reusable barrier for a fixed group of threads. The other threads do not wait for a thread that has left
+/// the group, even by a panic, so they cannot block forever. [`std::sync::Barrier`] lacks this.
 pub(super) struct Barrier {
     state: Mutex<State>,
     changed: Condvar,

@@ -47,7 +47,8 @@ impl Partition {
 /// Records that the memory is divided among `ports`, if no machine has done so. Otherwise compares `ports`
 /// with the recorded number. Returns the reason if they differ or if the memory is used by another program.
 pub(super) fn claim(shared: &Region, ports: u32) -> Result<(), String> {
-    // SAFETY: the first word of at least a page, aligned; every machine uses it as an atomic.
+    // SAFETY: the word is the first of at least one page, so it is aligned. Every machine uses it as an
+    // atomic.
     let word = unsafe { AtomicU64::from_ptr(shared.as_ptr().cast()) };
     let mine = MAGIC | u64::from(ports) << 56;
     match word.compare_exchange(0, mine, Ordering::AcqRel, Ordering::Acquire) {

@@ -66,7 +66,7 @@ impl Drop for Mapping {
 /// # Errors
 /// [`Error::Os`] if the system refuses.
 pub(crate) fn map(fd: BorrowedFd<'_>, offset: u64, bytes: usize, location: Location) -> Result<Region> {
-    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    // SAFETY: a new mapping at an address that the kernel chooses changes no existing memory.
     let address = unsafe {
         rustix::mm::mmap(
             std::ptr::null_mut(),

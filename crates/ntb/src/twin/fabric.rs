@@ -36,7 +36,8 @@ pub(super) struct Fabric {
 impl Fabric {
     pub(super) fn port(&self, port: u32) -> &PortRegisters {
         assert!(port < self.ports, "port checked by the caller");
-        // SAFETY: the mapping holds `ports` register blocks and is page-aligned; everything in it is atomic.
+        // SAFETY: the mapping is page-aligned and holds the registers of `ports` ports. All registers are
+        // atomics.
         unsafe { &*self.registers.as_ptr().cast::<PortRegisters>().add(port as usize) }
     }
 

@@ -130,7 +130,7 @@ impl Device {
     pub fn interrupt_vectors(&self, kind: Kind) -> Result<u32> {
         let argsz = size_of::<sys::IrqInfo>() as u32;
         let mut info = sys::IrqInfo { argsz, index: kind.index(), ..Default::default() };
-        // SAFETY: the structure is the one of this request.
+        // SAFETY: this is the structure that the request takes.
         unsafe { sys::ioctl_with(self.as_fd(), sys::DEVICE_GET_IRQ_INFO, &mut info) }.map_err(|error| {
             Error::os(format!("reading the number of {kind} vectors of {}", self.address()), error)
         })?;

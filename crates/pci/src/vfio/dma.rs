@@ -39,7 +39,7 @@ impl DmaMapping {
             iova,
             size: memory.len() as u64,
         };
-        // SAFETY: the structure is the one of this request. The region keeps the memory valid until it is
+        // SAFETY: this is the structure that the request takes. The region keeps the memory valid until it is
         // unmapped.
         unsafe { sys::ioctl_with(device.container(), sys::IOMMU_MAP_DMA, &mut map) }.map_err(|error| {
             match error.raw_os_error() {
@@ -79,7 +79,7 @@ impl Drop for DmaMapping {
             iova: self.iova,
             size: self.memory.len() as u64,
         };
-        // SAFETY: the structure is the one of this request.
+        // SAFETY: this is the structure that the request takes.
         let unmapped = unsafe { sys::ioctl_with(self.device.container(), sys::IOMMU_UNMAP_DMA, &mut unmap) };
         if unmapped.is_err() {
             // The device may still access the memory, so the memory is never freed.

@@ -51,7 +51,7 @@ impl Group {
         }
         let file = open(path, address, number)?;
         let mut status = sys::GroupStatus { argsz: size_of::<sys::GroupStatus>() as u32, flags: 0 };
-        // SAFETY: the structure is the one of this request.
+        // SAFETY: this is the structure that the request takes.
         unsafe { sys::ioctl_with(file.as_fd(), sys::GROUP_GET_STATUS, &mut status) }
             .map_err(|error| Error::os(format!("reading the state of IOMMU group {number}"), error))?;
         if status.flags & sys::GROUP_FLAGS_VIABLE == 0 {

@@ -106,7 +106,7 @@ impl Bench {
             let from = self.inbox.as_ptr() as usize;
             let mut getting = |count| {
                 for _ in 0..count {
-                    // SAFETY: a private buffer of `size` bytes.
+                    // SAFETY: `into` is a private buffer of `size` bytes.
                     unsafe { self.world.get_bytes(into.as_mut_ptr(), from, size, self.other)? };
                 }
                 Ok(())
@@ -145,7 +145,8 @@ impl Bench {
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: inside the array of 128 words, aligned; the peer accesses it as an atomic too.
+        // SAFETY: the word is aligned and inside the array of 128 words. The peer accesses it as an atomic
+        // too.
         unsafe { AtomicU64::from_ptr(self.words.as_ptr().add(index)) }
     }
 

@@ -303,7 +303,7 @@ impl Bench {
         let at =
             transport.layout().symmetric() + self.world.offset_of(self.inbox.as_ptr() as usize, length)?;
         let source = Region::host(length)?;
-        // SAFETY: a fresh region of that length.
+        // SAFETY: `source` is a fresh region of that length.
         unsafe { std::ptr::copy_nonoverlapping(self.source.as_ptr(), source.as_ptr(), length) };
         let destination = transport.window(self.other)?.region().slice(at, length)?;
         Ok(Moving { mover, source: reach(source)?, destination: reach(destination)? })
@@ -342,13 +342,15 @@ impl Bench {
     fn verify(&self, size: usize) -> Result<u64> {
         self.world.barrier_all()?;
         if !self.driver {
-            // SAFETY: this PE's copy of the array, which no thread writes between the two barriers.
+            // SAFETY: the bytes are this PE's copy of the array. No thread writes them between the two
+            // barriers.
             let received = unsafe { std::slice::from_raw_parts(self.inbox.as_ptr(), size) };
             let wrong = received != &self.source[..size];
             self.world.put(self.words, WRONG, &[wrong as u64], 0)?;
             self.world.put(self.words, WRONG, &[wrong as u64], 1)?;
             // Overwrite the bytes, so that the next case cannot pass with old ones.
-            // SAFETY: this PE's copy of the array, which no other thread accesses between the two barriers.
+            // SAFETY: the bytes are this PE's copy of the array. No other thread accesses them between the
+            // two barriers.
             unsafe { std::ptr::write_bytes(self.inbox.as_ptr(), 0xA5, size) };
         }
         self.world.barrier_all()?;

@@ -24,7 +24,7 @@ fn command(program: &Path, port: u16, processor: Option<usize>) -> Command {
     command.args(["-p", &port.to_string()]).env("UCX_TLS", "shm,self,tcp").env("UCX_NET_DEVICES", "lo");
     command.env("UCX_LOG_LEVEL", "error").stderr(Stdio::null()).stdin(Stdio::null());
     if let Some(processor) = processor {
-        // SAFETY: a system call on a local, between fork and exec.
+        // SAFETY: between fork and exec, this closure only makes system calls on local values.
         unsafe {
             command.pre_exec(move || {
                 let mut set: libc::cpu_set_t = std::mem::zeroed();

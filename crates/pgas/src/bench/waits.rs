@@ -161,7 +161,7 @@ impl Bench {
                 return self.await_word(DONE, base + count, 0, mode);
             }
             for _ in 0..count {
-                // SAFETY: a private buffer of `size` bytes, which outlives the call.
+                // SAFETY: the destination is a private buffer of `size` bytes. It outlives the call.
                 unsafe {
                     let transport = self.world.transport();
                     transport.get_pushed(self.other, offset, into_address as *mut u8, size, Some(mode))?;

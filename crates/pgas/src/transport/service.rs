@@ -123,8 +123,8 @@ impl PeContext {
         use Ordering::{AcqRel, Acquire, SeqCst};
         macro_rules! apply {
             ($atomic:ty, $word:ty) => {{
-                // SAFETY: inside symmetric memory and aligned, both checked above; other users of the word
-                // use atomics.
+                // SAFETY: the word is aligned and inside symmetric memory, as checked above. Others access it
+                // as an atomic too.
                 let word = unsafe { <$atomic>::from_ptr(address.cast()) };
                 let operand = operand as $word;
                 (match operation {
@@ -154,8 +154,7 @@ impl PeContext {
         }
         let source = self.base.wrapping_add(self.layout.symmetric() + offset);
         let window = &self.peers[pe as usize].window;
-        // SAFETY: the source lies inside own memory; the window checks the destination, which another process
-        // owns.
+        // SAFETY: the source lies inside this PE's memory. The window checks the destination.
         unsafe { window.store_from(landing, source, length) }.ok()?;
         window.fence();
         Some(0)

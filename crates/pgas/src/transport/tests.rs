@@ -153,7 +153,7 @@ fn hostile_requests_are_refused_and_touch_nothing() {
     against_a_hostile_peer(|honest, hostile, window, tag| {
         let layout = *honest.layout();
         let (symmetric, length) = honest.symmetric();
-        // SAFETY: this PE's own symmetric memory.
+        // SAFETY: the bytes are this PE's own symmetric memory.
         unsafe { std::ptr::write_bytes(symmetric, 0x5A, length) };
         let mut random = Random::new(11);
         let edges = [0, 1, 3, 8, length as u64 - 8, length as u64, 1 << 20, u64::MAX - 7, u64::MAX];
@@ -182,7 +182,7 @@ fn hostile_requests_are_refused_and_touch_nothing() {
         }
         honest.progress();
         // Only pushes of valid spans were carried out, and these only read.
-        // SAFETY: this PE's own symmetric memory, which no PE writes any more.
+        // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
         let memory = unsafe { std::slice::from_raw_parts(symmetric, length) };
         assert!(memory.iter().all(|byte| *byte == 0x5A));
     });
@@ -333,7 +333,7 @@ fn puts_do_not_ring_a_waiter_for_another_word() {
     let second = |windows: &Windows| {
         windows.take_notification(0).unwrap();
         let word = windows.symmetric().0.wrapping_add(64) as usize;
-        // SAFETY: an aligned word of this PE's own symmetric memory.
+        // SAFETY: `word` is an aligned word of this PE's own symmetric memory.
         let mut set = || unsafe { (word as *const u64).read_volatile() } == 1;
         windows.wait(Some((64, 8)), &mut set).unwrap();
     };
@@ -382,7 +382,7 @@ fn wakes_by_doorbell(mover: Option<Box<dyn Mover>>, grow: impl Fn(&Windows, u64)
         |second| {
             let word = second.symmetric().0.wrapping_add(64) as usize;
             for round in 1..=ROUNDS {
-                // SAFETY: an aligned word of this PE's own symmetric memory.
+                // SAFETY: this is an aligned word of this PE's own symmetric memory.
                 let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
                 second.wait(Some((64, 8)), &mut set).unwrap();
                 second.notify(0).unwrap();
@@ -427,7 +427,7 @@ fn no_wakeup_is_lost_between_announcement_and_sleep() {
             if turn == 0 {
                 put();
             }
-            // SAFETY: an aligned word of this PE's own symmetric memory.
+            // SAFETY: this is an aligned word of this PE's own symmetric memory.
             let mut set = || unsafe { (word as *const u64).read_volatile() } >= round;
             windows.wait(Some((64, 8)), &mut set).unwrap();
             if turn == 1 {
@@ -450,7 +450,8 @@ fn a_mover_puts_any_bytes_anywhere() {
         Some(Box::new(mover)),
         move |first, _| {
             for (index, (offset, length)) in spans.into_iter().enumerate() {
-                // SAFETY: the source outlasts quiet, and has that many bytes behind its first.
+                // SAFETY: the source lives until quiet has returned, and has `length` bytes behind its first
+                // byte.
                 unsafe {
                     first.put(1, index * 512 + offset, sent.as_ptr().add(1), length).unwrap();
                     first.put_nbi(1, index * 512 + 256 + offset, sent.as_ptr().add(1), length).unwrap();
@@ -462,10 +463,10 @@ fn a_mover_puts_any_bytes_anywhere() {
         |second| {
             second.take_notification(0).unwrap();
             for (index, (offset, length)) in spans.into_iter().enumerate() {
-                // SAFETY: this PE's own symmetric memory, which no PE writes any more.
+                // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
                 let at = |offset| unsafe { second.symmetric().0.add(offset) };
                 for begin in [index * 512 + offset, index * 512 + 256 + offset] {
-                    // SAFETY: this PE's own symmetric memory, which no PE writes any more.
+                    // SAFETY: the bytes are this PE's own symmetric memory. No PE writes them any more.
                     let there = unsafe { std::slice::from_raw_parts(at(begin), length + 1) };
                     assert_eq!(
                         (&there[..length], there[length]),
@@ -495,7 +496,7 @@ fn atomics_before_a_fence_come_before_puts_behind_it() {
             let word = |offset: usize| second.symmetric().0.wrapping_add(offset).cast::<u64>();
             let mut early = 0;
             for round in 1..=100 {
-                // SAFETY: aligned words of this PE's own symmetric memory.
+                // SAFETY: both are aligned words of this PE's own symmetric memory.
                 unsafe {
                     while word(512).read_volatile() < round {
                         std::thread::yield_now();

@@ -168,7 +168,8 @@ impl<T: Transport> World<T> {
         while reach > 1 {
             reach /= 2;
             if relative + reach < set.size {
-                // SAFETY: the caller guarantees the root's source; elsewhere it is own symmetric memory.
+                // SAFETY: at the root, the caller guarantees the source. At other PEs, the source is their
+                // own symmetric memory.
                 unsafe { self.transport.put(pe(relative + reach), offset, from, bytes)? };
                 self.transport.notify(pe(relative + reach))?;
             }
@@ -200,7 +201,8 @@ impl<T: Transport> World<T> {
         self.exchange(&set, index)?;
         let mut at = 0usize;
         for other in 0..index {
-            // SAFETY: that PE's word of the workspace, aligned; the PE wrote it before its notification.
+            // SAFETY: this is the other PE's aligned word in the workspace. That PE wrote it before its
+            // notification.
             let length = unsafe { self.address_of(word(set.pe(other))).cast::<usize>().read_volatile() };
             at = at.saturating_add(length);
         }
@@ -244,7 +246,7 @@ impl<T: Transport> World<T> {
             unsafe { self.transport.put(pe, offset, source, bytes)? };
         }
         // Copy to this PE's own destination last, because it may be the source.
-        // SAFETY: `offset_of` bounded the destination; the copy may overlap.
+        // SAFETY: `offset_of` checked the destination. `copy` allows source and destination to overlap.
         unsafe { std::ptr::copy(source, self.address_of(offset), bytes) };
         self.exchange(set, index)
     }
@@ -275,7 +277,7 @@ impl<T: Transport> World<T> {
             self.offset_of(destination.saturating_add(bytes.saturating_mul(index as usize)), bytes)?;
         for distance in 0..set.size {
             let other = (index + distance) % set.size;
-            // SAFETY: the caller guarantees that block `other` lies inside.
+            // SAFETY: the caller guarantees that the source contains block `other`.
             unsafe { self.transport.put(set.pe(other), offset, source.add(other as usize * bytes), bytes)? };
         }
         self.exchange(&set, index)
@@ -329,7 +331,7 @@ impl<T: Transport> World<T> {
             }
             // Send the result down the tree. A child puts its next chunk only after it has received this
             // result, so the parent's chunk is free by then.
-            // SAFETY: `sum` has `piece` bytes; the destination was bounded above.
+            // SAFETY: `sum` has `piece` bytes, and the destination was checked above.
             unsafe {
                 if index == 0 {
                     std::ptr::copy_nonoverlapping(sum.as_ptr().cast(), self.address_of(offset + done), piece);

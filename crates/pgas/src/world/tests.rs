@@ -64,7 +64,7 @@ fn everything(world: &Pe) {
     assert_eq!(world.fetch(Operation::Fetch, flag, 1, 0, 0, 0).unwrap(), 10 * pes as u64);
     let won = world.fetch(Operation::CompareSwap, flag, 3, me as u64 + 1, 0, 0).unwrap() == 0;
     let wins = world.array::<u64>(1).unwrap();
-    // SAFETY: this PE's own memory, which no other PE accesses before the sum.
+    // SAFETY: the bytes are this PE's own memory. No other PE accesses them before the sum.
     unsafe { wins.as_ptr().write_volatile(won as u64) };
     world.barrier_all().unwrap();
     let total = world.array::<u64>(1).unwrap();
@@ -73,7 +73,7 @@ fn everything(world: &Pe) {
 
     let values = world.array::<u32>(20_000).unwrap();
     for index in 0..20_000 {
-        // SAFETY: this PE's own memory, inside the array.
+        // SAFETY: the element lies in this PE's own copy of the array.
         unsafe { values.as_ptr().add(index).write_volatile(me + index as u32) };
     }
     world.barrier_all().unwrap();
@@ -94,7 +94,7 @@ fn everything(world: &Pe) {
     }
     world.barrier_all().unwrap();
     let blocks: Vec<u32> = (0..pes).map(|to| me * 1000 + to).collect();
-    // SAFETY: a block of 4 bytes for each PE.
+    // SAFETY: `blocks` has a block of 4 bytes for each PE.
     unsafe { world.all_to_all(world.all(), gathered.as_ptr() as usize, blocks.as_ptr().cast(), 4).unwrap() };
     for from in 0..pes {
         assert_eq!(world.load(gathered, from as usize).unwrap(), from * 1000 + me);
@@ -102,7 +102,7 @@ fn everything(world: &Pe) {
     world.barrier_all().unwrap();
     for root in 0..pes {
         let word = [root * 77 + 1; 16];
-        // SAFETY: 64 bytes at the root and elsewhere.
+        // SAFETY: source and destination have 64 bytes at every PE.
         unsafe {
             world.broadcast(world.all(), root, gathered.as_ptr() as usize, word.as_ptr().cast(), 64).unwrap()
         };
@@ -188,7 +188,8 @@ fn addresses_outside_symmetric_memory_are_refused() {
     run(2, "", CompletionMode::Poll, None, |world| {
         let array = world.array::<u8>(64).unwrap();
         let local = [0u8; 8];
-        // SAFETY: the sources are readable; the destinations are refused.
+        // SAFETY: the 8 bytes of the source are readable. Each call is refused before it accesses memory, or
+        // copies 0 bytes.
         unsafe {
             let at = array.as_ptr() as usize;
             assert!(world.put_bytes(local.as_ptr() as usize, local.as_ptr(), 8, 1).is_err());

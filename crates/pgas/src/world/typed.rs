@@ -14,7 +14,7 @@ pub unsafe trait Element: Copy + PartialOrd + Send + Sync + 'static {}
 macro_rules! elements {
     ($($type:ty)*) => {
         $(
-            // SAFETY: a plain number.
+            // SAFETY: the type is a plain number.
             unsafe impl Element for $type {}
         )*
     };
@@ -79,7 +79,8 @@ impl<T: Transport> World<T> {
     pub fn array<E: Element>(&self, length: usize) -> Result<Symmetric<E>> {
         let bytes = length.saturating_mul(size_of::<E>());
         let address = self.allocate(bytes, 128)?;
-        // SAFETY: just allocated with that many bytes; no other PE uses it before the barrier below.
+        // SAFETY: the array was just allocated with that many bytes. No other PE uses it before the barrier
+        // below.
         unsafe { std::ptr::write_bytes(address, 0, bytes) };
         self.barrier_all()?;
         Ok(Symmetric { address: address as usize, length, element: PhantomData })
@@ -101,7 +102,7 @@ impl<T: Transport> World<T> {
     /// As for [`World::get_bytes`].
     pub fn get<E: Element>(&self, array: Symmetric<E>, index: usize, into: &mut [E], pe: u32) -> Result<()> {
         let at = array.at(index, into.len())?;
-        // SAFETY: a slice of plain elements, of which any bits are values.
+        // SAFETY: the slice has plain elements, so any bytes are valid values.
         unsafe { self.get_bytes(into.as_mut_ptr().cast(), at, size_of_val(into), pe) }
     }
 

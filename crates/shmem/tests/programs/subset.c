@@ -1,4 +1,5 @@
-/* Calls the functions of the subset and checks every result. Exits with the number of wrong results. */
+/* /* Calls the OpenSHMEM functions that inlane supports, and checks every result. Exits with the number of
+/* wrong results. */
 #include <shmem.h>
 #include <stdio.h>
 #include <string.h>
