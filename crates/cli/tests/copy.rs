@@ -1,9 +1,12 @@
 //! Tests `inlane copy` as a process: stored calibration, interrupted and failed runs, and the rows of the
 //! result.
 
+mod support;
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use support::until_thread_runs;
 
 fn copy(cache: &Path, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_inlane"));
@@ -81,10 +84,11 @@ fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
         "--published --duration 3600s",
     ];
     for arguments in runs {
-        for wait in [200, 1200] {
+        for wait in [100, 1200] {
             let cache = tempfile::tempdir().unwrap();
             let result = cache.path().join("result.json");
             let mut child = copy(cache.path(), arguments).arg("--json").arg(&result).spawn().unwrap();
+            until_thread_runs(&child, "inlane-signals", Duration::ZERO);
             std::thread::sleep(Duration::from_millis(wait));
             // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to
             // the child.
@@ -118,7 +122,7 @@ fn a_second_signal_leaves_no_empty_files() {
         assert!(Instant::now() < until, "the run does not open its outputs");
         std::thread::sleep(Duration::from_millis(1));
     }
-    std::thread::sleep(Duration::from_millis(50));
+    until_thread_runs(&child, "inlane-signals", Duration::ZERO);
     while child.try_wait().unwrap().is_none() {
         // SAFETY: this sends a signal to a child that was not yet waited for, so the id still belongs to the
         // child.

@@ -49,7 +49,7 @@ fn a_job_ends_as_its_first_failure() {
     ]);
     assert_eq!(killed.status.code(), Some(128 + 9), "{}", stderr(&killed));
     assert!(stderr(&killed).contains("PE 1 was killed by signal 9"));
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(60));
     let missing = inlane(&["ntb", "run", "--", "/no/such/program"]);
     assert_eq!(missing.status.code(), Some(2));
     assert!(stderr(&missing).contains("'/no/such/program'"), "{}", stderr(&missing));
@@ -206,7 +206,7 @@ fn a_peer_killed_at_any_step_ends_in_an_error() {
         let took = start.elapsed();
         let _ = peer.kill();
         let died = peer.wait().unwrap();
-        assert!(took < Duration::from_secs(15), "{step}: {took:?}");
+        assert!(took < Duration::from_secs(60), "{step}: {took:?}");
         match outcome {
             Err(Error::LinkLost { peer: 1, .. } | Error::Ntb(Bridge::Handshake { peer: 1, .. })) => {}
             other => panic!("{step}: {other:?}, the peer ended with {died}"),

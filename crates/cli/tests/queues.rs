@@ -6,8 +6,11 @@
 //!   namespace A   gen -> af_packet:v0 ===veth=== v1 (two queues) -> inlane, two pipelines -> check     namespace B
 //! ```
 
+mod support;
+
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use support::until_thread_runs;
 
 /// The traffic settings, used by the generator and by the checker.
 const TRAFFIC: &str = "200,flows=64";
@@ -84,14 +87,14 @@ fn by_pipeline(document: &serde_json::Value) -> Vec<u64> {
 ///
 /// Pauses the receiving process for half a second, so that the kernel drops packets. Each packet must be
 /// verified or counted as missed.
-fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, ready: impl FnOnce()) {
+fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, ready: impl FnOnce(&Child)) {
     let check = format!("check:{TRAFFIC}");
     let mut to =
         inlane(sides[1], &["--rx", receiver, "--tx", &check, "--pipelines", "2", "--duration", "60s"]);
-    ready();
+    ready(&to);
     let source = format!("gen:{TRAFFIC}");
     let from = inlane(sides[0], &[&["--rx", source.as_str(), "--rate", "20kpps"], sender].concat());
-    std::thread::sleep(Duration::from_millis(700));
+    until_thread_runs(&from, "inlane-0", Duration::from_millis(5));
     for signal in [libc::SIGSTOP, libc::SIGCONT] {
         // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by
         // inlane.
@@ -101,12 +104,13 @@ fn accounted(sides: [Option<&Namespace>; 2], sender: &[&str], receiver: &str, re
     let sent = from.wait_with_output().unwrap();
     assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
     assert_eq!(document(&sent)["results"][0]["tx"]["packets"], PACKETS);
-    std::thread::sleep(Duration::from_millis(500));
+    // A busy receiver needs time for the packets that the kernel still holds.
+    std::thread::sleep(Duration::from_millis(1500));
     // SAFETY: the child has still not been waited for.
     unsafe { libc::kill(to.id() as i32, libc::SIGINT) };
     let begun = Instant::now();
     while to.try_wait().unwrap().is_none() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "inlane did not end on SIGINT");
+        assert!(begun.elapsed() < Duration::from_secs(60), "inlane did not end on SIGINT");
         std::thread::sleep(Duration::from_millis(20));
     }
     let output = to.wait_with_output().unwrap();
@@ -136,7 +140,9 @@ fn joined(test: &str) -> Option<[Namespace; 2]> {
     Some([a, b])
 }
 
-fn wait_until_up() {
+/// Waits until `receiver` receives, and until the link carries frames.
+fn wait_until_up(receiver: &Child) {
+    until_thread_runs(receiver, "inlane-0", Duration::from_millis(1));
     std::thread::sleep(Duration::from_millis(2500));
 }
 
@@ -181,13 +187,13 @@ fn an_interface_with_an_unread_queue_is_refused() {
 fn a_tap_interface_with_two_queues() {
     let Some(a) = Namespace::new("tap-queues", "a") else { return };
     let sender = ["--tx", "af_packet:t0", "--packets", "40000"];
-    accounted([Some(&a), Some(&a)], &sender, "tap:t0", || {
+    accounted([Some(&a), Some(&a)], &sender, "tap:t0", |receiver| {
         let begun = Instant::now();
         while !ip(&format!("-n {} link set t0 up", a.0)) {
-            assert!(begun.elapsed() < Duration::from_secs(20), "inlane made no t0");
+            assert!(begun.elapsed() < Duration::from_secs(60), "inlane made no t0");
             std::thread::sleep(Duration::from_millis(20));
         }
-        wait_until_up();
+        wait_until_up(receiver);
         a.must("link set t0 up");
     });
 }

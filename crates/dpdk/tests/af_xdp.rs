@@ -47,7 +47,7 @@ fn other_end() -> RawSocket {
 /// seconds.
 fn arrives(socket: &RawSocket, rx: &mut dyn Rx, pool: &MbufPool, frame: &[u8]) -> bool {
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(2) {
+    while start.elapsed() < Duration::from_secs(20) {
         socket.send(frame);
         std::thread::sleep(Duration::from_millis(5));
         let mut packets = [Packet::EMPTY; 32];

@@ -69,7 +69,7 @@ fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
         assert!(bytes(&packets) == frames, "{spec} round {round}: altered frames");
         let mut unsent = &packets[..];
         let start = Instant::now();
-        while !unsent.is_empty() && start.elapsed() < Duration::from_secs(1) {
+        while !unsent.is_empty() && start.elapsed() < Duration::from_secs(20) {
             // SAFETY: the packets were received from a queue of this pool. Packets that were sent are not
             // used again.
             let sent = unsafe { tx.send(unsent) }.unwrap();
@@ -78,7 +78,7 @@ fn exchanges(spec: &str, peer: &str, room: usize, sizes: &[usize]) {
         assert!(unsent.is_empty(), "{spec}: {} packets were not sent", unsent.len());
         tx.flush().unwrap();
         for frame in &frames {
-            let back = raw.receive(Duration::from_secs(1));
+            let back = raw.receive(Duration::from_secs(20));
             assert!(back.as_ref() == Some(frame), "{spec} round {round}: {} bytes", frame.len());
         }
     }
@@ -101,7 +101,7 @@ fn notices_a_deleted_interface(spec: &str, interface: &str) {
             Ok(count) => free(&pool, &packets[..count]),
             Err(error) => break error,
         }
-        assert!(start.elapsed() < Duration::from_secs(5), "{spec}: no error");
+        assert!(start.elapsed() < Duration::from_secs(20), "{spec}: no error");
     };
     assert!(error.to_string().contains("disappeared"), "{error}");
     port.stop();
@@ -231,7 +231,7 @@ fn frames_that_fit_no_slot_are_refused_and_counted() {
     // Frames that this machine sends on the interface must not be counted.
     let near = RawSocket::open("v0");
     near.send(&frames[5]);
-    assert_eq!(raw.receive(Duration::from_secs(1)).as_deref(), Some(&frames[5][..]));
+    assert_eq!(raw.receive(Duration::from_secs(20)).as_deref(), Some(&frames[5][..]));
     free(&pool, &packets);
     port.stop();
     assert_eq!(port.device_counters().errors, 3);

@@ -158,7 +158,7 @@ fn without_a_peer() {
         let mut port = configured(&format!("memif:{socket},role={role},wait=0.2s"), &pool);
         let start = Instant::now();
         let error = port.start().unwrap_err().to_string();
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(20));
         assert!(error.contains("no peer connected") && error.contains("wait=SECONDS"), "{error}");
         port.stop();
     }

@@ -40,13 +40,13 @@ pub fn output_of_ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Waits for at most five seconds until a condition holds. Returns true if it holds. Use it to check that the
+/// Waits for at most 20 seconds until a condition holds. Returns true if it holds. Use it to check that the
 /// kernel has released a resource: a program that another test is starting may still have a copy of a closed
 /// descriptor. The kernel releases the resource only after that copy is closed.
 pub fn eventually(condition: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {
-        if start.elapsed() > Duration::from_secs(5) {
+        if start.elapsed() > Duration::from_secs(20) {
             return false;
         }
         std::thread::sleep(Duration::from_millis(20));

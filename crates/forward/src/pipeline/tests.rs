@@ -9,6 +9,7 @@ use inlane_core::{Error as CoreError, HeapPool, Packet};
 use inlane_function::PacketFunction;
 use proptest::prelude::*;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A port that generates `left` packets, 1 to 7 per call. Each packet has its number in the payload.
 struct Source {
@@ -16,6 +17,8 @@ struct Source {
     left: u64,
     next: u64,
     counters: Counters,
+    /// The number of packets generated so far, for other threads.
+    given: Arc<AtomicU64>,
     end: End,
 }
 
@@ -52,6 +55,7 @@ unsafe impl Rx for Source {
             self.counters.packets += 1;
             self.counters.bytes += packet.length as u64;
         }
+        self.given.fetch_add(got as u64, Ordering::Relaxed);
         self.left -= got as u64;
         Ok(got)
     }
@@ -116,7 +120,8 @@ struct Case {
     sink_fails: Option<(u64, End)>,
     most: usize,
     work: Duration,
-    abort_after: Option<Duration>,
+    /// Abort the run once the source has generated this many packets.
+    abort_after: Option<u64>,
 }
 
 impl Default for Case {
@@ -140,10 +145,17 @@ impl Default for Case {
 fn run_case(case: &Case) -> (Tally, Vec<u64>) {
     let pool: Arc<dyn Pool> = Arc::new(HeapPool::new(256, 256).unwrap());
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let counters = Counters::default();
+    let (counters, given) = (Counters::default(), Arc::<AtomicU64>::default());
     let function = PacketFunction::parse("macswap").unwrap();
     let pipeline = Pipeline {
-        rx: Box::new(Source { pool: pool.clone(), left: case.packets, next: 0, counters, end: case.end }),
+        rx: Box::new(Source {
+            pool: pool.clone(),
+            left: case.packets,
+            next: 0,
+            counters,
+            given: given.clone(),
+            end: case.end,
+        }),
         txs: vec![Box::new(Sink {
             pool: pool.clone(),
             seen: seen.clone(),
@@ -163,9 +175,11 @@ fn run_case(case: &Case) -> (Tally, Vec<u64>) {
         PipelineContext { control: &control, progress: &progress, clock: &clock, index: 0, cores: &[] };
     let tally = std::thread::scope(|scope| {
         if let Some(after) = case.abort_after {
-            let control = &control;
+            let (control, given) = (&control, &given);
             scope.spawn(move || {
-                std::thread::sleep(after);
+                while given.load(Ordering::Relaxed) < after {
+                    std::thread::yield_now();
+                }
                 control.abort();
             });
         }
@@ -239,7 +253,7 @@ fn a_panic_ends_the_run_with_an_error() {
 #[test]
 fn packets_in_flight_when_a_run_is_aborted_are_counted_and_freed() {
     for workers in [1, 3] {
-        let (work, abort_after) = (Duration::from_millis(2), Some(Duration::from_millis(40)));
+        let (work, abort_after) = (Duration::from_millis(2), Some(64));
         let (tally, seen) = run_case(&Case {
             workers: Some(workers),
             work,
@@ -260,7 +274,7 @@ fn a_partial_burst_of_an_aborted_run_is_unsent_and_no_overload() {
         workers: Some(1),
         flush: Duration::from_secs(60),
         end: End::Silent,
-        abort_after: Some(Duration::from_millis(100)),
+        abort_after: Some(5),
         ..Case::default()
     };
     let (tally, seen) = run_case(&case);

@@ -25,7 +25,7 @@ const BYTES: usize = 2 << 20;
 fn settings(timeout_ms: u64) -> Settings {
     Settings {
         connect_timeout: Duration::from_millis(timeout_ms),
-        request_timeout: Duration::from_millis(500),
+        request_timeout: LONG,
         yields: true,
         ..Settings::default()
     }
@@ -142,7 +142,8 @@ fn hostile_peer(hostile: &Twin) -> (Window, u32) {
 fn against_a_hostile_peer(body: impl FnOnce(&Windows, &Twin, &Window, u32)) {
     let (_hub, a, hostile) = pair(BYTES as u64);
     std::thread::scope(|scope| {
-        let honest = scope.spawn(|| Windows::connect(Arc::new(a), BYTES, settings(5000)).unwrap());
+        let impatient = Settings { request_timeout: Duration::from_millis(500), ..settings(5000) };
+        let honest = scope.spawn(|| Windows::connect(Arc::new(a), BYTES, impatient).unwrap());
         let (window, tag) = hostile_peer(&hostile);
         body(&honest.join().unwrap(), &hostile, &window, tag);
     });

@@ -1,0 +1,38 @@
+//! Waits for what another process does. Tests wait for an event instead of a time, because other jobs may hold up a
+//! process for long.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+/// The longest wait for an event that must come.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// If it does not hold within a minute.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < LONGEST, "{what}: not within {LONGEST:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a thread of `child` whose name begins with `name` has used the processor for `least`.
+///
+/// The thread `inlane-signals` exists once signals are handled. Threads `inlane-0` move packets.
+#[allow(dead_code, reason = "each test program uses a part of this module")]
+pub fn until_thread_runs(child: &Child, name: &str, least: Duration) {
+    let tasks = format!("/proc/{}/task", child.id());
+    let runs = || {
+        let tasks = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
+        tasks.map(|task| task.path()).any(|task| {
+            let text = |file: &str| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+            let used =
+                text("schedstat").split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0);
+            text("comm").starts_with(name) && used >= least.as_nanos() as u64
+        })
+    };
+    until(name, runs);
+}
