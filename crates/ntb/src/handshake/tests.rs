@@ -80,8 +80,8 @@ fn another_version_is_reported_only_for_a_current_row() {
     assert_eq!(side.read(&current.encode()), Progress::OtherVersion(2));
 }
 
-/// Runs all interleavings of two sides that write and read rows. One side has restarted: its old row is still
-/// there.
+/// Runs two sides that write and read rows, in all interleavings with at most two preemptions. One side has
+/// restarted: its old row is still there.
 #[test]
 fn loom_agreement() {
     use loom::sync::Arc;
