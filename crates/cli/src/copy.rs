@@ -165,7 +165,7 @@ pub struct Copy {
     #[arg(long, value_name = "N", value_parser = count(1, 4), help_heading = "Staging by copy engines")]
     streams: Option<usize>,
 
-    /// Channels: blocks on each side, each with a ring of its own
+    /// Channels: the number of thread blocks on each side, each with its own ring
     #[arg(long, default_value_t = SmTuning::default().channels, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Copies and staging by SMs")]
     sm_channels: u32,
     /// Threads per block, a multiple of 32
@@ -188,7 +188,7 @@ pub struct Copy {
     /// Launch the staging kernels for each transfer instead of keeping them resident
     #[arg(long, help_heading = "Copies and staging by SMs")]
     sm_launch: bool,
-    /// The most blocks of path sm
+    /// The most thread blocks that path sm uses
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), help_heading = "Copies and staging by SMs")]
     sm_blocks: u32,
 

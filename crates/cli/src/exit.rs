@@ -10,7 +10,7 @@ pub const STATUSES: &str = "\
 Exit status: 0 done; 1 the run failed; 2 wrong usage or settings; 3 the machine is not ready
 (run 'inlane doctor' to see how to fix it).";
 
-/// The error of a command that needs something that the machine lacks. It ends the command with status 3.
+/// The machine lacks something that the command needs. This error ends the command with status 3.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotReady(pub String);

@@ -1,5 +1,5 @@
-//! The `inlane` command. Each subcommand has a module, which parses the flags, calls the system's crate and
-//! prints the result.
+//! The `inlane` command. Each subcommand has a module, which parses the flags, calls the crate that does the
+//! work and prints the result.
 
 mod copy;
 mod devices;

@@ -1,7 +1,8 @@
 //! Completion modes: how the end of an asynchronous operation is detected.
 //!
 //! * `poll` checks again and again: the lowest latency, and one core is busy all the time;
-//! * `interrupt` sleeps until the device wakes the thread: a wake-up's latency, and the core is free;
+//! * `interrupt` sleeps until the device wakes the thread: the core is free, but the latency includes a
+//!   wake-up;
 //! * `adaptive` sleeps for most of the time that operations of this size took before, then polls. If that
 //!   time is too short for a sleep, it polls from the start.
 //!

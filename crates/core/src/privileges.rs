@@ -6,7 +6,7 @@
 //! | af_packet | CAP_NET_RAW | nothing |
 //! | tap | CAP_NET_ADMIN, /dev/net/tun | nothing: closing its descriptor removes the interface |
 //! | af_xdp | CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF | nothing: closing the link's descriptor detaches the XDP program |
-//! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when it starts |
+//! | pci | root, or access to /dev/vfio and locked memory | nothing: mappings and interrupts are set up when the port starts |
 //!
 //! Open, configure and start all ports first. Then call [`drop_privileges`]. Compile and load the user's code
 //! only after that. Call [`drop_privileges`] even without ports, because the process may have been started
@@ -35,7 +35,7 @@ const NOBODY: u32 = 65534;
 const OTHER_THREADS: Duration = Duration::from_secs(1);
 
 /// Gives up all privileges of the process permanently. Root becomes the user who called sudo, or nobody. All
-/// threads of any user lose all capabilities. Returns `None` if there was nothing to give up.
+/// threads lose all capabilities, whoever the user is. Returns `None` if there was nothing to give up.
 ///
 /// A thread of a library may block signals. Such a thread keeps the capabilities that the program's file gave
 /// it (setcap), and a warning names the thread. Threads that start later have no capabilities.

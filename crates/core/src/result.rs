@@ -4,8 +4,8 @@
 //! [`schema`] gives the JSON schema, which is published in `docs/schema`. A change that a reader of the JSON
 //! must handle raises [`SCHEMA_VERSION`].
 //!
-//! This module defines the frame: the fields that all documents share. Each system has its own type of row,
-//! which implements [`Row`].
+//! This module defines the frame: the fields that all documents share. Each kind of document has its own type
+//! of row, which implements [`Row`].
 
 mod explanation;
 mod row;

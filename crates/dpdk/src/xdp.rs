@@ -7,7 +7,7 @@
 //!   detaches the program when the last descriptor of the link is closed, also when the process is killed. No
 //!   privilege is needed for that.
 //! * All ports of an interface share one program: ports of this process, and ports of other processes of
-//!   inlane. A process opens the link of another process by its number, which needs CAP_SYS_ADMIN.
+//!   inlane. A process opens the link of another process by the link's number, which needs CAP_SYS_ADMIN.
 //!
 //! The driver of DPDK 22.11 leaves its sockets open when it closes a device: it compares a reference count
 //! with a value that the count never reaches. An open socket keeps its queue in use and pool memory pinned.

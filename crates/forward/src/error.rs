@@ -17,7 +17,7 @@ pub enum Error {
         /// What is wrong with the setting, and what to write instead.
         why: String,
     },
-    /// A thread panicked. The other threads drained and ended.
+    /// A thread panicked, so the run ended early.
     #[error(
         "the {thread} thread of pipeline {pipeline} panicked: {message}; this is a defect, please report it"
     )]

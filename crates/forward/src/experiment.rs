@@ -3,7 +3,7 @@
 //! | item | answers |
 //! | --- | --- |
 //! | [`choose`] | which method, burst size and flush time suit a goal best |
-//! | [`baseline`] | how fast the same ports are without the packet function |
+//! | [`baseline`] | how fast the same source and method are without the packet function |
 //! | [`Ceilings`] | the most that the path's resources allow |
 //! | [`limit`] | what limited a run |
 //! | [`against_load`] | the highest rate without loss, and the latency at shares of it |

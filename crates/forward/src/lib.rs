@@ -1,5 +1,5 @@
-//! System 1, inline packet processing: packets arrive at a port, a packet function processes the packets, and
-//! they leave by a port.
+//! Inline packet processing: packets arrive at a port, a packet function processes the packets, and they
+//! leave by a port.
 //!
 //! ```text
 //! port.rx -> [burst] -> packet function -> port.tx                   method single

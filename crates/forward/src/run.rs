@@ -300,8 +300,8 @@ fn run_threads(
 ) -> Vec<(Tally, Option<gpu::LaneReport>)> {
     let Run { config, clock, .. } = run;
     let threads = config.executor.threads();
-    // The duration begins when packets begin to flow, because the system may start threads late, and a GPU's
-    // lanes prepare before.
+    // The duration begins when packets begin to flow, because the system may start threads late, and lanes on
+    // a GPU need time to prepare.
     let flowing =
         || progress.iter().filter_map(Progress::begun).min().map_or(Duration::ZERO, |begun| begun.elapsed());
     let mut tallies: Vec<Option<_>> = pipelines.iter().map(|_| None).collect();

@@ -66,7 +66,7 @@ struct checksum {
     }
     static constexpr uint64_t mask = 0x0000ffff0000ffff;
 
-    // Returns `some` with only its bytes from `from` to `to - 1`. All other bytes are cleared.
+    // Returns bytes `from` to `to - 1` of `some`, at their places. All other bytes of the result are 0.
     INLANE static inlane::bytes16 within(inlane::bytes16 some, uint32_t from, uint32_t to) {
         return {some.low & below(to) & ~below(from), some.high & below(to > 8 ? to - 8 : 0) & ~below(from > 8 ? from - 8 : 0)};
     }

@@ -11,8 +11,8 @@
 
 namespace inlane {
 
-// Offsets are bytes from the frame's first byte. A header that is cut off, by the frame's end or by the N of
-// `front<N>`, is not found.
+// Offsets are bytes from the frame's first byte. A header is found only if all of it lies in the frame and in
+// the bytes that `head` covers.
 struct layers {
     uint16_t type;     // the EtherType after the tags
     uint8_t version;   // 4 or 6; 0 if the frame is not IP, or the IP header is invalid or cut off

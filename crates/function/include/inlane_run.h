@@ -141,7 +141,8 @@ INLANE uint32_t run_packets(const void *packets, uint32_t stride, uint32_t count
 #else
 
 // Called when the first changed packet was found. Writes verdicts for all packets: `forward` for the first
-// `done` packets, the `some` verdicts in `known` for the next ones, and the function's verdicts for the rest.
+// `done` packets, the verdicts in `known` for the next `some` packets, and the function's verdicts for the
+// rest.
 template <class F>
 INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done, const inlane_packet_verdict *known, uint32_t some,
                              uint32_t count, inlane_packet_verdict *verdicts, const context &call, F &function) {
@@ -152,7 +153,7 @@ INLANE uint32_t run_changing(const void *packets, uint32_t stride, uint32_t done
 }
 
 // Runs packets i to i + 3 together, and prefetches packets i + 8 to i + 11 before. If a function reads at
-// most 16 bytes, it does not prefetch, because the CPU's out-of-order execution reaches that far ahead by
+// most 16 bytes, nothing is prefetched, because the CPU's out-of-order execution reaches that far ahead by
 // itself.
 template <class F, uint32_t Stride>
 INLANE uint32_t run_strided(const void *packets, uint32_t count, inlane_packet_verdict *verdicts, const context &call) {

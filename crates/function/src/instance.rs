@@ -1,4 +1,4 @@
-//! A packet function's use by one CPU thread, with its state and output region.
+//! One CPU thread's use of a packet function, with the function's state and output region.
 
 use crate::abi::{CallContext, FunctionEntry};
 use crate::packet_function::PacketFunction;

@@ -7,7 +7,7 @@
 //!
 //! * [`builtins`] lists the built-in functions. [`PacketFunction::parse`] finds one by name and reads its
 //!   settings.
-//! * [`Instance`] is a function's use by one CPU thread, with its state and output region.
+//! * [`Instance`] is one CPU thread's use of a function, with the function's state and output region.
 //! * [`HEADERS`] and [`PacketFunction::gpu_source`] are what a GPU executor compiles.
 
 pub mod abi;

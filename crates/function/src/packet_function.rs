@@ -139,7 +139,8 @@ impl PacketFunction {
     /// For a GPU, read them from the module instead, see [`PacketFunction::gpu_source`].
     ///
     /// # Errors
-    /// For users' functions only: [`Error::Compile`] with the compiler's messages, or [`Error::Environment`].
+    /// For users' functions only: [`Error::Compile`] with the compiler's messages. [`Error::Environment`] if
+    /// the compiler is missing, or its output cannot be stored or loaded.
     pub fn info(&self) -> Result<FunctionInfo> {
         // SAFETY: an entry is a constant of loaded code, which lives as long as this value.
         Ok(unsafe { (*self.entry()?).info })

@@ -203,7 +203,7 @@ fn packet() -> impl Strategy<Value = UPlane> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Compares with the reference for any sections, slots in any order, and any time steps.
+    /// Compares the function with the reference for any sections, slots in any order, and any time steps.
     #[test]
     fn any_packets(
         bursts in proptest::collection::vec((proptest::collection::vec(packet(), 0..12), 0..LIMIT_NS), 1..24),
@@ -217,8 +217,8 @@ proptest! {
         drive(if compressed { COMPRESSED } else { PLAIN }, &bursts);
     }
 
-    /// Compares with the reference for complete slots. Packets are out of order by a limited distance, and
-    /// some are lost or duplicated.
+    /// Compares the function with the reference for complete slots. Packets are out of order by a limited
+    /// distance, and some are lost or duplicated.
     #[test]
     fn slots_out_of_order(
         first in 0..5120u32,

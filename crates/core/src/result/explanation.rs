@@ -72,10 +72,11 @@ impl Ceiling {
     }
 }
 
-/// The same run with the work left out. The difference to the run's own rate is the cost of the work.
+/// The rate of a short run with the same source and method, but without the packet function's work. The
+/// difference to the measured run's rate is the cost of that work.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Baseline {
-    /// What was left out.
+    /// The ports, the method and the function of the short run.
     pub what: String,
     /// The rate in bytes per second.
     pub bytes_per_second: Option<f64>,

@@ -23,7 +23,7 @@ impl Cell {
     }
 }
 
-/// A row of a result document. Each system implements it for its own type of row.
+/// A row of a result document. Each kind of document has its own type of row.
 pub trait Row: Serialize {
     /// Returns what distinguishes this row from its neighbours: burst, method, size and the like. A parameter
     /// on which all rows agree is shown once, below the table. The others are the table's first columns.

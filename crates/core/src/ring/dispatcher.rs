@@ -78,7 +78,7 @@ impl Dispatcher {
         self.cursor.in_flight()
     }
 
-    /// Returns the oldest item in flight if it is completed. If it is dropped without
+    /// Returns the oldest item in flight if it is completed. If the returned item is dropped without
     /// [`CompletedItem::free`], the next poll returns it again.
     #[inline]
     pub fn poll(&mut self) -> Option<CompletedItem<'_>> {

@@ -119,8 +119,8 @@ impl Ring {
     /// its consumers, one for each worker.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024, and
-    /// [`Error::Memory`].
+    /// [`Error::Invalid`] unless `slots` is a power of two from 2 to 65536 and `burst` is 1 to 1024.
+    /// [`Error::Memory`] if the memory cannot be allocated.
     pub fn between_threads(
         slots: usize,
         burst: usize,

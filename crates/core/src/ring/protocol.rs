@@ -218,7 +218,8 @@ impl Consumer {
         Self { position: start + index as u64, stride: consumers as u64 }
     }
 
-    /// Polls for this consumer's next item. Before [`Consumer::complete`], it returns the same item again.
+    /// Polls for this consumer's next item. Returns the same item again until [`Consumer::complete`] is
+    /// called.
     #[inline]
     pub fn poll<W: Words>(&self, words: &W) -> Polled {
         let slot = slot_of(words, self.position);

@@ -30,7 +30,7 @@ impl Method {
     pub const ALL: [Method; 5] =
         [Method::Single, Method::Split, Method::Persistent, Method::Stream, Method::Graph];
 
-    /// Returns true if the CPU supports the method, too.
+    /// Returns true if the method also works without a GPU.
     pub fn is_cpu(&self) -> bool {
         matches!(self, Method::Single | Method::Split)
     }

@@ -1,4 +1,4 @@
-//! The baseline: the same ports with the packet function left out.
+//! The baseline: a short run with the same source and executor, but without the packet function's work.
 
 use crate::config::{Compete, Config, Device, Executor, Route};
 use crate::control::Control;

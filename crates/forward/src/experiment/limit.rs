@@ -38,12 +38,12 @@ const ALL: f64 = 0.99;
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;
-/// If threads wait for a processor, or sleep in system calls, for at least this share of the run, that is the
-/// limit.
+/// If threads wait for a processor, or sleep in system calls, for at least this share of the run, the waiting
+/// is the limit.
 const NOT_RUNNING: f64 = 0.2;
-/// A port that accepts nothing for this share of the run is the limit.
+/// A port that accepts nothing for at least this share of the run is the limit.
 const BLOCKED: f64 = 0.5;
-/// A port that refuses this share of the packets is the limit.
+/// A port that refuses at least this share of the packets is the limit.
 const REFUSED: f64 = 0.05;
 /// The shortest run whose limit is named. In shorter runs, start and end matter too much.
 const SHORTEST: Duration = Duration::from_millis(10);

@@ -53,8 +53,8 @@ impl Parameters {
     }
 }
 
-/// The time without a heartbeat after which a persistent kernel ends by itself. The host process is dead
-/// then.
+/// After this time without a heartbeat, a persistent kernel ends by itself, because the host process must be
+/// dead.
 const ORPHAN_AFTER: Duration = Duration::from_secs(10);
 
 /// Returns the bytes per packet in `stage` and in `shadow`. Each is enough for the aligned 16-byte chunks of

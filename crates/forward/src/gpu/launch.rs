@@ -18,7 +18,8 @@ impl<'a> Launcher<'a> {
         Self { lane, streams, position: 0 }
     }
 
-    /// Launches the kernel of the next item if that item was submitted. Returns true if it launched.
+    /// Launches the kernel of the next item if that item was submitted. Returns true if a kernel was
+    /// launched.
     ///
     /// # Errors
     /// As for [`Launcher::launch`].

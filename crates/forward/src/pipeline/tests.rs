@@ -80,7 +80,7 @@ struct Sink {
     counters: Counters,
 }
 
-// SAFETY: it frees exactly the packets that it returns as sent.
+// SAFETY: the sink frees exactly the packets that it counts as sent.
 unsafe impl Tx for Sink {
     unsafe fn send(&mut self, packets: &[Packet]) -> inlane_core::Result<usize> {
         self.calls += 1;

@@ -69,7 +69,7 @@ pub struct PacketResult {
     pub shape: Option<String>,
     /// The highest rate that the resources of the path allow.
     pub ceiling: Option<Ceiling>,
-    /// The same run with the work left out.
+    /// The rate without the packet function's work.
     pub baseline: Option<Baseline>,
     /// The outcome of checking the packets.
     pub verification: Option<Verification>,

@@ -1,9 +1,10 @@
 // Runs one packet function on frames from a file, in bursts. Each frame is an allocation of exactly its
-// length. Built with sanitizers, which end the program at the first access outside. Included after the
-// functions' sources.
+// length. Built with sanitizers, which end the program at the first access outside a frame. Included after
+// the functions' sources.
 //
-//     main NAME STATE FRAMES     STATE: a file with the beginning of the state; FRAMES: a file with each frame's length (4 bytes,
-//                                little-endian) and bytes
+//     main NAME STATE FRAMES
+//         STATE: a file with the beginning of the state
+//         FRAMES: a file with each frame's length (4 bytes, little-endian) and bytes
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

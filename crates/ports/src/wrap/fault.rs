@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How long a reordered packet waits for later packets, in nanoseconds.
 const REORDER_TIMEOUT_NS: u64 = 10_000_000;
-/// While this many packets are ready to be returned, or enough packets for the caller's burst, the wrapper
-/// does not receive from the inner queue.
+/// The wrapper receives nothing from the inner queue while this many packets are ready, or enough for the
+/// caller's burst.
 const MAX_READY: usize = 1024;
 
 /// The faults to inject. Probabilities are from 0 to 1.
