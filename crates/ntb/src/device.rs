@@ -60,7 +60,7 @@ pub struct Capabilities {
     /// True if ordinary host memory lies behind the windows. Bandwidths are then those of a model, even where
     /// the BAR and its interrupts are real.
     pub is_memory_modelled: bool,
-    /// When a store through a window becomes visible.
+    /// When a store through a window becomes visible to the peer.
     pub ordering: Ordering,
 }
 

@@ -247,7 +247,8 @@ impl CommandRing {
         word(&self.memory, FAILED).load(Ordering::Relaxed) == NO_COMMAND
     }
 
-    /// Makes the ring usable again after the kernels idled out. The kernels must have ended.
+    /// Makes the ring usable again after the kernels left because no command came. The kernels must have
+    /// ended.
     pub fn reset(&mut self) {
         for channel in 0..self.layout.channels() {
             word(&self.memory, ENDED + channel * 8).store(self.sequence, Ordering::Relaxed);
