@@ -97,7 +97,8 @@ fn awkward(big_endian: bool, magic: u32, fraction: u32) -> Vec<u8> {
     let word = |value: u32| if big_endian { value.to_be_bytes() } else { value.to_le_bytes() };
     let versions = if big_endian { 2 << 16 | 4 } else { 4 << 16 | 2 };
     let mut bytes: Vec<u8> = [magic, versions, 0, 0, 262_144, 1].into_iter().flat_map(word).collect();
-    for (number, length) in [0u32, 1, 12, 13, 14, 60, 1514, 9014, 65_535, 60].into_iter().enumerate() {
+    for (number, length) in [0u32, 1, 12, 13, 14, 60, 1514, 9014, 65_535, 65_549, 60].into_iter().enumerate()
+    {
         let number = number as u32;
         // Every third frame is as long in the capture as on the wire. The other frames were longer on the
         // wire.
@@ -159,10 +160,10 @@ fn an_independent_reader_confirms_copies_of_every_kind_of_capture() {
     let files = files(1);
     let out = files.tx.trim_start_matches("pcap:");
     let captures = [
-        ("classic, microseconds", awkward(false, 0xa1b2_c3d4, 999_999), 10),
-        ("classic, nanoseconds", awkward(false, 0xa1b2_3c4d, 999_999_999), 10),
-        ("classic, microseconds, big-endian", awkward(true, 0xa1b2_c3d4, 999_999), 10),
-        ("classic, nanoseconds, big-endian", awkward(true, 0xa1b2_3c4d, 999_999_999), 10),
+        ("classic, microseconds", awkward(false, 0xa1b2_c3d4, 999_999), 11),
+        ("classic, nanoseconds", awkward(false, 0xa1b2_3c4d, 999_999_999), 11),
+        ("classic, microseconds, big-endian", awkward(true, 0xa1b2_c3d4, 999_999), 11),
+        ("classic, nanoseconds, big-endian", awkward(true, 0xa1b2_3c4d, 999_999_999), 11),
         ("pcapng", pcapng(), 60),
     ];
     for (kind, bytes, packets) in captures {
@@ -492,6 +493,43 @@ fn a_pipe_without_a_peer_obeys_duration_and_signals() {
     let output = run(&["--rx", "gen:64", "--tx", &port, "--duration", "100ms", "--no-baseline"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("its reader stopped reading"), "no reader: {}", stderr(&output));
+}
+
+/// A reader of a named pipe that takes nothing. One signal ends the run's receiving; a second one gives up the packets that
+/// the reader does not take.
+#[test]
+fn a_paused_reader_does_not_hold_up_signals() {
+    use std::os::unix::fs::OpenOptionsExt;
+    let files = files(1);
+    let pipe = files.input.replace("in.pcap", "pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let port = format!("pcap:{pipe}");
+    for resumes in [true, false] {
+        let mut reader =
+            std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
+        let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
+        let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        until_thread_runs(&child, MOVING, Duration::from_millis(5));
+        // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
+        let interrupt = || unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+        interrupt();
+        // The first signal waits for the reader.
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(child.try_wait().unwrap().is_none(), "packets were given up although the reader may go on");
+        if resumes {
+            let mut taken = [0u8; 65536];
+            support::until("the run ends", || {
+                let _ = std::io::Read::read(&mut reader, &mut taken);
+                child.try_wait().unwrap().is_some()
+            });
+        } else {
+            // SAFETY: as above.
+            unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+            support::until("the run ends", || child.try_wait().unwrap().is_some());
+        }
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(!resumes as i32), "resumes: {resumes}: {}", stderr(&output));
+    }
 }
 
 #[test]

@@ -263,3 +263,64 @@ fn software_ports_have_several_queues() {
         }
     }
 }
+
+/// Kernel interfaces accept no frame without a whole Ethernet header. Such frames are dropped and counted, and the frames
+/// behind them are sent.
+#[test]
+fn frames_without_an_ethernet_header_hold_up_no_port() {
+    let Some([a, _b]) = joined("short-frames") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let capture = folder.path().join("short.pcap");
+    let mut bytes: Vec<u8> =
+        [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65535, 1].into_iter().flat_map(u32::to_le_bytes).collect();
+    let lengths = [60u32, 0, 60, 13, 60];
+    for length in lengths {
+        bytes.extend([1, 0, length, length].into_iter().flat_map(u32::to_le_bytes));
+        bytes.extend((0..length).map(|_| 2u8));
+    }
+    std::fs::write(&capture, bytes).unwrap();
+    let source = format!("pcap:{}", capture.display());
+    for port in ["tap:t0", "af_packet:v0", "af_xdp:v0,queue=0"] {
+        let output = inlane(Some(&a), &["--rx", &source, "--tx", port]).wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{port}: {said}");
+        let result = &document(&output)["results"][0];
+        let (sent, errors) =
+            (result["tx"]["packets"].as_u64().unwrap(), result["tx"]["errors"].as_u64().unwrap());
+        assert_eq!(sent + errors, lengths.len() as u64, "{port}: {result}");
+        assert!(sent >= 3, "{port}: {result}");
+    }
+}
+
+/// A hang-up ends a run on AF_XDP in order: the XDP program leaves the interface, and the result is complete.
+#[test]
+fn a_hang_up_removes_the_xdp_program() {
+    let Some([a, _b]) = joined("hang-up") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("result.json");
+    let program = || {
+        let shown = Command::new("ip").args(["-n", &a.0, "link", "show", "v0"]).output().unwrap();
+        String::from_utf8_lossy(&shown.stdout).contains("xdp")
+    };
+    let mut command = Command::new("ip");
+    command.args([
+        "netns",
+        "exec",
+        &a.0,
+        env!("CARGO_BIN_EXE_inlane"),
+        "forward",
+        "--rx",
+        "af_xdp:v0,queue=0",
+        "--tx",
+    ]);
+    command.args(["null", "--no-baseline", "--duration", "60s", "--json"]).arg(&json).stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until_thread_runs(&child, "inlane-0", Duration::from_millis(1));
+    assert!(program());
+    // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by inlane.
+    unsafe { libc::kill(child.id() as i32, libc::SIGHUP) };
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    support::until("the program leaves", || !program());
+    let document: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(document["results"][0]["rx"]["packets"], 0);
+}

@@ -11,6 +11,8 @@ use inlane_core::port::{Counters, Rx, Tx};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// The length of an Ethernet header in bytes.
+const ETHERNET_HEADER: usize = 14;
 /// The number of calls without a packet between two checks that the device still exists.
 const CHECK_EVERY: u32 = 4096;
 
@@ -253,9 +255,27 @@ impl EthTx {
         // counted as errors, so they are subtracted.
         counters.packets += sent as u64 - (counters.errors - errors_before);
         if sent == 0 && count > 0 {
-            self.0.count_idle()?;
+            // SAFETY: the caller's promise. The driver accepted no packet.
+            return unsafe { self.nothing_sent(&packets[0]) };
         }
         Ok(sent)
+    }
+
+    /// Called if the driver accepted nothing. A kernel interface never accepts a frame without a whole Ethernet header, so the
+    /// run would wait forever. Drops such a frame and counts it as an error. Returns how many packets were taken.
+    ///
+    /// # Safety
+    /// The caller holds `first`, which is an mbuf, and does not use it again if this function takes it.
+    #[cold]
+    unsafe fn nothing_sent(&mut self, first: &Packet) -> Result<usize> {
+        if self.0.context.interface.is_some() && (first.length as usize) < ETHERNET_HEADER {
+            // SAFETY: the caller's promise.
+            unsafe { crate::pool::free(std::slice::from_ref(first)) };
+            self.0.counters.errors += 1;
+            return Ok(1);
+        }
+        self.0.count_idle()?;
+        Ok(0)
     }
 }
 

@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use dmadev::DmaDev;
 pub use error::{Error, Result};
-pub use pool::MbufPool;
+pub use pool::{MAX_ROOM, MbufPool};
 pub use port::{EthPort, open, open_for};
 pub use thread::ThreadGuard;
 

@@ -283,10 +283,8 @@ unsafe impl Pool for MbufPool {
     }
 
     unsafe fn free(&self, packets: &[Packet]) {
-        for packets in packets.chunks(u32::MAX as usize) {
-            // SAFETY: the caller holds these packets of this pool, and does not use them afterwards.
-            pass(|| unsafe { sys::inlane_pool_free(packets.as_ptr().cast(), packets.len() as u32) });
-        }
+        // SAFETY: the caller holds these packets of this pool, and does not use them afterwards.
+        unsafe { free(packets) }
     }
 
     fn room(&self) -> usize {
@@ -340,6 +338,17 @@ pub(crate) fn flush_caches(lcore: u32) {
         // SAFETY: a mempool is in the list until it is freed. The cache belongs to this thread. The lock of
         // the list keeps [`reclaim`] out.
         unsafe { sys::inlane_flush_cache(raw as *mut _, lcore) }
+    }
+}
+
+/// Frees packets of any pool.
+///
+/// # Safety
+/// The caller holds the packets, which are mbufs, and does not use them afterwards.
+pub(crate) unsafe fn free(packets: &[Packet]) {
+    for packets in packets.chunks(u32::MAX as usize) {
+        // SAFETY: the caller's promise.
+        pass(|| unsafe { sys::inlane_pool_free(packets.as_ptr().cast(), packets.len() as u32) });
     }
 }
 
@@ -397,11 +406,13 @@ fn stride(room: usize) -> usize {
     (HEADROOM + room).next_multiple_of(128)
 }
 
+/// The largest data room of an mbuf in bytes. Its buffer length has 16 bits, and includes the headroom and up to 127 bytes of
+/// rounding.
+pub const MAX_ROOM: usize = 65535 - HEADROOM - 127;
+
 /// Checks the number and size of buffers against DPDK's limits.
 fn in_range(count: usize, room: usize) -> Result<(u32, u32)> {
-    // The buffer length of an mbuf has 16 bits. It includes the headroom and up to 127 bytes of rounding, so
-    // both are subtracted.
-    let most = 65535 - HEADROOM - 127;
+    let most = MAX_ROOM;
     if !(1..=1 << 24).contains(&count) || !(1..=most).contains(&room) {
         return Err(Error::Pool { count, room, why: format!("give 1 to 16M buffers of 1 to {most} bytes") });
     }

@@ -45,7 +45,17 @@ pub(super) fn pools(
     directions: usize,
     gpu: Option<&Arc<Gpu>>,
 ) -> Result<Vec<Vec<Arc<dyn Pool>>>> {
-    let uses_mbufs = names.iter().any(|name| is_dpdk(name));
+    let of_dpdk = names.iter().find(|name| is_dpdk(name));
+    let uses_mbufs = of_dpdk.is_some();
+    #[cfg(feature = "dpdk")]
+    if let Some(port) = of_dpdk.filter(|_| room > inlane_dpdk::MAX_ROOM) {
+        let most = inlane_dpdk::MAX_ROOM;
+        let why = format!(
+            "packets of {room} bytes do not fit into DPDK's buffers of at most {most} bytes; use shorter packets, or \
+             inlane's own ports (pcap:FILE, null, check)"
+        );
+        return Err(Error::port_usage(port, why).into());
+    }
     let buffers = config.buffers();
     let one = || -> Result<Arc<dyn Pool>> {
         if let (Some(gpu), Executor::Gpu { settings, .. }) = (gpu, &config.executor) {
