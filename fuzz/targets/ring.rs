@@ -1,5 +1,5 @@
 //! Drives the burst ring's dispatcher against a hostile consumer. The consumer writes any value anywhere in
-//! the complete half at any time.
+//! the completion half at any time.
 //!
 //! Each submitted packet must come back at most once, with its own address and a length that fits its buffer.
 //! An item that the consumer completes by the protocol must come back, whatever the consumer wrote before.
@@ -25,7 +25,7 @@ fuzz_target!(|bytes: &[u8]| {
         // SAFETY: the word is aligned and inside the region. Only this thread accesses it.
         unsafe { hostile.as_ptr().add(offset).cast::<u64>().write_volatile(value) };
     };
-    // SAFETY: this thread acts as the device, and writes only the complete half.
+    // SAFETY: this thread acts as the device, and writes only the completion half.
     let mut dispatcher = unsafe { Ring::to_device(SLOTS, BURST, submit, complete) }.unwrap();
     let mut in_flight: VecDeque<Vec<Packet>> = VecDeque::new();
     let (mut next, mut freed) = (0u64, 0u64);

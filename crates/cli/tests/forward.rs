@@ -366,8 +366,8 @@ const MOVING: &str = "inlane-0";
 /// The thread that handles signals.
 const SIGNALS: &str = "inlane-signals";
 
-/// Starts inlane, and sends a signal once the thread `thread` has run. Returns the output, and the time from the signal to the
-/// end. A run that ignores the signal lasts 60 s, so tests accept any time below [`SOON`].
+/// Starts inlane, and sends a signal once the thread `thread` has run. Returns the output, and the time from
+/// the signal to the end. A run that ignores the signal lasts 60 s, so tests accept any time below [`SOON`].
 fn signalled(thread: &str, signal: i32, arguments: &[&str]) -> (Output, Duration) {
     let child = inlane(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let least = if thread == MOVING { Duration::from_millis(5) } else { Duration::ZERO };
@@ -536,8 +536,8 @@ fn a_paused_reader_does_not_hold_up_signals() {
 fn a_signal_during_method_auto_gives_no_result() {
     let arguments =
         ["--rx", "null", "--tx", "null", "--method", "auto", "--max-latency", "1s", "--duration", "60s"];
-    // The search for a method takes more than 20 trials of 0.15 s each, so a signal in the first trial arrives
-    // during the search.
+    // The search for a method takes more than 20 trials of 0.15 s each, so a signal in the first trial
+    // arrives during the search.
     let (output, took) = signalled(MOVING, libc::SIGINT, &arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(stderr(&output).contains("interrupted while choosing"), "{}", stderr(&output));

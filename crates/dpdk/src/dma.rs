@@ -1,9 +1,9 @@
 //! Makes pool memory accessible to network cards.
 //!
-//! DPDK maps the memory that it allocates itself for devices. A pool's memory is not allocated by DPDK. It is
-//! therefore registered with DPDK, and mapped in the IOMMU while a card uses the pool. Cards under vfio-pci
-//! share one set of mappings. Suppose one card receives into a pool and another sends from it: the pool is
-//! mapped for the first card, and unmapped when neither uses it.
+//! DPDK lets devices access all memory that DPDK itself allocates. It does not allocate the memory of pools.
+//! So a pool's memory is registered with DPDK, and mapped in the IOMMU while a card uses the pool. Cards
+//! under vfio-pci share one set of mappings. Suppose one card receives into a pool and another sends from it:
+//! the pool is mapped for the first card, and unmapped when neither uses it.
 
 use crate::error::{Error, Result};
 use crate::{MbufPool, eal, log, sys};

@@ -1,5 +1,5 @@
-//! Waits for what another process does. Tests wait for an event instead of a time, because other jobs may hold up a
-//! process for long.
+//! Helpers that wait for an event in another process. Tests wait for events instead of fixed times, because
+//! other jobs may delay a process for long.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// If it does not hold within a minute.
+/// If the condition does not hold within a minute.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {

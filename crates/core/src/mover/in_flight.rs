@@ -248,10 +248,11 @@ mod tests {
         assert!(!round(&mut copies), "the second copy has an expected time");
         assert!(polls > 2);
         assert_eq!(copies.done(), copies.newest());
-        // The second copy begins when the first completes, so a wait for it sleeps longer by one copy.
+        // The second copy begins when the first completes, so a wait for the second sleeps longer by the time
+        // of one copy.
         let first = copies.submit(1 << 20);
         let second = copies.submit(1 << 20);
-        // If other jobs held up this thread until the copies would be over, there is nothing left to sleep.
+        // If other jobs delayed this thread beyond the expected end of both copies, the wait does not sleep.
         let both = copies.sleep_for(second).0;
         assert!(both.is_zero() || both >= copies.sleep_for(first).0 + took);
     }

@@ -1,12 +1,12 @@
 //! The burst ring's layout in memory, for the host's code and for device code that includes [`c_header`].
 //!
 //! ```text
-//! submit half (the dispatcher writes)
+//! submission half (the dispatcher writes)
 //!   0        end                                        a line of its own
 //!   128      slot 0:  word (8) | reserved (8) | descriptor 0 (16) | descriptor 1 | ... | descriptor burst-1
 //!   128 + stride: slot 1 ...                            stride: a multiple of 128
 //!
-//! complete half (consumers write)
+//! completion half (consumers write)
 //!   0        slot 0:  word (8) | reserved (8) | verdict 0 (8) | verdict 1 | ...
 //!   stride:  slot 1 ...
 //! ```
@@ -58,7 +58,7 @@ pub const UNCHANGED: u32 = 0;
 /// The high half of a completed word: each packet has a verdict.
 pub const VERDICTS: u32 = 1;
 
-/// The alignment of slots, and the offset of slot 0 in the submit half, in bytes.
+/// The alignment of slots, and the offset of slot 0 in the submission half, in bytes.
 pub const LINE: usize = 128;
 /// The offset of the descriptors or verdicts in a slot, in bytes.
 pub const ENTRIES: usize = 16;
@@ -69,22 +69,22 @@ pub const MAX_BURST: usize = 1024;
 /// The largest number of slots.
 pub const MAX_SLOTS: usize = 1 << 16;
 
-/// Returns the bytes from one slot to the next in the submit half.
+/// Returns the bytes from one slot to the next in the submission half.
 pub const fn submit_stride(burst: usize) -> usize {
     (ENTRIES + burst * size_of::<Descriptor>()).next_multiple_of(LINE)
 }
 
-/// Returns the bytes from one slot to the next in the complete half.
+/// Returns the bytes from one slot to the next in the completion half.
 pub const fn complete_stride(burst: usize) -> usize {
     (ENTRIES + burst * size_of::<PacketVerdict>()).next_multiple_of(LINE)
 }
 
-/// Returns the size of a submit half in bytes.
+/// Returns the size of a ring's submission half in bytes.
 pub const fn submit_bytes(slots: usize, burst: usize) -> usize {
     LINE + slots * submit_stride(burst)
 }
 
-/// Returns the size of a complete half in bytes.
+/// Returns the size of a ring's completion half in bytes.
 pub const fn complete_bytes(slots: usize, burst: usize) -> usize {
     slots * complete_stride(burst)
 }

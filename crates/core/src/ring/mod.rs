@@ -5,7 +5,7 @@
 //! processes nor machines.
 //!
 //! ```text
-//!             submit half: bursts                     complete half: verdicts
+//!           submission half: bursts                 completion half: verdicts
 //! Dispatcher --------------------> Consumer or GPU --------------------------> Dispatcher
 //! ```
 //!
@@ -64,7 +64,7 @@ pub struct Ring {
     submit: Region,
     complete: Region,
     submit_stride: usize,
-    /// Slot n of the submit half is stored at index n times this factor, modulo the number of slots. The
+    /// Slot n of the submission half is stored at index n times this factor, modulo the number of slots. The
     /// factor is odd, so each slot has an index of its own.
     submit_spread: u32,
     complete_stride: usize,
@@ -109,7 +109,7 @@ impl Words for RingWords<'_> {
 
     #[inline(always)]
     fn end(&self) -> &AtomicU64 {
-        // SAFETY: this is the first word of the submit half; otherwise as for `submitted`.
+        // SAFETY: this is the first word of the submission half; otherwise as for `submitted`.
         unsafe { AtomicU64::from_ptr(self.0.submit.as_ptr().cast()) }
     }
 }
@@ -147,7 +147,7 @@ impl Ring {
     ///
     /// # Safety
     /// While the ring exists, nothing else on the host accesses the regions, and device code writes only the
-    /// complete half. The caller keeps [`Dispatcher::ring`] or the regions until the device code has ended.
+    /// completion half. The caller keeps [`Dispatcher::ring`] or the regions until the device code has ended.
     /// Otherwise dropping the dispatcher may free memory that the device code still accesses.
     pub unsafe fn to_device(
         slots: usize,
@@ -215,7 +215,7 @@ impl Ring {
         self.burst
     }
 
-    /// Returns the submit half, which device code reads.
+    /// Returns the submission half, which device code reads.
     pub fn submit_region(&self) -> &Region {
         &self.submit
     }
@@ -267,8 +267,8 @@ impl Ring {
         }
     }
 
-    /// Returns the address of a slot's submit half. Wraps a `slot` that does not exist, so the address is
-    /// always inside.
+    /// Returns the address of a slot in the submission half. Wraps a `slot` that does not exist, so the
+    /// address is always inside.
     #[inline(always)]
     fn submit_slot(&self, slot: u32) -> *mut u8 {
         let index = slot.wrapping_mul(self.submit_spread) & (self.slots - 1);
@@ -276,7 +276,7 @@ impl Ring {
         unsafe { self.submit.as_ptr().add(layout::LINE + index as usize * self.submit_stride) }
     }
 
-    /// Returns the address of a slot's complete half. Wraps as `submit_slot` does.
+    /// Returns the address of a slot in the completion half. Wraps as `submit_slot` does.
     #[inline(always)]
     fn complete_slot(&self, slot: u32) -> *mut u8 {
         let index = slot & (self.slots - 1);

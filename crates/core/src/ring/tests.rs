@@ -51,7 +51,7 @@ fn to_device(slots: usize, burst: usize) -> (Dispatcher, Region, Region) {
     (dispatcher, submit, complete)
 }
 
-/// Acts as a device that writes `value` into the complete half.
+/// Acts as a device that writes `value` into the completion half.
 fn write_as_device(complete: &Region, offset: usize, value: u64) {
     assert!(offset + 8 <= complete.len() && offset.is_multiple_of(8));
     // SAFETY: the word is inside the region and aligned, and only this thread accesses the region.

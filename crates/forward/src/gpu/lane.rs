@@ -127,8 +127,8 @@ impl Lane {
         let packets_address = packets.address();
         let burst = pipeline.burst;
         let slots = settings.slots_for(pipeline.slots, burst);
-        // The submit half is written by the host only, the complete half by the GPU only. So each half is an
-        // allocation of its own.
+        // The submission half is written by the host only, the completion half by the GPU only. So each half
+        // is an allocation of its own.
         let submit = gpu.pinned(layout::submit_bytes(slots, burst))?;
         let complete = gpu.pinned(layout::complete_bytes(slots, burst))?;
         let control = gpu.pinned(2 * layout::LINE)?;
@@ -198,7 +198,7 @@ impl Lane {
             blocks => blocks,
         };
         let shape = LaunchConfig { blocks, threads, shared_bytes, cooperative: persistent };
-        // SAFETY: the regions are this lane's, and kernels write only the complete half.
+        // SAFETY: the regions are this lane's, and kernels write only the completion half.
         let dispatcher = unsafe { Ring::to_device(slots, burst, submit, complete) }?;
         loaded.starting.fetch_add(1, Ordering::Relaxed);
         loaded.users.fetch_add(1, Ordering::Relaxed);

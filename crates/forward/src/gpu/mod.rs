@@ -9,9 +9,9 @@
 //! | `graph` | the feeder, as `stream`, with a graph for several items | the GPU's front end |
 //!
 //! ```text
-//! receive -> ring, submit half (pinned) -> kernel: descriptors, packets -> ring, complete half (pinned) -> send
-//!            CPU writes, GPU reads                 over PCIe in place,        GPU writes, CPU reads
-//!                                                  or pulled into GPU memory
+//! receive -> ring, submission half -> kernel: descriptors, packets -> ring, completion half -> send
+//!            CPU writes, GPU reads    over PCIe in place,             GPU writes, CPU reads
+//!            pinned memory            or pulled into GPU memory       pinned memory
 //! ```
 //!
 //! At the end of a run the dispatcher closes the ring and the kernels drain it. Some waits may have been

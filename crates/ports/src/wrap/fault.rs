@@ -103,7 +103,7 @@ impl Faults {
     }
 }
 
-/// The number of injected faults.
+/// The numbers of injected faults, by kind.
 #[derive(Debug, Default)]
 pub struct FaultCounts {
     dropped: AtomicU64,

@@ -214,7 +214,7 @@ impl TestLane {
         };
         let mut instance = function.instance().expect("the function compiles for the CPU");
         instance.set_room(room);
-        // SAFETY: the regions are this test's, and blocks write only the complete half.
+        // SAFETY: the regions are this test's, and blocks write only the completion half.
         let dispatcher = unsafe { Ring::to_device(slots, burst, submit, complete) }.expect("a ring");
         Self {
             shape,

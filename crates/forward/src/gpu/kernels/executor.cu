@@ -20,8 +20,8 @@
 // One pipeline's ring, buffers and settings. lane.rs has the same struct. Assertions appended to this text
 // make compilation fail if the layouts differ.
 struct inlane_lane {
-    const uint8_t *submit;         // the ring's submit half, in pinned memory; the host writes it
-    uint8_t *complete;             // the ring's complete half, in pinned memory; kernels write it
+    const uint8_t *submit;         // the ring's submission half, in pinned memory; the host writes it
+    uint8_t *complete;             // the ring's completion half, in pinned memory; kernels write it
     const uint64_t *control;       // pinned memory; the host writes it: [0] not 0: stop at once; [16] the heartbeat, which changes
     uint8_t *stage;                // GPU memory that packets are pulled into; null: packets are processed in place
     uint8_t *shadow;               // GPU memory with the front of each packet as it was pulled, to detect changes
@@ -30,8 +30,8 @@ struct inlane_lane {
     uint64_t *relay;               // GPU memory; block 0 of a persistent kernel writes it: [0] the ring's end; [1] not 0: stop at once
     uint64_t output_bytes;
     uint64_t orphan_ns;            // the kernel stops if the heartbeat does not change for this long
-    uint32_t submit_stride;        // bytes from one slot to the next in the submit half
-    uint32_t complete_stride;      // bytes from one slot to the next in the complete half
+    uint32_t submit_stride;        // bytes from one slot to the next in the submission half
+    uint32_t complete_stride;      // bytes from one slot to the next in the completion half
     uint32_t slot_shift;           // slots = 1 << slot_shift
     uint32_t burst;                // the most packets of an item
     uint32_t room;                 // bytes that a packet may occupy from its address on
