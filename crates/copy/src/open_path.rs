@@ -78,8 +78,8 @@ fn software_dma(from: &Device, to: &Device) -> Result<Box<dyn Mover>> {
 /// Builds the error for a pair of devices without any usable path.
 ///
 /// A single error is returned as it is. Several errors become one error that lists them. Its class is the
-/// gravest among them: failure, then usage, then environment. Without errors all paths were left out by the
-/// user, which is a usage error.
+/// gravest among them: failure, then usage, then environment. If there is none, the user has left out all
+/// paths. That is a usage error.
 pub(crate) fn no_path_error(
     [from, to]: [&Device; 2],
     refused: &BTreeMap<Path, String>,

@@ -124,7 +124,8 @@ fn a_resident_path_works_after_a_long_pause() {
         mover.wait(ticket, CompletionMode::Poll).unwrap();
         if !pause.is_zero() {
             std::thread::sleep(pause);
-            // Allocation waits for running kernels, so it would block for 18 s if they were not parked.
+            // Allocation waits for running kernels. If they were not parked after the pause of 12 s, it would
+            // block for another 18 s.
             let began = Instant::now();
             drop(to.allocate(64 << 20).unwrap());
             assert!(began.elapsed() < Duration::from_secs(5), "kernels still run: {:?}", began.elapsed());

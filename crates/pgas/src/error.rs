@@ -83,7 +83,7 @@ pub enum Error {
     NotSymmetric {
         /// The address.
         address: usize,
-        /// Number of bytes from the address.
+        /// Number of bytes that the access has, starting at the address.
         bytes: usize,
     },
 }

@@ -100,7 +100,7 @@ fn write(file: &Path, key: String, entry: Entry) -> io::Result<()> {
     replaced.inspect_err(|_| drop(fs::remove_file(&part)))
 }
 
-/// Returns the key of an entry, which contains everything that changes the costs. The largest transfer is
+/// Returns the key of an entry. The key contains everything that changes the costs. The largest transfer is
 /// left out, because calibration always measures the same sizes.
 fn key(from: &Device, to: &Device, options: &PathOptions) -> String {
     let host = inlane_core::result::Host::this();

@@ -108,8 +108,8 @@ pub(super) fn ended(memory: &Region, channels: u32, oldest: u64) -> u64 {
 /// Checks whether a kernel gave up.
 ///
 /// # Errors
-/// [`Error::Device`] if a kernel gave up. It says what the kernel waited for. `name` names the transfer's
-/// GPUs.
+/// [`Error::Device`] if a kernel gave up. The error says what the kernel waited for. `name` names the
+/// transfer's GPUs.
 pub(super) fn check_failed(memory: &Region, name: &dyn Fn() -> String) -> Result<()> {
     let waited_for = match word(memory, FAILED).load(Ordering::Relaxed) {
         0 => return Ok(()),
