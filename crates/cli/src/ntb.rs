@@ -83,7 +83,7 @@ impl Ntb {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// Errors of the subcommand.
+    /// If the subcommand fails.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             NtbCommand::Run(run) => run.run(),

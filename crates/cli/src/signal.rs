@@ -39,7 +39,7 @@ fn is_ignored(signal: i32) -> bool {
 /// write to a file or pipe blocks.
 ///
 /// # Errors
-/// As [`on_signal`].
+/// As for [`on_signal`].
 pub fn stop_on_signal(control: &Arc<Control>) -> std::io::Result<()> {
     let control = control.clone();
     on_signal(move |signal, before| match before {

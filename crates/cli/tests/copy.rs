@@ -70,8 +70,8 @@ fn calibration_is_kept_for_each_pair_and_covers_larger_sizes() {
 }
 
 /// Interrupts runs during calibration, preparation, transfers by CPU and DMA, and verification. A run without
-/// a finished measurement must write no result. The test prints how long each run took to end, and fails if
-/// one does not end.
+/// a finished measurement must write no result. The test prints how long each run took to end, and fails if a
+/// run does not end.
 #[test]
 fn an_interrupted_run_ends_and_reports_nothing_unfinished() {
     let runs = [

@@ -71,8 +71,8 @@ impl Way<'_> {
         TransferResult { both_directions: self.options.both_ways, store_end: self.store_end, ..row }
     }
 
-    /// Creates a row for a measurement that failed before a path was open. The row names the requested path
-    /// instead.
+    /// Creates a row for a measurement that failed before a path was open. The row names the requested path,
+    /// because no path was taken.
     fn row_without_path(&self, size: usize, completion: CompletionMode) -> TransferResult {
         let name = match self.choice {
             PathChoice::Auto => "auto".into(),

@@ -21,7 +21,7 @@ impl Copy {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// Errors of the flags, the devices, the verification and the output.
+    /// If the flags are wrong, a device fails, bytes arrive altered, or the result cannot be written.
     pub fn run(&self) -> anyhow::Result<()> {
         if self.measure == Measured::Latency && matches!(self.direction, Direction::Both | Direction::All) {
             let why = "both directions at once are streamed; give --measure stream or all";

@@ -129,7 +129,7 @@ impl BenchPe {
     /// Runs one PE of the bench. PE 0 writes the measured points to a file.
     ///
     /// # Errors
-    /// Errors of the bench.
+    /// If a measurement fails, or the points cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
         let plan: Plan = serde_json::from_str(&self.plan).context("the plan")?;
         let points = inlane_pgas::bench::pe(&plan, None, || start(&self.mover))?;
@@ -145,7 +145,7 @@ impl Bench {
     /// Measures, and writes the result.
     ///
     /// # Errors
-    /// Invalid options, errors of the bridge, and bytes that arrive altered.
+    /// If an option is invalid, the bridge fails, bytes arrive altered, or the result cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
         if self.only == Some(Part::Mover) && self.sizes.largest() < LEAST_MOVED {
             let why = format!("a mover is measured from {LEAST_MOVED} bytes; give larger --sizes");

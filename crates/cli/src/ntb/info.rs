@@ -70,7 +70,7 @@ impl Info {
     /// Prints the description.
     ///
     /// # Errors
-    /// Errors of the bridge, and of the outputs.
+    /// If the bridge cannot be used, or an output cannot be written.
     pub fn run(self) -> anyhow::Result<()> {
         let output = Output::open(self.json.as_deref(), None, None)?;
         let bridges = bridges(&Sysfs::system());

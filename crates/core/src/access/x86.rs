@@ -14,7 +14,7 @@ macro_rules! copy {
         /// Copies `count` registers, with four loads before their four stores.
         ///
         /// # Safety
-        /// As [`super::Access::copy`], and the CPU has the feature.
+        /// As for [`super::Access::copy`], and the CPU has the feature.
         #[target_feature(enable = $feature)]
         pub(super) unsafe fn $name(destination: *mut u8, source: *const u8, count: usize) {
             let (mut d, mut s) = (destination, source);
@@ -65,7 +65,7 @@ copy!(stream64, "avx512f", zmm_reg, 64, "vmovntdqa", "vmovntdq");
 /// Copies `count` pieces of 64 bytes by `movdir64b`.
 ///
 /// # Safety
-/// As [`super::Access::copy`], and the CPU has the instruction.
+/// As for [`super::Access::copy`], and the CPU has the instruction.
 pub(super) unsafe fn direct64(destination: *mut u8, source: *const u8, count: usize) {
     for index in 0..count {
         // SAFETY: all pieces are inside the spans. The caller promises a destination that is a multiple of

@@ -121,7 +121,7 @@ impl InFlight {
     /// Sleeps for most of the time that `ticket` is expected to take, then polls.
     ///
     /// # Errors
-    /// As [`InFlight::wait_polling`].
+    /// As for [`InFlight::wait_polling`].
     pub fn wait_adaptive(
         &mut self,
         device: &dyn Fn() -> String,

@@ -34,7 +34,7 @@ const BUSY: f64 = 0.9;
 /// If at least this share of the offered packets arrived, all count as arrived. The rest is lost at the run's
 /// start and end.
 const ALL: f64 = 0.99;
-/// As [`ALL`], for a run whose threads were not busy.
+/// Replaces [`ALL`] for a run whose threads were not busy.
 const NEARLY_ALL: f64 = 0.95;
 /// A run that reaches at least this share of a ceiling is limited by that ceiling.
 const CEILING: f64 = 0.9;

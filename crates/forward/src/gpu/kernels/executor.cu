@@ -394,9 +394,9 @@ extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_item
     process(lane, at, min(static_cast<uint32_t>(word >> 32), most), inlane_shared);
 }
 
-// As inlane_items, for graphs. A graph's parameters are fixed, so it passes a slot index but no lap. The
-// kernel takes the lap from the word. `odd` is the lowest bit of the lap for which the graph was launched. If
-// the word has another lowest bit, the kernel ends at once.
+// Does for graphs what inlane_items does for single launches. A graph's parameters are fixed, so it passes a
+// slot index but no lap. The kernel takes the lap from the word. `odd` is the lowest bit of the lap for which
+// the graph was launched. If the word has another lowest bit, the kernel ends at once.
 extern "C" __global__ void __launch_bounds__(INLANE_MOST_THREADS, 2) inlane_slots(const __grid_constant__ inlane_lane lane, uint32_t index, uint32_t odd) {
     slot at = slot_of(lane, index + blockIdx.x);
     uint64_t word = inlane_system::load_acquire(at.submit);
