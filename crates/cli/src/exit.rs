@@ -36,9 +36,10 @@ pub fn report(error: &anyhow::Error) -> u8 {
         let forward = || cause.downcast_ref::<inlane_forward::Error>().map(inlane_forward::Error::class);
         let pci = || cause.downcast_ref::<inlane_pci::Error>().map(inlane_pci::Error::class);
         let ntb = || cause.downcast_ref::<inlane_ntb::error::Error>().map(inlane_ntb::error::Error::class);
+        let nvme = || cause.downcast_ref::<inlane_nvme::Error>().map(inlane_nvme::Error::class);
         let pgas = || cause.downcast_ref::<inlane_pgas::error::Error>().map(inlane_pgas::error::Error::class);
         let report = || cause.downcast_ref::<inlane_report::Error>().map(inlane_report::Error::class);
-        core().or_else(forward).or_else(pci).or_else(ntb).or_else(pgas).or_else(report)
+        core().or_else(forward).or_else(pci).or_else(ntb).or_else(nvme).or_else(pgas).or_else(report)
     });
     match class {
         Some(Class::Usage) => 2,

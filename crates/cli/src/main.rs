@@ -8,6 +8,7 @@ mod exit;
 mod forward;
 mod manual;
 mod ntb;
+mod nvme;
 mod output;
 mod schema;
 mod settings;
@@ -39,6 +40,7 @@ enum Command {
     Forward(Box<forward::Forward>),
     Copy(Box<copy::Copy>),
     Ntb(ntb::Ntb),
+    Nvme(Box<nvme::Nvme>),
     Doctor(doctor::Args),
     Topo(topo::Args),
     Report(schema::ReportArgs),
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Forward(forward) => forward.run(&arguments),
         Command::Copy(copy) => copy.run(),
         Command::Ntb(ntb) => ntb.run(),
+        Command::Nvme(nvme) => nvme.run(),
         Command::Report(report) => report.run(),
     };
     exit::with(match outcome {

@@ -27,6 +27,14 @@ pub enum Error {
         /// Why it is invalid, and what to give instead.
         why: String,
     },
+    /// The machine is not ready: a feature of the kernel or a right is missing.
+    #[error("{what}: {why}")]
+    Environment {
+        /// What is missing.
+        what: String,
+        /// Why, and what to do.
+        why: String,
+    },
     /// The peer sent a PDU that violates the protocol. The connection is closed.
     #[error("{peer} violates the NVMe/TCP protocol: {fault}; the connection is closed")]
     Protocol {
@@ -70,6 +78,7 @@ impl Error {
         match self {
             Error::Core(error) => error.class(),
             Error::Invalid { .. } => Class::Usage,
+            Error::Environment { .. } => Class::Environment,
             _ => Class::Failed,
         }
     }

@@ -19,6 +19,8 @@ mod wire;
 pub mod command;
 pub mod error;
 pub mod identify;
+pub mod namespace;
 pub mod pdu;
+pub mod target;
 
 pub use error::{Error, Result};

@@ -1,0 +1,157 @@
+//! `inlane nvme target`: serves drives over NVMe/TCP until a signal arrives.
+
+use crate::output::Output;
+use crate::signal;
+use anyhow::Context;
+use clap::Args;
+use inlane_core::result::Document;
+use inlane_core::units;
+use inlane_nvme::namespace::{Specification, Storage};
+use inlane_nvme::target::subsystem::Limits;
+use inlane_nvme::target::{Config, Hosts, TargetResult};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+const EXAMPLES: &str = "\
+Namespaces, with options after commas:
+  memory:SIZE          a drive in memory; its contents are lost when the target ends
+  file:PATH            a file; size=SIZE creates it if it does not exist
+  block:PATH           a block device, which must not be mounted
+  options: ro (read-only), lba=512|4096 (block size), direct=on|off (bypass the page cache of a
+  file or device; by default on where the file system supports it)
+
+Examples:
+  # serve 1 GiB of memory and a file, on all addresses
+  inlane nvme target --listen 0.0.0.0:4420 --namespace memory:1G --namespace file:disk,size=10G
+
+  # use it from a Linux host
+  nvme connect-all --transport tcp --traddr 192.0.2.1 --trsvcid 4420
+
+  # serve a device read-only to two hosts, with worker threads on cores 2 and 3
+  inlane nvme target --listen 192.0.2.1:4420 --namespace block:/dev/nvme0n1,ro --cores 2,3 \\
+      --host nqn.2014-08.org.nvmexpress:uuid:1 --host nqn.2014-08.org.nvmexpress:uuid:2
+
+The connection is not encrypted and hosts are not authenticated: TLS and DH-HMAC-CHAP are not
+supported. Listen only on networks that you trust.
+
+SIGINT or SIGTERM completes the commands in progress, makes all data durable, prints the counters
+and ends the target.";
+
+/// Serves memory, files and block devices to NVMe/TCP hosts
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Target {
+    /// Listen on this address. Repeat the flag for more addresses, over which hosts can use several paths. Port 0 chooses a
+    /// free port
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420")]
+    listen: Vec<SocketAddr>,
+    /// Serve this drive: memory:SIZE, file:PATH or block:PATH. Repeat the flag for more namespaces
+    #[arg(long = "namespace", value_name = "NAMESPACE", required = true)]
+    namespaces: Vec<Specification>,
+    /// NQN of the subsystem [default: nqn.2026-11.inlane:HOSTNAME:PORT]
+    #[arg(long, value_name = "NQN")]
+    nqn: Option<String>,
+    /// Let this host connect. Repeat the flag for more hosts [default: every host]
+    #[arg(long = "host", value_name = "NQN")]
+    hosts: Vec<String>,
+    /// Let the hosts connect whose NQNs are the lines of this file. The file is read again when it changes
+    #[arg(long, value_name = "FILE")]
+    hosts_file: Option<PathBuf>,
+    /// Bind one worker thread to each of these cores
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "threads")]
+    cores: Vec<usize>,
+    /// Number of worker threads [default: one per core that this process may use]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// End after this time [default: run until a signal arrives]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    duration: Option<Duration>,
+    /// Write the counters as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
+}
+
+impl Target {
+    /// Serves until a signal arrives or the time is over.
+    ///
+    /// # Errors
+    /// If the target cannot start, a thread fails, or data cannot be made durable at the end.
+    pub fn run(self) -> anyhow::Result<()> {
+        let output = Output::open(self.json.as_deref(), None, None)?;
+        let listed: BTreeSet<String> = self.hosts.into_iter().collect();
+        let hosts = match self.hosts_file {
+            Some(path) => Hosts::File(path, listed),
+            None if listed.is_empty() => Hosts::Any,
+            None => Hosts::Listed(listed),
+        };
+        let threads = std::thread::available_parallelism().map_or(1, Into::into);
+        let config = Config {
+            listen: self.listen,
+            namespaces: self.namespaces,
+            nqn: self.nqn,
+            hosts,
+            cores: self.cores,
+            threads: self.threads.map_or(threads, Into::into),
+            limits: Limits::default(),
+        };
+        let (stop, stopped) = mpsc::channel();
+        signal::on_signal(move |signal, before| {
+            let _ = stop.send(());
+            if before > 0 {
+                signal::end_by(signal);
+            }
+        })
+        .context("cannot watch for Ctrl-C")?;
+        let target = inlane_nvme::target::Target::start(config)?;
+        announce(&target);
+        let end = self.duration.map(|duration| Instant::now() + duration);
+        while !target.has_failed() {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                break;
+            }
+            let pause = Duration::from_millis(500).min(left.unwrap_or(Duration::MAX));
+            if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                break;
+            }
+        }
+        anyhow::ensure!(
+            !target.has_failed(),
+            "a worker thread of the target failed; its error was reported above"
+        );
+        let ended = target.stop()?;
+        let mut document = Document::new("nvme target");
+        document.results = vec![ended];
+        let text = |out: &mut dyn std::io::Write, document: &Document<TargetResult>| {
+            out.write_all(inlane_report::text(document).as_bytes())
+        };
+        output.write(&mut document, text, |_| None)
+    }
+}
+
+/// Tells on standard error what is served and how to connect.
+fn announce(target: &inlane_nvme::target::Target) {
+    let subsystem = target.subsystem();
+    let addresses: Vec<_> = subsystem.listeners().iter().map(ToString::to_string).collect();
+    crate::print_to_stderr(format_args!(
+        "inlane: target {} listens on {} with {} threads",
+        subsystem.nqn,
+        addresses.join(", "),
+        target.threads()
+    ));
+    for namespace in &subsystem.namespaces {
+        let (size, blocks) = (units::bytes(namespace.bytes()), namespace.block_bytes());
+        let access = if namespace.read_only { "read-only" } else { "writable" };
+        let cache = match &namespace.storage {
+            Storage::File(file) if !file.is_direct() => ", through the page cache",
+            _ => "",
+        };
+        crate::print_to_stderr(format_args!(
+            "inlane: namespace {}: {}, {size}, blocks of {blocks} bytes, {access}{cache}",
+            namespace.id, namespace.name
+        ));
+    }
+}

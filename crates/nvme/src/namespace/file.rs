@@ -1,0 +1,197 @@
+//! A namespace in a file or on a block device.
+
+use super::{Kind, Specification};
+use crate::{Error, Result};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The ioctl that returns the size of a block device in bytes (linux/fs.h).
+const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+/// The ioctl that returns the size of a block device's logical block (linux/fs.h).
+const BLKSSZGET: libc::c_ulong = 0x1268;
+
+/// An open file or block device. It is locked, so that no second target serves it for writing.
+#[derive(Debug)]
+pub struct Storage {
+    file: File,
+    path: PathBuf,
+    identity: Vec<u8>,
+    block_device: bool,
+    direct: bool,
+    alignment: u32,
+}
+
+impl Storage {
+    /// Opens and locks what `specification` names.
+    ///
+    /// Reads and writes bypass the page cache (`O_DIRECT`) if the file system supports it and `direct` is not off. A block device is
+    /// opened exclusively, which fails if a file system on it is mounted.
+    ///
+    /// # Errors
+    /// If the file cannot be opened or locked, or is of another kind.
+    pub fn open(specification: &Specification) -> Result<Self> {
+        let (path, create_bytes, direct, block_device) = match &specification.kind {
+            Kind::File { path, create_bytes, direct } => (path, *create_bytes, *direct, false),
+            Kind::Block { path, direct } => (path, None, *direct, true),
+            Kind::Memory { .. } => unreachable!("memory has no file"),
+        };
+        let writable = !specification.read_only;
+        if let Some(bytes) = create_bytes {
+            create(path, bytes)?;
+        }
+        let exclusive = if block_device && writable { libc::O_EXCL } else { 0 };
+        let open = |flags: i32| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(writable).custom_flags(flags | exclusive | libc::O_CLOEXEC);
+            options.open(path)
+        };
+        let (file, direct) = match (direct, open(libc::O_DIRECT)) {
+            (Some(false), _) => (open(0), false),
+            (_, Ok(file)) => (Ok(file), true),
+            // A file system without O_DIRECT refuses the flag with EINVAL.
+            (None, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => (open(0), false),
+            (Some(true), Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {
+                let why = "the file system does not support direct=on; leave it out";
+                return Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
+            }
+            (_, Err(error)) => (Err(error), false),
+        };
+        let file = file.map_err(|source| cannot_open(path, writable, source))?;
+        let metadata = file.metadata().map_err(|source| os(path, "cannot read the size of", source))?;
+        let invalid = |why: &str| Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
+        match (metadata.file_type().is_block_device(), metadata.is_file()) {
+            (true, _) if !block_device => return invalid("it is a block device; write block:PATH"),
+            (_, true) if block_device => return invalid("it is a regular file; write file:PATH"),
+            (false, false) => return invalid("it is neither a regular file nor a block device"),
+            _ => {}
+        }
+        lock(&file, path, writable)?;
+        let identity =
+            path.canonicalize().unwrap_or_else(|_| path.clone()).into_os_string().into_encoded_bytes();
+        let alignment = match (block_device, direct) {
+            (true, _) => logical_block(&file, path)?,
+            (false, true) => direct_alignment(&file),
+            (false, false) => 512,
+        };
+        if !alignment.is_power_of_two() || !(512..=4096).contains(&alignment) {
+            return invalid(&format!("its blocks have {alignment} bytes; 512 to 4096 are supported"));
+        }
+        Ok(Self { file, path: path.clone(), identity, block_device, direct, alignment })
+    }
+
+    /// Returns the size in bytes.
+    ///
+    /// # Errors
+    /// If the kernel does not return it, for example because the device was removed.
+    pub fn bytes(&self) -> Result<u64> {
+        if !self.block_device {
+            let metadata = self.file.metadata();
+            return Ok(metadata.map_err(|source| os(&self.path, "cannot read the size of", source))?.size());
+        }
+        let mut bytes = 0_u64;
+        // SAFETY: the ioctl writes 8 bytes to the pointer.
+        if unsafe { libc::ioctl(self.file.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) } != 0 {
+            return Err(os(&self.path, "cannot read the size of", std::io::Error::last_os_error()));
+        }
+        Ok(bytes)
+    }
+
+    /// Returns the descriptor, for requests to an io_uring.
+    pub fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Returns the size of which offsets and lengths of requests must be multiples, in bytes.
+    pub fn alignment(&self) -> u32 {
+        self.alignment
+    }
+
+    /// Returns true if requests bypass the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Returns the bytes that identify the storage across restarts: its absolute path.
+    pub fn identity(&self) -> &[u8] {
+        &self.identity
+    }
+
+    /// Writes all data to the drive. Blocks.
+    ///
+    /// # Errors
+    /// Errors of `fdatasync`.
+    pub fn flush(&self) -> Result<()> {
+        self.file.sync_data().map_err(|source| os(&self.path, "cannot flush", source))
+    }
+}
+
+fn os(path: &Path, what: &str, source: std::io::Error) -> Error {
+    Error::Os { what: format!("{what} {}", path.display()), source }
+}
+
+/// Creates a file of `bytes` bytes if it does not exist. A file of another size is an error.
+fn create(path: &Path, bytes: u64) -> Result<()> {
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(file) => file.set_len(bytes).map_err(|source| os(path, "cannot set the size of", source)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let found =
+                std::fs::metadata(path).map_err(|source| os(path, "cannot read the size of", source))?.len();
+            if found != bytes {
+                let why = format!(
+                    "it exists and has {found} bytes, not {bytes}; leave out size= to serve it as it is"
+                );
+                return Err(Error::Invalid { what: path.display().to_string(), why });
+            }
+            Ok(())
+        }
+        Err(source) => Err(os(path, "cannot create", source)),
+    }
+}
+
+fn cannot_open(path: &Path, writable: bool, source: std::io::Error) -> Error {
+    let remedy = match source.raw_os_error() {
+        Some(libc::ENOENT) => " (add ,size=SIZE to create a file)",
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) if writable => " (add ,ro to serve it read-only)",
+        Some(libc::EBUSY) => " (it is mounted or in use; unmount it)",
+        _ => "",
+    };
+    Error::Os { what: format!("cannot open {}{remedy}", path.display()), source }
+}
+
+/// Locks a file: exclusively for writing, shared for reading.
+fn lock(file: &File, path: &Path, writable: bool) -> Result<()> {
+    let kind = if writable { libc::LOCK_EX } else { libc::LOCK_SH };
+    // SAFETY: a plain system call on an open descriptor.
+    if unsafe { libc::flock(file.as_raw_fd(), kind | libc::LOCK_NB) } == 0 {
+        return Ok(());
+    }
+    let source = std::io::Error::last_os_error();
+    if source.raw_os_error() == Some(libc::EWOULDBLOCK) {
+        let why = "another process has locked it, perhaps another target; stop that process, or serve it with ,ro in both";
+        return Err(Error::Invalid { what: path.display().to_string(), why: why.into() });
+    }
+    Err(os(path, "cannot lock", source))
+}
+
+/// Returns the size of a block device's logical block.
+fn logical_block(file: &File, path: &Path) -> Result<u32> {
+    let mut bytes = 0_i32;
+    // SAFETY: the ioctl writes an int to the pointer.
+    if unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &mut bytes) } != 0 {
+        return Err(os(path, "cannot read the block size of", std::io::Error::last_os_error()));
+    }
+    Ok(bytes as u32)
+}
+
+/// Returns the size of which offsets of direct requests to a file must be multiples. Kernels before 6.1 do not say it; then it
+/// is found by a trial read of 512 bytes.
+fn direct_alignment(file: &File) -> u32 {
+    #[repr(C, align(4096))]
+    struct Block([u8; 512]);
+    let mut block = Block([0; 512]);
+    // SAFETY: the call writes at most the 512 bytes of the block.
+    let read = unsafe { libc::pread(file.as_raw_fd(), block.0.as_mut_ptr().cast(), 512, 0) };
+    if read < 0 { 4096 } else { 512 }
+}

@@ -1,0 +1,145 @@
+//! A namespace in memory.
+//!
+//! Several threads read and write the memory at the same time, as hosts may. Therefore no reference to it exists: it is only
+//! accessed by relaxed atomic loads and stores of 8 bytes, or by the kernel when it sends from it. A block that is read while
+//! another host writes it may contain both old and new words.
+
+use crate::{Error, Result};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The size of a page. Whole pages are zeroed by giving them back to the kernel.
+const PAGE: u64 = 4096;
+
+/// A private anonymous mapping. Pages are allocated when they are first written.
+#[derive(Debug)]
+pub struct Memory {
+    start: NonNull<u8>,
+    bytes: u64,
+}
+
+// SAFETY: all accesses are atomic or by the kernel, and the mapping lives as long as this value.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Maps `bytes` bytes of zeros. Asks the kernel for huge pages, which make random accesses faster.
+    ///
+    /// # Errors
+    /// If `bytes` is no multiple of 512, or if the address space is too small.
+    pub fn new(bytes: u64) -> Result<Self> {
+        let what = || format!("memory:{bytes}");
+        if bytes == 0 || !bytes.is_multiple_of(512) {
+            return Err(Error::Invalid {
+                what: what(),
+                why: "the size must be a multiple of 512 and not 0".into(),
+            });
+        }
+        let length = usize::try_from(bytes)
+            .map_err(|_| Error::Invalid { what: what(), why: "it exceeds the address space".into() })?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            let source = std::io::Error::last_os_error();
+            return Err(Error::Os { what: format!("cannot map {bytes} bytes of memory"), source });
+        }
+        // SAFETY: the range is the mapping. A refusal is harmless: the pages stay small.
+        unsafe { libc::madvise(start, length, libc::MADV_HUGEPAGE) };
+        Ok(Self { start: NonNull::new(start.cast()).expect("mmap returns no null"), bytes })
+    }
+
+    /// Returns the address of byte `offset`, from which the kernel may send `length` bytes while this value lives.
+    ///
+    /// # Panics
+    /// If the range ends beyond the memory.
+    #[inline]
+    pub fn address(&self, offset: u64, length: usize) -> *const u8 {
+        self.at(offset, length as u64)
+    }
+
+    #[inline]
+    fn at(&self, offset: u64, length: u64) -> *mut u8 {
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.bytes), "a range beyond the memory");
+        // SAFETY: the offset lies within the mapping, as checked above.
+        unsafe { self.start.as_ptr().add(offset as usize) }
+    }
+
+    /// Returns the words from byte `offset` on. `length` is a multiple of 8.
+    #[inline]
+    fn words(&self, offset: u64, length: usize) -> &[AtomicU64] {
+        assert!(offset.is_multiple_of(8) && length.is_multiple_of(8), "a range of whole blocks");
+        // SAFETY: the range lies within the mapping and is aligned. All accesses from this process are atomic.
+        unsafe { std::slice::from_raw_parts(self.at(offset, length as u64).cast(), length / 8) }
+    }
+
+    /// Copies the bytes from `offset` on into `to`.
+    ///
+    /// # Panics
+    /// If the range ends beyond the memory, or if offset and length are no multiples of 8.
+    #[inline]
+    pub fn read(&self, offset: u64, to: &mut [u8]) {
+        let words = self.words(offset, to.len());
+        for (word, bytes) in words.iter().zip(to.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
+        }
+    }
+
+    /// Copies `from` to the bytes from `offset` on.
+    ///
+    /// # Panics
+    /// As for [`Memory::read`].
+    #[inline]
+    pub fn write(&self, offset: u64, from: &[u8]) {
+        let words = self.words(offset, from.len());
+        for (word, bytes) in words.iter().zip(from.chunks_exact(8)) {
+            word.store(u64::from_ne_bytes(bytes.try_into().expect("8 bytes")), Relaxed);
+        }
+    }
+
+    /// Returns true if the bytes from `offset` on equal `expected`.
+    ///
+    /// # Panics
+    /// As for [`Memory::read`].
+    pub fn equals(&self, offset: u64, expected: &[u8]) -> bool {
+        let words = self.words(offset, expected.len());
+        words
+            .iter()
+            .zip(expected.chunks_exact(8))
+            .all(|(word, bytes)| word.load(Relaxed).to_ne_bytes() == bytes)
+    }
+
+    /// Sets `length` bytes from `offset` on to zero. Whole pages are given back to the kernel.
+    ///
+    /// # Panics
+    /// As for [`Memory::read`].
+    pub fn zero(&self, offset: u64, length: u64) {
+        let (end, first, last) =
+            (offset + length, offset.next_multiple_of(PAGE), (offset + length) / PAGE * PAGE);
+        let clear = |from: u64, to: u64| {
+            let words = self.words(from, (to - from) as usize);
+            words.iter().for_each(|word| word.store(0, Relaxed));
+        };
+        if first >= last {
+            return clear(offset, end);
+        }
+        clear(offset, first);
+        clear(last, end);
+        // SAFETY: the pages lie within the mapping. Threads that read them at the same time see old or zero bytes.
+        let given_back = unsafe {
+            libc::madvise(self.at(first, last - first).cast(), (last - first) as usize, libc::MADV_DONTNEED)
+        };
+        if given_back != 0 {
+            clear(first, last);
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`. No reference to it exists any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes as usize) };
+    }
+}

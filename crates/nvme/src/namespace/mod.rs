@@ -1,0 +1,216 @@
+//! Namespaces: the drives that a target serves, in memory, in a file or on a block device.
+//!
+//! A [`Namespace`] describes one drive: its size, the size of its blocks, its identity and where its bytes lie. It checks
+//! ranges, but does no I/O on files: the worker threads of the target submit that to their io_uring. Memory is read and
+//! written directly, because no wait is involved.
+//!
+//! | storage | volatile cache | a flush | deallocated blocks read as |
+//! | --- | --- | --- | --- |
+//! | memory | none: all contents are lost when the target ends | does nothing | zero |
+//! | file | the page cache or the drive's cache | `fdatasync` | zero |
+//! | block device | the page cache or the drive's cache | `fdatasync` | zero |
+//!
+//! The size of a file or block device can change while hosts are connected. [`Namespace::refresh`] detects that.
+
+mod file;
+mod memory;
+mod specification;
+#[cfg(test)]
+mod tests;
+
+pub use file::Storage as FileStorage;
+pub use memory::Memory;
+pub use specification::{Kind, Specification};
+
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// The most namespaces of a target. They fit into one list of active namespaces.
+pub const MAX_NAMESPACES: usize = 1024;
+
+/// Where the bytes of a namespace lie.
+#[derive(Debug)]
+pub enum Storage {
+    /// In memory of this process.
+    Memory(Memory),
+    /// In a file or on a block device.
+    File(FileStorage),
+}
+
+/// A drive that a target serves.
+#[derive(Debug)]
+pub struct Namespace {
+    /// The text from which the namespace was opened, such as `file:/srv/disk`.
+    pub name: String,
+    /// The namespace identifier (NSID), 1 or higher.
+    pub id: u32,
+    /// Where the bytes lie.
+    pub storage: Storage,
+    /// True if hosts may not write.
+    pub read_only: bool,
+    /// The size of a block is 2 to the power of this number.
+    pub block_shift: u8,
+    /// The UUID by which hosts recognise the namespace.
+    pub uuid: [u8; 16],
+    /// The operations that hosts requested.
+    pub counters: Counters,
+    blocks: AtomicU64,
+    flush_failed: AtomicBool,
+}
+
+/// The successful operations on a namespace since the target started.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Read commands.
+    pub reads: AtomicU64,
+    /// Bytes read.
+    pub read_bytes: AtomicU64,
+    /// Write commands.
+    pub writes: AtomicU64,
+    /// Bytes written.
+    pub written_bytes: AtomicU64,
+    /// Flush commands.
+    pub flushes: AtomicU64,
+    /// Commands of other kinds: Write Zeroes, Dataset Management, Compare.
+    pub others: AtomicU64,
+    /// Commands that ended with an error status.
+    pub errors: AtomicU64,
+}
+
+impl Namespace {
+    /// Opens the storage that `specification` names. `subsystem` is the NQN of the subsystem. It goes into the identity of the
+    /// namespace.
+    ///
+    /// The identity of a file or block device stays the same when the target restarts, so hosts continue to use it. A namespace in
+    /// memory gets a new identity, because its contents are lost. A host that had it mounted then reports errors instead of
+    /// reading zeros.
+    ///
+    /// # Errors
+    /// If the storage cannot be opened or locked, or if its size is no multiple of the block size.
+    pub fn open(specification: &Specification, id: u32, subsystem: &str) -> Result<Self> {
+        let name = specification.text.clone();
+        let (storage, uuid, bytes) = match &specification.kind {
+            Kind::Memory { bytes } => (Storage::Memory(Memory::new(*bytes)?), random_uuid()?, *bytes),
+            Kind::File { .. } | Kind::Block { .. } => {
+                let storage = FileStorage::open(specification)?;
+                let uuid = stable_uuid(&[subsystem.as_bytes(), &id.to_le_bytes(), storage.identity()]);
+                let bytes = storage.bytes()?;
+                (Storage::File(storage), uuid, bytes)
+            }
+        };
+        let block_bytes = match &storage {
+            Storage::File(file) => specification.block_bytes.unwrap_or(512).max(file.alignment()),
+            Storage::Memory(_) => specification.block_bytes.unwrap_or(512),
+        };
+        if let (Some(requested), Storage::File(file)) = (specification.block_bytes, &storage)
+            && requested < block_bytes
+        {
+            let why = format!(
+                "lba={requested} is impossible: it accepts multiples of {} bytes only",
+                file.alignment()
+            );
+            return Err(Error::Invalid { what: name, why });
+        }
+        let block_shift = block_bytes.trailing_zeros() as u8;
+        let blocks = bytes >> block_shift;
+        if blocks == 0 {
+            let why = format!("it has {bytes} bytes, less than one block of {block_bytes} bytes");
+            return Err(Error::Invalid { what: name, why });
+        }
+        Ok(Self {
+            name,
+            id,
+            storage,
+            read_only: specification.read_only,
+            block_shift,
+            uuid,
+            counters: Counters::default(),
+            blocks: AtomicU64::new(blocks),
+            flush_failed: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the number of blocks.
+    #[inline]
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Relaxed)
+    }
+
+    /// Returns the size of a block in bytes.
+    #[inline]
+    pub fn block_bytes(&self) -> u32 {
+        1 << self.block_shift
+    }
+
+    /// Returns the size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.blocks() << self.block_shift
+    }
+
+    /// Returns the range of bytes of `count` blocks from block `start`, as offset and length. Returns `None` if a block lies
+    /// beyond the end.
+    #[inline]
+    pub fn range(&self, start: u64, count: u32) -> Option<(u64, u64)> {
+        let end = start.checked_add(count.into())?;
+        (end <= self.blocks()).then(|| (start << self.block_shift, u64::from(count) << self.block_shift))
+    }
+
+    /// Reads the size of the storage again. Returns true if the number of blocks changed.
+    ///
+    /// # Errors
+    /// If the size cannot be read. The number of blocks then stays as it is.
+    pub fn refresh(&self) -> Result<bool> {
+        let Storage::File(file) = &self.storage else { return Ok(false) };
+        let blocks = file.bytes()? >> self.block_shift;
+        Ok(self.blocks.swap(blocks, Relaxed) != blocks)
+    }
+
+    /// Returns true if a volatile cache holds written data until a flush.
+    pub fn has_volatile_cache(&self) -> bool {
+        matches!(self.storage, Storage::File(_))
+    }
+
+    /// Records that a flush failed. Later flushes and writes must fail, too.
+    ///
+    /// The kernel reports a failed write-back only once and then drops the data. A later `fdatasync` would succeed although
+    /// acknowledged writes are lost.
+    pub fn record_failed_flush(&self) {
+        self.flush_failed.store(true, Relaxed);
+    }
+
+    /// Returns true if a flush has failed since the target started.
+    pub fn flush_failed(&self) -> bool {
+        self.flush_failed.load(Relaxed)
+    }
+}
+
+/// Returns a random UUID (version 4).
+fn random_uuid() -> Result<[u8; 16]> {
+    let mut bytes = [0_u8; 16];
+    // SAFETY: the call writes at most the 16 bytes of the array.
+    let written = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if written != bytes.len() as isize {
+        let source = std::io::Error::last_os_error();
+        return Err(Error::Os { what: "cannot read random numbers".into(), source });
+    }
+    Ok(as_uuid(bytes, 4))
+}
+
+/// Returns the UUID (version 8, custom) that is the 128-bit FNV-1a hash of `parts`. Each part is preceded by its length.
+pub(crate) fn stable_uuid(parts: &[&[u8]]) -> [u8; 16] {
+    let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
+    let lengths = parts.iter().map(|part| (part.len() as u64).to_le_bytes());
+    for (length, part) in lengths.zip(parts) {
+        for byte in length.iter().chain(*part) {
+            hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        }
+    }
+    as_uuid(hash.to_be_bytes(), 8)
+}
+
+/// Sets the version and the variant of a UUID (RFC 9562 section 4).
+fn as_uuid(mut bytes: [u8; 16], version: u8) -> [u8; 16] {
+    bytes[6] = bytes[6] & 0x0F | version << 4;
+    bytes[8] = bytes[8] & 0x3F | 0x80;
+    bytes
+}

@@ -1,0 +1,107 @@
+//! The text that names a namespace: `memory:SIZE`, `file:PATH`, `block:PATH`, with options after commas.
+
+use crate::{Error, Result};
+use inlane_core::units;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The kind of storage and its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Memory of the target's process.
+    Memory {
+        /// The size.
+        bytes: u64,
+    },
+    /// A regular file.
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// The size with which the file is created if it does not exist. With `None` the file must exist.
+        create_bytes: Option<u64>,
+        /// Whether reads and writes bypass the page cache. With `None` they do if the file system allows it.
+        direct: Option<bool>,
+    },
+    /// A block device.
+    Block {
+        /// Its path.
+        path: PathBuf,
+        /// As for a file.
+        direct: Option<bool>,
+    },
+}
+
+/// A parsed text that names a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Specification {
+    /// The text itself.
+    pub text: String,
+    /// The kind of storage.
+    pub kind: Kind,
+    /// The requested size of a block. With `None` it is 512 bytes, or more if the storage needs that.
+    pub block_bytes: Option<u32>,
+    /// True if hosts may not write.
+    pub read_only: bool,
+}
+
+impl FromStr for Specification {
+    type Err = Error;
+
+    /// Parses `KIND:ARGUMENT[,OPTION]...`. Options are read from the end of the text, so a path may contain commas.
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid = |why: String| Error::Invalid { what: format!("namespace '{text}'"), why };
+        let Some((kind, mut rest)) = text.split_once(':') else {
+            return Err(invalid("write memory:SIZE, file:PATH or block:PATH".into()));
+        };
+        let (mut read_only, mut block_bytes, mut size, mut direct) = (false, None, None, None);
+        while let Some((before, option)) = rest.rsplit_once(',') {
+            match option.split_once('=') {
+                None if option == "ro" => read_only = true,
+                Some(("lba", value)) => {
+                    let bytes = value.parse().ok().filter(|bytes| [512, 4096].contains(bytes));
+                    block_bytes = Some(
+                        bytes.ok_or_else(|| invalid(format!("lba={value}: write lba=512 or lba=4096")))?,
+                    );
+                }
+                Some(("size", value)) if kind == "file" => {
+                    size = Some(units::parse_size(value).map_err(|error| invalid(error.to_string()))?);
+                }
+                Some(("direct", value)) if kind != "memory" => {
+                    direct = Some(match value {
+                        "on" => true,
+                        "off" => false,
+                        _ => return Err(invalid(format!("direct={value}: write direct=on or direct=off"))),
+                    });
+                }
+                _ if kind == "memory" => {
+                    return Err(invalid(format!(
+                        "unknown option '{option}'; options are ro and lba=512|4096"
+                    )));
+                }
+                // The text after the comma is no option, so the comma belongs to the path.
+                _ => break,
+            }
+            rest = before;
+        }
+        if rest.is_empty() {
+            return Err(invalid(format!("nothing follows '{kind}:'; give a size or a path")));
+        }
+        let kind = match kind {
+            "memory" => {
+                let bytes = units::parse_size(rest).map_err(|error| invalid(error.to_string()))?;
+                if bytes == 0 || !bytes.is_multiple_of(block_bytes.unwrap_or(512).into()) {
+                    return Err(invalid("the size must be a multiple of the block size and not 0".into()));
+                }
+                Kind::Memory { bytes }
+            }
+            "file" => Kind::File { path: rest.into(), create_bytes: size, direct },
+            "block" => Kind::Block { path: rest.into(), direct },
+            other => {
+                return Err(invalid(format!(
+                    "unknown kind '{other}'; write memory:SIZE, file:PATH or block:PATH"
+                )));
+            }
+        };
+        Ok(Self { text: text.into(), kind, block_bytes, read_only })
+    }
+}

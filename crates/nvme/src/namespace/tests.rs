@@ -1,0 +1,109 @@
+use super::*;
+use proptest::prelude::*;
+
+fn open(text: &str) -> Result<Namespace> {
+    Namespace::open(&text.parse()?, 1, "nqn.2026-11.inlane:test")
+}
+
+#[test]
+fn specifications_are_read_from_the_end() {
+    let parse = |text: &str| text.parse::<Specification>();
+    let file = parse("file:/a,b,c,size=1M,lba=4096,ro").unwrap();
+    assert_eq!(file.kind, Kind::File { path: "/a,b,c".into(), create_bytes: Some(1 << 20), direct: None });
+    assert_eq!((file.block_bytes, file.read_only), (Some(4096), true));
+    assert_eq!(parse("memory:64K").unwrap().kind, Kind::Memory { bytes: 65536 });
+    assert_eq!(
+        parse("block:/dev/x,direct=off").unwrap().kind,
+        Kind::Block { path: "/dev/x".into(), direct: Some(false) }
+    );
+    for bad in [
+        "",
+        "memory",
+        "memory:",
+        "memory:1000",
+        "memory:0",
+        "memory:1M,size=4",
+        "disk:/x",
+        "file:,ro",
+        "file:/x,lba=1000",
+        "file:/x,direct=maybe",
+        "file:/x,size=big",
+    ] {
+        assert!(parse(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn memory_is_read_as_written_and_zeroed_exactly() {
+    let memory = Memory::new(64 << 10).unwrap();
+    let pattern: Vec<u8> = (0..64 << 10).map(|n| (n % 251) as u8 + 1).collect();
+    memory.write(0, &pattern);
+    memory.zero(512, 32 << 10);
+    let mut found = vec![0; 64 << 10];
+    memory.read(0, &mut found);
+    for (at, byte) in found.iter().enumerate() {
+        let zeroed = (512..512 + (32 << 10)).contains(&at);
+        assert_eq!(*byte, if zeroed { 0 } else { pattern[at] }, "byte {at}");
+    }
+    assert!(memory.equals(0, &pattern[..512]) && !memory.equals(512, &pattern[512..1024]));
+}
+
+#[test]
+fn the_identity_of_a_file_is_stable_and_that_of_memory_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = format!("file:{}/disk,size=1M", directory.path().display());
+    let first = open(&text).unwrap().uuid;
+    assert_eq!(first, open(&text).unwrap().uuid);
+    assert_ne!(open("memory:1M").unwrap().uuid, open("memory:1M").unwrap().uuid);
+}
+
+#[test]
+fn a_file_is_served_by_one_writer_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = format!("file:{}/disk,size=1M", directory.path().display());
+    let _first = open(&text).unwrap();
+    let error = open(&text).unwrap_err().to_string();
+    assert!(error.contains("another process has locked it"), "{error}");
+    assert!(open(&format!("file:{}/disk,size=2M", directory.path().display())).is_err());
+}
+
+#[test]
+fn files_that_cannot_be_served_are_refused_with_a_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().display();
+    let error = open(&format!("file:{path}/none")).unwrap_err().to_string();
+    assert!(error.contains("add ,size=SIZE"), "{error}");
+    assert!(open(&format!("file:{path}")).is_err());
+    std::fs::write(directory.path().join("small"), "x").unwrap();
+    let error = open(&format!("file:{path}/small")).unwrap_err().to_string();
+    assert!(error.contains("less than one block"), "{error}");
+    assert!(open("block:/dev/null").is_err());
+}
+
+#[test]
+fn a_change_of_the_size_is_detected() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let namespace = open(&format!("file:{},size=1M", path.display())).unwrap();
+    assert!(!namespace.refresh().unwrap());
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(2 << 20).unwrap();
+    assert!(namespace.refresh().unwrap());
+    assert_eq!(namespace.bytes(), 2 << 20);
+}
+
+proptest! {
+    #[test]
+    fn ranges_end_within_the_namespace(start: u64, count: u32) {
+        let namespace = open("memory:1M").unwrap();
+        if let Some((offset, length)) = namespace.range(start, count) {
+            prop_assert!(offset + length <= namespace.bytes());
+        } else {
+            prop_assert!(u128::from(start) + u128::from(count) > u128::from(namespace.blocks()));
+        }
+    }
+
+    #[test]
+    fn any_text_is_parsed_or_refused(text in ".{0,40}") {
+        let _ = text.parse::<Specification>();
+    }
+}

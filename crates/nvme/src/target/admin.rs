@@ -1,0 +1,240 @@
+//! Admin and Fabrics commands, except for Connect (Base sections 5 and 6).
+
+use super::controller::{Controller, Event, Transition};
+use super::subsystem::Subsystem;
+use super::{fabrics as fabrics_commands, logs, pages};
+use crate::command::{Command, FABRICS, Status, admin, async_event, fabrics, feature};
+use crate::identify::cns;
+use std::net::SocketAddr;
+
+/// The Asynchronous Event Requests that a host may keep in flight.
+pub const MAX_EVENT_REQUESTS: usize = 4;
+
+/// What a command can use.
+pub struct Context<'a> {
+    /// The subsystem.
+    pub subsystem: &'a Subsystem,
+    /// The host's controller.
+    pub controller: &'a Controller,
+    /// The queue of the command.
+    pub queue: u16,
+    /// The identifiers of Asynchronous Event Requests that wait for an event.
+    pub held: &'a mut Vec<u16>,
+    /// The address at which the host reached the target.
+    pub local: SocketAddr,
+    /// The time on the subsystem's clock.
+    pub now_ms: u64,
+}
+
+/// How a command ends.
+#[derive(Debug)]
+pub enum Reply {
+    /// With a status and a result.
+    Done(Status, u64),
+    /// With data, and success.
+    Data(Vec<u8>),
+    /// Not yet: it waits for an event.
+    Hold,
+    /// With success. The Asynchronous Event Request with this identifier ends, too.
+    Abort(u16),
+    /// With success. The data of all namespaces must be made durable.
+    Shutdown,
+}
+
+/// Carries out a command. `data` is the data that the host sent.
+pub fn execute(context: Context<'_>, command: &Command, data: &[u8]) -> Reply {
+    run(context, command, data).unwrap_or_else(|status| Reply::Done(status, 0))
+}
+
+fn done(result: u64) -> Result<Reply, Status> {
+    Ok(Reply::Done(Status::SUCCESS, result))
+}
+
+fn run(context: Context<'_>, command: &Command, data: &[u8]) -> Result<Reply, Status> {
+    let Context { subsystem, controller, .. } = context;
+    if command.opcode == FABRICS {
+        return fabrics_command(&context, command);
+    }
+    match command.opcode {
+        admin::IDENTIFY => identify(&context, command),
+        admin::GET_LOG_PAGE => get_log_page(&context, command),
+        admin::SET_FEATURES => set_features(&context, command, data),
+        admin::GET_FEATURES => get_features(&context, command),
+        admin::KEEP_ALIVE => done(0),
+        admin::ASYNC_EVENT_REQUEST if context.held.len() >= MAX_EVENT_REQUESTS => {
+            Err(Status::ASYNC_EVENT_LIMIT.dnr())
+        }
+        admin::ASYNC_EVENT_REQUEST => Ok(Reply::Hold),
+        admin::ABORT if !controller.discovery => {
+            let (queue, cid) = (command.cdw10.get() as u16, (command.cdw10.get() >> 16) as u16);
+            if queue > controller.granted_io_queues() {
+                return Err(Status::INVALID_FIELD.dnr());
+            }
+            match context.held.iter().position(|held| queue == 0 && *held == cid) {
+                Some(index) => Ok(Reply::Abort(context.held.remove(index))),
+                // Bit 0 of the result says that the command was not aborted. Other commands end soon by themselves.
+                None => done(1),
+            }
+        }
+        _ => {
+            let _ = subsystem;
+            Err(Status::INVALID_OPCODE.dnr())
+        }
+    }
+}
+
+fn fabrics_command(context: &Context<'_>, command: &Command) -> Result<Reply, Status> {
+    match command.nsid.get() as u8 {
+        fabrics::PROPERTY_GET | fabrics::PROPERTY_SET if context.queue != 0 => {
+            Err(Status::INVALID_FIELD.dnr())
+        }
+        fabrics::PROPERTY_GET => {
+            done(fabrics_commands::property_get(context.subsystem, context.controller, command)?)
+        }
+        fabrics::PROPERTY_SET => Ok(match fabrics_commands::property_set(context.controller, command)? {
+            Transition::None | Transition::Reset => Reply::Done(Status::SUCCESS, 0),
+            Transition::Shutdown => Reply::Shutdown,
+        }),
+        _ => Err(Status::INVALID_OPCODE.dnr()),
+    }
+}
+
+fn identify(context: &Context<'_>, command: &Command) -> Result<Reply, Status> {
+    let Context { subsystem, controller, .. } = context;
+    let id = command.nsid.get();
+    let page = match command.cdw10.get() as u8 {
+        cns::CONTROLLER => pages::controller(subsystem, controller),
+        _ if controller.discovery => return Err(Status::INVALID_FIELD.dnr()),
+        cns::NAMESPACE if id == u32::MAX => pages::common_namespace(),
+        cns::NAMESPACE => pages::namespace(subsystem.namespace(id).ok_or(Status::INVALID_NAMESPACE.dnr())?),
+        cns::ACTIVE_NAMESPACES if id >= u32::MAX - 1 => return Err(Status::INVALID_NAMESPACE.dnr()),
+        cns::ACTIVE_NAMESPACES => pages::active_namespaces(subsystem, id),
+        cns::NAMESPACE_DESCRIPTORS => {
+            pages::descriptors(subsystem.namespace(id).ok_or(Status::INVALID_NAMESPACE.dnr())?)
+        }
+        _ => return Err(Status::INVALID_FIELD.dnr()),
+    };
+    Ok(Reply::Data(page))
+}
+
+fn get_log_page(context: &Context<'_>, command: &Command) -> Result<Reply, Status> {
+    let cdw10 = command.cdw10.get();
+    let (id, retain_events) = (cdw10 as u8, cdw10 & 1 << 15 != 0);
+    // NUMD is the number of dwords less one.
+    let dwords = u64::from(cdw10 >> 16 | (command.cdw11.get() & 0xFFFF) << 16) + 1;
+    let length = dwords * 4;
+    let offset = u64::from(command.cdw12.get()) | u64::from(command.cdw13.get()) << 32;
+    // Bit 23 of dword 14 makes the offset an index, which this target does not support.
+    if length > context.subsystem.limits.transfer_bytes().into()
+        || !offset.is_multiple_of(4)
+        || command.cdw14.get() & 1 << 23 != 0
+    {
+        return Err(Status::INVALID_FIELD.dnr());
+    }
+    let page = logs::page(context.subsystem, context.controller, context.local, id, retain_events)?;
+    let start = usize::try_from(offset).ok().filter(|start| *start <= page.len());
+    let rest = &page[start.ok_or(Status::INVALID_FIELD.dnr())?..];
+    let length = length as usize;
+    // What lies beyond the end of a page reads as zero.
+    let mut bytes = rest[..length.min(rest.len())].to_vec();
+    bytes.resize(length, 0);
+    Ok(Reply::Data(bytes))
+}
+
+fn set_features(context: &Context<'_>, command: &Command, _data: &[u8]) -> Result<Reply, Status> {
+    let Context { subsystem, controller, .. } = context;
+    let (id, save) = (command.cdw10.get() as u8, command.cdw10.get() & 1 << 31 != 0);
+    let value = command.cdw11.get();
+    if save {
+        return Err(Status::FEATURE_NOT_SAVEABLE.dnr());
+    }
+    match id {
+        feature::KEEP_ALIVE_TIMER => {
+            controller.set_keep_alive_ms(value.into(), context.now_ms);
+            done(0)
+        }
+        feature::ASYNC_EVENT_CONFIGURATION => {
+            let supported = if controller.discovery {
+                async_event::DISCOVERY_NOTICES
+            } else {
+                // The lowest byte selects health events, of which this target has none.
+                async_event::NAMESPACE_NOTICES | 0xFF
+            };
+            if value & !supported != 0 {
+                return Err(Status::INVALID_FIELD.dnr());
+            }
+            controller.configure_events(value);
+            done(0)
+        }
+        _ if controller.discovery => Err(Status::INVALID_FIELD.dnr()),
+        feature::NUMBER_OF_QUEUES => {
+            let (submission, completion) = (value as u16, (value >> 16) as u16);
+            if submission == u16::MAX || completion == u16::MAX {
+                return Err(Status::INVALID_FIELD.dnr());
+            }
+            if !controller.io_queues().is_empty() {
+                return Err(Status::SEQUENCE_ERROR.dnr());
+            }
+            let granted = (submission.min(completion) + 1).min(subsystem.limits.io_queues);
+            controller.grant_io_queues(granted);
+            done(u64::from(granted - 1) * 0x1_0001)
+        }
+        // The cache cannot be turned off.
+        feature::VOLATILE_WRITE_CACHE if pages::has_volatile_cache(subsystem) => match value & 1 {
+            1 => done(0),
+            _ => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),
+        },
+        feature::POWER_MANAGEMENT if value & 0x1F != 0 => Err(Status::INVALID_FIELD.dnr()),
+        feature::HOST_IDENTIFIER => Err(Status::FEATURE_NOT_CHANGEABLE.dnr()),
+        id if STORED.contains(&id) => {
+            controller.set_feature(id, value);
+            done(0)
+        }
+        _ => Err(Status::INVALID_FIELD.dnr()),
+    }
+}
+
+/// Mandatory features that have no effect on this target. Their values are stored.
+const STORED: [u8; 5] = [
+    feature::ARBITRATION,
+    feature::POWER_MANAGEMENT,
+    feature::TEMPERATURE_THRESHOLD,
+    feature::ERROR_RECOVERY,
+    feature::WRITE_ATOMICITY,
+];
+
+fn get_features(context: &Context<'_>, command: &Command) -> Result<Reply, Status> {
+    let Context { subsystem, controller, .. } = context;
+    let (id, select) = (command.cdw10.get() as u8, command.cdw10.get() >> 8 & 7);
+    if select != 0 {
+        return Err(Status::INVALID_FIELD.dnr());
+    }
+    match id {
+        feature::KEEP_ALIVE_TIMER => done(controller.keep_alive_ms()),
+        feature::ASYNC_EVENT_CONFIGURATION => done(controller.event_configuration().into()),
+        _ if controller.discovery => Err(Status::INVALID_FIELD.dnr()),
+        feature::NUMBER_OF_QUEUES => {
+            let granted = match controller.granted_io_queues() {
+                0 => subsystem.limits.io_queues,
+                granted => granted,
+            };
+            done(u64::from(granted - 1) * 0x1_0001)
+        }
+        feature::VOLATILE_WRITE_CACHE if pages::has_volatile_cache(subsystem) => done(1),
+        feature::HOST_IDENTIFIER if command.cdw11.get() & 1 == 1 => {
+            Ok(Reply::Data(controller.host.id.to_vec()))
+        }
+        id if STORED.contains(&id) => done(controller.feature(id).into()),
+        _ => Err(Status::INVALID_FIELD.dnr()),
+    }
+}
+
+impl Event {
+    /// Returns dword 0 of the completion that reports the event.
+    pub fn dword(self) -> u32 {
+        match self {
+            Event::NamespaceChanged => async_event::NAMESPACE_CHANGED,
+            Event::DiscoveryChanged => async_event::DISCOVERY_CHANGED,
+        }
+    }
+}

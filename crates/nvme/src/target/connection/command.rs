@@ -1,0 +1,367 @@
+//! Commands: from the capsule to the operation.
+
+use super::receive::{Receiving, sequence_error};
+use super::slot::Stage;
+use super::{Connection, Queue};
+use crate::command::{Command, FABRICS, Sgl, Status, fabrics};
+use crate::namespace::Storage;
+use crate::pdu::{Fault, Layout, MAX_HEADER, R2t, encode};
+use crate::target::admin::{self, Reply};
+use crate::target::fabrics as fabrics_commands;
+use crate::target::io::{self, Operation, Request};
+use crate::target::storage::Progress;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The most data that an admin or Fabrics command receives.
+const MAX_ADMIN_DATA: u32 = 8192;
+
+impl Connection {
+    /// Counts a received command: moves the head of the queue.
+    pub(super) fn take_command(&mut self, layout: &Layout) -> Result<(), Fault> {
+        let Some(queue) = &mut self.queue else {
+            return match self.slots.in_use() {
+                0 => Ok(()),
+                _ => Err(sequence_error(
+                    layout,
+                    "PDU-Type",
+                    0,
+                    layout.kind as u64,
+                    "Connect is not completed yet",
+                )),
+            };
+        };
+        if self.slots.in_use() - self.shutdown_flushes as usize >= usize::from(queue.entries) {
+            let why = "the host has more commands in flight than its queue has entries";
+            return Err(sequence_error(layout, "PDU-Type", 0, layout.kind as u64, why));
+        }
+        queue.advance();
+        queue.controller.heard(self.now_ms);
+        Ok(())
+    }
+
+    /// Processes a command whose header was received.
+    #[inline]
+    pub(super) fn receive_command(&mut self, command: Command, layout: &Layout) {
+        let data_bytes = layout.data_bytes;
+        let discard = data_bytes as usize + if layout.data_digest { 4 } else { 0 };
+        let cid = command.cid.get();
+        if !self.remember_identifier(cid) {
+            self.respond(cid, Status::COMMAND_ID_CONFLICT.dnr(), 0);
+            self.receiving =
+                if discard > 0 { Receiving::Discard { left: discard } } else { Receiving::Header };
+            return;
+        }
+        let slot = self.slots.insert(command);
+        let (request, expected) = match self.plan(&command, data_bytes) {
+            Ok(plan) => plan,
+            Err(status) => {
+                self.finish(slot, status, 0);
+                self.receiving =
+                    if discard > 0 { Receiving::Discard { left: discard } } else { Receiving::Header };
+                return;
+            }
+        };
+        let entry = self.slots.get_mut(slot);
+        entry.request = request;
+        entry.expected = expected;
+        if data_bytes > 0 {
+            entry.stage = Stage::Receiving;
+            self.receive_in_capsule(slot, data_bytes as usize, layout.data_digest);
+        } else {
+            self.execute(slot);
+        }
+    }
+
+    /// Validates a command and its SGL. `capsule_bytes` is the length of the data in its capsule. Returns the validated I/O command,
+    /// if it is one, and the length of the data that the host sends.
+    fn plan(&self, command: &Command, capsule_bytes: u32) -> Result<(Option<Request>, u32), Status> {
+        // Bits 7:6 say how the data is described: 01b and 10b by an SGL. Bits 1:0 are set for fused operations.
+        if !matches!(command.flags >> 6, 1 | 2) || command.flags & 3 != 0 {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        let Some(queue) = &self.queue else {
+            let is_connect = command.opcode == FABRICS && command.nsid.get() as u8 == fabrics::CONNECT;
+            if !is_connect {
+                return Err(Status::SEQUENCE_ERROR.dnr());
+            }
+            return Ok((None, received_bytes(&command.sgl, capsule_bytes)?));
+        };
+        if command.opcode != FABRICS && !queue.controller.is_ready() {
+            return Err(Status::SEQUENCE_ERROR.dnr());
+        }
+        if queue.id != 0 && command.opcode != FABRICS {
+            let request = io::plan(command, &self.setup.subsystem)?;
+            if request.operation.receives() {
+                let bytes = received_bytes(&command.sgl, capsule_bytes)?;
+                // The list of Dataset Management may be longer than its ranges.
+                let longest = match request.operation {
+                    Operation::Deallocate { .. } => 4096,
+                    _ => request.data_bytes,
+                };
+                if bytes < request.data_bytes || bytes > longest {
+                    return Err(Status::INVALID_SGL_LENGTH.dnr());
+                }
+                return Ok((Some(request), bytes));
+            }
+            sent_bytes(&command.sgl, capsule_bytes, request.data_bytes)?;
+            return Ok((Some(request), 0));
+        }
+        if command.sends_data() && command.sgl.length.get() > 0 {
+            let bytes = received_bytes(&command.sgl, capsule_bytes)?;
+            return if bytes <= MAX_ADMIN_DATA {
+                Ok((None, bytes))
+            } else {
+                Err(Status::INVALID_SGL_LENGTH.dnr())
+            };
+        }
+        if capsule_bytes > 0 {
+            return Err(Status::INVALID_SGL_LENGTH.dnr());
+        }
+        Ok((None, 0))
+    }
+
+    /// Carries a command out, or lets it wait for a buffer.
+    pub(super) fn execute(&mut self, slot: u16) {
+        // A command that needs a buffer waits behind those that wait already. Otherwise large commands could wait forever.
+        if !self.starved.is_empty() && self.needs_buffer(slot) || !self.start(slot) {
+            self.slots.get_mut(slot).stage = Stage::Starved;
+            self.starved.push_back(slot);
+        }
+    }
+
+    fn needs_buffer(&self, slot: u16) -> bool {
+        let entry = self.slots.get(slot);
+        let Some(request) = &entry.request else { return false };
+        let in_memory = match self.setup.subsystem.namespace(request.namespace) {
+            Some(namespace) => matches!(namespace.storage, Storage::Memory(_)),
+            None => false,
+        };
+        entry.received < entry.expected
+            || match request.operation {
+                Operation::Read => !in_memory || self.rules.digests.data,
+                Operation::Compare => !in_memory,
+                _ => false,
+            }
+    }
+
+    /// Carries a command out, or asks the host for its data. Returns false if no buffer is available.
+    pub(super) fn start(&mut self, slot: u16) -> bool {
+        let entry = self.slots.get_mut(slot);
+        if entry.received < entry.expected {
+            let Some(buffer) = self.setup.share.allocate(entry.expected as usize) else { return false };
+            entry.buffer = Some(buffer);
+            (entry.stage, entry.requested) = (Stage::Receiving, true);
+            let r2t = R2t::new(entry.command.cid.get(), slot, 0, entry.expected);
+            let digests = self.rules.digests;
+            self.output.append(MAX_HEADER, |out| encode(&r2t, 0, digests, 4, out));
+            return true;
+        }
+        entry.stage = Stage::Executing;
+        if entry.corrupted {
+            self.finish(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0);
+            return true;
+        }
+        match entry.request {
+            None => {
+                self.execute_admin(slot);
+                true
+            }
+            Some(request) => self.execute_io(slot, request),
+        }
+    }
+
+    /// Carries an I/O command out. Returns false if no buffer is available.
+    fn execute_io(&mut self, slot: u16, request: Request) -> bool {
+        let subsystem = self.setup.subsystem.clone();
+        let namespace = subsystem.namespace(request.namespace).expect("a validated namespace");
+        let entry = self.slots.get_mut(slot);
+        let Storage::Memory(memory) = &namespace.storage else {
+            return self.start_file_operation(slot, request);
+        };
+        if request.operation == Operation::Read {
+            return self.send_memory(slot, memory, request);
+        }
+        let data = entry.buffer.as_deref().unwrap_or_default();
+        let result = io::execute_on_memory(memory, namespace, &entry.command, &request, data);
+        self.finish(slot, result.err().unwrap_or(Status::SUCCESS), 0);
+        true
+    }
+
+    fn start_file_operation(&mut self, slot: u16, request: Request) -> bool {
+        let namespace = self.setup.subsystem.namespace(request.namespace).expect("a validated namespace");
+        let entry = self.slots.get_mut(slot);
+        let mut ranges = Vec::new();
+        let address = match request.operation {
+            Operation::Read | Operation::Compare => {
+                let Some(buffer) = self.setup.share.allocate(request.length as usize) else { return false };
+                let address = buffer.address();
+                match request.operation {
+                    Operation::Read => entry.buffer = Some(buffer),
+                    _ => entry.compared = Some(buffer),
+                }
+                address
+            }
+            Operation::Write { .. } => entry.buffer.as_ref().expect("the data was received").address(),
+            Operation::Deallocate { ranges: count } => {
+                let data = entry.buffer.as_deref().unwrap_or_default();
+                match io::ranges(&entry.command, count, data, namespace) {
+                    Ok(list) => ranges = list,
+                    Err(status) => {
+                        self.finish(slot, status, 0);
+                        return true;
+                    }
+                }
+                std::ptr::null_mut()
+            }
+            Operation::Flush | Operation::Zero { .. } => std::ptr::null_mut(),
+        };
+        if request.operation == Operation::Flush && namespace.flush_failed() {
+            self.finish(slot, Status::WRITE_FAULT.dnr(), 0);
+            return true;
+        }
+        let progress = Progress::new(request, address, ranges);
+        if progress.is_empty() {
+            self.finish(slot, Status::SUCCESS, 0);
+            return true;
+        }
+        entry.progress = Some(progress);
+        self.ready.push_back(slot);
+        true
+    }
+
+    /// Completes a command whose file operation has ended.
+    pub(super) fn operation_done(&mut self, slot: u16, status: Status) {
+        let entry = self.slots.get_mut(slot);
+        if entry.internal {
+            self.slots.remove(slot);
+            self.shutdown_flushes -= 1;
+            if let (0, Some(queue)) = (self.shutdown_flushes, &self.queue) {
+                queue.controller.shut_down();
+            }
+            return;
+        }
+        let request = entry.request.expect("an I/O command");
+        match request.operation {
+            Operation::Read if status.is_success() => self.send_buffer(slot, request.length as usize),
+            Operation::Compare if status.is_success() => {
+                let length = request.length as usize;
+                let (Some(data), Some(blocks)) = (&entry.buffer, &entry.compared) else {
+                    unreachable!("Compare has two buffers")
+                };
+                let equal = data[..length] == blocks[..length];
+                self.finish(slot, if equal { status } else { Status::COMPARE_FAILURE.dnr() }, 0);
+            }
+            _ => self.finish(slot, status, 0),
+        }
+    }
+
+    fn execute_admin(&mut self, slot: u16) {
+        let entry = self.slots.get(slot);
+        let (command, cid) = (entry.command, entry.command.cid.get());
+        let data =
+            entry.buffer.as_deref().and_then(|data| data.get(..entry.expected as usize)).unwrap_or_default();
+        if command.opcode == FABRICS && command.nsid.get() as u8 == fabrics::CONNECT {
+            let result = match &self.queue {
+                Some(_) => Err((Status::SEQUENCE_ERROR.dnr(), 0)),
+                None => fabrics_commands::connect(&self.setup.subsystem, &self.setup.reach, &command, data),
+            };
+            match result {
+                Err((status, dword)) => {
+                    self.setup.subsystem.counters.refused.fetch_add(1, Relaxed);
+                    tracing::warn!("{}: Connect was refused: {status}", self.setup.peer);
+                    self.finish(slot, status, dword.into());
+                }
+                Ok(connected) => {
+                    let id = connected.controller.id;
+                    self.queue = Some(Queue::new(connected));
+                    self.finish(slot, Status::SUCCESS, id.into());
+                }
+            }
+            return;
+        }
+        let Some(queue) = &mut self.queue else { return self.finish(slot, Status::SEQUENCE_ERROR.dnr(), 0) };
+        let context = admin::Context {
+            subsystem: &self.setup.subsystem,
+            controller: &queue.controller,
+            queue: queue.id,
+            held: &mut queue.held,
+            local: self.setup.local,
+            now_ms: self.now_ms,
+        };
+        match admin::execute(context, &command, data) {
+            Reply::Done(status, result) => self.finish(slot, status, result),
+            Reply::Data(bytes) => {
+                let bytes_wanted = command.sgl.length.get() as usize;
+                if command.sgl.identifier != Sgl::TRANSPORT {
+                    return self.finish(slot, Status::INVALID_SGL_TYPE.dnr(), 0);
+                }
+                if bytes.len() > bytes_wanted {
+                    return self.finish(slot, Status::INVALID_SGL_LENGTH.dnr(), 0);
+                }
+                self.send_bytes(slot, &bytes);
+            }
+            Reply::Hold => {
+                queue.held.push(cid);
+                self.slots.remove(slot);
+                self.report_events();
+            }
+            Reply::Abort(held) => {
+                self.complete(held, Status::ABORT_REQUESTED, 0);
+                self.finish(slot, Status::SUCCESS, 0);
+            }
+            Reply::Shutdown => {
+                self.finish(slot, Status::SUCCESS, 0);
+                self.flush_for_shutdown();
+            }
+        }
+        self.report_events();
+    }
+
+    /// Makes the data of all namespaces durable, then reports that the shutdown is complete.
+    fn flush_for_shutdown(&mut self) {
+        let subsystem = self.setup.subsystem.clone();
+        for namespace in subsystem.namespaces.iter().filter(|it| it.has_volatile_cache() && !it.read_only) {
+            let request = Request {
+                namespace: namespace.id,
+                operation: Operation::Flush,
+                offset: 0,
+                length: 0,
+                data_bytes: 0,
+            };
+            let slot = self.slots.insert(Command::new(crate::command::io::FLUSH, namespace.id));
+            let entry = self.slots.get_mut(slot);
+            (entry.request, entry.internal) = (Some(request), true);
+            entry.progress = Some(Progress::new(request, std::ptr::null_mut(), Vec::new()));
+            self.shutdown_flushes += 1;
+            self.ready.push_back(slot);
+        }
+        if let (0, Some(queue)) = (self.shutdown_flushes, &self.queue) {
+            queue.controller.shut_down();
+        }
+    }
+}
+
+/// Returns the length of the data that an SGL lets the host send. `capsule_bytes` of it are in the capsule.
+fn received_bytes(sgl: &Sgl, capsule_bytes: u32) -> Result<u32, Status> {
+    let length = sgl.length.get();
+    match (sgl.identifier, capsule_bytes) {
+        (Sgl::IN_CAPSULE, _) if sgl.address.get() != 0 => Err(Status::INVALID_SGL_OFFSET.dnr()),
+        (Sgl::IN_CAPSULE, bytes) if bytes == length && length > 0 => Ok(length),
+        (Sgl::TRANSPORT, 0) if length > 0 => Ok(length),
+        (Sgl::IN_CAPSULE | Sgl::TRANSPORT, _) => Err(Status::INVALID_SGL_LENGTH.dnr()),
+        _ => Err(Status::INVALID_SGL_TYPE.dnr()),
+    }
+}
+
+/// Checks the SGL of a command that sends `bytes` bytes to the host.
+fn sent_bytes(sgl: &Sgl, capsule_bytes: u32, bytes: u32) -> Result<(), Status> {
+    if capsule_bytes != 0 {
+        return Err(Status::INVALID_SGL_LENGTH.dnr());
+    }
+    match bytes {
+        0 => Ok(()),
+        _ if sgl.identifier != Sgl::TRANSPORT => Err(Status::INVALID_SGL_TYPE.dnr()),
+        _ if sgl.length.get() != bytes => Err(Status::INVALID_SGL_LENGTH.dnr()),
+        _ => Ok(()),
+    }
+}

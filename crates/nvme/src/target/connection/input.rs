@@ -1,0 +1,102 @@
+//! The bytes that a connection has received and not yet processed.
+//!
+//! ```text
+//!   +-----------+---------------------+----------------------+
+//!   | processed | received: `bytes()` | free: `lend()`       |
+//!   +-----------+---------------------+----------------------+
+//!   0         start                  end                  CAPACITY
+//! ```
+//!
+//! The memory of a connection that has received little is not touched, so the kernel allocates no pages for it.
+
+/// The size of the buffer. Many small commands fit into it, so that one call receives them all.
+pub const CAPACITY: usize = 64 << 10;
+
+/// When less space than this is free, the received bytes are moved to the start of the buffer.
+const LEAST_SPACE: usize = 16 << 10;
+
+/// A buffer of received bytes.
+#[derive(Debug)]
+pub struct Input {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// True while the kernel writes to the free part. The received bytes are not moved then.
+    lent: bool,
+}
+
+impl Default for Input {
+    fn default() -> Self {
+        Self { bytes: vec![0; CAPACITY].into_boxed_slice(), start: 0, end: 0, lent: false }
+    }
+}
+
+impl Input {
+    /// Returns the received bytes that are not yet processed.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// Counts the next `count` bytes as processed.
+    #[inline]
+    pub fn consume(&mut self, count: usize) {
+        assert!(count <= self.end - self.start, "bytes that were received");
+        self.start += count;
+    }
+
+    /// Returns the free part, to receive further bytes. It is never empty, because a header takes only a small part of the buffer
+    /// and data is processed at once. It stays in place until [`Input::received`] is called.
+    pub fn lend(&mut self) -> &mut [u8] {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        if self.bytes.len() - self.end < LEAST_SPACE {
+            self.bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        self.lent = true;
+        &mut self.bytes[self.end..]
+    }
+
+    /// Counts `count` bytes that were written to the start of the lent part as received.
+    pub fn received(&mut self, count: usize) {
+        assert!(self.lent && count <= self.bytes.len() - self.end, "bytes within the lent part");
+        self.lent = false;
+        self.end += count;
+    }
+
+    /// Discards all received bytes.
+    pub fn clear(&mut self) {
+        self.start = self.end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_are_processed_in_order(steps in prop::collection::vec((0_usize..40_000, 0_usize..40_000), 1..60)) {
+            let mut input = Input::default();
+            let (mut next_in, mut next_out) = (0_u8, 0_u8);
+            for (received, processed) in steps {
+                let space = input.lend();
+                let count = received.min(space.len());
+                for byte in &mut space[..count] {
+                    *byte = next_in;
+                    next_in = next_in.wrapping_add(1);
+                }
+                input.received(count);
+                let count = processed.min(input.bytes().len());
+                for byte in &input.bytes()[..count] {
+                    prop_assert_eq!(*byte, next_out);
+                    next_out = next_out.wrapping_add(1);
+                }
+                input.consume(count);
+            }
+        }
+    }
+}

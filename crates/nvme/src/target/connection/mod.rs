@@ -1,0 +1,333 @@
+//! A connection of a host, as a state machine without I/O.
+//!
+//! The driver of a [`Connection`] moves bytes and makes system calls; the connection decides which. A worker thread drives it
+//! with an io_uring, tests and fuzzing drive it with bytes in memory.
+//!
+//! ```text
+//!   socket --> space(), received() --> [ Connection ] --> output() --> socket
+//!                                        |       ^
+//!                     next_operation(), call()   returned()
+//!                                        v       |
+//!                                     file or block device
+//! ```
+//!
+//! A connection carries one queue. After the ICReq, the first command must be Connect, which makes it an admin queue or an I/O
+//! queue of a [`Controller`]. Operations on memory are carried out at once. Operations on files are handed to the driver.
+//!
+//! **Memory.** The connection owns all memory that the driver passes to the kernel: the input buffer, the data buffers of its
+//! commands and the output. The driver must keep the connection until the kernel has returned every operation. Memory of a
+//! namespace is sent in place; the connection keeps the [`Subsystem`] alive, and with it the namespaces.
+//!
+//! **Bounds.** At most as many commands as the queue has entries are in progress. Data buffers come from a share of the thread's
+//! pool. If the host does not read its responses, the connection stops taking input.
+
+mod command;
+mod input;
+mod output;
+mod receive;
+mod respond;
+mod slot;
+#[cfg(test)]
+mod tests;
+
+pub use output::Output;
+
+use super::buffer::Share;
+use super::controller::{Controller, Reach};
+use super::storage::{Call, Next};
+use super::subsystem::Subsystem;
+use crate::command::Status;
+use crate::namespace::Storage;
+use crate::pdu::{Digests, Fault, Rules, Sender, encode_termination};
+use input::Input;
+use receive::Receiving;
+use slot::{Slots, Stage};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// If more output than this waits to be sent, no further input is taken.
+const MAX_BACKLOG: usize = 4 << 20;
+
+/// The least data that is received directly into its buffer instead of through the input buffer.
+const DIRECT_BYTES: usize = 16 << 10;
+
+/// What a connection needs from its surroundings.
+#[derive(Debug)]
+pub struct Setup {
+    /// The subsystem.
+    pub subsystem: Arc<Subsystem>,
+    /// The connection's data buffers.
+    pub share: Rc<Share>,
+    /// How other threads reach this connection.
+    pub reach: Reach,
+    /// The host's address.
+    pub peer: SocketAddr,
+    /// The address at which the host reached the target.
+    pub local: SocketAddr,
+}
+
+/// Why a connection ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The host violated the protocol. A termination request is in the output.
+    Violation(Fault),
+    /// The host asked for the end.
+    Terminated(String),
+}
+
+/// The queue that a connection carries.
+#[derive(Debug)]
+struct Queue {
+    controller: Arc<Controller>,
+    /// 0 for the admin queue.
+    id: u16,
+    entries: u16,
+    /// SQHD: the commands that were received, modulo the number of entries.
+    head: u16,
+    /// False if the host disabled flow control. SQHD is then FFFFh, and successful reads need no completion.
+    flow_control: bool,
+    /// The identifiers of Asynchronous Event Requests that wait for an event.
+    held: Vec<u16>,
+}
+
+/// Memory into which the driver receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lent {
+    Nothing,
+    Input,
+    /// The buffer of the command whose data is being received.
+    Buffer,
+}
+
+/// A connection of a host.
+#[derive(Debug)]
+pub struct Connection {
+    setup: Setup,
+    /// None until the ICReq is processed.
+    initialized: bool,
+    rules: Rules,
+    /// The alignment of data in PDUs to the host, in bytes.
+    alignment: u8,
+    input: Input,
+    /// The memory that the last call of [`Connection::space`] returned, until [`Connection::received`].
+    lent: Lent,
+    receiving: Receiving,
+    queue: Option<Queue>,
+    slots: Slots,
+    output: Output,
+    /// Commands whose file operations the driver has to start.
+    ready: VecDeque<u16>,
+    /// Commands that wait for a buffer, in order.
+    starved: VecDeque<u16>,
+    /// The identifiers of commands in progress: bit n of word n / 64.
+    identifiers: Vec<u64>,
+    /// The flushes in progress for a shutdown of the controller.
+    shutdown_flushes: u32,
+    end: Option<End>,
+    draining: bool,
+    now_ms: u64,
+}
+
+impl Connection {
+    /// Creates the state of a connection that was just accepted.
+    pub fn new(setup: Setup) -> Self {
+        let limits = &setup.subsystem.limits;
+        let rules = Rules {
+            sender: Sender::Host,
+            digests: Digests::default(),
+            alignment: 4,
+            max_capsule_data: limits.capsule_data_bytes.max(8192),
+            max_data: limits.transfer_bytes(),
+        };
+        Self {
+            setup,
+            initialized: false,
+            rules,
+            alignment: 4,
+            input: Input::default(),
+            lent: Lent::Nothing,
+            receiving: Receiving::Header,
+            queue: None,
+            slots: Slots::default(),
+            output: Output::default(),
+            ready: VecDeque::new(),
+            starved: VecDeque::new(),
+            identifiers: Vec::new(),
+            shutdown_flushes: 0,
+            end: None,
+            draining: false,
+            now_ms: 0,
+        }
+    }
+
+    /// Returns the memory for the next received bytes, or `None` if no input is wanted now. The memory stays in place until
+    /// [`Connection::received`] is called.
+    pub fn space(&mut self) -> Option<&mut [u8]> {
+        if self.end.is_some() || self.draining || self.output.pending_bytes() > MAX_BACKLOG {
+            return None;
+        }
+        match &self.receiving {
+            Receiving::Starved { .. } => None,
+            Receiving::Data { slot, at, left, .. }
+                if *left >= DIRECT_BYTES && self.input.bytes().is_empty() =>
+            {
+                self.lent = Lent::Buffer;
+                let buffer = self.slots.get_mut(*slot).buffer.as_mut().expect("a buffer for the data");
+                Some(&mut buffer[*at..*at + *left])
+            }
+            _ => {
+                self.lent = Lent::Input;
+                Some(self.input.lend())
+            }
+        }
+    }
+
+    /// Processes `count` bytes that were written to the start of the memory that [`Connection::space`] returned. `now_ms` is the
+    /// time on the subsystem's clock.
+    pub fn received(&mut self, count: usize, now_ms: u64) {
+        self.now_ms = now_ms;
+        match (std::mem::replace(&mut self.lent, Lent::Nothing), &mut self.receiving) {
+            (Lent::Input, _) => self.input.received(count),
+            (Lent::Buffer, Receiving::Data { at, left, .. }) => {
+                *at += count;
+                *left -= count;
+            }
+            (Lent::Buffer | Lent::Nothing, _) => panic!("bytes that were received without space for them"),
+        }
+        self.proceed();
+    }
+
+    /// Processes the received bytes as far as possible. Ends the connection if they violate the protocol.
+    fn proceed(&mut self) {
+        while self.end.is_none() && self.output.pending_bytes() <= MAX_BACKLOG {
+            match self.step() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(fault) => return self.terminate(fault),
+            }
+        }
+    }
+
+    /// Ends the connection with a termination request.
+    fn terminate(&mut self, fault: Fault) {
+        self.setup.subsystem.counters.violations.fetch_add(1, Relaxed);
+        tracing::warn!("{}: {fault}; the connection is closed", self.setup.peer);
+        let input = &self.input;
+        self.output.append(152, |out| encode_termination(Sender::Controller, &fault, input.bytes(), out));
+        self.input.clear();
+        self.end = Some(End::Violation(fault));
+    }
+
+    /// Returns the bytes to send.
+    pub fn output(&mut self) -> &mut Output {
+        &mut self.output
+    }
+
+    /// Returns why the connection ends, or `None` while it goes on. The driver sends the remaining output and closes the socket.
+    pub fn end(&self) -> Option<&End> {
+        self.end.as_ref()
+    }
+
+    /// Returns true if the host has connected a queue.
+    pub fn is_connected(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    /// Returns true if the target waits for the host: for data that it has requested, or for the host to read its responses.
+    pub fn waits_for_host(&self) -> bool {
+        self.output.pending_bytes() > 0 || self.slots.any(|slot| slot.stage == Stage::Receiving)
+    }
+
+    /// Returns true if commands are in progress, other than those that wait for events.
+    pub fn is_busy(&self) -> bool {
+        self.slots.in_use() > 0
+    }
+
+    /// Stops taking input. Commands in progress whose data was received still complete.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Returns true if the connection was drained: all commands have completed, except for those whose data was not received.
+    pub fn is_drained(&self) -> bool {
+        self.draining && !self.slots.any(|slot| slot.stage == Stage::Executing)
+    }
+
+    /// Returns a command whose file operation must be started: its number, for [`Connection::call`].
+    pub fn next_operation(&mut self) -> Option<u16> {
+        self.ready.pop_front()
+    }
+
+    /// Returns the next system call of a command's file operation, and the file.
+    ///
+    /// # Panics
+    /// If the command has no file operation.
+    pub fn call(&self, slot: u16) -> (RawFd, Call) {
+        let slot = self.slots.get(slot);
+        let progress = slot.progress.as_ref().expect("a command with a file operation");
+        let namespace = self.setup.subsystem.namespace(slot.namespace()).expect("a validated namespace");
+        let Storage::File(file) = &namespace.storage else { unreachable!("memory needs no calls") };
+        (file.descriptor(), progress.call())
+    }
+
+    /// Processes the result of a system call. Returns true if [`Connection::call`] returns a further call.
+    pub fn returned(&mut self, slot: u16, result: i32, now_ms: u64) -> bool {
+        self.now_ms = now_ms;
+        let entry = self.slots.get_mut(slot);
+        let namespace = self.setup.subsystem.namespace(entry.namespace()).expect("a validated namespace");
+        let progress = entry.progress.as_mut().expect("a command with a file operation");
+        match progress.returned(result, namespace) {
+            Next::Call => true,
+            Next::Done(status) => {
+                entry.progress = None;
+                self.operation_done(slot, status);
+                self.proceed();
+                false
+            }
+        }
+    }
+
+    /// Returns true if commands wait for buffers, or if input waits for output to be sent.
+    pub fn is_starved(&self) -> bool {
+        !self.starved.is_empty() || matches!(self.receiving, Receiving::Starved { .. })
+    }
+
+    /// Continues with what waited for buffers or for output to be sent. Call this after sending output, and after buffers of the
+    /// pool were given back if [`Connection::is_starved`].
+    pub fn resume(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+        while let Some(slot) = self.starved.front().copied() {
+            if !self.start(slot) {
+                break;
+            }
+            self.starved.pop_front();
+        }
+        self.proceed();
+    }
+
+    /// Reports an event to the host, if one waits and the host has sent an Asynchronous Event Request.
+    pub fn report_events(&mut self) {
+        while let Some(queue) = self.queue.as_mut()
+            && let Some(cid) = queue.held.first().copied()
+            && let Some(event) = queue.controller.next_event()
+        {
+            queue.held.remove(0);
+            self.complete(cid, Status::SUCCESS, event.dword().into());
+        }
+    }
+
+    /// Ends what other threads see of the connection: removes the queue from its controller. The end of the admin queue ends the
+    /// controller.
+    pub fn disconnected(&mut self) {
+        let Some(queue) = self.queue.take() else { return };
+        if queue.id == 0 {
+            self.setup.subsystem.end(&queue.controller);
+        } else {
+            queue.controller.remove_queue(queue.id, self.setup.reach.connection);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The bytes that a connection sends, without copying large data.
+//!
+//! Headers and small data are collected in one vector. Large data stays in its buffer, or in the memory of its namespace,
+//! and is sent from there. Two batches alternate: responses go into one while the kernel sends the other, so the memory of
+//! a batch in flight never moves.
+//!
+//! ```text
+//!   building: [ headers, small data ... ] [ buffer ] [ headers ... ]      <- responses
+//!   sending:  [ headers ... ] [ memory ] [ headers ... ]                  -> kernel; `position` has been sent
+//! ```
+
+use crate::target::buffer::Buffer;
+
+/// The most parts of one call of sendmsg.
+const MAX_PARTS: usize = 256;
+/// The number of bytes after which a call of sendmsg takes no further part.
+const ENOUGH_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+enum Part {
+    /// A range of the batch's own bytes.
+    Bytes { start: usize, end: usize },
+    /// The first bytes of a buffer, which is given back when they are sent.
+    Buffer { buffer: Buffer, length: usize },
+    /// Memory of a namespace, which lives longer than the connection.
+    Memory { address: *const u8, length: usize },
+}
+
+impl Part {
+    fn length(&self) -> usize {
+        match self {
+            Part::Bytes { start, end } => end - start,
+            Part::Buffer { length, .. } | Part::Memory { length, .. } => *length,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Batch {
+    bytes: Vec<u8>,
+    parts: Vec<Option<Part>>,
+    total: usize,
+}
+
+impl Batch {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.parts.clear();
+        self.total = 0;
+    }
+}
+
+/// The output of a connection.
+#[derive(Debug, Default)]
+pub struct Output {
+    building: Batch,
+    sending: Batch,
+    /// The first part of `sending` that is not completely sent.
+    part: usize,
+    /// The bytes of this part that have been sent.
+    sent: usize,
+}
+
+impl Output {
+    /// Returns the number of bytes that are not sent yet.
+    pub fn pending_bytes(&self) -> usize {
+        self.building.total + self.sending.total
+    }
+
+    /// Appends space for up to `most` bytes. `fill` writes to the space and returns the number of bytes that it wrote.
+    #[inline]
+    pub fn append(&mut self, most: usize, fill: impl FnOnce(&mut [u8]) -> usize) {
+        let Batch { bytes, parts, total } = &mut self.building;
+        let start = bytes.len();
+        bytes.resize(start + most, 0);
+        let written = fill(&mut bytes[start..]);
+        bytes.truncate(start + written);
+        *total += written;
+        match parts.last_mut() {
+            Some(Some(Part::Bytes { end, .. })) => *end = start + written,
+            _ => parts.push(Some(Part::Bytes { start, end: start + written })),
+        }
+    }
+
+    /// Appends the first `length` bytes of a buffer without copying them.
+    pub fn append_buffer(&mut self, buffer: Buffer, length: usize) {
+        assert!(length <= buffer.capacity(), "data within its buffer");
+        self.building.total += length;
+        self.building.parts.push(Some(Part::Buffer { buffer, length }));
+    }
+
+    /// Appends memory without copying it.
+    ///
+    /// # Safety
+    /// The memory must stay readable until this value is dropped and no send from it is in flight.
+    pub unsafe fn append_memory(&mut self, address: *const u8, length: usize) {
+        self.building.total += length;
+        self.building.parts.push(Some(Part::Memory { address, length }));
+    }
+
+    /// Describes the next bytes to send in `vectors`. Returns their number, 0 if there is nothing to send.
+    ///
+    /// The memory stays in place until [`Output::advance`] is called. Call this only if no send is in flight.
+    pub fn next(&mut self, vectors: &mut Vec<libc::iovec>) -> usize {
+        vectors.clear();
+        if self.sending.total == 0 {
+            self.sending.clear();
+            std::mem::swap(&mut self.building, &mut self.sending);
+            (self.part, self.sent) = (0, 0);
+        }
+        let Batch { bytes, parts, .. } = &self.sending;
+        let (mut total, mut skip) = (0, self.sent);
+        for part in parts[self.part..].iter().flatten() {
+            if vectors.len() == MAX_PARTS || total >= ENOUGH_BYTES {
+                break;
+            }
+            let address = match part {
+                Part::Bytes { start, .. } => bytes[*start..].as_ptr(),
+                Part::Buffer { buffer, .. } => buffer.address().cast_const(),
+                Part::Memory { address, .. } => *address,
+            };
+            let length = part.length() - skip;
+            vectors.push(libc::iovec {
+                iov_base: address.wrapping_add(skip).cast_mut().cast(),
+                iov_len: length,
+            });
+            total += length;
+            skip = 0;
+        }
+        total
+    }
+
+    /// Records that the kernel has sent the next `bytes` bytes. Gives back buffers that are completely sent.
+    ///
+    /// # Panics
+    /// If more is reported than [`Output::next`] described.
+    pub fn advance(&mut self, mut bytes: usize) {
+        self.sending.total -= bytes;
+        while bytes > 0 {
+            let part = self.sending.parts[self.part].as_ref().expect("a part that is not sent");
+            let left = part.length() - self.sent;
+            if bytes < left {
+                self.sent += bytes;
+                return;
+            }
+            bytes -= left;
+            self.sending.parts[self.part] = None;
+            self.part += 1;
+            self.sent = 0;
+        }
+    }
+
+    /// Copies all bytes that are not sent yet to `to` and counts them as sent. For tests, which have no socket.
+    pub fn take(&mut self, to: &mut Vec<u8>) {
+        let mut vectors = Vec::new();
+        loop {
+            let bytes = self.next(&mut vectors);
+            if bytes == 0 {
+                return;
+            }
+            for vector in &vectors {
+                // SAFETY: `next` describes readable memory, which does not change until `advance`.
+                to.extend_from_slice(unsafe {
+                    std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), vector.iov_len)
+                });
+            }
+            self.advance(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::buffer::{Pool, Share};
+    use proptest::prelude::*;
+    use std::rc::Rc;
+
+    fn put(output: &mut Output, pool: &Rc<Share>, expected: &mut Vec<u8>, length: usize, byte: u8) {
+        expected.extend(std::iter::repeat_n(byte, length));
+        if length < 50 {
+            output.append(64, |space| {
+                space[..length].fill(byte);
+                length
+            });
+        } else {
+            let mut buffer = pool.allocate(length).unwrap();
+            buffer[..length].fill(byte);
+            output.append_buffer(buffer, length);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_leave_in_order_whatever_the_kernel_takes(
+            steps in prop::collection::vec((1_usize..100, any::<u8>(), 0_usize..150), 1..60)
+        ) {
+            let pool = Pool::new(16 << 20).share(16 << 20);
+            let (mut output, mut expected, mut found) = (Output::default(), Vec::new(), Vec::new());
+            let mut vectors = Vec::new();
+            for (length, byte, sent) in steps {
+                put(&mut output, &pool, &mut expected, length, byte);
+                let total = output.next(&mut vectors);
+                let sent = sent.min(total);
+                let bytes: Vec<u8> = vectors.iter().flat_map(|vector| {
+                    // SAFETY: `next` describes readable memory.
+                    unsafe { std::slice::from_raw_parts(vector.iov_base.cast::<u8>(), vector.iov_len) }.to_vec()
+                }).collect();
+                prop_assert_eq!(bytes.len(), total);
+                found.extend_from_slice(&bytes[..sent]);
+                output.advance(sent);
+            }
+            output.take(&mut found);
+            prop_assert_eq!(found, expected);
+            prop_assert_eq!(output.pending_bytes(), 0);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Receiving PDUs: headers, data and digests.
+
+use super::slot::Stage;
+use super::{Connection, End};
+use crate::command::Command;
+use crate::pdu::{
+    Data, Digests, FatalStatus, Fault, Header, IcResp, Kind, Layout, data_flags, digest, encode,
+};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// The part of a PDU that is received next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receiving {
+    /// A header.
+    Header,
+    /// Data within a capsule, for which no buffer is available yet.
+    Starved {
+        /// The command.
+        slot: u16,
+        /// The length of the data.
+        length: usize,
+        /// True if a digest follows the data.
+        digest: bool,
+    },
+    /// Data of a command.
+    Data {
+        /// The command.
+        slot: u16,
+        /// The start of this PDU's data in the command's buffer.
+        start: usize,
+        /// The place of the next byte in the command's buffer.
+        at: usize,
+        /// The bytes of this PDU's data that are still to come.
+        left: usize,
+        /// True if a digest follows the data.
+        digest: bool,
+    },
+    /// Bytes that have no use: data of a command that was refused, and termination requests.
+    Discard {
+        /// The bytes that are still to come.
+        left: usize,
+    },
+}
+
+/// The contents of a received header.
+enum Received {
+    Initialize { digests: Digests, alignment: u8 },
+    Command(Command),
+    Data(Data),
+    Terminate(String),
+}
+
+impl Connection {
+    /// Processes the next part of the input. Returns false if more input is needed.
+    pub(super) fn step(&mut self) -> Result<bool, Fault> {
+        match self.receiving {
+            Receiving::Header => self.receive_header(),
+            Receiving::Starved { slot, length, digest } => Ok(self.receive_in_capsule(slot, length, digest)),
+            Receiving::Data { slot, start, at, left, digest } => {
+                Ok(self.receive_data(slot, start, at, left, digest))
+            }
+            Receiving::Discard { left } => {
+                let count = left.min(self.input.bytes().len());
+                self.input.consume(count);
+                self.receiving = match left - count {
+                    0 => Receiving::Header,
+                    left => Receiving::Discard { left },
+                };
+                Ok(count > 0)
+            }
+        }
+    }
+
+    fn receive_header(&mut self) -> Result<bool, Fault> {
+        let bytes = self.input.bytes();
+        let Some(common) = bytes.first_chunk() else { return Ok(false) };
+        let layout = Layout::decode(common, &self.rules)?;
+        if bytes.len() < layout.data_at() {
+            return Ok(false);
+        }
+        layout.check_digest(bytes)?;
+        let received = match Header::decode(&layout, bytes)? {
+            Header::IcReq(request) => Received::Initialize {
+                digests: Digests::from_bits(request.dgst),
+                alignment: (request.hpda + 1) * 4,
+            },
+            Header::CapsuleCmd(command) => Received::Command(*command),
+            Header::H2cData(data) => Received::Data(*data),
+            Header::TermReq(termination) => Received::Terminate(termination.to_string()),
+            Header::IcResp(_) | Header::CapsuleResp(_) | Header::C2hData(_) | Header::R2t(_) => {
+                unreachable!("the layout refuses PDUs of a controller")
+            }
+        };
+        let initializes = layout.kind == Kind::IcReq;
+        if initializes == self.initialized && layout.kind != Kind::H2cTermReq {
+            let why = if initializes {
+                "the connection is initialized already"
+            } else {
+                "an ICReq must come first"
+            };
+            return Err(sequence_error(&layout, "PDU-Type", 0, layout.kind as u64, why));
+        }
+        match received {
+            Received::Initialize { digests, alignment } => {
+                self.input.consume(layout.data_at());
+                self.initialize(digests, alignment);
+            }
+            Received::Command(command) => {
+                self.take_command(&layout)?;
+                self.input.consume(layout.data_at());
+                self.receive_command(command, &layout);
+            }
+            Received::Data(data) => {
+                let slot = self.check_data(&layout, &data)?;
+                self.input.consume(layout.data_at());
+                let (start, left) = (data.datao.get() as usize, data.datal.get() as usize);
+                let digest = layout.data_digest;
+                self.receiving = Receiving::Data { slot, start, at: start, left, digest };
+            }
+            Received::Terminate(reason) => {
+                tracing::warn!("{}: the host ended the connection: {reason}", self.setup.peer);
+                self.input.clear();
+                self.end = Some(End::Terminated(reason));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Answers an ICReq.
+    fn initialize(&mut self, digests: Digests, alignment: u8) {
+        let response = IcResp::new(digests, self.rules.max_data);
+        self.output.append(128, |out| encode(&response, 0, Digests::default(), 4, out));
+        self.rules.digests = digests;
+        self.alignment = alignment;
+        self.initialized = true;
+    }
+
+    /// Checks an H2CData against the R2T that it answers. Returns the command's slot.
+    fn check_data(&mut self, layout: &Layout, data: &Data) -> Result<u16, Fault> {
+        let fault = |status, field, offset, found: u64, why| {
+            Err(Fault { status, kind: layout.kind as u8, field, offset, found, why })
+        };
+        let tag = data.ttag.get();
+        let Some(slot) = self.slots.find(tag).filter(|slot| slot.requested && slot.stage == Stage::Receiving)
+        else {
+            let why = "no R2T with this tag is outstanding";
+            return fault(FatalStatus::InvalidHeaderField, "TTAG", 10, tag.into(), why);
+        };
+        if data.cccid != slot.command.cid {
+            let why = "the R2T was for another command";
+            return fault(FatalStatus::InvalidHeaderField, "CCCID", 8, data.cccid.get().into(), why);
+        }
+        let (offset, length) = (data.datao.get(), data.datal.get());
+        if offset != slot.received {
+            let why = "data must be sent in order and without gaps";
+            return fault(FatalStatus::DataOutOfRange, "DATAO", 12, offset.into(), why);
+        }
+        let left = slot.expected - slot.received;
+        if length > left {
+            let why = "it is more data than the R2T asked for";
+            return fault(FatalStatus::DataOutOfRange, "DATAL", 16, length.into(), why);
+        }
+        if layout.flags & data_flags::LAST != 0 && length < left {
+            let why = "LAST_PDU is set, but data that the R2T asked for is missing";
+            return fault(FatalStatus::SequenceError, "FLAGS", 1, layout.flags.into(), why);
+        }
+        Ok(tag)
+    }
+
+    /// Starts to receive data within a capsule. Returns false if no buffer is available.
+    pub(super) fn receive_in_capsule(&mut self, slot: u16, length: usize, digest: bool) -> bool {
+        let Some(buffer) = self.setup.share.allocate(length) else {
+            self.receiving = Receiving::Starved { slot, length, digest };
+            return false;
+        };
+        self.slots.get_mut(slot).buffer = Some(buffer);
+        self.receiving = Receiving::Data { slot, start: 0, at: 0, left: length, digest };
+        true
+    }
+
+    /// Copies received data to its buffer. When it is complete, checks its digest. Returns false if more input is needed.
+    fn receive_data(&mut self, slot: u16, start: usize, at: usize, left: usize, has_digest: bool) -> bool {
+        let entry = self.slots.get_mut(slot);
+        let buffer = entry.buffer.as_mut().expect("a buffer for the data");
+        let bytes = self.input.bytes();
+        let count = left.min(bytes.len());
+        buffer[at..at + count].copy_from_slice(&bytes[..count]);
+        let rest = &bytes[count..];
+        let (at, left) = (at + count, left - count);
+        let expected = rest.first_chunk::<4>();
+        if left > 0 || has_digest && expected.is_none() {
+            self.input.consume(count);
+            self.receiving = Receiving::Data { slot, start, at, left, digest: has_digest };
+            return false;
+        }
+        if has_digest && expected != Some(&digest(&buffer[start..at])) {
+            entry.corrupted = true;
+            self.setup.subsystem.counters.digest_errors.fetch_add(1, Relaxed);
+            tracing::warn!("{}: a data digest is wrong; the command fails", self.setup.peer);
+        }
+        entry.received = at as u32;
+        let complete = entry.received == entry.expected;
+        self.input.consume(count + if has_digest { 4 } else { 0 });
+        self.receiving = Receiving::Header;
+        if complete {
+            entry_complete(self, slot);
+        }
+        true
+    }
+}
+
+fn entry_complete(connection: &mut Connection, slot: u16) {
+    connection.slots.get_mut(slot).stage = Stage::Executing;
+    connection.execute(slot);
+}
+
+/// Creates the fault of a PDU that is not expected in this state.
+pub(super) fn sequence_error(
+    layout: &Layout,
+    field: &'static str,
+    offset: u32,
+    found: u64,
+    why: &'static str,
+) -> Fault {
+    Fault { status: FatalStatus::SequenceError, kind: layout.kind as u8, field, offset, found, why }
+}

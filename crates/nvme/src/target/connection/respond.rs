@@ -1,0 +1,177 @@
+//! Responses: completions and data to the host.
+
+use super::{Connection, Queue};
+use crate::command::{Completion, Status};
+use crate::namespace::Memory;
+use crate::pdu::{CapsuleResp, Data, Kind, MAX_HEADER, data_flags, digest, encode};
+use crate::target::fabrics::Connected;
+use crate::target::io::{self, Request};
+
+/// Up to this length, data from memory is copied to the output. Sending it in place would cost more than the copy.
+const COPY_BYTES: usize = 8 << 10;
+
+impl Queue {
+    pub(super) fn new(connected: Connected) -> Self {
+        let Connected { controller, queue, entries, flow_control } = connected;
+        // The head counts the Connect command, too.
+        Self { controller, id: queue, entries, head: 1 % entries, flow_control, held: Vec::new() }
+    }
+
+    /// Moves the head by one command.
+    #[inline]
+    pub(super) fn advance(&mut self) {
+        self.head += 1;
+        if self.head >= self.entries {
+            self.head = 0;
+        }
+    }
+}
+
+impl Connection {
+    /// Sends the completion of a command.
+    #[inline]
+    pub(super) fn respond(&mut self, cid: u16, status: Status, result: u64) {
+        let head = match &self.queue {
+            Some(queue) if queue.flow_control => queue.head,
+            Some(_) => 0xFFFF,
+            None => 0,
+        };
+        let completion = Completion::new(cid, status, head, result as u32, (result >> 32) as u32);
+        let digests = self.rules.digests;
+        self.output.append(MAX_HEADER, |out| encode(&CapsuleResp::new(completion), 0, digests, 4, out));
+    }
+
+    /// Sends the completion of a command that has no slot, and lets the host reuse its identifier.
+    pub(super) fn complete(&mut self, cid: u16, status: Status, result: u64) {
+        self.forget_identifier(cid);
+        self.respond(cid, status, result);
+    }
+
+    /// Sends the completion of a command and frees its slot.
+    #[inline]
+    pub(super) fn finish(&mut self, slot: u16, status: Status, result: u64) {
+        let cid = self.release(slot, status);
+        self.respond(cid, status, result);
+    }
+
+    /// Counts a command and frees its slot. Returns the command's identifier.
+    #[inline]
+    fn release(&mut self, slot: u16, status: Status) -> u16 {
+        let entry = self.slots.get(slot);
+        let cid = entry.command.cid.get();
+        if let Some(request) = &entry.request
+            && let Some(namespace) = self.setup.subsystem.namespace(request.namespace)
+        {
+            io::count(namespace, request, status);
+        }
+        self.slots.remove(slot);
+        self.forget_identifier(cid);
+        cid
+    }
+
+    /// Completes a read with bytes from memory. Returns false if no buffer is available.
+    #[inline]
+    pub(super) fn send_memory(&mut self, slot: u16, memory: &Memory, request: Request) -> bool {
+        let length = request.length as usize;
+        if length <= COPY_BYTES {
+            self.data_header(slot, length as u32);
+            let with_digest = self.rules.digests.data;
+            self.output.append(length + 4, |out| {
+                memory.read(request.offset, &mut out[..length]);
+                if !with_digest {
+                    return length;
+                }
+                let bytes = digest(&out[..length]);
+                out[length..].copy_from_slice(&bytes);
+                length + 4
+            });
+        } else if self.rules.digests.data {
+            // Another host may write the memory at any time. The digest must be that of the bytes that are sent, so the bytes are
+            // copied first.
+            let Some(mut buffer) = self.setup.share.allocate(length) else { return false };
+            memory.read(request.offset, &mut buffer[..length]);
+            self.slots.get_mut(slot).buffer = Some(buffer);
+            self.send_buffer(slot, length);
+            return true;
+        } else {
+            self.data_header(slot, length as u32);
+            // SAFETY: the memory belongs to a namespace of the subsystem, which this connection keeps alive.
+            unsafe { self.output.append_memory(memory.address(request.offset, length), length) };
+        }
+        self.data_end(slot);
+        true
+    }
+
+    /// Completes a read with the first `length` bytes of the command's buffer.
+    pub(super) fn send_buffer(&mut self, slot: u16, length: usize) {
+        self.data_header(slot, length as u32);
+        let buffer = self.slots.get_mut(slot).buffer.take().expect("a buffer with the data");
+        let bytes = self.rules.digests.data.then(|| digest(&buffer[..length]));
+        self.output.append_buffer(buffer, length);
+        self.data_digest(bytes);
+        self.data_end(slot);
+    }
+
+    /// Completes a command with `bytes`.
+    pub(super) fn send_bytes(&mut self, slot: u16, bytes: &[u8]) {
+        self.data_header(slot, bytes.len() as u32);
+        self.output.append(bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            bytes.len()
+        });
+        self.data_digest(self.rules.digests.data.then(|| digest(bytes)));
+        self.data_end(slot);
+    }
+
+    fn data_digest(&mut self, bytes: Option<[u8; 4]>) {
+        if let Some(bytes) = bytes {
+            self.output.append(4, |out| {
+                out.copy_from_slice(&bytes);
+                4
+            });
+        }
+    }
+
+    /// Sends the header of a command's data.
+    #[inline]
+    fn data_header(&mut self, slot: u16, length: u32) {
+        let cid = self.slots.get(slot).command.cid.get();
+        let flags =
+            if self.omits_completion() { data_flags::LAST | data_flags::SUCCESS } else { data_flags::LAST };
+        let header = Data::new(Kind::C2hData, flags, cid, 0, 0, length);
+        let (digests, alignment) = (self.rules.digests, self.alignment);
+        self.output.append(MAX_HEADER, |out| encode(&header, length, digests, alignment, out));
+    }
+
+    /// Ends a successful command with data: by its completion, unless the flag of its data has reported success.
+    #[inline]
+    fn data_end(&mut self, slot: u16) {
+        let cid = self.release(slot, Status::SUCCESS);
+        if !self.omits_completion() {
+            self.respond(cid, Status::SUCCESS, 0);
+        }
+    }
+
+    /// Returns true if successful commands with data have no completion, because the host does not need SQHD.
+    fn omits_completion(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| !queue.flow_control)
+    }
+
+    /// Records that a command with this identifier is in progress. Returns false if there is one already.
+    #[inline]
+    pub(super) fn remember_identifier(&mut self, cid: u16) -> bool {
+        let (word, bit) = (usize::from(cid / 64), 1 << (cid % 64));
+        if self.identifiers.len() <= word {
+            self.identifiers.resize(word + 1, 0);
+        }
+        let fresh = self.identifiers[word] & bit == 0;
+        self.identifiers[word] |= bit;
+        fresh
+    }
+
+    /// Records that no command with this identifier is in progress any more.
+    #[inline]
+    pub(super) fn forget_identifier(&mut self, cid: u16) {
+        self.identifiers[usize::from(cid / 64)] &= !(1 << (cid % 64));
+    }
+}

@@ -1,0 +1,124 @@
+//! The commands in progress of a connection.
+
+use crate::command::Command;
+use crate::target::buffer::Buffer;
+use crate::target::io::Request;
+use crate::target::storage::Progress;
+
+/// How far a command has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The slot is free.
+    Free,
+    /// The command waits for a buffer.
+    Starved,
+    /// Data from the host is being received.
+    Receiving,
+    /// The command is being carried out.
+    Executing,
+}
+
+/// A command in progress.
+#[derive(Debug)]
+pub struct Slot {
+    /// The command.
+    pub command: Command,
+    /// How far it has got.
+    pub stage: Stage,
+    /// The validated I/O command. `None` for admin and Fabrics commands.
+    pub request: Option<Request>,
+    /// The data of the command.
+    pub buffer: Option<Buffer>,
+    /// The blocks with which Compare compares its data.
+    pub compared: Option<Buffer>,
+    /// The bytes that the host sends.
+    pub expected: u32,
+    /// The bytes that the host has sent.
+    pub received: u32,
+    /// True if the host was asked for data by an R2T.
+    pub requested: bool,
+    /// True if a data digest was wrong.
+    pub corrupted: bool,
+    /// The file operation.
+    pub progress: Option<Progress>,
+    /// True for a flush on behalf of a shutdown, to which no response is sent.
+    pub internal: bool,
+}
+
+impl Slot {
+    /// Returns the namespace of an I/O command.
+    ///
+    /// # Panics
+    /// If this is no validated I/O command.
+    pub fn namespace(&self) -> u32 {
+        self.request.as_ref().expect("an I/O command").namespace
+    }
+}
+
+/// The slots of a connection. Their number grows with the commands that the host keeps in flight.
+#[derive(Debug, Default)]
+pub struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+}
+
+impl Slots {
+    /// Puts a command into a free slot. Returns its number.
+    pub fn insert(&mut self, command: Command) -> u16 {
+        let slot = Slot {
+            command,
+            stage: Stage::Executing,
+            request: None,
+            buffer: None,
+            compared: None,
+            expected: 0,
+            received: 0,
+            requested: false,
+            corrupted: false,
+            progress: None,
+            internal: false,
+        };
+        if let Some(number) = self.free.pop() {
+            self.slots[usize::from(number)] = slot;
+            return number;
+        }
+        self.slots.push(slot);
+        (self.slots.len() - 1) as u16
+    }
+
+    /// Frees a slot, with its buffers.
+    pub fn remove(&mut self, number: u16) {
+        let slot = &mut self.slots[usize::from(number)];
+        assert!(slot.stage != Stage::Free, "a slot in use");
+        slot.stage = Stage::Free;
+        (slot.buffer, slot.compared, slot.progress) = (None, None, None);
+        self.free.push(number);
+    }
+
+    /// Returns the number of slots in use.
+    pub fn in_use(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Returns the command in a slot.
+    #[inline]
+    pub fn get(&self, number: u16) -> &Slot {
+        &self.slots[usize::from(number)]
+    }
+
+    /// Returns the command in a slot.
+    #[inline]
+    pub fn get_mut(&mut self, number: u16) -> &mut Slot {
+        &mut self.slots[usize::from(number)]
+    }
+
+    /// Returns the command in a slot that a host named, if it is in use.
+    pub fn find(&mut self, number: u16) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(number)).filter(|slot| slot.stage != Stage::Free)
+    }
+
+    /// Returns true if a slot in use meets a condition.
+    pub fn any(&self, condition: impl Fn(&Slot) -> bool) -> bool {
+        self.slots.iter().any(|slot| slot.stage != Stage::Free && condition(slot))
+    }
+}

@@ -1,0 +1,331 @@
+//! A controller: the target's side of an association with one host.
+//!
+//! An association has an admin queue and I/O queues, each on a connection of its own. The connections may be served by different
+//! threads. The controller is what they share: the properties that the host sets, the keep-alive timer and the events for the
+//! host. If the admin queue's connection ends, or the keep-alive timer expires, the controller ends, and with it all connections.
+
+use super::inbox::{ConnectionId, Inbox, Message};
+use crate::command::{async_event, cc, csts};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The value of SHST in CSTS while a shutdown is in progress.
+const SHUTDOWN_IN_PROGRESS: u32 = 1 << 2;
+
+/// A host, as it identifies itself when it connects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The host's NQN.
+    pub nqn: String,
+    /// The host identifier.
+    pub id: [u8; 16],
+}
+
+/// How to reach the thread that serves a connection.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    /// The thread's inbox.
+    pub inbox: Arc<Inbox>,
+    /// The connection's number.
+    pub connection: ConnectionId,
+}
+
+/// A kind of asynchronous event that this target reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A namespace changed its size.
+    NamespaceChanged,
+    /// The discovery log changed.
+    DiscoveryChanged,
+}
+
+/// A controller.
+#[derive(Debug)]
+pub struct Controller {
+    /// The controller identifier (CNTLID).
+    pub id: u16,
+    /// The host.
+    pub host: Host,
+    /// True for a discovery controller, which has no namespaces and no I/O queues.
+    pub discovery: bool,
+    alive: AtomicBool,
+    /// When the host was last heard, on the clock of [`super::subsystem::Subsystem::now_ms`].
+    heard_at_ms: AtomicU64,
+    keep_alive_ms: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    configuration: u32,
+    status: u32,
+    /// The queues that exist, with the connections that serve them.
+    queues: BTreeMap<u16, Reach>,
+    granted_io_queues: u16,
+    /// The value of the feature Asynchronous Event Configuration.
+    event_configuration: u32,
+    namespaces: Pending,
+    discovery: Pending,
+    changed_namespaces: BTreeSet<u32>,
+    /// The values of features that have no effect on this target, such as the arbitration burst.
+    features: BTreeMap<u8, u32>,
+}
+
+/// Whether an event waits to be reported, and whether further events of its kind are masked until the host reads the log page.
+#[derive(Debug, Default)]
+struct Pending {
+    waiting: bool,
+    masked: bool,
+}
+
+/// What a write to the property CC asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transition {
+    /// Nothing that needs an action.
+    None,
+    /// The controller was disabled: its I/O queues end.
+    Reset,
+    /// The host shuts the controller down: written data must become durable, then [`Controller::shut_down`] is called.
+    Shutdown,
+}
+
+impl Controller {
+    /// Creates a controller for a host.
+    pub fn new(id: u16, host: Host, discovery: bool, keep_alive_ms: u64, now_ms: u64) -> Self {
+        Self {
+            id,
+            host,
+            discovery,
+            alive: AtomicBool::new(true),
+            heard_at_ms: AtomicU64::new(now_ms),
+            keep_alive_ms: AtomicU64::new(keep_alive_ms),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns false once the controller has ended.
+    pub fn is_alive(&self) -> bool {
+        self.alive.load(Relaxed)
+    }
+
+    /// Ends the controller and asks the threads that serve its connections to close them. Returns false if it had ended before.
+    pub fn end(&self) -> bool {
+        let first = self.alive.swap(false, Relaxed);
+        for reach in std::mem::take(&mut self.state().queues).into_values() {
+            reach.inbox.send(Message::Close(reach.connection));
+        }
+        first
+    }
+
+    /// Adds a queue. Returns false if the queue exists or the controller has ended.
+    pub fn add_queue(&self, id: u16, reach: Reach) -> bool {
+        let mut state = self.state();
+        // `end` clears the flag before it takes the queues. So a queue that is added here is seen by `end`.
+        if !self.is_alive() || state.queues.contains_key(&id) {
+            return false;
+        }
+        state.queues.insert(id, reach);
+        true
+    }
+
+    /// Removes a queue whose connection has ended.
+    pub fn remove_queue(&self, id: u16, connection: ConnectionId) {
+        let mut state = self.state();
+        if state.queues.get(&id).is_some_and(|reach| reach.connection == connection) {
+            state.queues.remove(&id);
+        }
+    }
+
+    /// Returns the identifiers of the I/O queues that exist.
+    pub fn io_queues(&self) -> Vec<u16> {
+        self.state().queues.keys().copied().filter(|id| *id != 0).collect()
+    }
+
+    /// Records that the host sent a command. Call it with the time of the current round of the thread.
+    #[inline]
+    pub fn heard(&self, now_ms: u64) {
+        if self.heard_at_ms.load(Relaxed) != now_ms {
+            self.heard_at_ms.store(now_ms, Relaxed);
+        }
+    }
+
+    /// Returns the keep-alive timeout in milliseconds; 0 means that the timer is off.
+    pub fn keep_alive_ms(&self) -> u64 {
+        self.keep_alive_ms.load(Relaxed)
+    }
+
+    /// Sets the keep-alive timeout and restarts the timer.
+    pub fn set_keep_alive_ms(&self, timeout_ms: u64, now_ms: u64) {
+        self.heard(now_ms);
+        self.keep_alive_ms.store(timeout_ms, Relaxed);
+    }
+
+    /// Returns true if the host was not heard for longer than the keep-alive timeout.
+    pub fn is_expired(&self, now_ms: u64) -> bool {
+        let timeout = self.keep_alive_ms();
+        timeout != 0 && now_ms.saturating_sub(self.heard_at_ms.load(Relaxed)) > timeout
+    }
+
+    /// Returns the property CC.
+    pub fn configuration(&self) -> u32 {
+        self.state().configuration
+    }
+
+    /// Returns the property CSTS.
+    pub fn status(&self) -> u32 {
+        self.state().status
+    }
+
+    /// Returns true if the host has enabled the controller and it accepts commands.
+    pub fn is_ready(&self) -> bool {
+        self.status() & csts::READY != 0
+    }
+
+    /// Returns true if the values in CC that the host chooses are supported: the NVM command set, pages of 4 KiB, round-robin
+    /// arbitration, and queue entries of 64 and 16 bytes for I/O queues.
+    fn accepts(configuration: u32, discovery: bool) -> bool {
+        let field = |shift: u32, bits: u32| configuration >> shift & ((1 << bits) - 1);
+        let (command_set, page, arbitration) = (field(4, 3), field(7, 4), field(11, 3));
+        let (submission_entry, completion_entry) = (field(16, 4), field(20, 4));
+        let entries = discovery || (submission_entry, completion_entry) == (6, 4);
+        (command_set, page, arbitration) == (0, 0, 0) && entries
+    }
+
+    /// Writes the property CC. Returns what has to be done.
+    pub fn configure(&self, configuration: u32) -> Transition {
+        let mut state = self.state();
+        let before = std::mem::replace(&mut state.configuration, configuration);
+        let was_set = |bit: u32| before & bit != 0;
+        let is_set = |bit: u32| configuration & bit != 0;
+        let mut transition = Transition::None;
+        if is_set(cc::ENABLE) && !was_set(cc::ENABLE) {
+            state.status = match Self::accepts(configuration, self.discovery) {
+                true => csts::READY,
+                false => csts::FATAL,
+            };
+        }
+        if !is_set(cc::ENABLE) && was_set(cc::ENABLE) {
+            *state = State { configuration, queues: std::mem::take(&mut state.queues), ..State::default() };
+            let io: Vec<u16> = state.queues.keys().copied().filter(|id| *id != 0).collect();
+            for reach in io.iter().filter_map(|id| state.queues.remove(id)) {
+                reach.inbox.send(Message::Close(reach.connection));
+            }
+            transition = Transition::Reset;
+        }
+        if configuration & cc::SHUTDOWN_MASK != 0 && before & cc::SHUTDOWN_MASK == 0 {
+            state.status = state.status & !csts::SHUTDOWN_MASK | SHUTDOWN_IN_PROGRESS;
+            transition = Transition::Shutdown;
+        }
+        transition
+    }
+
+    /// Reports that the shutdown is complete.
+    pub fn shut_down(&self) {
+        let mut state = self.state();
+        state.status = state.status & !csts::SHUTDOWN_MASK | csts::SHUTDOWN_COMPLETE;
+    }
+
+    /// Reports in CSTS that the controller failed and must be reset.
+    pub fn fail(&self) {
+        self.state().status |= csts::FATAL;
+    }
+
+    /// Returns the number of I/O queues that the host may create.
+    pub fn granted_io_queues(&self) -> u16 {
+        self.state().granted_io_queues
+    }
+
+    /// Sets the number of I/O queues that the host may create.
+    pub fn grant_io_queues(&self, count: u16) {
+        self.state().granted_io_queues = count;
+    }
+
+    /// Returns the value of a feature that is only stored.
+    pub fn feature(&self, id: u8) -> u32 {
+        self.state().features.get(&id).copied().unwrap_or(0)
+    }
+
+    /// Stores the value of a feature that has no effect on this target.
+    pub fn set_feature(&self, id: u8, value: u32) {
+        self.state().features.insert(id, value);
+    }
+
+    /// Returns the feature Asynchronous Event Configuration.
+    pub fn event_configuration(&self) -> u32 {
+        self.state().event_configuration
+    }
+
+    /// Sets the feature Asynchronous Event Configuration.
+    pub fn configure_events(&self, configuration: u32) {
+        self.state().event_configuration = configuration;
+    }
+
+    /// Records that a namespace changed, and reports that to the host if it asked for such events.
+    pub fn namespace_changed(&self, id: u32) {
+        let mut state = self.state();
+        state.changed_namespaces.insert(id);
+        if state.event_configuration & async_event::NAMESPACE_NOTICES != 0 {
+            state.namespaces.waiting = true;
+            Self::wake_admin(&state);
+        }
+    }
+
+    /// Records that the discovery log changed, and reports that to the host if it asked for such events.
+    pub fn discovery_changed(&self) {
+        let mut state = self.state();
+        if state.event_configuration & async_event::DISCOVERY_NOTICES != 0 {
+            state.discovery.waiting = true;
+            Self::wake_admin(&state);
+        }
+    }
+
+    fn wake_admin(state: &State) {
+        if let Some(reach) = state.queues.get(&0) {
+            reach.inbox.send(Message::Event(reach.connection));
+        }
+    }
+
+    /// Returns an event to report, if one waits and its kind is not masked. Masks its kind until [`Controller::unmask`].
+    pub fn next_event(&self) -> Option<Event> {
+        let mut state = self.state();
+        let mut take = |event| {
+            let pending = match event {
+                Event::NamespaceChanged => &mut state.namespaces,
+                Event::DiscoveryChanged => &mut state.discovery,
+            };
+            let ready = pending.waiting && !pending.masked;
+            if ready {
+                *pending = Pending { waiting: false, masked: true };
+            }
+            ready.then_some(event)
+        };
+        take(Event::NamespaceChanged).or_else(|| take(Event::DiscoveryChanged))
+    }
+
+    /// Allows further events of a kind, because the host has read the log page. A change since then is reported at once.
+    pub fn unmask(&self, event: Event) {
+        let mut state = self.state();
+        match event {
+            Event::NamespaceChanged => state.namespaces.masked = false,
+            Event::DiscoveryChanged => state.discovery.masked = false,
+        }
+        if state.namespaces.waiting || state.discovery.waiting {
+            Self::wake_admin(&state);
+        }
+    }
+
+    /// Returns the namespaces that changed since the list was last cleared. Clears the list if `clear` is set.
+    pub fn changed_namespaces(&self, clear: bool) -> Vec<u32> {
+        let mut state = self.state();
+        let list = state.changed_namespaces.iter().copied().collect();
+        if clear {
+            state.changed_namespaces.clear();
+        }
+        list
+    }
+}

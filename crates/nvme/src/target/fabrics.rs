@@ -1,0 +1,139 @@
+//! Fabrics commands: Connect and the properties of a controller (Base section 6).
+
+use super::controller::{Controller, Host, Reach, Transition};
+use super::subsystem::Subsystem;
+use crate::command::{Cap, Command, ConnectData, DISCOVERY_NQN, Status, connect, connect_error, property};
+use std::mem::offset_of;
+use std::sync::Arc;
+use zerocopy::FromBytes;
+
+/// The version of the specification that controllers report: 1.4.
+pub const VERSION: u32 = 0x0001_0400;
+
+/// Offsets of fields of the Connect command, for the refusal of their values.
+mod field {
+    pub const QUEUE: u16 = 42;
+    pub const ENTRIES: u16 = 44;
+}
+
+/// A queue that a host has connected.
+#[derive(Debug)]
+pub struct Connected {
+    /// The controller to which the queue belongs.
+    pub controller: Arc<Controller>,
+    /// The queue identifier; 0 is the admin queue.
+    pub queue: u16,
+    /// The number of entries.
+    pub entries: u16,
+    /// True if the host needs the head of the submission queue in completions.
+    pub flow_control: bool,
+}
+
+/// Carries out a Connect: creates a controller with its admin queue, or adds an I/O queue to a controller.
+///
+/// # Errors
+/// The status, and dword 0 of the completion, which names an invalid parameter.
+pub fn connect(
+    subsystem: &Subsystem,
+    reach: &Reach,
+    command: &Command,
+    data: &[u8],
+) -> Result<Connected, (Status, u32)> {
+    let invalid =
+        |in_data, offset| (Status::CONNECT_INVALID_PARAMETERS.dnr(), connect_error(in_data, offset));
+    let Ok(data) = ConnectData::ref_from_bytes(data) else {
+        return Err((Status::INVALID_SGL_LENGTH.dnr(), 0));
+    };
+    let (format, queue) = (command.cdw10.get() as u16, (command.cdw10.get() >> 16) as u16);
+    let (last_entry, attributes) = (command.cdw11.get() as u16, (command.cdw11.get() >> 16) as u8);
+    let flow_control = attributes & connect::DISABLE_FLOW_CONTROL == 0;
+    if format != 0 {
+        return Err((Status::CONNECT_INCOMPATIBLE_FORMAT.dnr(), 0));
+    }
+    if last_entry == 0 || last_entry >= subsystem.limits.queue_entries {
+        return Err(invalid(false, field::ENTRIES));
+    }
+    let entries = last_entry + 1;
+    let host_offset = offset_of!(ConnectData, host_nqn) as u16;
+    let subsystem_offset = offset_of!(ConnectData, subsystem_nqn) as u16;
+    let controller_offset = offset_of!(ConnectData, controller) as u16;
+    let host_nqn = nqn(&data.host_nqn).ok_or(invalid(true, host_offset))?;
+    let subsystem_nqn = nqn(&data.subsystem_nqn).ok_or(invalid(true, subsystem_offset))?;
+    let discovery = subsystem_nqn == DISCOVERY_NQN;
+    if !discovery && subsystem_nqn != subsystem.nqn {
+        return Err(invalid(true, subsystem_offset));
+    }
+    // The discovery service answers every host. It lists only what the host may use.
+    if !discovery && !subsystem.allows(host_nqn) {
+        return Err((Status::CONNECT_INVALID_HOST.dnr(), 0));
+    }
+    let host = Host { nqn: host_nqn.into(), id: data.host_id };
+    let id = data.controller.get();
+    let controller = if queue == 0 {
+        if id != connect::ANY_CONTROLLER {
+            return Err(invalid(true, controller_offset));
+        }
+        let keep_alive_ms = command.cdw12.get().into();
+        let created = subsystem.create_controller(host, discovery, keep_alive_ms);
+        created.ok_or((Status::CONNECT_CONTROLLER_BUSY, 0))?
+    } else {
+        let controller = subsystem.controller(id).filter(|it| it.host == host && it.discovery == discovery);
+        let controller = controller.ok_or(invalid(true, controller_offset))?;
+        if discovery || queue > controller.granted_io_queues() {
+            return Err(invalid(false, field::QUEUE));
+        }
+        if !controller.is_ready() {
+            return Err((Status::SEQUENCE_ERROR.dnr(), 0));
+        }
+        controller
+    };
+    if !controller.add_queue(queue, reach.clone()) {
+        return Err((Status::SEQUENCE_ERROR.dnr(), 0));
+    }
+    Ok(Connected { controller, queue, entries, flow_control })
+}
+
+/// Reads an NQN that a zero byte ends.
+fn nqn(field: &[u8]) -> Option<&str> {
+    let end = field.iter().position(|byte| *byte == 0)?;
+    let text = std::str::from_utf8(&field[..end]).ok()?;
+    let printable = !text.chars().any(char::is_control);
+    ((1..=223).contains(&end) && printable).then_some(text)
+}
+
+/// Returns the value of a property.
+///
+/// # Errors
+/// The status of the command, if the property or its size is invalid.
+pub fn property_get(
+    subsystem: &Subsystem,
+    controller: &Controller,
+    command: &Command,
+) -> Result<u64, Status> {
+    let wide = match command.cdw10.get() & 7 {
+        0 => false,
+        1 => true,
+        _ => return Err(Status::INVALID_FIELD.dnr()),
+    };
+    match (command.cdw11.get(), wide) {
+        (property::CAP, true) => {
+            // TO is the time until a controller is ready. This target is ready at once; hosts get a margin of 7.5 s.
+            Ok(Cap::new(subsystem.limits.queue_entries.into(), 15).0)
+        }
+        (property::VS, false) => Ok(VERSION.into()),
+        (property::CC, false) => Ok(controller.configuration().into()),
+        (property::CSTS, false) => Ok(controller.status().into()),
+        _ => Err(Status::INVALID_FIELD.dnr()),
+    }
+}
+
+/// Sets a property. Returns what follows from it.
+///
+/// # Errors
+/// The status of the command, if the property or its size is invalid.
+pub fn property_set(controller: &Controller, command: &Command) -> Result<Transition, Status> {
+    match (command.cdw11.get(), command.cdw10.get() & 7) {
+        (property::CC, 0) => Ok(controller.configure(command.cdw12.get())),
+        _ => Err(Status::INVALID_FIELD.dnr()),
+    }
+}

@@ -1,0 +1,74 @@
+//! Messages to a worker thread from other threads.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
+
+/// A message to a worker.
+#[derive(Debug)]
+pub enum Message {
+    /// Serve this connection.
+    Accept {
+        /// The connected socket.
+        socket: OwnedFd,
+        /// The host's address.
+        peer: SocketAddr,
+        /// The address at which the host reached the target.
+        local: SocketAddr,
+    },
+    /// Close this connection, because its controller ended.
+    Close(ConnectionId),
+    /// An event may be ready for this connection, which belongs to an admin queue.
+    Event(ConnectionId),
+    /// Complete the commands in flight, then close all connections and end the thread.
+    Drain,
+}
+
+/// The number of a connection of a worker. It is never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+/// A queue of messages. Its event descriptor becomes readable when a message arrives.
+#[derive(Debug)]
+pub struct Inbox {
+    messages: Mutex<Vec<Message>>,
+    event: OwnedFd,
+}
+
+impl Inbox {
+    /// Creates an empty inbox.
+    ///
+    /// # Errors
+    /// If the process has too many open files.
+    pub fn new() -> std::io::Result<Self> {
+        // SAFETY: a plain system call; the descriptor is owned by nobody else.
+        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if event < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor, as checked above.
+        Ok(Self { messages: Mutex::new(Vec::new()), event: unsafe { OwnedFd::from_raw_fd(event) } })
+    }
+
+    /// Appends a message and wakes the worker.
+    pub fn send(&self, message: Message) {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: 8 bytes of an array. The write cannot fail before 2^64 messages are unread.
+        unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Returns all messages in the order of their arrival.
+    pub fn take(&self) -> Vec<Message> {
+        let mut count = [0_u8; 8];
+        // The event is cleared before the messages are taken, so a message that arrives now sets it again.
+        // SAFETY: the call writes at most the 8 bytes of the array.
+        unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        std::mem::take(&mut self.messages.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the event descriptor, to poll it for messages.
+    pub fn event(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}

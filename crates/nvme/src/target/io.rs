@@ -1,0 +1,193 @@
+//! I/O commands: what they do, their validation, and the operations on memory.
+
+use super::subsystem::Subsystem;
+use crate::command::{Command, Status, dsm, io, io_flags};
+use crate::namespace::{Memory, Namespace};
+use std::sync::atomic::Ordering::Relaxed;
+use zerocopy::FromBytes;
+
+/// What an I/O command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Read blocks.
+    Read,
+    /// Write blocks.
+    Write {
+        /// The data must be durable before the command completes (FUA).
+        durable: bool,
+    },
+    /// Compare blocks with data from the host.
+    Compare,
+    /// Make all data durable that was written by completed commands.
+    Flush,
+    /// Set blocks to zero.
+    Zero {
+        /// The blocks may be deallocated.
+        deallocate: bool,
+        /// The zeros must be durable before the command completes (FUA).
+        durable: bool,
+    },
+    /// Deallocate ranges of blocks. The host lists them in its data.
+    Deallocate {
+        /// The number of ranges.
+        ranges: u16,
+    },
+}
+
+impl Operation {
+    /// Returns true if the host sends data.
+    pub fn receives(self) -> bool {
+        matches!(self, Operation::Write { .. } | Operation::Compare | Operation::Deallocate { .. })
+    }
+
+    /// Returns true if the operation changes the namespace.
+    pub fn modifies(self) -> bool {
+        matches!(self, Operation::Write { .. } | Operation::Zero { .. } | Operation::Deallocate { .. })
+    }
+}
+
+/// A validated I/O command. Its range lies within the namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// The namespace identifier.
+    pub namespace: u32,
+    /// What to do.
+    pub operation: Operation,
+    /// The start of the range, in bytes.
+    pub offset: u64,
+    /// The length of the range, in bytes.
+    pub length: u64,
+    /// The length of the data that is transferred to or from the host, in bytes.
+    pub data_bytes: u32,
+}
+
+/// Validates an I/O command, except for its SGL.
+///
+/// # Errors
+/// The status with which the command completes.
+#[inline]
+pub fn plan(command: &Command, subsystem: &Subsystem) -> Result<Request, Status> {
+    let (durable, deallocate) = {
+        let flags = command.cdw12.get();
+        (flags & io_flags::FUA != 0, flags & io_flags::DEALLOCATE != 0)
+    };
+    let operation = match command.opcode {
+        io::READ => Operation::Read,
+        io::WRITE => Operation::Write { durable },
+        io::FLUSH => Operation::Flush,
+        io::COMPARE => Operation::Compare,
+        io::WRITE_ZEROES => Operation::Zero { deallocate, durable },
+        io::DATASET_MANAGEMENT => Operation::Deallocate { ranges: (command.cdw10.get() as u8).into() },
+        _ => return Err(Status::INVALID_OPCODE.dnr()),
+    };
+    let id = command.nsid.get();
+    let namespace = subsystem.namespace(id).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+    if operation.modifies() {
+        if namespace.read_only {
+            return Err(Status::WRITE_PROTECTED.dnr());
+        }
+        if namespace.flush_failed() {
+            return Err(Status::WRITE_FAULT.dnr());
+        }
+    }
+    let mut request = Request { namespace: id, operation, offset: 0, length: 0, data_bytes: 0 };
+    match operation {
+        Operation::Flush => {}
+        Operation::Deallocate { ranges } => {
+            // The field is the number of ranges less one. Linux always sends the longest list.
+            let ranges = ranges + 1;
+            request.operation = Operation::Deallocate { ranges };
+            request.data_bytes = u32::from(ranges) * size_of::<dsm::Range>() as u32;
+        }
+        Operation::Read | Operation::Write { .. } | Operation::Compare | Operation::Zero { .. } => {
+            let range = namespace.range(command.lba(), command.block_count());
+            (request.offset, request.length) = range.ok_or(Status::LBA_OUT_OF_RANGE.dnr())?;
+            if !matches!(operation, Operation::Zero { .. }) {
+                if request.length > subsystem.limits.transfer_bytes().into() {
+                    return Err(Status::INVALID_FIELD.dnr());
+                }
+                request.data_bytes = request.length as u32;
+            }
+        }
+    }
+    Ok(request)
+}
+
+/// Returns the byte ranges that a Dataset Management command lists, if it asks for deallocation.
+///
+/// # Errors
+/// The status with which the command completes: a range lies beyond the namespace.
+pub fn ranges(
+    command: &Command,
+    count: u16,
+    data: &[u8],
+    namespace: &Namespace,
+) -> Result<Vec<(u64, u64)>, Status> {
+    if command.cdw11.get() & dsm::DEALLOCATE == 0 {
+        return Ok(Vec::new());
+    }
+    let bytes =
+        data.get(..usize::from(count) * size_of::<dsm::Range>()).ok_or(Status::INVALID_SGL_LENGTH.dnr())?;
+    let list = <[dsm::Range]>::ref_from_bytes(bytes).map_err(|_| Status::INTERNAL_ERROR)?;
+    list.iter()
+        .filter(|range| range.blocks.get() != 0)
+        .map(|range| {
+            namespace.range(range.lba.get(), range.blocks.get()).ok_or(Status::LBA_OUT_OF_RANGE.dnr())
+        })
+        .collect()
+}
+
+/// Carries out an operation on memory. `data` is the data that the host sent. Reads are not carried out here, because their data
+/// is sent from the memory itself.
+///
+/// # Errors
+/// The status with which the command completes.
+pub fn execute_on_memory(
+    memory: &Memory,
+    namespace: &Namespace,
+    command: &Command,
+    request: &Request,
+    data: &[u8],
+) -> Result<(), Status> {
+    match request.operation {
+        Operation::Write { .. } => memory.write(request.offset, &data[..request.length as usize]),
+        Operation::Compare => {
+            if !memory.equals(request.offset, &data[..request.length as usize]) {
+                return Err(Status::COMPARE_FAILURE.dnr());
+            }
+        }
+        Operation::Zero { .. } => memory.zero(request.offset, request.length),
+        Operation::Deallocate { ranges: count } => {
+            for (offset, length) in ranges(command, count, data, namespace)? {
+                memory.zero(offset, length);
+            }
+        }
+        // Memory has no volatile cache in front of it.
+        Operation::Flush | Operation::Read => {}
+    }
+    Ok(())
+}
+
+/// Adds a completed command to the counters of its namespace.
+#[inline]
+pub fn count(namespace: &Namespace, request: &Request, status: Status) {
+    let counters = &namespace.counters;
+    let add = |counter: &std::sync::atomic::AtomicU64, value| {
+        counter.fetch_add(value, Relaxed);
+    };
+    if !status.is_success() {
+        return add(&counters.errors, 1);
+    }
+    match request.operation {
+        Operation::Read => {
+            add(&counters.reads, 1);
+            add(&counters.read_bytes, request.length);
+        }
+        Operation::Write { .. } => {
+            add(&counters.writes, 1);
+            add(&counters.written_bytes, request.length);
+        }
+        Operation::Flush => add(&counters.flushes, 1),
+        _ => add(&counters.others, 1),
+    }
+}

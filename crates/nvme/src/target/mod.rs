@@ -1,0 +1,32 @@
+//! The target: serves namespaces to hosts.
+//!
+//! ```text
+//!                  acceptor and timers            one thread per core
+//!   hosts ==TCP==> [ server ] --sockets--> [ worker: io_uring, connections ] --> memory, files, block devices
+//!                      |                          |
+//!                      +------- subsystem --------+    namespaces, hosts, controllers
+//! ```
+//!
+//! * [`connection`] is the protocol of one connection, without I/O;
+//! * [`subsystem`] and [`controller`] hold what the connections of a target share;
+//! * the worker threads move bytes between sockets, connections and files;
+//! * [`Target`] starts and ends all of it.
+
+pub mod admin;
+pub mod buffer;
+pub mod connection;
+pub mod controller;
+pub mod fabrics;
+pub mod inbox;
+pub mod io;
+mod logs;
+mod pages;
+mod result;
+mod ring;
+mod server;
+pub mod storage;
+pub mod subsystem;
+mod worker;
+
+pub use result::{NamespaceResult, TargetResult};
+pub use server::{Config, Hosts, Target};

@@ -1,0 +1,115 @@
+//! The data of Identify (Base section 5.17, NVM section 4.1.5).
+
+use super::admin::MAX_EVENT_REQUESTS;
+use super::controller::Controller;
+use super::fabrics::VERSION;
+use super::subsystem::Subsystem;
+use crate::command::{DISCOVERY_NQN, async_event};
+use crate::identify::{
+    self, IDENTIFY_BYTES, LbaFormat, NamespaceDescriptor, controller_type, oncs, padded, terminated,
+};
+use crate::namespace::Namespace;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// The model name.
+const MODEL: &str = "inlane NVMe/TCP target";
+
+/// The granularity at which writes perform best, in bytes.
+const PREFERRED_BYTES: u32 = 4096;
+
+/// Returns true if a namespace has a volatile write cache.
+pub fn has_volatile_cache(subsystem: &Subsystem) -> bool {
+    subsystem.namespaces.iter().any(Namespace::has_volatile_cache)
+}
+
+/// Returns Identify Controller.
+pub fn controller(subsystem: &Subsystem, controller: &Controller) -> Vec<u8> {
+    let limits = &subsystem.limits;
+    let mut page = identify::Controller::new_zeroed();
+    page.sn = padded(&subsystem.serial);
+    page.mn = padded(MODEL);
+    page.fr = padded(env!("CARGO_PKG_VERSION"));
+    page.mdts = limits.transfer_shift;
+    page.cntlid = controller.id.into();
+    page.ver = VERSION.into();
+    // Bit 0: host identifiers have 128 bits. Bit 6: every command restarts the keep-alive timer.
+    page.ctratt = (1_u32 | 1 << 6).into();
+    page.aerl = (MAX_EVENT_REQUESTS - 1) as u8;
+    // Slot 1 of the firmware is read-only, and the only one.
+    page.frmw = 1 | 1 << 1;
+    // Bit 1: the log of supported commands. Bit 2: offsets in log pages.
+    page.lpa = 1 << 1 | 1 << 2;
+    // The keep-alive timer counts in steps of 100 ms.
+    page.kas = 1.into();
+    page.maxcmd = limits.queue_entries.into();
+    // Bit 0: SGLs. Bit 20: offsets in capsules. Bit 21: data that the transport transfers.
+    page.sgls = (1_u32 | 1 << 20 | 1 << 21).into();
+    page.ioccsz = ((64 + limits.capsule_data_bytes) / 16).into();
+    page.iorcsz = 1.into();
+    page.msdbd = 1;
+    if controller.discovery {
+        page.cntrltype = controller_type::DISCOVERY;
+        page.oaes = async_event::DISCOVERY_NOTICES.into();
+        page.subnqn = terminated(DISCOVERY_NQN);
+    } else {
+        page.cntrltype = controller_type::IO;
+        page.oaes = async_event::NAMESPACE_NOTICES.into();
+        page.subnqn = terminated(&subsystem.nqn);
+        // The subsystem has several ports and several controllers.
+        page.cmic = 3;
+        page.acl = 3;
+        page.sqes = 0x66;
+        page.cqes = 0x44;
+        page.nn = (subsystem.namespaces.len() as u32).into();
+        page.oncs = (oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::WRITE_ZEROES).into();
+        // A flush concerns one namespace.
+        page.vwc = u8::from(has_volatile_cache(subsystem)) | 2 << 1;
+    }
+    page.as_bytes().to_vec()
+}
+
+/// Returns Identify Namespace.
+pub fn namespace(namespace: &Namespace) -> Vec<u8> {
+    let mut page = identify::Namespace::new_zeroed();
+    let blocks = namespace.blocks();
+    (page.nsze, page.ncap, page.nuse) = (blocks.into(), blocks.into(), blocks.into());
+    // Bit 4: the preferred sizes below are valid.
+    page.nsfeat = 1 << 4;
+    // The namespace may be used by several controllers.
+    page.nmic = 1;
+    // Deallocated blocks read as zero, and Write Zeroes may deallocate.
+    page.dlfeat = 1 | 1 << 3;
+    page.nvmcap = u128::from(namespace.bytes()).to_le_bytes();
+    let preferred = (PREFERRED_BYTES / namespace.block_bytes()) as u16 - 1;
+    for field in [&mut page.npwg, &mut page.npwa, &mut page.npdg, &mut page.npda, &mut page.nows] {
+        *field = preferred.into();
+    }
+    page.nsattr = namespace.read_only.into();
+    page.nguid = namespace.uuid;
+    page.lbaf[0] = LbaFormat { ms: 0.into(), lbads: namespace.block_shift, rp: 0 };
+    page.as_bytes().to_vec()
+}
+
+/// Returns what all namespaces have in common: with different block sizes, nothing.
+pub fn common_namespace() -> Vec<u8> {
+    vec![0; IDENTIFY_BYTES]
+}
+
+/// Returns the list of namespaces whose identifiers are greater than `after`.
+pub fn active_namespaces(subsystem: &Subsystem, after: u32) -> Vec<u8> {
+    let ids = subsystem.namespaces.iter().map(|namespace| namespace.id).filter(|id| *id > after);
+    let mut page: Vec<u8> = ids.take(IDENTIFY_BYTES / 4).flat_map(u32::to_le_bytes).collect();
+    page.resize(IDENTIFY_BYTES, 0);
+    page
+}
+
+/// Returns the Namespace Identification Descriptors.
+pub fn descriptors(namespace: &Namespace) -> Vec<u8> {
+    let mut page = vec![0; IDENTIFY_BYTES];
+    let mut end = 0;
+    for descriptor in [NamespaceDescriptor::Nguid(namespace.uuid), NamespaceDescriptor::Uuid(namespace.uuid)]
+    {
+        end += descriptor.encode(&mut page[end..]);
+    }
+    page
+}

@@ -1,0 +1,148 @@
+//! The result of a target: what it served.
+
+use super::server::Target;
+use inlane_core::result::{Cell, Row};
+use inlane_core::units;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What a target served from its start to its end.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct TargetResult {
+    /// The addresses on which the target listened.
+    pub listeners: Vec<String>,
+    /// The NQN of the subsystem.
+    pub nqn: String,
+    /// The worker threads.
+    pub threads: usize,
+    /// Connections that were accepted.
+    pub connections: u64,
+    /// Connections and Connect commands that were refused, and connections that were closed because of a limit or a timeout.
+    pub refused: u64,
+    /// Connections that were ended because the host violated the protocol.
+    pub protocol_violations: u64,
+    /// PDUs whose data digest was wrong.
+    pub data_digest_errors: u64,
+    /// Controllers that hosts created.
+    pub controllers: u64,
+    /// Controllers that ended because their keep-alive timer expired.
+    pub keep_alive_expirations: u64,
+    /// The namespaces.
+    pub namespaces: Vec<NamespaceResult>,
+}
+
+/// What hosts did with a namespace.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct NamespaceResult {
+    /// The namespace identifier.
+    pub id: u32,
+    /// The text from which the namespace was opened.
+    pub name: String,
+    /// The size.
+    pub size_bytes: u64,
+    /// The size of a block.
+    pub block_bytes: u32,
+    /// True if hosts could not write.
+    pub read_only: bool,
+    /// Read commands that succeeded.
+    pub reads: u64,
+    /// The bytes that they read.
+    pub read_bytes: u64,
+    /// Write commands that succeeded.
+    pub writes: u64,
+    /// The bytes that they wrote.
+    pub written_bytes: u64,
+    /// Flush commands that succeeded.
+    pub flushes: u64,
+    /// Commands of other kinds that succeeded.
+    pub other_commands: u64,
+    /// Commands that ended with an error status.
+    pub errors: u64,
+}
+
+impl TargetResult {
+    /// Reads the counters of a target.
+    pub fn of(target: &Target) -> Self {
+        let subsystem = target.subsystem();
+        let counters = &subsystem.counters;
+        let get = |counter: &AtomicU64| counter.load(Relaxed);
+        let namespaces = subsystem.namespaces.iter().map(|namespace| NamespaceResult {
+            id: namespace.id,
+            name: namespace.name.clone(),
+            size_bytes: namespace.bytes(),
+            block_bytes: namespace.block_bytes(),
+            read_only: namespace.read_only,
+            reads: get(&namespace.counters.reads),
+            read_bytes: get(&namespace.counters.read_bytes),
+            writes: get(&namespace.counters.writes),
+            written_bytes: get(&namespace.counters.written_bytes),
+            flushes: get(&namespace.counters.flushes),
+            other_commands: get(&namespace.counters.others),
+            errors: get(&namespace.counters.errors),
+        });
+        Self {
+            listeners: subsystem.listeners().iter().map(ToString::to_string).collect(),
+            nqn: subsystem.nqn.clone(),
+            threads: target.threads(),
+            connections: get(&counters.connections),
+            refused: get(&counters.refused),
+            protocol_violations: get(&counters.violations),
+            data_digest_errors: get(&counters.digest_errors),
+            controllers: get(&counters.controllers),
+            keep_alive_expirations: get(&counters.expired),
+            namespaces: namespaces.collect(),
+        }
+    }
+}
+
+impl Row for TargetResult {
+    fn parameters(&self) -> Vec<Cell> {
+        vec![Cell::new("target", &self.nqn)]
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        vec![
+            Cell::new("connections", self.connections.to_string()),
+            Cell::new("refused", self.refused.to_string()),
+        ]
+    }
+
+    fn lines(&self) -> Vec<Cell> {
+        let mut lines = vec![
+            Cell::new("target", format!("{} at {}", self.nqn, self.listeners.join(", "))),
+            Cell::new(
+                "hosts",
+                format!(
+                    "{} connections, {} controllers; {} refused, {} keep-alive timers expired, {} protocol violations, \
+                     {} data digest errors",
+                    self.connections,
+                    self.controllers,
+                    self.refused,
+                    self.keep_alive_expirations,
+                    self.protocol_violations,
+                    self.data_digest_errors
+                ),
+            ),
+        ];
+        lines.extend(self.namespaces.iter().map(|it| {
+            let text = format!(
+                "{}: {} reads ({}), {} writes ({}), {} flushes, {} other commands, {} errors",
+                it.name,
+                it.reads,
+                units::bytes(it.read_bytes),
+                it.writes,
+                units::bytes(it.written_bytes),
+                it.flushes,
+                it.other_commands,
+                it.errors
+            );
+            Cell::new(format!("namespace {}", it.id), text)
+        }));
+        lines
+    }
+
+    fn error(&self) -> Option<&str> {
+        None
+    }
+}

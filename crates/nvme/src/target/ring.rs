@@ -1,0 +1,161 @@
+//! The io_uring of a worker thread.
+
+use super::storage::Call;
+use crate::{Error, Result};
+use io_uring::types::{Fd, FsyncFlags, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+use std::os::fd::RawFd;
+
+/// The entries of the submission queue. More requests are submitted in several calls.
+const SUBMISSIONS: u32 = 256;
+/// The entries of the completion queue. The kernel keeps further completions until there is space.
+const COMPLETIONS: u32 = 4096;
+
+/// `IORING_RECVSEND_POLL_FIRST`: wait for data instead of trying to receive at once.
+const POLL_FIRST: u16 = 1;
+
+/// A completed request.
+#[derive(Clone, Copy, Debug)]
+pub struct Completed {
+    /// The number that the request carried.
+    pub tag: u64,
+    /// The result of the system call: negative error numbers, as the kernel returns them.
+    pub result: i32,
+    /// Flags of the completion.
+    pub flags: u32,
+}
+
+impl Completed {
+    /// Returns true if the socket of a receive has more data.
+    pub fn more_to_receive(&self) -> bool {
+        io_uring::cqueue::sock_nonempty(self.flags)
+    }
+}
+
+/// An io_uring that one thread uses.
+pub struct Ring {
+    ring: IoUring,
+}
+
+impl Ring {
+    /// Creates the ring. The calling thread must be the one that uses it.
+    ///
+    /// # Errors
+    /// If the kernel has no io_uring, or does not let this process use it.
+    pub fn new() -> Result<Self> {
+        // Each attempt asks for less, because old kernels refuse flags that they do not know.
+        let newest = IoUring::builder()
+            .setup_cqsize(COMPLETIONS)
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(SUBMISSIONS);
+        let ring = newest
+            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).setup_coop_taskrun().build(SUBMISSIONS))
+            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS));
+        let ring = ring.map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Error::Environment {
+                what: "io_uring".into(),
+                why: "the kernel does not let this process use it; set the sysctl kernel.io_uring_disabled to 0, \
+                      or allow io_uring_setup in the seccomp profile of the container"
+                    .into(),
+            },
+            Some(libc::ENOSYS) => Error::Environment {
+                what: "io_uring".into(),
+                why: "this kernel does not have it; Linux 5.19 or newer is needed".into(),
+            },
+            _ => Error::Os { what: "cannot create an io_uring".into(), source },
+        })?;
+        Ok(Self { ring })
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: callers keep the memory of a request valid until it has completed.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            // The submission queue is full.
+            let _ = self.ring.submit();
+        }
+    }
+
+    /// Receives into memory.
+    ///
+    /// # Safety
+    /// The memory must stay valid, and nothing else may use it, until the request has completed.
+    pub unsafe fn receive(&mut self, socket: RawFd, address: *mut u8, length: usize, wait: bool, tag: u64) {
+        let length = length.min(1 << 30) as u32;
+        let priority = if wait { POLL_FIRST } else { 0 };
+        self.push(&opcode::Recv::new(Fd(socket), address, length).ioprio(priority).build().user_data(tag));
+    }
+
+    /// Sends the memory that a message describes, completely unless the connection fails.
+    ///
+    /// # Safety
+    /// The message, its vectors and the memory must stay valid and unchanged until the request has completed.
+    pub unsafe fn send(&mut self, socket: RawFd, message: *const libc::msghdr, tag: u64) {
+        // SAFETY: the caller's promise.
+        let vectors =
+            unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen as usize) };
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let entry = match vectors {
+            [one] => {
+                let length = one.iov_len.min(1 << 30) as u32;
+                opcode::Send::new(Fd(socket), one.iov_base.cast(), length).flags(flags).build()
+            }
+            _ => opcode::SendMsg::new(Fd(socket), message).flags(flags as u32).build(),
+        };
+        self.push(&entry.user_data(tag));
+    }
+
+    /// Makes a call of a file operation.
+    ///
+    /// # Safety
+    /// The memory of the call must stay valid until the request has completed, and nothing else may use it.
+    pub unsafe fn call(&mut self, descriptor: RawFd, call: Call, tag: u64) {
+        let fd = Fd(descriptor);
+        let entry = match call {
+            Call::Read { address, length, offset } => {
+                opcode::Read::new(fd, address, length).offset(offset).build()
+            }
+            Call::Write { address, length, offset, durable } => {
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                opcode::Write::new(fd, address, length).offset(offset).rw_flags(flags).build()
+            }
+            Call::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Call::Allocate { mode, offset, length } => {
+                opcode::Fallocate::new(fd, length).offset(offset).mode(mode).build()
+            }
+        };
+        self.push(&entry.user_data(tag));
+    }
+
+    /// Completes when a descriptor is readable.
+    pub fn poll(&mut self, descriptor: RawFd, tag: u64) {
+        self.push(&opcode::PollAdd::new(Fd(descriptor), libc::POLLIN as u32).build().user_data(tag));
+    }
+
+    /// Completes after a time.
+    pub fn timeout(&mut self, time: &'static Timespec, tag: u64) {
+        self.push(&opcode::Timeout::new(time).build().user_data(tag));
+    }
+
+    /// Submits all requests and waits for at least one completion. Moves the completions into `completed`.
+    ///
+    /// # Errors
+    /// Errors of the ring, which no later call can repair.
+    pub fn wait(&mut self, completed: &mut Vec<Completed>) -> std::io::Result<()> {
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => {}
+            // EINTR: a signal. EBUSY and EAGAIN: the kernel keeps completions that must be taken first.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+            Err(error) => return Err(error),
+        }
+        completed.extend(self.ring.completion().map(|entry| Completed {
+            tag: entry.user_data(),
+            result: entry.result(),
+            flags: entry.flags(),
+        }));
+        Ok(())
+    }
+}

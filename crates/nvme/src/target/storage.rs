@@ -1,0 +1,240 @@
+//! Operations on files and block devices, as sequences of system calls.
+//!
+//! [`Progress`] turns a request into calls and their results into the next call or a status. It makes no call itself: a worker
+//! submits them to its io_uring, and tests make them directly.
+
+use super::io::{Operation, Request};
+use crate::command::Status;
+use crate::namespace::Namespace;
+use std::os::fd::RawFd;
+
+/// A system call on a file. The memory stays valid until the call has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// `pread`
+    Read {
+        /// The destination.
+        address: *mut u8,
+        /// The number of bytes.
+        length: u32,
+        /// The offset in the file.
+        offset: u64,
+    },
+    /// `pwritev2`
+    Write {
+        /// The source.
+        address: *const u8,
+        /// The number of bytes.
+        length: u32,
+        /// The offset in the file.
+        offset: u64,
+        /// With `RWF_DSYNC`.
+        durable: bool,
+    },
+    /// `fdatasync`
+    Sync,
+    /// `fallocate` with this mode
+    Allocate {
+        /// The flags.
+        mode: i32,
+        /// The offset in the file.
+        offset: u64,
+        /// The number of bytes.
+        length: u64,
+    },
+}
+
+/// What follows a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// A further call.
+    Call,
+    /// The operation has ended with this status.
+    Done(Status),
+}
+
+/// How zeros are written, from best to worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ZeroMethod {
+    /// The file system keeps the blocks allocated.
+    ZeroRange,
+    /// The file system deallocates the blocks.
+    PunchHole,
+    /// The zeros are written.
+    Write,
+}
+
+const ZEROS_BYTES: usize = 128 << 10;
+/// Zeros to write to files whose file system can neither zero nor deallocate a range.
+#[repr(C, align(4096))]
+struct Zeros([u8; ZEROS_BYTES]);
+static ZEROS: Zeros = Zeros([0; ZEROS_BYTES]);
+
+/// An operation in progress.
+#[derive(Debug)]
+pub struct Progress {
+    request: Request,
+    address: *mut u8,
+    /// The bytes of the current range that are done.
+    done: u64,
+    /// The ranges still to deallocate, the current one last.
+    ranges: Vec<(u64, u64)>,
+    zero: ZeroMethod,
+    syncing: bool,
+}
+
+impl Progress {
+    /// Starts an operation. `address` is the data: the destination of a read or a compare, the source of a write. `ranges` are
+    /// those to deallocate.
+    pub fn new(request: Request, address: *mut u8, mut ranges: Vec<(u64, u64)>) -> Self {
+        ranges.reverse();
+        let zero = match request.operation {
+            Operation::Zero { deallocate: true, .. } => ZeroMethod::PunchHole,
+            _ => ZeroMethod::ZeroRange,
+        };
+        let syncing = request.operation == Operation::Flush;
+        Self { request, address, done: 0, ranges, zero, syncing }
+    }
+
+    /// Returns true if there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        matches!(self.request.operation, Operation::Deallocate { .. }) && self.ranges.is_empty()
+    }
+
+    /// Returns the next call. Repeating a call is harmless.
+    pub fn call(&self) -> Call {
+        let Request { operation, offset, length, .. } = self.request;
+        if self.syncing {
+            return Call::Sync;
+        }
+        let (at, left) = (offset + self.done, length - self.done);
+        let address = self.address.wrapping_add(self.done as usize);
+        match operation {
+            Operation::Read | Operation::Compare => Call::Read { address, length: left as u32, offset: at },
+            Operation::Write { durable } => Call::Write { address, length: left as u32, offset: at, durable },
+            Operation::Zero { .. } => match self.zero {
+                ZeroMethod::ZeroRange => Call::Allocate {
+                    mode: libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+                    offset,
+                    length,
+                },
+                ZeroMethod::PunchHole => Call::Allocate {
+                    mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                    offset,
+                    length,
+                },
+                ZeroMethod::Write => {
+                    let length = left.min(ZEROS_BYTES as u64) as u32;
+                    Call::Write { address: ZEROS.0.as_ptr(), length, offset: at, durable: false }
+                }
+            },
+            Operation::Deallocate { .. } => {
+                let (offset, length) =
+                    *self.ranges.last().expect("a range, because the operation is not empty");
+                Call::Allocate {
+                    mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                    offset,
+                    length,
+                }
+            }
+            Operation::Flush => Call::Sync,
+        }
+    }
+
+    /// Processes the result of a call: the number of bytes, or a negative error number.
+    pub fn returned(&mut self, result: i32, namespace: &Namespace) -> Next {
+        let operation = self.request.operation;
+        if result < 0 {
+            return self.failed(-result, namespace);
+        }
+        if self.syncing {
+            return Next::Done(Status::SUCCESS);
+        }
+        match operation {
+            Operation::Read | Operation::Compare | Operation::Write { .. } => {
+                if result == 0 {
+                    // The file was truncated after the range was checked.
+                    return Next::Done(Status::LBA_OUT_OF_RANGE.dnr());
+                }
+                self.done += result as u64;
+            }
+            Operation::Zero { durable, .. } => {
+                self.done += if self.zero == ZeroMethod::Write { result as u64 } else { self.request.length };
+                if self.done >= self.request.length && durable {
+                    self.syncing = true;
+                    return Next::Call;
+                }
+            }
+            Operation::Deallocate { .. } => {
+                self.ranges.pop();
+                return if self.ranges.is_empty() { Next::Done(Status::SUCCESS) } else { Next::Call };
+            }
+            Operation::Flush => {}
+        }
+        if self.done >= self.request.length { Next::Done(Status::SUCCESS) } else { Next::Call }
+    }
+
+    fn failed(&mut self, error: i32, namespace: &Namespace) -> Next {
+        let operation = self.request.operation;
+        if matches!(error, libc::EINTR | libc::EAGAIN) {
+            return Next::Call;
+        }
+        if self.syncing || operation == (Operation::Write { durable: true }) {
+            namespace.record_failed_flush();
+            tracing::error!(
+                "{}: cannot make data durable: {}; further writes are refused until the target restarts",
+                namespace.name,
+                std::io::Error::from_raw_os_error(error)
+            );
+            return Next::Done(Status::WRITE_FAULT.dnr());
+        }
+        if error == libc::EOPNOTSUPP {
+            match (operation, self.zero) {
+                // Deallocation is a hint.
+                (Operation::Deallocate { .. }, _) => return Next::Done(Status::SUCCESS),
+                (Operation::Zero { deallocate: false, .. }, ZeroMethod::ZeroRange) => {
+                    self.zero = ZeroMethod::PunchHole;
+                    return Next::Call;
+                }
+                (Operation::Zero { .. }, ZeroMethod::PunchHole) => {
+                    self.zero = ZeroMethod::Write;
+                    return Next::Call;
+                }
+                _ => {}
+            }
+        }
+        Next::Done(match (error, operation) {
+            (libc::ENOSPC | libc::EDQUOT | libc::EFBIG, _) => Status::CAPACITY_EXCEEDED.dnr(),
+            (libc::EROFS | libc::EPERM | libc::EBADF, _) => Status::WRITE_PROTECTED.dnr(),
+            (libc::ENODEV | libc::ENXIO, _) => Status::NAMESPACE_NOT_READY.dnr(),
+            (libc::EIO, Operation::Read | Operation::Compare) => Status::UNRECOVERED_READ_ERROR,
+            (libc::EIO, _) => Status::WRITE_FAULT,
+            _ => Status::INTERNAL_ERROR,
+        })
+    }
+}
+
+/// Makes a call and returns its result as an io_uring does. For tests and for the end of a target; blocks.
+pub fn make(call: Call, descriptor: RawFd) -> i32 {
+    // SAFETY: the caller of `Progress` keeps the memory of its calls valid.
+    let result = unsafe {
+        match call {
+            Call::Read { address, length, offset } => {
+                libc::pread(descriptor, address.cast(), length as usize, offset as i64)
+            }
+            Call::Write { address, length, offset, durable } => {
+                let vector = libc::iovec { iov_base: address.cast_mut().cast(), iov_len: length as usize };
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                libc::pwritev2(descriptor, &vector, 1, offset as i64, flags)
+            }
+            Call::Sync => libc::fdatasync(descriptor) as isize,
+            Call::Allocate { mode, offset, length } => {
+                libc::fallocate(descriptor, mode, offset as i64, length as i64) as isize
+            }
+        }
+    };
+    match result {
+        -1 => -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        result => result as i32,
+    }
+}

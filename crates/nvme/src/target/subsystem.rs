@@ -1,0 +1,314 @@
+//! The subsystem: the namespaces of a target, the hosts that may use them, and the controllers of connected hosts.
+//!
+//! All threads of a target share one [`Subsystem`]. It belongs together with a discovery subsystem, which tells hosts where the
+//! subsystem can be reached. Both are served on all listening addresses.
+
+use super::controller::{Controller, Host};
+use crate::command::DISCOVERY_NQN;
+use crate::namespace::{Namespace, stable_uuid};
+use crate::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// The longest NQN (Base section 4.5).
+const MAX_NQN: usize = 223;
+
+/// What bounds the resources that hosts can take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The entries of a queue, at most 1024.
+    pub queue_entries: u16,
+    /// The I/O queues of a controller.
+    pub io_queues: u16,
+    /// The controllers of all hosts together.
+    pub controllers: usize,
+    /// The most data of a command is 4096 bytes times 2 to the power of this number (MDTS).
+    pub transfer_shift: u8,
+    /// The most data within a command capsule, in bytes. A multiple of 16.
+    pub capsule_data_bytes: u32,
+    /// The data buffers of each thread together, in bytes.
+    pub buffer_bytes: usize,
+    /// The data buffers of a connection, in bytes. At least the most data of a command.
+    pub connection_bytes: usize,
+    /// The connections of all threads together.
+    pub connections: usize,
+    /// How long a host may take from the connection to its Connect command.
+    pub handshake_timeout: Duration,
+    /// How long a host may neither read responses nor send requested data.
+    pub stall_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            queue_entries: 1024,
+            io_queues: 128,
+            controllers: 1024,
+            transfer_shift: 8,
+            capsule_data_bytes: 8192,
+            buffer_bytes: 256 << 20,
+            connection_bytes: 32 << 20,
+            connections: 4096,
+            handshake_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Limits {
+    /// Returns the most data of a command, in bytes.
+    pub fn transfer_bytes(&self) -> u32 {
+        4096 << self.transfer_shift
+    }
+}
+
+/// What a [`Subsystem`] is made of.
+#[derive(Debug)]
+pub struct Definition {
+    /// The NQN by which hosts connect.
+    pub nqn: String,
+    /// The namespaces. Their identifiers are 1, 2 and so on.
+    pub namespaces: Vec<Namespace>,
+    /// The NQNs of the hosts that may connect. With `None`, every host may.
+    pub hosts: Option<BTreeSet<String>>,
+    /// The addresses on which the target listens.
+    pub listeners: Vec<SocketAddr>,
+    /// The limits.
+    pub limits: Limits,
+}
+
+/// Counts of what happened since the target started.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Connections that were accepted.
+    pub connections: AtomicU64,
+    /// Connections that were refused or closed because of a limit or a timeout.
+    pub refused: AtomicU64,
+    /// Connections that were ended because the host violated the protocol.
+    pub violations: AtomicU64,
+    /// PDUs whose data digest was wrong.
+    pub digest_errors: AtomicU64,
+    /// Controllers that were created.
+    pub controllers: AtomicU64,
+    /// Controllers that ended because their keep-alive timer expired.
+    pub expired: AtomicU64,
+}
+
+/// The namespaces, the hosts and the controllers of a target.
+#[derive(Debug)]
+pub struct Subsystem {
+    /// The NQN by which hosts connect.
+    pub nqn: String,
+    /// The serial number, derived from the NQN.
+    pub serial: String,
+    /// The namespaces. The namespace with identifier n is at index n - 1.
+    pub namespaces: Vec<Namespace>,
+    /// The limits.
+    pub limits: Limits,
+    /// The counters.
+    pub counters: Counters,
+    listeners: Vec<SocketAddr>,
+    hosts: RwLock<Option<BTreeSet<String>>>,
+    controllers: Mutex<Controllers>,
+    generation: AtomicU64,
+    started: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Controllers {
+    alive: BTreeMap<u16, Arc<Controller>>,
+    last: u16,
+}
+
+/// The highest controller identifier. The higher values have special meanings.
+const MAX_CONTROLLER: u16 = 0xFFEF;
+
+impl Subsystem {
+    /// Creates a subsystem.
+    ///
+    /// # Errors
+    /// If the NQN is invalid.
+    pub fn new(definition: Definition) -> Result<Self> {
+        let Definition { nqn, namespaces, hosts, listeners, limits } = definition;
+        check_nqn(&nqn)?;
+        for host in hosts.iter().flatten() {
+            check_nqn(host)?;
+        }
+        let hash = stable_uuid(&[nqn.as_bytes()]);
+        let serial = hash[..10].iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self {
+            nqn,
+            serial,
+            namespaces,
+            limits,
+            counters: Counters::default(),
+            listeners,
+            hosts: RwLock::new(hosts),
+            controllers: Mutex::default(),
+            generation: AtomicU64::new(1),
+            started: Instant::now(),
+        })
+    }
+
+    fn controllers(&self) -> MutexGuard<'_, Controllers> {
+        self.controllers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the milliseconds since the target started.
+    pub fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Returns the namespace with this identifier.
+    #[inline]
+    pub fn namespace(&self, id: u32) -> Option<&Namespace> {
+        self.namespaces.get((id as usize).checked_sub(1)?)
+    }
+
+    /// Returns true if a host may connect to the subsystem.
+    pub fn allows(&self, host_nqn: &str) -> bool {
+        let hosts = self.hosts.read().unwrap_or_else(PoisonError::into_inner);
+        hosts.as_ref().is_none_or(|hosts| hosts.contains(host_nqn))
+    }
+
+    /// Replaces the list of hosts that may connect. Ends the controllers of hosts that may not connect any more, and reports the
+    /// change of the discovery log to discovery controllers whose hosts it concerns. Returns true if the list changed.
+    ///
+    /// # Errors
+    /// If an NQN is invalid. The list then stays as it is.
+    pub fn set_hosts(&self, hosts: Option<BTreeSet<String>>) -> Result<bool> {
+        for host in hosts.iter().flatten() {
+            check_nqn(host)?;
+        }
+        let concerned: Vec<_> = {
+            let mut current = self.hosts.write().unwrap_or_else(PoisonError::into_inner);
+            let allowed = |list: &Option<BTreeSet<String>>, nqn: &str| {
+                list.as_ref().is_none_or(|hosts| hosts.contains(nqn))
+            };
+            let before = std::mem::replace(&mut *current, hosts);
+            if before == *current {
+                return Ok(false);
+            }
+            let differs = |nqn: &str| allowed(&before, nqn) != allowed(&current, nqn);
+            self.controllers().alive.values().filter(|it| differs(&it.host.nqn)).cloned().collect()
+        };
+        self.generation.fetch_add(1, Relaxed);
+        for controller in concerned {
+            if controller.discovery {
+                controller.discovery_changed();
+            } else if !self.allows(&controller.host.nqn) {
+                self.end(&controller);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the addresses on which the target listens.
+    pub fn listeners(&self) -> &[SocketAddr] {
+        &self.listeners
+    }
+
+    /// Returns the generation counter of the discovery log.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Relaxed)
+    }
+
+    /// Creates a controller. Returns `None` if the limit is reached.
+    pub fn create_controller(
+        &self,
+        host: Host,
+        discovery: bool,
+        keep_alive_ms: u64,
+    ) -> Option<Arc<Controller>> {
+        let now = self.now_ms();
+        let mut controllers = self.controllers();
+        if controllers.alive.len() >= self.limits.controllers.min(MAX_CONTROLLER.into()) {
+            return None;
+        }
+        // An identifier that was used recently is not reused soon, so a late command of its host is not taken for a new one.
+        let mut id = controllers.last;
+        loop {
+            id = if id >= MAX_CONTROLLER { 1 } else { id + 1 };
+            if !controllers.alive.contains_key(&id) {
+                break;
+            }
+        }
+        controllers.last = id;
+        let controller = Arc::new(Controller::new(id, host, discovery, keep_alive_ms, now));
+        controllers.alive.insert(id, controller.clone());
+        self.counters.controllers.fetch_add(1, Relaxed);
+        Some(controller)
+    }
+
+    /// Returns the controller with this identifier.
+    pub fn controller(&self, id: u16) -> Option<Arc<Controller>> {
+        self.controllers().alive.get(&id).cloned()
+    }
+
+    /// Returns the number of controllers.
+    pub fn controller_count(&self) -> usize {
+        self.controllers().alive.len()
+    }
+
+    /// Ends a controller and closes its connections.
+    pub fn end(&self, controller: &Controller) {
+        self.controllers().alive.remove(&controller.id);
+        controller.end();
+    }
+
+    /// Ends the controllers whose keep-alive timer has expired. Returns them.
+    pub fn end_expired(&self) -> Vec<Arc<Controller>> {
+        let now = self.now_ms();
+        let expired: Vec<_> =
+            self.controllers().alive.values().filter(|it| it.is_expired(now)).cloned().collect();
+        for controller in &expired {
+            self.counters.expired.fetch_add(1, Relaxed);
+            self.end(controller);
+        }
+        expired
+    }
+
+    /// Reads the sizes of all namespaces again and reports changes to the hosts. Returns the identifiers of changed namespaces.
+    ///
+    /// # Errors
+    /// The first error of a namespace whose size cannot be read. The other namespaces are still checked.
+    pub fn refresh(&self) -> (Vec<u32>, Option<Error>) {
+        let (mut changed, mut failure) = (Vec::new(), None);
+        for namespace in &self.namespaces {
+            match namespace.refresh() {
+                Ok(true) => changed.push(namespace.id),
+                Ok(false) => {}
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if !changed.is_empty() {
+            let controllers: Vec<_> = self.controllers().alive.values().cloned().collect();
+            for controller in controllers.iter().filter(|it| !it.discovery) {
+                changed.iter().for_each(|id| controller.namespace_changed(*id));
+            }
+        }
+        (changed, failure)
+    }
+}
+
+/// Checks that a text is a valid NQN: it starts with `nqn.`, is not too long, and contains printable characters only.
+///
+/// # Errors
+/// [`Error::Invalid`] that says what is wrong.
+pub fn check_nqn(nqn: &str) -> Result<()> {
+    let why = if !nqn.starts_with("nqn.") {
+        "an NQN starts with 'nqn.', for example nqn.2026-11.org.example:disk"
+    } else if nqn.len() > MAX_NQN {
+        "an NQN has at most 223 bytes"
+    } else if nqn.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        "an NQN contains no spaces or control characters"
+    } else if nqn == DISCOVERY_NQN {
+        "this NQN is that of the discovery service; choose another"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Invalid { what: format!("NQN '{nqn}'"), why: why.into() })
+}

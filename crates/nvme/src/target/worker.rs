@@ -1,0 +1,491 @@
+//! A worker thread: moves bytes between sockets, connections and files by its io_uring.
+//!
+//! ```text
+//!   one round:  wait for completions (submits all requests of the last round)
+//!               -> process received bytes, results of file operations, messages
+//!               -> for each connection concerned: start file operations, send the output, receive
+//! ```
+//!
+//! At queue depth 1 a round costs one system call: it submits the send of a response and the receive of the next command, and
+//! waits. With more commands in flight, the responses of a round leave in one send.
+//!
+//! **Memory.** The kernel uses memory of a [`Link`] while one of its requests is in flight: the input and output of its connection,
+//! data buffers, and the message header. A link is therefore removed only when none is in flight. Its socket is shut down first,
+//! so that its requests end.
+
+use super::buffer::Pool;
+use super::connection::{Connection, End, Setup};
+use super::controller::Reach;
+use super::inbox::{ConnectionId, Inbox, Message};
+use super::ring::{Completed, Ring};
+use super::subsystem::Subsystem;
+use crate::Result;
+use io_uring::types::Timespec;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// How often timeouts are checked.
+static TICK: Timespec = Timespec::new().nsec(250_000_000);
+/// How long a host may take to read a termination request.
+const LINGER_MS: u64 = 1000;
+/// How long commands in progress may take when the target ends.
+const DRAIN_MS: u64 = 5000;
+
+/// The kinds of requests, in the upper byte of their tags. The connection's index is in bits 55:32, the command's number in 15:0.
+mod kind {
+    pub const RECEIVE: u8 = 1;
+    pub const SEND: u8 = 2;
+    pub const FILE: u8 = 3;
+    pub const INBOX: u8 = 4;
+    pub const TICK: u8 = 5;
+}
+
+fn tag(kind: u8, index: usize, slot: u16) -> u64 {
+    u64::from(kind) << 56 | (index as u64) << 32 | u64::from(slot)
+}
+
+/// How far the end of a connection has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    /// The connection is in use.
+    No,
+    /// A termination request was sent. The host has until this time to read it and close the connection.
+    Lingers(u64),
+    /// The socket is shut down. The link is removed when no request is in flight.
+    Yes,
+}
+
+/// A connection with its socket and its requests in flight.
+struct Link {
+    id: ConnectionId,
+    connection: Connection,
+    socket: OwnedFd,
+    peer: SocketAddr,
+    receiving: bool,
+    sending: bool,
+    /// File operations in flight.
+    operations: u32,
+    closing: Closing,
+    /// True if the last receive left data in the socket.
+    more_to_receive: bool,
+    vectors: Vec<libc::iovec>,
+    message: libc::msghdr,
+    accepted_ms: u64,
+    /// When bytes were last received or sent.
+    progress_ms: u64,
+    /// True if the link is in the list of links to serve in this round.
+    due: bool,
+    /// True if the link is in the list of links that wait for buffers.
+    starved: bool,
+    /// Memory for bytes that have no use.
+    discard: Box<[u8]>,
+}
+
+/// A worker thread.
+pub struct Worker {
+    ring: Ring,
+    inbox: Arc<Inbox>,
+    subsystem: Arc<Subsystem>,
+    pool: Pool,
+    // Links are boxed, because the kernel uses their message headers.
+    #[allow(clippy::vec_box)]
+    links: Vec<Option<Box<Link>>>,
+    free: Vec<usize>,
+    /// The number of links, for the thread that accepts connections.
+    load: Arc<AtomicUsize>,
+    half_open: VecDeque<ConnectionId>,
+    max_half_open: usize,
+    due: Vec<usize>,
+    starved: VecDeque<usize>,
+    returned_buffers: u64,
+    next_id: u64,
+    now_ms: u64,
+    draining_since: Option<u64>,
+}
+
+impl Worker {
+    /// Creates the worker on the thread that will run it. `load` counts its connections. At most `max_half_open` of them may be
+    /// without a connected queue; the oldest are closed.
+    ///
+    /// # Errors
+    /// If no io_uring can be created.
+    pub fn new(
+        subsystem: Arc<Subsystem>,
+        inbox: Arc<Inbox>,
+        load: Arc<AtomicUsize>,
+        max_half_open: usize,
+    ) -> Result<Self> {
+        Ok(Self {
+            ring: Ring::new()?,
+            inbox,
+            pool: Pool::new(subsystem.limits.buffer_bytes),
+            subsystem,
+            links: Vec::new(),
+            free: Vec::new(),
+            load,
+            half_open: VecDeque::new(),
+            max_half_open,
+            due: Vec::new(),
+            starved: VecDeque::new(),
+            returned_buffers: 0,
+            next_id: 0,
+            now_ms: 0,
+            draining_since: None,
+        })
+    }
+
+    /// Serves connections until the message [`Message::Drain`] arrives and all have ended.
+    ///
+    /// # Errors
+    /// Errors of the io_uring.
+    pub fn run(mut self) -> std::io::Result<()> {
+        self.ring.poll(self.inbox.event(), tag(kind::INBOX, 0, 0));
+        self.ring.timeout(&TICK, tag(kind::TICK, 0, 0));
+        let mut completed = Vec::new();
+        while self.draining_since.is_none() || self.load.load(Relaxed) > 0 {
+            self.ring.wait(&mut completed)?;
+            self.now_ms = self.subsystem.now_ms();
+            for item in completed.drain(..) {
+                self.completed(item);
+            }
+            self.feed_starved();
+            while let Some(index) = self.due.pop() {
+                self.serve(index);
+            }
+        }
+        Ok(())
+    }
+
+    fn completed(&mut self, item: Completed) {
+        let index = (item.tag >> 32 & 0xFF_FFFF) as usize;
+        match (item.tag >> 56) as u8 {
+            kind::INBOX => {
+                for message in self.inbox.take() {
+                    self.message(message);
+                }
+                self.ring.poll(self.inbox.event(), tag(kind::INBOX, 0, 0));
+            }
+            kind::TICK => {
+                self.tick();
+                self.ring.timeout(&TICK, tag(kind::TICK, 0, 0));
+            }
+            kind::RECEIVE => self.received(index, item),
+            kind::SEND => self.sent(index, item.result),
+            _ => self.file_returned(index, item.tag as u16, item.result),
+        }
+    }
+
+    /// Returns the link of a request in flight.
+    fn link(&mut self, index: usize) -> &mut Link {
+        self.links[index].as_mut().expect("a link stays while its requests are in flight")
+    }
+
+    /// Puts a link on the list of links to serve in this round.
+    fn mark(&mut self, index: usize) {
+        let link = self.link(index);
+        if !std::mem::replace(&mut link.due, true) {
+            self.due.push(index);
+        }
+    }
+
+    fn find(&self, id: ConnectionId) -> Option<usize> {
+        let index = (id.0 & 0xFF_FFFF) as usize;
+        self.links.get(index)?.as_ref().filter(|link| link.id == id).map(|_| index)
+    }
+
+    fn message(&mut self, message: Message) {
+        match message {
+            Message::Accept { socket, peer, local } => self.accept(socket, peer, local),
+            Message::Close(id) => {
+                if let Some(index) = self.find(id) {
+                    self.close(index);
+                }
+            }
+            Message::Event(id) => {
+                if let Some(index) = self.find(id) {
+                    self.link(index).connection.report_events();
+                    self.mark(index);
+                }
+            }
+            Message::Drain => {
+                self.draining_since = Some(self.now_ms);
+                for index in 0..self.links.len() {
+                    if self.links[index].is_some() {
+                        self.link(index).connection.drain();
+                        self.mark(index);
+                    }
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, socket: OwnedFd, peer: SocketAddr, local: SocketAddr) {
+        if self.draining_since.is_some() {
+            self.load.fetch_sub(1, Relaxed);
+            return;
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.links.push(None);
+            self.links.len() - 1
+        });
+        self.next_id += 1;
+        let id = ConnectionId(self.next_id << 24 | index as u64);
+        let setup = Setup {
+            subsystem: self.subsystem.clone(),
+            share: self.pool.share(self.subsystem.limits.connection_bytes),
+            reach: Reach { inbox: self.inbox.clone(), connection: id },
+            peer,
+            local,
+        };
+        let link = Link {
+            id,
+            connection: Connection::new(setup),
+            socket,
+            peer,
+            receiving: false,
+            sending: false,
+            operations: 0,
+            closing: Closing::No,
+            more_to_receive: true,
+            vectors: Vec::new(),
+            // SAFETY: a message header of zeros is valid.
+            message: unsafe { std::mem::zeroed() },
+            accepted_ms: self.now_ms,
+            progress_ms: self.now_ms,
+            due: false,
+            starved: false,
+            discard: Box::default(),
+        };
+        self.links[index] = Some(Box::new(link));
+        self.half_open.push_back(id);
+        if self.half_open.len() > self.max_half_open {
+            self.close_oldest_half_open();
+        }
+        self.mark(index);
+    }
+
+    /// Closes the oldest connection without a queue, because there are too many.
+    fn close_oldest_half_open(&mut self) {
+        while let Some(id) = self.half_open.pop_front() {
+            let Some(index) = self.find(id) else { continue };
+            let link = self.link(index);
+            if !link.connection.is_connected() && link.closing == Closing::No {
+                self.subsystem.counters.refused.fetch_add(1, Relaxed);
+                return self.close(index);
+            }
+        }
+    }
+
+    fn received(&mut self, index: usize, item: Completed) {
+        let now = self.now_ms;
+        let link = self.link(index);
+        link.receiving = false;
+        link.more_to_receive = item.more_to_receive();
+        match item.result {
+            _ if link.closing == Closing::Yes => {}
+            // The host closed the connection, or it failed.
+            result if result <= 0 && !is_transient(result) => return self.close(index),
+            result if result <= 0 || link.closing != Closing::No => {}
+            result => {
+                link.progress_ms = now;
+                link.connection.received(result as usize, now);
+            }
+        }
+        self.mark(index);
+    }
+
+    fn sent(&mut self, index: usize, result: i32) {
+        let now = self.now_ms;
+        let link = self.link(index);
+        link.sending = false;
+        if result > 0 {
+            link.progress_ms = now;
+            link.connection.output().advance(result as usize);
+            link.connection.resume(now);
+        } else if !is_transient(result) {
+            return self.close(index);
+        }
+        self.mark(index);
+    }
+
+    fn file_returned(&mut self, index: usize, slot: u16, result: i32) {
+        let now = self.now_ms;
+        let link = self.link(index);
+        link.operations -= 1;
+        if link.connection.returned(slot, result, now) {
+            self.start_call(index, slot);
+        }
+        self.mark(index);
+    }
+
+    fn start_call(&mut self, index: usize, slot: u16) {
+        let link = self.link(index);
+        link.operations += 1;
+        let (descriptor, call) = link.connection.call(slot);
+        // SAFETY: the memory belongs to a buffer of the command, which the connection keeps until the call has returned.
+        unsafe { self.ring.call(descriptor, call, tag(kind::FILE, index, slot)) };
+    }
+
+    /// Continues with connections that wait for buffers, if buffers were given back.
+    fn feed_starved(&mut self) {
+        let returned = self.pool.returned();
+        if returned == self.returned_buffers {
+            return;
+        }
+        self.returned_buffers = returned;
+        for _ in 0..self.starved.len() {
+            let Some(index) = self.starved.pop_front() else { return };
+            let now = self.now_ms;
+            let Some(link) = self.links[index].as_mut() else { continue };
+            link.starved = false;
+            link.connection.resume(now);
+            self.mark(index);
+        }
+    }
+
+    /// Starts everything that a connection is ready for, or removes the link if it has ended.
+    fn serve(&mut self, index: usize) {
+        let link = self.link(index);
+        link.due = false;
+        if link.closing == Closing::No
+            && link.connection.is_drained()
+            && link.connection.output().pending_bytes() == 0
+        {
+            self.close(index);
+        }
+        while let Some(slot) = self.link(index).connection.next_operation() {
+            self.start_call(index, slot);
+        }
+        let link = self.link(index);
+        if !link.starved && link.connection.is_starved() {
+            link.starved = true;
+            self.starved.push_back(index);
+        }
+        if self.link(index).closing == Closing::Yes {
+            return self.remove_if_idle(index);
+        }
+        self.send(index);
+        self.linger(index);
+        self.receive(index);
+    }
+
+    fn send(&mut self, index: usize) {
+        let Self { links, ring, .. } = self;
+        let link = links[index].as_mut().expect("a link");
+        if link.sending || link.connection.output().next(&mut link.vectors) == 0 {
+            return;
+        }
+        link.sending = true;
+        link.message.msg_iov = link.vectors.as_mut_ptr();
+        link.message.msg_iovlen = link.vectors.len() as _;
+        // SAFETY: the link is boxed. Its vectors, and the output that they describe, stay until the send has returned.
+        unsafe { ring.send(link.socket.as_raw_fd(), &link.message, tag(kind::SEND, index, 0)) };
+    }
+
+    /// After the last output of a connection that ends: lets the host read it, then closes the connection.
+    fn linger(&mut self, index: usize) {
+        let now = self.now_ms;
+        let link = self.link(index);
+        let terminated = match link.connection.end() {
+            Some(end) => matches!(end, End::Terminated(_)),
+            None => return,
+        };
+        if link.closing != Closing::No || link.connection.output().pending_bytes() > 0 {
+            return;
+        }
+        if terminated {
+            return self.close(index);
+        }
+        // Closing the socket with unread input would reset the connection, and the host might lose the termination request.
+        // SAFETY: a system call on an open descriptor.
+        unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_WR) };
+        link.closing = Closing::Lingers(now + LINGER_MS);
+        link.discard = vec![0; 16 << 10].into_boxed_slice();
+    }
+
+    fn receive(&mut self, index: usize) {
+        let Self { links, ring, .. } = self;
+        let link = links[index].as_mut().expect("a link");
+        if link.receiving || link.closing == Closing::Yes {
+            return;
+        }
+        let space = match link.closing {
+            Closing::Lingers(_) => Some(&mut link.discard[..]),
+            _ => link.connection.space(),
+        };
+        let Some(space) = space else { return };
+        link.receiving = true;
+        let (address, length, wait) = (space.as_mut_ptr(), space.len(), !link.more_to_receive);
+        // SAFETY: the memory belongs to the boxed link and is not used by anything else until the receive has returned.
+        unsafe { ring.receive(link.socket.as_raw_fd(), address, length, wait, tag(kind::RECEIVE, index, 0)) };
+    }
+
+    /// Ends a connection at once. Its requests in flight end soon.
+    fn close(&mut self, index: usize) {
+        let link = self.link(index);
+        if link.closing != Closing::Yes {
+            link.closing = Closing::Yes;
+            link.connection.disconnected();
+            // SAFETY: a system call on an open descriptor.
+            unsafe { libc::shutdown(link.socket.as_raw_fd(), libc::SHUT_RDWR) };
+        }
+        self.mark(index);
+    }
+
+    fn remove_if_idle(&mut self, index: usize) {
+        let link = self.link(index);
+        if link.receiving || link.sending || link.operations > 0 {
+            return;
+        }
+        tracing::debug!("{}: connection closed", link.peer);
+        self.links[index] = None;
+        self.starved.retain(|other| *other != index);
+        self.free.push(index);
+        self.load.fetch_sub(1, Relaxed);
+    }
+
+    /// Ends connections whose hosts take too long.
+    fn tick(&mut self) {
+        let limits = &self.subsystem.limits;
+        let (handshake_ms, stall_ms) =
+            (limits.handshake_timeout.as_millis() as u64, limits.stall_timeout.as_millis() as u64);
+        let now = self.now_ms;
+        let drained_by = self.draining_since.map(|since| since + DRAIN_MS);
+        for index in 0..self.links.len() {
+            let Some(link) = self.links[index].as_ref() else { continue };
+            let late = |since: u64, limit: u64| now.saturating_sub(since) > limit;
+            let why = match link.closing {
+                Closing::Yes => continue,
+                Closing::Lingers(until) if now > until => "the host did not close it",
+                Closing::Lingers(_) => continue,
+                Closing::No if drained_by.is_some_and(|until| now > until) => "the target ends",
+                Closing::No if !link.connection.is_connected() && late(link.accepted_ms, handshake_ms) => {
+                    "the host did not connect a queue in time"
+                }
+                Closing::No if link.connection.waits_for_host() && late(link.progress_ms, stall_ms) => {
+                    "the host neither reads responses nor sends data"
+                }
+                Closing::No => continue,
+            };
+            if link.closing == Closing::No && drained_by.is_none() {
+                self.subsystem.counters.refused.fetch_add(1, Relaxed);
+                tracing::warn!("{}: connection closed: {why}", link.peer);
+            }
+            self.close(index);
+        }
+        while let Some(id) = self.half_open.front() {
+            match self.find(*id) {
+                Some(index) if !self.link(index).connection.is_connected() => break,
+                _ => self.half_open.pop_front(),
+            };
+        }
+    }
+}
+
+/// Returns true if a request can be repeated.
+fn is_transient(result: i32) -> bool {
+    matches!(-result, libc::EINTR | libc::EAGAIN)
+}
