@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
 use inlane_core::result::schema;
 use inlane_forward::result::PacketResult;
+use inlane_nvme::target::TargetResult;
 use inlane_pgas::bench::WindowResult;
 
 /// Prints the JSON schema of result documents
@@ -36,6 +37,8 @@ enum Schema {
     Windows,
     /// Written by `inlane ntb info`
     Bridges,
+    /// Written by `inlane nvme target`
+    NvmeTarget,
     /// Written by `inlane doctor`
     Doctor,
     /// Written by `inlane topo`
@@ -50,6 +53,7 @@ impl Schema {
             Schema::Paths => schema::<ListedPath>(),
             Schema::Windows => schema::<WindowResult>(),
             Schema::Bridges => schema::<BridgeInfo>(),
+            Schema::NvmeTarget => schema::<TargetResult>(),
             Schema::Doctor => schema::<Check>(),
             Schema::Topo => schema::<Topology>(),
         }

@@ -62,8 +62,8 @@ fn discovery(subsystem: &Subsystem, host_nqn: &str, local: SocketAddr) -> Vec<u8
             IpAddr::V6(_) => DiscoveryEntry::IPV6,
         };
         entry.subtype = kind;
-        // Bits 1:0: no secure channel is needed. Bit 2: flow control of submission queues may be disabled.
-        entry.treq = 2 | 1 << 2;
+        // Bit 2: flow control of submission queues may be disabled.
+        entry.treq = 1 << 2;
         entry.portid = (port as u16 + 1).into();
         entry.cntlid = u16::MAX.into();
         entry.asqsz = subsystem.limits.queue_entries.min(128).into();

@@ -98,7 +98,7 @@ impl TargetResult {
 
 impl Row for TargetResult {
     fn parameters(&self) -> Vec<Cell> {
-        vec![Cell::new("target", &self.nqn)]
+        Vec::new()
     }
 
     fn figures(&self) -> Vec<Cell> {

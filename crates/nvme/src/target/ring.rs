@@ -95,8 +95,7 @@ impl Ring {
     /// The message, its vectors and the memory must stay valid and unchanged until the request has completed.
     pub unsafe fn send(&mut self, socket: RawFd, message: *const libc::msghdr, tag: u64) {
         // SAFETY: the caller's promise.
-        let vectors =
-            unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen as usize) };
+        let vectors = unsafe { std::slice::from_raw_parts((*message).msg_iov, (*message).msg_iovlen) };
         let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let entry = match vectors {
             [one] => {

@@ -380,7 +380,7 @@ impl Worker {
         }
         link.sending = true;
         link.message.msg_iov = link.vectors.as_mut_ptr();
-        link.message.msg_iovlen = link.vectors.len() as _;
+        link.message.msg_iovlen = link.vectors.len();
         // SAFETY: the link is boxed. Its vectors, and the output that they describe, stay until the send has returned.
         unsafe { ring.send(link.socket.as_raw_fd(), &link.message, tag(kind::SEND, index, 0)) };
     }
