@@ -495,8 +495,8 @@ fn a_pipe_without_a_peer_obeys_duration_and_signals() {
     assert!(stderr(&output).contains("its reader stopped reading"), "no reader: {}", stderr(&output));
 }
 
-/// A reader of a named pipe that takes nothing. One signal ends the run's receiving; a second one gives up the packets that
-/// the reader does not take.
+/// A run writes to a named pipe whose reader takes nothing. The first signal ends the run's receiving. A
+/// second signal gives up the packets that the reader does not take.
 #[test]
 fn a_paused_reader_does_not_hold_up_signals() {
     use std::os::unix::fs::OpenOptionsExt;
@@ -513,7 +513,7 @@ fn a_paused_reader_does_not_hold_up_signals() {
         // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
         let interrupt = || unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         interrupt();
-        // The first signal waits for the reader.
+        // After the first signal, the run still waits for the reader.
         std::thread::sleep(Duration::from_millis(500));
         assert!(child.try_wait().unwrap().is_none(), "packets were given up although the reader may go on");
         if resumes {

@@ -264,8 +264,8 @@ fn software_ports_have_several_queues() {
     }
 }
 
-/// Kernel interfaces accept no frame without a whole Ethernet header. Such frames are dropped and counted, and the frames
-/// behind them are sent.
+/// Kernel interfaces accept no frame without a whole Ethernet header. Such frames are dropped and counted,
+/// and the frames behind them are sent.
 #[test]
 fn frames_without_an_ethernet_header_hold_up_no_port() {
     let Some([a, _b]) = joined("short-frames") else { return };
@@ -292,7 +292,7 @@ fn frames_without_an_ethernet_header_hold_up_no_port() {
     }
 }
 
-/// A hang-up ends a run on AF_XDP in order: the XDP program leaves the interface, and the result is complete.
+/// SIGHUP ends a run on AF_XDP in order: the XDP program leaves the interface, and the result is complete.
 #[test]
 fn a_hang_up_removes_the_xdp_program() {
     let Some([a, _b]) = joined("hang-up") else { return };
@@ -317,7 +317,8 @@ fn a_hang_up_removes_the_xdp_program() {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until_thread_runs(&child, "inlane-0", Duration::from_millis(1));
     assert!(program());
-    // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by inlane.
+    // SAFETY: the child was started here and not yet waited for. `ip netns exec` has replaced itself by
+    // inlane.
     unsafe { libc::kill(child.id() as i32, libc::SIGHUP) };
     assert_eq!(child.wait().unwrap().code(), Some(0));
     support::until("the program leaves", || !program());

@@ -163,7 +163,7 @@ pub unsafe trait Tx: Send {
     /// # Safety
     /// As for [`Tx::send`], and no packet's address or length has changed since it was received.
     unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller's promise includes that of `send`.
+        // SAFETY: the caller promises all that `send` requires.
         unsafe { self.send(packets) }
     }
 

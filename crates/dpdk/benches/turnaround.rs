@@ -60,7 +60,7 @@ fn main() {
 #[cfg_attr(target_arch = "x86_64", target_feature(enable = "ssse3"))]
 unsafe fn swap(packets: &[Packet]) {
     for packet in packets {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what this call requires.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             use std::arch::x86_64::{
@@ -71,7 +71,7 @@ unsafe fn swap(packets: &[Packet]) {
             _mm_storeu_si128(frame, _mm_shuffle_epi8(_mm_loadu_si128(frame), order));
         }
         #[cfg(not(target_arch = "x86_64"))]
-        // SAFETY: the caller's promise: the packet begins with two addresses of 6 bytes.
+        // SAFETY: the caller promises that the packet begins with two addresses of 6 bytes.
         unsafe {
             let frame = packet.address as *mut [u8; 6];
             std::ptr::swap(frame, frame.add(1));

@@ -255,21 +255,22 @@ impl EthTx {
         // counted as errors, so they are subtracted.
         counters.packets += sent as u64 - (counters.errors - errors_before);
         if sent == 0 && count > 0 {
-            // SAFETY: the caller's promise. The driver accepted no packet.
+            // SAFETY: the caller promises what this call requires. The driver accepted no packet.
             return unsafe { self.nothing_sent(&packets[0]) };
         }
         Ok(sent)
     }
 
-    /// Called if the driver accepted nothing. A kernel interface never accepts a frame without a whole Ethernet header, so the
-    /// run would wait forever. Drops such a frame and counts it as an error. Returns how many packets were taken.
+    /// Called if the driver accepted nothing. A kernel interface never accepts a frame without a whole
+    /// Ethernet header, so the run would wait forever. Drops such a frame and counts it as an error. Returns
+    /// how many packets were taken.
     ///
     /// # Safety
     /// The caller holds `first`, which is an mbuf, and does not use it again if this function takes it.
     #[cold]
     unsafe fn nothing_sent(&mut self, first: &Packet) -> Result<usize> {
         if self.0.context.interface.is_some() && (first.length as usize) < ETHERNET_HEADER {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises what this call requires.
             unsafe { crate::pool::free(std::slice::from_ref(first)) };
             self.0.counters.errors += 1;
             return Ok(1);
@@ -284,13 +285,13 @@ impl EthTx {
 unsafe impl Tx for EthTx {
     #[inline]
     unsafe fn send(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what this call requires.
         unsafe { self.send_with(self.0.functions.send, packets) }
     }
 
     #[inline]
     unsafe fn send_as_received(&mut self, packets: &[Packet]) -> Result<usize> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what this call requires.
         unsafe { self.send_with(self.0.functions.send_as_received, packets) }
     }
 

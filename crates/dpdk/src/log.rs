@@ -57,7 +57,7 @@ fn lock() -> std::sync::MutexGuard<'static, RecentWarnings> {
 /// `text` points to `length` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn inlane_dpdk_log(level: u32, text: *const u8, length: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises what this call requires.
     let bytes = unsafe { std::slice::from_raw_parts(text, length) };
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -347,7 +347,7 @@ pub(crate) fn flush_caches(lcore: u32) {
 /// The caller holds the packets, which are mbufs, and does not use them afterwards.
 pub(crate) unsafe fn free(packets: &[Packet]) {
     for packets in packets.chunks(u32::MAX as usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises what this call requires.
         pass(|| unsafe { sys::inlane_pool_free(packets.as_ptr().cast(), packets.len() as u32) });
     }
 }
@@ -357,7 +357,7 @@ pub(crate) unsafe fn free(packets: &[Packet]) {
 /// # Safety
 /// The queue was configured, and no other thread calls the driver of `port`.
 pub(crate) unsafe fn free_received(port: u16, queue: u16) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises what this call requires.
     pass(|| unsafe { sys::inlane_free_received(port, queue) });
 }
 
@@ -406,8 +406,8 @@ fn stride(room: usize) -> usize {
     (HEADROOM + room).next_multiple_of(128)
 }
 
-/// The largest data room of an mbuf in bytes. Its buffer length has 16 bits, and includes the headroom and up to 127 bytes of
-/// rounding.
+/// The largest data room of an mbuf in bytes. An mbuf's buffer length has 16 bits, and includes the headroom
+/// and up to 127 bytes of rounding.
 pub const MAX_ROOM: usize = 65535 - HEADROOM - 127;
 
 /// Checks the number and size of buffers against DPDK's limits.
