@@ -243,7 +243,7 @@ impl CommandRing {
 
     /// Returns true if the kernels left because no command came for a long time. If no transfer was in
     /// flight, nothing is lost, and [`CommandRing::reset`] makes the ring usable again.
-    pub fn has_idled_out(&self) -> bool {
+    pub fn kernels_timed_out(&self) -> bool {
         word(&self.memory, FAILED).load(Ordering::Relaxed) == NO_COMMAND
     }
 
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_works_again_after_its_kernels_idled_out() {
+    fn a_ring_works_again_after_its_idle_kernels_timed_out() {
         let mut ring = ring();
         ring.running = true;
         ring.publish([1, 2, 3, 4]).unwrap();
@@ -443,9 +443,9 @@ mod tests {
         // Writes the words that a kernel writes when it gives up.
         word(&ring.memory, FAILED).store(NO_COMMAND, Ordering::Release);
         ring.release_waits();
-        assert!(ring.has_idled_out() && check_failed(&ring.memory, &String::new).is_err());
+        assert!(ring.kernels_timed_out() && check_failed(&ring.memory, &String::new).is_err());
         ring.reset();
-        assert!(!ring.has_idled_out() && !ring.is_running());
+        assert!(!ring.kernels_timed_out() && !ring.is_running());
         check_failed(&ring.memory, &String::new).unwrap();
         ring.publish([5, 6, 7, 8]).unwrap();
         assert!(!ring.is_drained(), "the new command has not ended");

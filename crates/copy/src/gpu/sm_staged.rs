@@ -199,7 +199,7 @@ impl SmStaged {
         let chunk = self.layout.tuning.chunk_field(source.len(), idle);
         let fields = [source.address(), destination.address(), source.len() as u64, chunk];
         let mut ring = self.ring.lock();
-        if self.resident && idle && ring.has_idled_out() {
+        if self.resident && idle && ring.kernels_timed_out() {
             drop(ring);
             self.recover()?;
             ring = self.ring.lock();
@@ -452,8 +452,8 @@ mod tests {
     }
 
     #[test]
-    fn transfers_go_on_after_kernels_idled_out() {
-        let Some((device, mut staged)) = staged("transfers_go_on_after_kernels_idled_out", true) else {
+    fn transfers_go_on_after_idle_kernels_timed_out() {
+        let Some((device, mut staged)) = staged("transfers_go_on_after_idle_kernels_timed_out", true) else {
             return;
         };
         let (source, destination) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
@@ -467,7 +467,7 @@ mod tests {
             command_ring::leave_now(&staged.memory);
             finish(&staged.push.stream).unwrap();
             finish(&staged.pull.stream).unwrap();
-            assert!(staged.ring.lock().has_idled_out());
+            assert!(staged.ring.lock().kernels_timed_out());
             staged.memory.slice(128, 8).map(|word| clear(&word)).unwrap();
         }
         let ticket = staged.submit(&source, &destination).unwrap();
