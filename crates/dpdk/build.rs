@@ -1,5 +1,5 @@
-//! Finds DPDK (the distribution's package, by pkg-config), generates the bindings, compiles the C files of
-//! `src/sys`, and links DPDK and its drivers statically, so that the program runs on machines without DPDK.
+//! Finds DPDK (the distribution's package, by pkg-config), generates the bindings, and compiles the C files
+//! of `src/sys`. Links DPDK and its drivers statically, so that the program runs on machines without DPDK.
 
 use std::env;
 use std::path::{Path, PathBuf};

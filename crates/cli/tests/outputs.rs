@@ -105,7 +105,7 @@ fn csv_has_a_line_per_run_with_units_in_its_names() {
 }
 
 /// Reads three progress lines of a long run. The display rounds times to seconds and may be up to 100 ms
-/// early, so lines of a 2 s interval are at least a second apart, however busy the machine is.
+/// early. So lines of a 2 s interval are at least a second apart, even on a busy machine.
 #[test]
 fn progress_lines_come_at_the_interval() {
     let mut child = inlane(&[

@@ -3,7 +3,7 @@
 //! DPDK's driver opens the sockets. inlane's own XDP program (`sys/xdp.c`) gives the frames of a queue to the
 //! queue's socket:
 //!
-//! * It is attached by a BPF link. The kernel refuses the link if the interface has a program already, and
+//! * It is attached by a BPF link. The kernel refuses the link if the interface has a program already. It
 //!   detaches the program when the last descriptor of the link is closed, also when the process is killed. No
 //!   privilege is needed for that.
 //! * All ports of an interface share one program: ports of this process, and ports of other processes of

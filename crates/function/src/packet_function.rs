@@ -36,8 +36,8 @@ impl PacketFunction {
     /// `FILE.cu[:NAME[:N,N...]]` for a user's function. Compiles and runs nothing.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if there is no such built-in function, [`Error::Settings`] if the settings are
-    /// wrong, and [`Error::File`] if the file cannot be read or has no such function.
+    /// [`Error::Unknown`] if there is no such built-in function. [`Error::Settings`] if the settings are
+    /// wrong. [`Error::File`] if the file cannot be read or has no such function.
     pub fn parse(text: &str) -> Result<Self> {
         if let Some((path, name, parameters)) = user::split(text) {
             return Self::from_file(Path::new(path), name, parameters);

@@ -1,10 +1,10 @@
-//! The report of a lane whose pipeline has ended.
+//! The report of a lane, made when its pipeline has ended.
 
 /// The text in results that says how [`LaneReport::pcie_bytes`] is computed.
 pub const PCIE_MODEL: &str = "per item: 32 B of words read, 8 B written; per packet: its descriptor of 16 B, what is read of it in sectors of \
      32 B, what is written back; without PCIe packet headers, polling, and chunks around unaligned starts";
 
-/// The report of a lane whose pipeline has ended.
+/// The report of a lane, made when its pipeline has ended.
 #[derive(Clone, Debug)]
 pub struct LaneReport {
     /// The memory that holds the burst ring's words, as text for the result. A word tells whether its item

@@ -18,7 +18,7 @@ pub struct TxStage {
     /// One buffer per port. A burst with packets for several ports is sorted into these buffers before it is
     /// sent.
     by_port: Vec<BurstBuffer>,
-    /// Collects the packets of a burst whose port does not exist, until they are freed.
+    /// Collects packets for ports that do not exist, until the packets are freed.
     invalid: BurstBuffer,
     overload: Overload,
     /// The number of packets dropped because a port was full.

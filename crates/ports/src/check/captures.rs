@@ -1,5 +1,6 @@
-//! Compares a written capture with the capture that was read. Every packet must be in the written capture, in
-//! order, with its timestamp, its length on the wire, and the bytes that the packet function makes of it.
+//! Compares a written capture with the capture that was read. Every packet must be in the written capture,
+//! and in order. It must have its timestamp, its length on the wire, and the bytes that the packet function
+//! makes of it.
 
 use super::reference::ReferenceFunction;
 use crate::pcap::reader::{CaptureReader, Resolution};

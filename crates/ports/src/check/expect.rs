@@ -30,7 +30,7 @@ pub enum Classification {
     /// A packet of the generator with wrong content, or a packet that must not arrive here. Its stamp is
     /// intact.
     Altered(Stamp),
-    /// A packet of the generator whose stamp is damaged.
+    /// A packet of the generator with a damaged stamp.
     Unidentified,
     /// A packet that does not come from the generator.
     Foreign,

@@ -299,7 +299,7 @@ impl CaptureWriter {
         self.records.clear();
     }
 
-    /// Counts the buffered records that were not written whole as lost, and refuses all further packets.
+    /// Counts as lost all buffered records that were not written whole. Refuses all further packets.
     fn give_up(&mut self, why: &str) -> Error {
         let whole = self.records.partition_point(|record| record.end as usize <= self.written);
         self.written_packets += whole as u64;

@@ -8,10 +8,10 @@ typedef unsigned long uint64_t;
 
 using namespace inlane_system;
 
-// Pulls `items` items of `count` packets from pinned or GPU memory to `stage`, writes each packet's first
-// sixteen bytes back, and stores a word per item with release semantics. A packet has `chunks` chunks of
-// sixteen bytes; packets are `stride` bytes apart. Memory holds the packets of `period` items, so item i uses
-// the memory of item i % period.
+// Pulls `items` items of `count` packets from pinned or GPU memory to `stage`. Writes each packet's first
+// sixteen bytes back. Stores a word per item with release semantics. A packet has `chunks` chunks of sixteen
+// bytes; packets are `stride` bytes apart. Memory holds the packets of `period` items, so item i uses the
+// memory of item i % period.
 extern "C" __global__ void bare_pull(const uint8_t *packets, uint8_t *stage, uint64_t *done, uint64_t items,
                                      uint32_t period, uint32_t count, uint32_t chunks, uint32_t stride) {
     uint32_t warps = blockDim.x / 32, lane = threadIdx.x % 32;
