@@ -24,7 +24,7 @@ impl Nvme {
     /// Runs the subcommand.
     ///
     /// # Errors
-    /// Errors of the subcommand.
+    /// If the subcommand fails.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             NvmeCommand::Target(target) => target.run(),

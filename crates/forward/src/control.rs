@@ -91,7 +91,7 @@ pub struct TimeShares {
     pub feeding: f64,
 }
 
-/// The packet counters of [`Progress`], read at one time.
+/// The packet counters of [`Progress`], all read at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgressSnapshot {
     /// Packets received.

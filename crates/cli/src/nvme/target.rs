@@ -44,20 +44,20 @@ and ends the target.";
 #[derive(Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Target {
-    /// Listen on this address. Repeat the flag for more addresses, over which hosts can use several paths. Port 0 chooses a
-    /// free port
+    /// Listen on this address. Repeat the flag for more addresses: hosts can then use several paths. Port 0
+    /// chooses a free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420")]
     listen: Vec<SocketAddr>,
     /// Serve this drive: memory:SIZE, file:PATH or block:PATH. Repeat the flag for more namespaces
     #[arg(long = "namespace", value_name = "NAMESPACE", required = true)]
     namespaces: Vec<Specification>,
-    /// NQN of the subsystem [default: nqn.2026-11.inlane:HOSTNAME:PORT]
+    /// NVMe qualified name (NQN) of the subsystem [default: nqn.2026-11.inlane:HOSTNAME:PORT]
     #[arg(long, value_name = "NQN")]
     nqn: Option<String>,
     /// Let this host connect. Repeat the flag for more hosts [default: every host]
     #[arg(long = "host", value_name = "NQN")]
     hosts: Vec<String>,
-    /// Let the hosts connect whose NQNs are the lines of this file. The file is read again when it changes
+    /// Let the hosts in this file connect: one NQN per line. The file is read again when it changes
     #[arg(long, value_name = "FILE")]
     hosts_file: Option<PathBuf>,
     /// Bind one worker thread to each of these cores
@@ -132,7 +132,7 @@ impl Target {
     }
 }
 
-/// Tells on standard error what is served and how to connect.
+/// Prints to standard error what is served, and on which addresses.
 fn announce(target: &inlane_nvme::target::Target) {
     let subsystem = target.subsystem();
     let addresses: Vec<_> = subsystem.listeners().iter().map(ToString::to_string).collect();
