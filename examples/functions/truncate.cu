@@ -7,7 +7,7 @@ struct truncate {
     static constexpr uint32_t parameters = 1; // the command line sets the first member
     static constexpr uint32_t reads = 0, writes = 0;
     uint64_t most; // the parameter N; 0 leaves packets alone
-    uint64_t cut; // the sum of the bytes that were cut off
+    uint64_t cut; // the number of bytes that were cut off so far
 
     INLANE inlane::verdict packet(inlane::packet &packet) {
         uint32_t length = packet.length();

@@ -95,7 +95,7 @@ impl Gpu {
     /// every GPU can access it. The returned region keeps `memory` alive.
     ///
     /// # Errors
-    /// If it is not ordinary host memory, is already registered, or cannot be locked.
+    /// If `memory` is not ordinary host memory, is already registered, or cannot be locked.
     pub fn register(self: &Arc<Self>, memory: &Region) -> Result<Region> {
         if *memory.location() != Location::Host {
             return Err(Error::invalid(

@@ -210,8 +210,8 @@ fn abandoned(device: &str) -> Error {
     )
 }
 
-/// Waits until all work that `stream` has queued has run, for at most 10 s. If it has not ended by then, the
-/// GPUs of this process are abandoned.
+/// Waits until all work that `stream` has queued has run, for at most 10 s. If the work has not ended by
+/// then, the GPUs of this process are abandoned.
 ///
 /// # Errors
 /// If some of the work failed, or did not end in time.

@@ -345,7 +345,7 @@ impl Event {
     /// [`EventKind::Timing`] and complete.
     ///
     /// # Errors
-    /// If one of them is not complete, or records no time.
+    /// If one of the two events is not complete, or records no time.
     pub fn since_ns(&self, start: &Event) -> Result<f64> {
         self.gpu.make_current()?;
         let mut milliseconds = 0.0;

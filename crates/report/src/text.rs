@@ -3,8 +3,8 @@
 use crate::table::{Lines, grid};
 use inlane_core::result::{Cell, Document, Row};
 
-/// Renders a document. If it has one row and the row provides its own lines, prints those lines. Otherwise
-/// prints a table.
+/// Renders a document. If the document has one row, and that row provides its own lines, prints those lines.
+/// Otherwise prints a table.
 pub fn text<T: Row>(document: &Document<T>) -> String {
     let rows = &document.results;
     let mut context = Lines::default();

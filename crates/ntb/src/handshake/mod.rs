@@ -46,7 +46,7 @@ fn read_row(ntb: &dyn Ntb, peer: u32) -> [u32; ROW] {
     std::array::from_fn(|index| ntb.scratchpad_read(peer * ROW as u32 + index as u32))
 }
 
-/// Returns the epoch in the row of scratchpads that `peer` wrote. If it differs from the epoch in the
+/// Returns the epoch in the row of scratchpads that `peer` wrote. If this epoch differs from the epoch in the
 /// [`Connection`], the peer has restarted or is reconnecting.
 pub fn epoch_in_row(ntb: &dyn Ntb, peer: u32) -> u32 {
     ntb.scratchpad_read(peer * ROW as u32 + 1)

@@ -94,7 +94,8 @@ pub struct DmaUnmap {
 /// Makes a request whose argument is a pointer or a number.
 ///
 /// # Safety
-/// `argument` must be what `request` takes. If it is a pointer, the kernel reads and writes the memory there.
+/// `argument` must be what `request` takes. If `argument` is a pointer, the kernel reads and writes the
+/// memory there.
 pub unsafe fn ioctl(file: BorrowedFd<'_>, request: u32, argument: usize) -> io::Result<i32> {
     // SAFETY: the caller keeps the promise of this function.
     match unsafe { libc::ioctl(file.as_raw_fd(), request as _, argument) } {
