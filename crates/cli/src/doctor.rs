@@ -124,7 +124,8 @@ const CHECKS: [(Name, CheckFunction); 19] = [
 fn show(out: &mut dyn Write, report: &DoctorReport, colour: bool) -> io::Result<()> {
     let host = &report.host;
     let memory = units::bytes(host.memory_bytes);
-    writeln!(out, "Linux {}; {}; {} cores; {memory}\n", host.kernel, host.cpu, host.cores)?;
+    let cores = units::counted(host.cores as u64, "core");
+    writeln!(out, "Linux {}; {}; {cores}; {memory}\n", host.kernel, host.cpu)?;
     for check in &report.results {
         let state = format!("{:8}", check.state.text());
         let state = match (colour, check.state) {

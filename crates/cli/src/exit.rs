@@ -72,7 +72,7 @@ pub fn unparsed(error: &clap::Error, origins: &[(String, String)]) -> u8 {
 }
 
 /// Rewords messages of Rust's number parser and of clap, which use terms of the language Rust.
-fn in_plain_words(text: &str) -> String {
+pub fn in_plain_words(text: &str) -> String {
     let text = text
         .replace("invalid digit found in string", "it is not a whole number")
         .replace("cannot parse integer from empty string", "it is not a whole number")

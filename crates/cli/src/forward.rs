@@ -21,6 +21,7 @@ use live::Live;
 use options::Choice;
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,8 +56,7 @@ impl Forward {
         let control = Arc::new(Control::default());
         crate::signal::stop_on_signal(&control).context("cannot watch for Ctrl-C")?;
         // A capture may be written to standard output. The result then goes to standard error instead.
-        let sends_to_stdout =
-            matches!(&config.route, Route::OneWay { tx, .. } if tx.iter().any(|port| port == "pcap:-"));
+        let sends_to_stdout = sends_to_stdout(&config);
         outputs::check(self, &config.route, arguments)?;
         let OutputArgs { json, csv, svg, interval } = &self.output;
         let output = Output::open(json.as_deref(), csv.as_deref(), svg.as_deref())?;
@@ -139,6 +139,11 @@ impl Forward {
             outcome.result.verification = verify::captures(config)?;
         }
         let mut failure = outcome.errors.into_iter().next();
+        // Standard output is often a pipe to a program that takes only the first packets.
+        if sends_to_stdout(config) && failure.as_ref().is_some_and(closed_by_reader) {
+            document.notes.push("the reader of standard output closed it, which ended the run".into());
+            failure = None;
+        }
         let wrong = |found: &&Verification| found.failed() || found.received_nothing();
         if let Some(verification) = outcome.result.verification.as_ref().filter(wrong) {
             failure.get_or_insert(inlane_forward::Error::Verification(describe(verification)));
@@ -150,6 +155,17 @@ impl Forward {
         document.results.push(outcome.result);
         Ok((document, failure))
     }
+}
+
+/// Returns true if packets are written to standard output.
+fn sends_to_stdout(config: &Config) -> bool {
+    let sends = matches!(&config.route, Route::OneWay { tx, .. } if tx.iter().any(|port| port == "pcap:-"));
+    sends || config.capture.as_deref() == Some(Path::new("-"))
+}
+
+/// Returns true if the run ended because the reader of a capture closed the pipe.
+fn closed_by_reader(error: &inlane_forward::Error) -> bool {
+    matches!(error, inlane_forward::Error::Core(error) if inlane_ports::pcap::is_closed_by_reader(error))
 }
 
 fn nothing_to_draw() -> inlane_core::Error {

@@ -1,6 +1,7 @@
 //! `inlane completion` and `inlane man`. Both are generated from the definitions that parse the command line.
 
 use crate::Cli;
+use crate::exit::NotReady;
 use clap::CommandFactory;
 use std::path::{Path, PathBuf};
 
@@ -57,10 +58,9 @@ pub fn man(args: &ManArgs) -> anyhow::Result<()> {
     command.build();
     if let Some(directory) = &args.directory {
         return write_all(command, directory).map_err(|error| {
-            anyhow::anyhow!(
-                "cannot write manual pages to {}: {error}; name another directory",
-                directory.display()
-            )
+            let directory = directory.display();
+            NotReady(format!("cannot write manual pages to {directory}: {error}; name another directory"))
+                .into()
         });
     }
     let mut page = &command;

@@ -120,9 +120,10 @@ pub fn expand(
         let refused = |why: String| invalid(format!("settings file {path}"), why);
         let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::InvalidData => refused("it is not text in UTF-8; give a TOML file".into()),
-            _ => refused(format!(
-                "cannot be read: {error}; give --config or INLANE_CONFIG a file that you may read"
-            )),
+            _ => Error::device_environment(
+                format!("settings file {path}"),
+                format!("cannot be read: {error}; give --config or INLANE_CONFIG a file that you may read"),
+            ),
         })?;
         let file: toml::Table = toml::from_str(&text).map_err(|error| refused(one_line(&error, &text)))?;
         let mut settings = Vec::new();

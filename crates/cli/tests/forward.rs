@@ -499,6 +499,7 @@ fn a_pipe_without_a_peer_obeys_duration_and_signals() {
 /// second signal gives up the packets that the reader does not take.
 #[test]
 fn a_paused_reader_does_not_hold_up_signals() {
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::OpenOptionsExt;
     let files = files(1);
     let pipe = files.input.replace("in.pcap", "pipe");
@@ -509,7 +510,14 @@ fn a_paused_reader_does_not_hold_up_signals() {
             std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
         let arguments = ["--rx", "gen:1000", "--tx", &port, "--duration", "60s", "--no-baseline"];
         let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        until_thread_runs(&child, MOVING, Duration::from_millis(5));
+        // Once the pipe is full, packets are in flight that only the reader can let pass.
+        support::until("the pipe is full", || {
+            let mut bytes = 0i32;
+            // SAFETY: the call writes one number.
+            unsafe { libc::ioctl(reader.as_raw_fd(), libc::FIONREAD, &mut bytes) };
+            bytes > 60_000
+        });
+        std::thread::sleep(Duration::from_millis(100));
         // SAFETY: the child was started here and not yet waited for, so the id still belongs to the child.
         let interrupt = || unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
         interrupt();
@@ -564,6 +572,83 @@ fn a_file_and_the_environment_provide_settings() {
     let output = run(&["--config", &settings]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("burts"), "{}", stderr(&output));
+}
+
+/// The user must learn that the function crashed, not the program.
+#[test]
+fn a_function_that_crashes_is_named() {
+    use std::os::unix::process::ExitStatusExt;
+    let files = files(1);
+    let function = files.input.replace("in.pcap", "wild.cu");
+    let source = "#include <inlane.h>\nstruct wild {\n static constexpr uint32_t reads = 0, writes = 0;\n uint64_t unused;\n \
+                  INLANE inlane::verdict packet(inlane::packet &) {\n  *reinterpret_cast<volatile int *>(8) = 1;\n  \
+                  return inlane::forward;\n }\n};\nINLANE_FUNCTION(wild)\n";
+    std::fs::write(&function, source).unwrap();
+    let arguments =
+        ["--rx", "null", "--tx", "null", "--packets", "100", "--no-baseline", "--function", &function];
+    let arguments = [&arguments[..], &["--keep-privileges"]].concat();
+    let output = inlane(&arguments).env("INLANE_CACHE", "").output().unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("in the packet function") && stderr(&output).contains("wild.cu"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_missing_file_is_status_3_and_a_wrong_value_status_2() {
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&["--rx", "pcap:/no/such", "--tx", "null"], 3, "/no/such"),
+        (&["--rx", "gen:64", "--tx", "pcap:/no/such"], 3, "/no/such"),
+        (
+            &["--rx", "gen:64", "--tx", "null", "--capture", "/no/such"],
+            3,
+            "--capture /no/such: cannot create",
+        ),
+        (&["--rx", "gen:64", "--tx", "null", "--function", "/no/such.cu"], 3, "/no/such.cu"),
+        (&["--rx", "gen:64", "--tx", "null", "--config", "/no/such"], 3, "/no/such"),
+        (&["--rx", "gen:64", "--tx", "null", "--duration", "0s"], 2, "above zero"),
+        (&["--rx", "gen:64", "--tx", "null", "--packets", "all"], 2, "gen:64 never ends"),
+        (&["--rx", "null", "--tx", "null", "--packets", "all"], 2, "null never ends"),
+        (&["--rx", "gen:oran", "--tx", "check"], 2, "not those of gen:oran"),
+    ];
+    for (arguments, status, said) in cases {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
+    }
+    let output = run(&["--rx", "gen:64,packets=10", "--tx", "check", "--packets", "all"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let man = Command::new(env!("CARGO_BIN_EXE_inlane"))
+        .args(["man", "--directory", "/dev/null/x"])
+        .output()
+        .unwrap();
+    assert_eq!(man.status.code(), Some(3), "{}", stderr(&man));
+}
+
+/// `inlane forward --tx pcap:- | head` is an ordinary use.
+#[test]
+fn a_closed_standard_output_ends_the_run_in_order() {
+    let arguments = ["--rx", "gen:64", "--tx", "pcap:-", "--duration", "60s", "--no-baseline"];
+    let mut child = inlane(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut start = [0u8; 100];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut start).unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("the reader of standard output closed it"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("ERROR"), "{}", stderr(&output));
+}
+
+/// A capture on standard output is not mixed with the result.
+#[test]
+fn a_capture_on_standard_output_is_a_capture() {
+    let output =
+        run(&["--rx", "gen:64", "--tx", "null", "--packets", "3", "--capture", "-", "--no-baseline"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(output.stdout.len(), 24 + 3 * (16 + 64), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(stderr(&output).contains("rx        3 packets"), "{}", stderr(&output));
 }
 
 /// The compiler of a user's packet function must run without privileges, even if no port needed privileges.

@@ -130,10 +130,11 @@ fn a_point_that_fails_is_recorded_and_the_others_run() {
 
 #[test]
 fn a_wrong_sweep_is_refused_before_anything_runs() {
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["--sweep", "brust=1,2"], "burst, "),
         (&["--sweep", "burst"], "burst=16,32"),
-        (&["--sweep", "burst=16,x"], "burst=x"),
+        (&["--sweep", "burst=16,x"], "it is not a whole number"),
+        (&["--sweep", "burst=16,32", "--interval", "1s"], "--interval"),
         (&["--sweep", "burst=16,0"], "1 to 1024"),
         (&["--sweep", "method=split,slow"], "persistent"),
         (&["--sweep", "method=persistent"], "--on gpu:0"),

@@ -66,7 +66,7 @@ impl<T> Document<T> {
     pub fn source(&self) -> String {
         let Host { cpu, cores, kernel, .. } = &self.host;
         let cpu = if cpu.is_empty() { "unknown processor" } else { cpu };
-        let mut parts = vec![format!("{cpu}, {cores} cores")];
+        let mut parts = vec![format!("{cpu}, {}", crate::units::counted(*cores as u64, "core"))];
         parts.extend(self.devices.iter().cloned());
         parts.push(format!("Linux {kernel}"));
         parts.push(format!("inlane {}", self.command.version));

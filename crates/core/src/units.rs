@@ -146,6 +146,12 @@ pub fn parse_time(text: &str) -> Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds as u64))
 }
 
+/// Returns a number with a noun in the singular or plural: `1 core`, `2 cores`.
+pub fn counted(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 fn decimal(value: f64, unit: &str) -> String {
     let (scaled, prefix) = match value.abs() {
         v if v >= 1e12 => (value / 1e12, "T"),

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::PipelineSettings;
 use crate::run::takes_privileges;
 use inlane_core::ring::layout::{MAX_BURST, MAX_SLOTS};
-use inlane_core::units::Rate;
+use inlane_core::units::{self, Rate};
 use inlane_ports::pcap::Playback;
 use std::fmt;
 use std::path::PathBuf;
@@ -253,7 +253,9 @@ impl Config {
         let Some(cores) = self.cores.as_ref().filter(|cores| !cores.is_empty()) else { return Ok(()) };
         let threads = self.executor.threads() * self.pipelines as usize * self.route.directions();
         if cores.len() < threads {
-            let why = format!("{} cores for {threads} threads; name {threads}, or 'none'", cores.len());
+            let (cores, needed) =
+                (units::counted(cores.len() as u64, "core"), units::counted(threads as u64, "thread"));
+            let why = format!("{cores} for {needed}; name {threads}, or 'none'");
             return Err(Error::config("--cores", why));
         }
         let allowed = allowed_cores();

@@ -153,6 +153,11 @@ pub fn ports(request: &OpenRequest, clock: &Clock) -> Result<OpenPorts> {
             "check" => {
                 let generator = match &received {
                     Received::Generator(generator) => Some(&**generator),
+                    Received::Radio(_) if name == "check" => {
+                        let why = "a checker verifies the packets of gen:SIZE, not those of gen:oran; send them to pcap:FILE or \
+                                   null, and let the function oran-reorder count what is missing";
+                        return Err(Error::port_usage(name, why).into());
+                    }
                     _ => None,
                 };
                 let number = numbers.find(|(tx, _)| *tx == name).map_or(0, |(_, number)| number);
@@ -232,6 +237,7 @@ mod tests {
             ("gen:64", "null,foo=bar", "unknown option 'foo'"),
             ("gen:64", "check,foo=1", "check,foo=1"),
             ("null", "check", "check:64,flows=8"),
+            ("gen:oran", "check", "not those of gen:oran"),
         ] {
             let error = open(rx, &[tx]).err().expect(tx).to_string();
             assert!(error.contains(expected), "{rx} {tx}: {error}");

@@ -202,6 +202,7 @@ impl<'a> Bench<'a> {
             match ways.iter().map(buffers).collect::<Result<_>>() {
                 Err(error @ Error::Memory { .. }) if sizes.iter().any(|size| *size < largest) => {
                     sizes.retain(|size| *size < largest);
+                    crate::print_to_stderr(format_args!("inlane: {}: {error}", units::bytes(largest as u64)));
                     refused.push((ways[0].row_without_path(largest, self.args.completion[0]), error));
                 }
                 outcome => return Ok(Memory { buffers: outcome?, sizes, refused }),

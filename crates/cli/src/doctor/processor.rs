@@ -3,6 +3,7 @@
 use super::Machine;
 use super::check::{Check, Name};
 use super::files::processors;
+use inlane_core::units;
 use std::collections::BTreeMap;
 
 const CPUS: &str = "/sys/devices/system/cpu";
@@ -19,8 +20,10 @@ pub fn cpu_governor(machine: &Machine) -> Check {
     if governors.is_empty() {
         return check("the firmware or a hypervisor controls the frequency, not this kernel".into());
     }
-    let listed: Vec<String> =
-        governors.iter().map(|(name, cores)| format!("{name} on {cores} cores")).collect();
+    let listed: Vec<String> = governors
+        .iter()
+        .map(|(name, cores)| format!("{name} on {}", units::counted(*cores as u64, "core")))
+        .collect();
     if governors.keys().all(|name| name == "performance") {
         check(listed.join(", "))
     } else {

@@ -1,6 +1,6 @@
 //! The flags of `inlane forward`.
 
-use super::options::{Choice, Compete, Goal, OnOverload, PlayPace, Priority, interval, percent};
+use super::options::{Choice, Compete, Goal, OnOverload, PlayPace, Priority, duration, interval, percent};
 use super::sweep::Axis;
 use clap::Args;
 use inlane_core::units;
@@ -240,7 +240,7 @@ pub(super) struct PipelineArgs {
 #[command(next_help_heading = "End of the run")]
 pub(super) struct RunArgs {
     /// End after this time [default: 5s; a capture runs to its end, --between until a signal]
-    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(super) duration: Option<Duration>,
     /// End after this many packets per pipeline, or after 'all' packets of a capture or of a generator that
     /// ends

@@ -97,6 +97,13 @@ impl Forward {
         };
         // By default, a run whose source has no end takes 5 s. A run with --between ends by a signal only.
         let endless = matches!(&config.route, Route::OneWay { rx, .. } if !rx.starts_with("pcap:") || self.ports.repeat);
+        // A generator and a repeated capture never end by themselves, so 'all' of their packets would be an endless run.
+        if let (true, None, Route::OneWay { rx, .. }) = (whole_capture, self.run.duration, &config.route)
+            && self.never_ends(rx)
+        {
+            let why = format!("{rx} never ends; give a number, or --duration");
+            return Err(inlane_core::Error::invalid("--packets all", why).into());
+        }
         config.duration = match self.run.duration {
             Some(duration) => Some(duration),
             None if endless && !whole_capture && config.per_pipeline.packets == u64::MAX => {
@@ -108,6 +115,18 @@ impl Forward {
             Some(size) => config.with_size(size)?,
             None => config,
         })
+    }
+}
+
+impl Forward {
+    /// Returns true if the source `rx` creates packets without end.
+    fn never_ends(&self, rx: &str) -> bool {
+        match inlane_ports::open::kind(rx) {
+            "gen" => !rx.contains("packets=") && !rx.contains("slots="),
+            "null" | "net_null" => true,
+            "pcap" => self.ports.repeat,
+            _ => false,
+        }
     }
 }
 

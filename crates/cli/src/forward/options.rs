@@ -96,6 +96,16 @@ pub(super) fn percent(text: &str) -> Result<f64, &'static str> {
         .ok_or("must be a percentage from 0.01 to 100; above 100 packets would be lost")
 }
 
+/// Parses the value of `--duration`, which is above zero.
+pub(super) fn duration(text: &str) -> inlane_core::Result<Duration> {
+    match units::parse_time(text)? {
+        time if time.is_zero() => {
+            Err(inlane_core::Error::invalid(format!("'{text}'"), "give a time above zero"))
+        }
+        time => Ok(time),
+    }
+}
+
 /// Parses the value of `--interval`, the time between progress lines.
 pub(super) fn interval(text: &str) -> inlane_core::Result<Duration> {
     match units::parse_time(text)? {

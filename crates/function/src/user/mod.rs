@@ -8,6 +8,7 @@
 //! result, so callers drop privileges before it.
 
 mod compiler;
+mod crash;
 
 use crate::abi::{ABI, FunctionEntry};
 use crate::{Error, Result};
@@ -55,8 +56,13 @@ impl UserFunction {
     /// file.
     pub fn read(path: &Path, name: &str) -> Result<Self> {
         let wrong = |why: String| Error::File { path: path.into(), why };
-        let source =
-            std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let source = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidData => wrong("is not text in UTF-8; name a C++ source file".into()),
+            _ => Error::Environment {
+                what: format!("packet function {}", path.display()),
+                why: format!("cannot be read: {error}; name a file that you may read"),
+            },
+        })?;
         if source.contains('\0') {
             return Err(wrong("contains a zero byte, so it is not C++ source; name a .cu file".into()));
         }
@@ -106,6 +112,7 @@ impl UserFunction {
                 "compiled against version {abi} of inlane.h, but this build needs {ABI}; include this build's header"
             )));
         }
+        crash::explain(&self.file);
         *code = Some(LoadedCode { entry, _library: library });
         Ok(entry)
     }

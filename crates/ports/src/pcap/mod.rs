@@ -26,6 +26,7 @@ pub(crate) use sink::QueueWriter;
 pub use sink::{CaptureSink, TimestampSource};
 pub use source::CaptureSource;
 use std::path::Path;
+pub use writer::is_closed_by_reader;
 
 /// How fast a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! The output of a capture: a file, a pipe, a device. Writing never blocks on a pipe whose reader pauses or
 //! is absent.
 
+use inlane_core::error::Class;
 use inlane_core::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fstat};
@@ -38,6 +39,14 @@ enum Kind {
     Full(File, usize),
 }
 
+/// Returns the error of an output. `name` is a port, or the flag of an output that is no port.
+pub(super) fn refused(name: &str, class: Class, why: String) -> Error {
+    match name.starts_with("--") {
+        true => Error::Device { device: name.into(), why, class },
+        false => Error::Port { port: name.into(), why, class },
+    }
+}
+
 fn open_nonblocking(path: &Path, create: bool) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(create).truncate(false).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)
@@ -66,9 +75,9 @@ impl Output {
             };
             return Ok(Self { kind, created: None });
         }
-        let refused = |error: std::io::Error| {
+        let not_created = |error: std::io::Error| {
             let remedy = "name a file in a folder that you may write to";
-            Error::port_environment(name, format!("cannot create {path}: {error}; {remedy}"))
+            refused(name, Class::Environment, format!("cannot create {path}: {error}; {remedy}"))
         };
         if let Ok(file) = OpenOptions::new().write(true).create_new(true).open(path) {
             return Ok(Self { kind: Kind::File(file), created: Some(path.into()) });
@@ -79,7 +88,7 @@ impl Output {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => {
                 Kind::AwaitsReader(path.into())
             }
-            Err(error) => return Err(refused(error)),
+            Err(error) => return Err(not_created(error)),
         };
         Ok(Self { kind, created: None })
     }

@@ -373,7 +373,12 @@ impl CaptureReader {
     }
 
     fn failed(&self, why: String) -> Error {
-        let why = format!("{why}; the {} packets before it are whole", self.packets);
+        let before = match self.packets {
+            0 => "no packet is before it".into(),
+            1 => "the packet before it is whole".into(),
+            packets => format!("the {packets} packets before it are whole"),
+        };
+        let why = format!("{why}; {before}");
         Error::Port { port: self.name.clone(), why, class: Class::Failed }
     }
 }

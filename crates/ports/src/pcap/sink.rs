@@ -263,7 +263,9 @@ impl QueueWriter {
     /// because the queue is being dropped.
     fn flush_at_end(&self) {
         let Ok(mut writer) = self.lock() else { return };
+        // A broken capture has already returned its error.
         if writer.has_begun()
+            && !writer.is_broken()
             && let Err(error) = writer.flush()
         {
             tracing::error!("{error}");

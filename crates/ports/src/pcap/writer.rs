@@ -3,11 +3,11 @@
 //! Records are collected in a buffer. If the output refuses them, the writer counts the records that were not
 //! written whole, and truncates the file after the last whole record.
 
-use super::output::Output;
+use super::output::{Output, refused};
 use super::reader::{ETHERNET, Resolution};
 use inlane_core::error::Class;
 use inlane_core::packet::PacketMeta;
-use inlane_core::{Error, Result};
+use inlane_core::{Error, Result, units};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -130,6 +130,11 @@ impl CaptureWriter {
             self.flush()?;
         }
         Ok(())
+    }
+
+    /// Returns true once writing has failed.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.is_some()
     }
 
     /// Returns true once [`CaptureWriter::begin`] was called. The file may then have lost its earlier
@@ -318,25 +323,33 @@ impl CaptureWriter {
         self.output.cut(self.written_before + kept as u64);
         self.clear();
         let why = format!(
-            "writing failed after {} packets: {why}; the packets written can be read",
-            self.written_packets
+            "writing failed after {}: {why}; the packets written can be read",
+            units::counted(self.written_packets, "packet")
         );
         self.broken = Some(why.clone());
-        Error::port_failed(&self.name, why)
+        refused(&self.name, Class::Failed, why)
     }
 
     fn check(&self) -> Result<()> {
         match &self.broken {
             None => Ok(()),
-            Some(why) => Err(Error::port_failed(&self.name, why)),
+            Some(why) => Err(refused(&self.name, Class::Failed, why.clone())),
         }
     }
+}
+
+/// Part of the error of a capture whose reader closed the pipe.
+const CLOSED: &str = "its reader closed the pipe";
+
+/// Returns true for the error of a capture whose reader closed the pipe.
+pub fn is_closed_by_reader(error: &Error) -> bool {
+    matches!(error, Error::Port { why, .. } | Error::Device { why, .. } if why.contains(CLOSED))
 }
 
 /// Describes why the output refused bytes, and the remedy.
 fn cause(error: &std::io::Error) -> String {
     match error.kind() {
-        ErrorKind::BrokenPipe => "its reader closed the pipe".into(),
+        ErrorKind::BrokenPipe => CLOSED.into(),
         _ => format!("{error}; free some space or write elsewhere"),
     }
 }

@@ -27,16 +27,12 @@ impl Capture {
     /// # Errors
     /// If the file cannot be created, or if one of the ports reads or writes it.
     pub fn open(path: &Path, timestamps: TimestampSource, ports: &[String]) -> Result<Self> {
-        let name = format!("capture {}", path.display());
+        let name = format!("--capture {}", path.display());
         if let Some(port) = ports.iter().find(|port| file_of(port).is_some_and(|file| same_file(file, path)))
         {
-            return Err(Error::port_usage(
-                &name,
-                format!("port {port} uses the same file; name another one"),
-            ));
+            return Err(Error::invalid(&name, format!("port {port} uses the same file; name another one")));
         }
-        let text =
-            path.to_str().ok_or_else(|| Error::port_usage(&name, "its name is not UTF-8; rename it"))?;
+        let text = path.to_str().ok_or_else(|| Error::invalid(&name, "its name is not UTF-8; rename it"))?;
         let writer = CaptureWriter::create(&name, text, Resolution::Nano)?;
         Ok(Self { writer: Arc::new(Mutex::new(writer)), timestamps })
     }

@@ -134,7 +134,7 @@ pub(super) fn parse(arguments: &[OsString], values: &[(String, String)]) -> Resu
         Ok(_) => unreachable!("the arguments start with this subcommand"),
         Err(error) => {
             // clap appends hints and a usage line to its error. The code below drops both.
-            let text = error.to_string();
+            let text = crate::exit::in_plain_words(&error.to_string());
             let lines = text.trim_start_matches("error: ").lines().map(str::trim);
             let hint = |line: &&str| !line.starts_with("For more") && !line.starts_with("Usage");
             let why: Vec<_> = lines.take_while(hint).filter(|line| !line.is_empty()).collect();
