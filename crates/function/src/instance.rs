@@ -15,7 +15,8 @@ pub struct Instance {
     function: PacketFunction,
     state: Region,
     output: Option<Region>,
-    room: u32,
+    /// What a call receives besides packets. Kept between calls, because only the time changes.
+    context: CallContext,
 }
 
 // SAFETY: the entry is a constant that `function` keeps loaded. State and output are changed only through
@@ -40,7 +41,15 @@ impl Instance {
             0 => None,
             bytes => Some(Region::host(bytes)?),
         };
-        Ok(Self { entry, function, state, output, room: 0 })
+        let context = CallContext {
+            state: state.address(),
+            output: output.as_ref().map_or(0, Region::address),
+            output_bytes: output.as_ref().map_or(0, |output| output.len() as u64),
+            now_ns: 0,
+            room: 0,
+            reserved: 0,
+        };
+        Ok(Self { entry, function, state, output, context })
     }
 
     /// Returns the function that the instance runs.
@@ -51,19 +60,7 @@ impl Instance {
     /// Allows packets to grow to `room` bytes from their address on, which is their pool's
     /// [`inlane_core::Pool::room`]. Without this call, packets can only shrink.
     pub fn set_room(&mut self, room: u32) {
-        self.room = room;
-    }
-
-    /// Returns the values that a call receives besides packets.
-    fn context(&self, now_ns: u64) -> CallContext {
-        CallContext {
-            state: self.state.address(),
-            output: self.output.as_ref().map_or(0, Region::address),
-            output_bytes: self.output.as_ref().map_or(0, |output| output.len() as u64),
-            now_ns,
-            room: self.room,
-            reserved: 0,
-        }
+        self.context.room = room;
     }
 
     /// Runs the function on `count` packets. `packets` is the first [`Descriptor`], and `stride` the bytes
@@ -96,10 +93,10 @@ impl Instance {
             "the stride must be 16 or 24"
         );
         assert!(count <= MAX_BURST, "a burst has at most MAX_BURST packets");
-        let context = self.context(now_ns);
+        self.context.now_ns = now_ns;
         // SAFETY: the code is loaded, and state and output have the sizes that it declares. The caller
         // promises the rest.
-        unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, verdicts, &context) }
+        unsafe { ((*self.entry).run)(packets, stride as u32, count as u32, verdicts, &self.context) }
     }
 
     /// Runs the function on packets from a port. See [`Instance::run`].
@@ -158,9 +155,9 @@ impl Instance {
     /// Calls the function's `tick` with the time in nanoseconds. Call it while no packets arrive, at least
     /// every millisecond.
     pub fn tick(&mut self, now_ns: u64) {
-        let context = self.context(now_ns);
+        self.context.now_ns = now_ns;
         // SAFETY: as in `run`.
-        unsafe { ((*self.entry).tick)(&context) }
+        unsafe { ((*self.entry).tick)(&self.context) }
     }
 
     /// Ends the run: calls `tick` with the greatest time, so that the function delivers what it has assembled
