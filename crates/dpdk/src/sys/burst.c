@@ -230,49 +230,64 @@ static inline word_pair length_and_cookie(const struct inlane_packet *packet)
 	return *(const word_pair *)&packet->length;
 }
 
+/* Sends at most CHUNK packets whose address and length are as received. */
+static inline __attribute__((always_inline)) uint16_t tx_chunk_as_received(uint16_t port, uint16_t queue,
+		const struct inlane_packet *packets, uint16_t count, uint64_t *bytes, uint64_t *errors)
+{
+	struct rte_mbuf *mbufs[CHUNK];
+	/* The sums over the packets with even and odd index. */
+	word_pair even = { 0, 0 }, odd = { 0, 0 };
+	size_t i = 0;
+
+#pragma GCC unroll 4
+	for (; i + 2 <= count; i += 2) {
+		const word_pair first = length_and_cookie(&packets[i]), second = length_and_cookie(&packets[i + 1]);
+
+		even += first;
+		odd += second;
+		*(word_pair *)&mbufs[i] = __builtin_shuffle(first, second, (word_pair){ 1, 3 });
+	}
+	if (i < count) {
+		even += length_and_cookie(&packets[i]);
+		mbufs[i] = (struct rte_mbuf *)(uintptr_t)packets[i].cookie;
+	}
+	/* A cookie is a pointer to an mbuf only if its flag READ_MBUF is clear. The pointers are multiples of 64,
+	 * so the lower 6 bits of the two sums of cookies count the flags. If any flag is set, the slower function
+	 * sends the packets. */
+	_Static_assert(CHUNK / 2 < 64, "6 bits count the flags");
+	if (unlikely((even[1] | odd[1]) & 63))
+		return inlane_tx_burst(port, queue, packets, count, bytes, errors);
+	/* The upper halves of the other two sums are ports. The lengths in a chunk of received packets add up to
+	 * less than 2^32, so the lower halves are numbers of bytes. */
+	uint64_t sum = (uint32_t)(even[0] + odd[0]);
+	const uint16_t sent = rte_eth_tx_burst(port, queue, mbufs, count);
+	for (size_t i = sent; unlikely(i < count); i++)
+		sum -= packets[i].length;
+	*bytes += sum;
+	return sent;
+}
+
+/* Sends more than CHUNK packets whose address and length are as received. */
+static __attribute__((noinline)) uint16_t tx_chunks_as_received(uint16_t port, uint16_t queue,
+		const struct inlane_packet *packets, uint16_t count, uint64_t *bytes, uint64_t *errors)
+{
+	uint16_t done = 0, chunk, sent;
+
+	do {
+		chunk = RTE_MIN(count - done, CHUNK);
+		sent = tx_chunk_as_received(port, queue, &packets[done], chunk, bytes, errors);
+		done += sent;
+	} while (sent == chunk && done < count);
+	return done;
+}
+
 /* Sends packets whose address and length are as received. Does not read the mbufs of such packets. */
 uint16_t inlane_tx_burst_as_received(uint16_t port, uint16_t queue, const struct inlane_packet *packets, uint16_t count,
 				     uint64_t *bytes, uint64_t *errors)
 {
-	struct rte_mbuf *mbufs[CHUNK];
-	size_t done = 0;
-
 	register_thread();
-	while (done < count) {
-		const size_t chunk = RTE_MIN(count - done, CHUNK);
-		const struct inlane_packet *from = &packets[done];
-		/* The sums over the packets with even and odd index. */
-		word_pair even = { 0, 0 }, odd = { 0, 0 };
-		size_t i = 0;
-
-#pragma GCC unroll 4
-		for (; i + 2 <= chunk; i += 2) {
-			const word_pair first = length_and_cookie(&from[i]), second = length_and_cookie(&from[i + 1]);
-
-			even += first;
-			odd += second;
-			*(word_pair *)&mbufs[i] = __builtin_shuffle(first, second, (word_pair){ 1, 3 });
-		}
-		if (i < chunk) {
-			even += length_and_cookie(&from[i]);
-			mbufs[i] = (struct rte_mbuf *)(uintptr_t)from[i].cookie;
-		}
-		/* A cookie is a pointer to an mbuf only if its flag READ_MBUF is clear. The pointers are multiples of
-		 * 64, so the lower 6 bits of the two sums of cookies count the flags. If any flag is set, the slower
-		 * function sends the rest. */
-		_Static_assert(CHUNK / 2 < 64, "6 bits count the flags");
-		if (unlikely((even[1] | odd[1]) & 63))
-			return done + inlane_tx_burst(port, queue, from, count - done, bytes, errors);
-		/* The upper halves of the other two sums are ports. The lengths in a chunk of received packets add up
-		 * to less than 2^32, so the lower halves are numbers of bytes. */
-		uint64_t sum = (uint32_t)(even[0] + odd[0]);
-		const size_t sent = rte_eth_tx_burst(port, queue, mbufs, chunk);
-		for (size_t i = sent; unlikely(i < chunk); i++)
-			sum -= from[i].length;
-		*bytes += sum;
-		done += sent;
-		if (sent < chunk)
-			break;
-	}
-	return done;
+	/* One chunk needs no loop, so the compiler keeps the arguments in registers. */
+	if (likely(count <= CHUNK))
+		return tx_chunk_as_received(port, queue, packets, count, bytes, errors);
+	return tx_chunks_as_received(port, queue, packets, count, bytes, errors);
 }

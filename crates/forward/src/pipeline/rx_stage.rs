@@ -56,7 +56,8 @@ impl RxStage {
 
     /// Receives once. A burst is complete when it is full, when no more packets will be received, or when its
     /// oldest packet has waited for the flush time. If `grow` is set, the flush time is ignored.
-    #[inline]
+    // Always inlined, because a call would save and restore registers in each burst.
+    #[inline(always)]
     pub fn receive(&mut self, control: &Control, clock: &Clock, grow: bool) -> Received {
         let ending = self.error.is_some() || control.stopping();
         let want = (self.current as u64).min(self.burst.len() as u64 + self.remaining) as usize;

@@ -50,7 +50,8 @@ impl TxStage {
 
     /// Sends a burst to the first port. The packets must be unchanged since they were received, which saves
     /// the port work. Otherwise like [`TxStage::send`].
-    #[inline]
+    // Always inlined, because a call would save and restore registers in each burst.
+    #[inline(always)]
     pub fn send_as_received(&mut self, burst: &mut BurstBuffer, control: &Control, clock: &Clock) -> bool {
         self.send_to(0, true, burst, control, clock)
     }
@@ -70,6 +71,7 @@ impl TxStage {
         self.send_by_port(burst, control, clock)
     }
 
+    #[inline(always)]
     fn send_to(
         &mut self,
         port: usize,
@@ -88,7 +90,7 @@ impl TxStage {
     }
 
     /// Calls the port once. Returns how many packets it took.
-    #[inline]
+    #[inline(always)]
     fn send_once(
         &mut self,
         port: usize,
