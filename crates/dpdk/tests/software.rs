@@ -178,6 +178,58 @@ fn send_as_received_sends_every_kind_of_packet() {
 }
 
 #[test]
+fn a_full_ring_takes_a_part_of_unchanged_packets_and_counts_it() {
+    let pool = MbufPool::new(4096, 256).unwrap();
+    let (mut port, mut rx, mut tx) = one_queue("ring:f,prime=200,size=64", &pool);
+    let mut packets = vec![Packet::EMPTY; 200];
+    let mut got = 0;
+    while got < 200 {
+        got += rx.receive(&mut packets[got..]).unwrap();
+    }
+    // The filling packets leave fewer places than the unchanged packets need.
+    let mut filling = vec![Packet::EMPTY; 2000];
+    assert_eq!(pool.allocate(&mut filling), 2000);
+    // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+    let filled = unsafe { tx.send(&filling) }.unwrap();
+    assert!(filled < 2000, "the ring is full");
+    let mut received = vec![Packet::EMPTY; 100];
+    assert_eq!(rx.receive(&mut received[..64]).unwrap() + rx.receive(&mut received[64..]).unwrap(), 100);
+    let before = tx.counters();
+    // SAFETY: as above.
+    assert_eq!(unsafe { tx.send_as_received(&packets) }.unwrap(), 100, "one whole chunk and a part");
+    let after = tx.counters();
+    assert_eq!((after.packets - before.packets, after.bytes - before.bytes), (100, 100 * 64));
+    // SAFETY: the test holds these packets of this pool, and does not use them again.
+    unsafe {
+        pool.free(&packets[100..]);
+        pool.free(&filling[filled..]);
+        pool.free(&received);
+    }
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
+fn send_as_received_notices_each_allocated_packet_of_a_chunk() {
+    let pool = MbufPool::new(4096, 256).unwrap();
+    let (mut port, mut rx, mut tx) = one_queue("ring:g", &pool);
+    // The sender counts the allocated packets of a chunk. It must notice any number, also when all are allocated.
+    for count in [1, 2, 3, 31, 32, 33, 63, 64] {
+        let mut packets = vec![Packet::EMPTY; count];
+        assert_eq!(pool.allocate(&mut packets), count);
+        packets.iter_mut().for_each(|packet| packet.length = 99);
+        // SAFETY: the test holds these packets of this queue's pool, and does not use sent ones again.
+        assert_eq!(unsafe { tx.send_as_received(&packets) }.unwrap(), count);
+        assert_eq!(rx.receive(&mut packets).unwrap(), count);
+        assert!(packets.iter().all(|packet| packet.length == 99), "{count} packets");
+        // SAFETY: the test holds these packets of this pool, and does not use them again.
+        unsafe { pool.free(&packets) };
+    }
+    port.stop();
+    assert_eq!(pool.outstanding(), 0);
+}
+
+#[test]
 fn lengths_beyond_the_buffer_are_dropped_and_counted() {
     let pool = MbufPool::new(256, 256).unwrap();
     let (mut port, mut rx, mut tx) = one_queue("ring:d", &pool);
