@@ -139,8 +139,8 @@ impl Stream {
             for (raw, operation) in raw.iter_mut().zip(chunk) {
                 *raw = operation.raw();
             }
-            // SAFETY: the array holds at least as many operations. The caller promises that the addresses are
-            // valid.
+            // SAFETY: the array holds 128 operations, and a chunk has at most 128. The caller promises that
+            // the addresses are valid.
             unsafe {
                 call!(self.gpu, cuStreamBatchMemOp_v2(self.raw, chunk.len() as u32, raw.as_mut_ptr(), 0))?
             };

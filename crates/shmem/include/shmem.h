@@ -421,8 +421,8 @@ static inline int shmem_team_sync(shmem_team_t team) {
 INLANE_SHMEM_COLLECTIVES(32, 4)
 INLANE_SHMEM_COLLECTIVES(64, 8)
 
-/* Collectives over SHMEM_TEAM_WORLD, in the form of 1.5. A broadcast also writes the root's own destination.
- * Each function returns -1 for other teams. */
+/* Collectives over SHMEM_TEAM_WORLD, in the form of OpenSHMEM 1.5. A broadcast also writes the root's own
+ * destination. Each function returns -1 for other teams. */
 #define INLANE_SHMEM_TEAM_COLLECTIVES(name, type)                                                                      \
     static inline int shmem_##name##_broadcast(shmem_team_t team, type *d, const type *s, size_t n, int root) {        \
         if (team != SHMEM_TEAM_WORLD) return -1;                                                                       \

@@ -78,7 +78,7 @@ pub extern "C" fn shmem_calloc(count: usize, size: usize) -> *mut c_void {
     let Some(bytes) = count.checked_mul(size) else { return std::ptr::null_mut() };
     let address = shmem_align(16, bytes);
     if !address.is_null() {
-        // SAFETY: the memory was just allocated with that many bytes.
+        // SAFETY: the memory was just allocated with `bytes` bytes.
         unsafe { std::ptr::write_bytes(address.cast::<u8>(), 0, bytes) };
         check(world().barrier_all());
     }
@@ -111,7 +111,7 @@ pub extern "C" fn shmem_realloc(address: *mut c_void, size: usize) -> *mut c_voi
     };
     let fresh = shmem_malloc(size);
     if !fresh.is_null() {
-        // SAFETY: both are allocations of at least that many bytes.
+        // SAFETY: the old allocation has `old` bytes, and the new one has `size` bytes.
         unsafe { std::ptr::copy_nonoverlapping(address.cast::<u8>(), fresh.cast(), old.min(size)) };
         shmem_free(address);
     }
@@ -257,7 +257,7 @@ fn compare(how: c_int) -> Compare {
 unsafe fn satisfying(word: *const c_void, width: usize, signed: bool, how: c_int, value: u64) -> Option<u64> {
     macro_rules! load {
         ($type:ty) => {{
-            // SAFETY: the caller passes an aligned word of that type.
+            // SAFETY: the caller passes an aligned word of this type.
             let now = unsafe { word.cast::<$type>().read_volatile() };
             (compare(how).holds(now, value as $type), now as u64)
         }};

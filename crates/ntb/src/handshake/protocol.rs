@@ -28,7 +28,7 @@ pub struct Row {
     pub version: u16,
     /// Epoch of the writer: not 0, and a different one for each process and each reconnection.
     pub epoch: u32,
-    /// Epoch of the peer that the writer has read, or 0 for none.
+    /// The peer's epoch as the writer has last read it; 0 if the writer has read none.
     pub seen: u32,
     /// Size of the largest window that the writer has onto the peer, in pages of 4 KiB.
     pub limit_pages: u32,

@@ -303,7 +303,7 @@ impl Bench {
         let at =
             transport.layout().symmetric() + self.world.offset_of(self.inbox.as_ptr() as usize, length)?;
         let source = Region::host(length)?;
-        // SAFETY: `source` is a fresh region of that length.
+        // SAFETY: both have `length` bytes, and `source` is a new region.
         unsafe { std::ptr::copy_nonoverlapping(self.source.as_ptr(), source.as_ptr(), length) };
         let destination = transport.window(self.other)?.region().slice(at, length)?;
         Ok(Moving { mover, source: reach(source)?, destination: reach(destination)? })

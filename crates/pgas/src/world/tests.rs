@@ -84,7 +84,7 @@ fn everything(world: &Pe) {
     }
     let gathered = world.array::<u32>(pes as usize * 64).unwrap();
     let own = vec![me; me as usize + 1];
-    // SAFETY: `own` has that many bytes.
+    // SAFETY: `own` has `own.len()` elements of 4 bytes.
     unsafe {
         world.collect(world.all(), gathered.as_ptr() as usize, own.as_ptr().cast(), own.len() * 4).unwrap()
     };

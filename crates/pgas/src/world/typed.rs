@@ -79,7 +79,7 @@ impl<T: Transport> World<T> {
     pub fn array<E: Element>(&self, length: usize) -> Result<Symmetric<E>> {
         let bytes = length.saturating_mul(size_of::<E>());
         let address = self.allocate(bytes, 128)?;
-        // SAFETY: the array was just allocated with that many bytes. No other PE uses it before the barrier
+        // SAFETY: the array was just allocated with `bytes` bytes. No other PE uses it before the barrier
         // below.
         unsafe { std::ptr::write_bytes(address, 0, bytes) };
         self.barrier_all()?;

@@ -94,7 +94,7 @@ pub(super) fn connect_peer(
 /// the peer's process is registered for barriers by membarrier(2).
 fn check_window(pe: u32, window: &Window, layout: &Layout) -> Result<bool> {
     let mut header = [0u64; HEADER_WORDS];
-    // SAFETY: the destination is a local variable of that many bytes.
+    // SAFETY: `header` is a local variable, and the length is its size.
     unsafe { window.load_into(header.as_mut_ptr().cast(), 0, size_of_val(&header))? };
     if window.len() != layout.bytes() || header[0] != MAGIC || header[2] != layout.symmetric_bytes() as u64 {
         return Err(inlane_ntb::error::Error::Window {
