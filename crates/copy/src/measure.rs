@@ -212,7 +212,7 @@ fn stream_once(
     Ok(Streamed { transfers: count, wall_ns: clock.now_ns() as f64 })
 }
 
-/// Measures transfers that follow each other, with up to [`Plan::window`] of them in flight.
+/// Measures a stream of transfers, with up to [`Plan::window`] of them in flight.
 ///
 /// # Errors
 /// As [`latency`].
