@@ -1,15 +1,29 @@
 //! `inlane nvme`: NVMe over TCP.
 
+mod bench;
+mod connect;
+mod discover;
+mod export;
 mod target;
+mod transfer;
+
+pub use discover::DiscoveredSubsystem;
 
 use clap::{Args, Subcommand};
 
-/// Serves drives over NVMe/TCP
+/// Serves, reads, writes, measures and exports drives over NVMe/TCP
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   inlane nvme target --listen 127.0.0.1:4420 --namespace memory:1G
-                                          serve a drive in memory")]
+                                          serve a drive in memory
+  inlane nvme discover 10.0.0.2           the subsystems that a target offers
+  inlane nvme read 10.0.0.2 --length 1M copy.img
+                                          copy the first MiB of a drive
+  inlane nvme bench 10.0.0.2 --rw randread --bs 4k --iodepth 32 --numjobs 4 --duration 10s
+                                          measure random reads
+  inlane nvme export nbd 10.0.0.2 --listen unix:/tmp/disk.sock
+                                          give any program a block device")]
 pub struct Nvme {
     #[command(subcommand)]
     command: NvmeCommand,
@@ -18,6 +32,11 @@ pub struct Nvme {
 #[derive(Subcommand)]
 enum NvmeCommand {
     Target(target::Target),
+    Discover(discover::Discover),
+    Read(transfer::Read),
+    Write(transfer::Write),
+    Bench(bench::Bench),
+    Export(export::Export),
 }
 
 impl Nvme {
@@ -28,6 +47,11 @@ impl Nvme {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             NvmeCommand::Target(target) => target.run(),
+            NvmeCommand::Discover(discover) => discover.run(),
+            NvmeCommand::Read(read) => read.run(),
+            NvmeCommand::Write(write) => write.run(),
+            NvmeCommand::Bench(bench) => bench.run(),
+            NvmeCommand::Export(export) => export.run(),
         }
     }
 }

@@ -2,11 +2,13 @@
 
 use crate::doctor::Check;
 use crate::ntb::BridgeInfo;
+use crate::nvme::DiscoveredSubsystem;
 use crate::topo::Topology;
 use clap::{Args, ValueEnum};
 use inlane_copy::result::{ListedPath, TransferResult};
 use inlane_core::result::schema;
 use inlane_forward::result::PacketResult;
+use inlane_nvme::bench::IoResult;
 use inlane_nvme::target::TargetResult;
 use inlane_pgas::bench::WindowResult;
 
@@ -18,6 +20,7 @@ Examples:
   inlane report --schema transfers       the result of `inlane copy --json`
   inlane report --schema paths           the result of `inlane copy --list --json`
   inlane report --schema windows         the result of `inlane ntb bench --json`
+  inlane report --schema nvme-bench      the result of `inlane nvme bench --json`
   inlane report --schema doctor          the result of `inlane doctor --json`")]
 pub struct ReportArgs {
     /// Print the schema of this document
@@ -39,6 +42,10 @@ enum Schema {
     Bridges,
     /// Written by `inlane nvme target`
     NvmeTarget,
+    /// Written by `inlane nvme bench`
+    NvmeBench,
+    /// Written by `inlane nvme discover`
+    NvmeSubsystems,
     /// Written by `inlane doctor`
     Doctor,
     /// Written by `inlane topo`
@@ -54,6 +61,8 @@ impl Schema {
             Schema::Windows => schema::<WindowResult>(),
             Schema::Bridges => schema::<BridgeInfo>(),
             Schema::NvmeTarget => schema::<TargetResult>(),
+            Schema::NvmeBench => schema::<IoResult>(),
+            Schema::NvmeSubsystems => schema::<DiscoveredSubsystem>(),
             Schema::Doctor => schema::<Check>(),
             Schema::Topo => schema::<Topology>(),
         }

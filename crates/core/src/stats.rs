@@ -71,6 +71,12 @@ impl LatencyHistogram {
         self.0.len()
     }
 
+    /// Returns the latency that a share of the records does not exceed, in nanoseconds, or `None` if nothing was recorded.
+    /// `quantile` is 0 to 1.
+    pub fn at(&self, quantile: f64) -> Option<f64> {
+        (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile) as f64)
+    }
+
     /// Returns the percentiles, or `None` if no packet was recorded.
     pub fn percentiles(&self) -> Option<Percentiles> {
         if self.0.is_empty() {

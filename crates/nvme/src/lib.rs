@@ -16,10 +16,13 @@
 #[macro_use]
 mod wire;
 
+pub mod bench;
 pub mod command;
 pub mod error;
 pub mod identify;
+pub mod initiator;
 pub mod namespace;
+pub mod nbd;
 pub mod pdu;
 pub mod target;
 

@@ -1,0 +1,177 @@
+//! `inlane nvme bench`: measures a namespace with fio's workloads.
+
+use super::connect::{Connect, stop_on_signal};
+use crate::output::Output;
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use inlane_core::result::Document;
+use inlane_core::units;
+use inlane_nvme::bench::{IoResult, Pattern, Progress, Workload};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How blocks are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Verify {
+    /// Offset, write number and CRC-32C in each block
+    Crc32c,
+}
+
+/// Measures a namespace with fio's workloads
+///
+/// Writing workloads overwrite the namespace. Each job is a thread with a connection and a part of the range of its own.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane nvme bench 10.0.0.2 --rw randread --bs 4k --iodepth 32 --numjobs 4 --duration 10s
+  inlane nvme bench 10.0.0.2 --rw randrw --rwmixread 70 --size 1G --verify crc32c --json result.json
+                                          go through the first GiB once, and check what was written
+  inlane nvme bench 10.0.0.2,10.0.1.2 --rw read --bs 128k
+                                          two paths: if one fails, the other is used")]
+pub struct Bench {
+    #[command(flatten)]
+    connect: Connect,
+    /// Operations: read, write, rw, randread, randwrite or randrw
+    #[arg(long, value_name = "PATTERN", default_value = "randread")]
+    rw: Pattern,
+    /// Bytes of an operation
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = units::parse_size)]
+    bs: u64,
+    /// Operations in flight of each job
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4094))]
+    iodepth: u32,
+    /// Jobs: threads with a connection each
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    numjobs: u32,
+    /// Share of reads in rw and randrw, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100))]
+    rwmixread: u32,
+    /// How long to run [default: 10s; with --size, once through the range]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
+    duration: Option<Duration>,
+    /// Start of the range in the namespace
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = units::parse_size)]
+    offset: u64,
+    /// Length of the range [default: up to the end of the namespace]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    size: Option<u64>,
+    /// Check blocks: reads expect blocks that were written with --verify; written blocks are read back at the end
+    #[arg(long, value_enum, value_name = "METHOD")]
+    verify: Option<Verify>,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
+    /// Write the rows as CSV to a file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+}
+
+impl Bench {
+    /// Measures, and writes the result.
+    ///
+    /// # Errors
+    /// Invalid options, errors of the connection and of commands, and blocks with wrong contents.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
+        let stop = stop_on_signal()?;
+        let duration = match (self.duration, self.size) {
+            (None, None) => Some(Duration::from_secs(10)),
+            (duration, _) => duration,
+        };
+        let workload = Workload {
+            pattern: self.rw,
+            block_bytes: self.bs,
+            depth: self.iodepth,
+            jobs: self.numjobs,
+            read_percent: self.rwmixread,
+            duration,
+            offset: self.offset,
+            size: self.size,
+            verify: self.verify.is_some(),
+            seed: self.seed,
+        };
+        let options = self.connect.session(self.iodepth)?;
+        let mut live = Live::new(self.bs);
+        let rows = inlane_nvme::bench::run(&workload, &options, &stop, |elapsed, progress| {
+            live.show(elapsed, progress);
+        });
+        live.end();
+        let mut document = Document::<IoResult>::new("nvme bench");
+        document.results = rows?;
+        let error = document.results.iter().find_map(|row| row.error.clone());
+        output.write(
+            &mut document,
+            |out, document| out.write_all(inlane_report::text(document).as_bytes()),
+            |_| None,
+        )?;
+        match error {
+            Some(error) => bail!(error),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The progress line on a terminal.
+struct Live {
+    terminal: bool,
+    block_bytes: u64,
+    last: (Duration, Progress),
+}
+
+impl Live {
+    fn new(block_bytes: u64) -> Self {
+        Self { terminal: std::io::stderr().is_terminal(), block_bytes, last: Default::default() }
+    }
+
+    fn show(&mut self, elapsed: Duration, progress: Progress) {
+        let since = elapsed.saturating_sub(self.last.0);
+        if !self.terminal || since < Duration::from_millis(500) {
+            return;
+        }
+        let _ = write!(std::io::stderr(), "\r{}   \x1b[K", self.line(elapsed, progress));
+        self.last = (elapsed, progress);
+    }
+
+    fn line(&self, elapsed: Duration, progress: Progress) -> String {
+        if progress.checking {
+            return format!("{:>5.0} s  reading the written blocks back", elapsed.as_secs_f64());
+        }
+        let (then, before) = self.last;
+        let seconds = elapsed.saturating_sub(then).as_secs_f64().max(1e-9);
+        let rate = |now: u64, before: u64| {
+            let operations = now.saturating_sub(before) as f64 / seconds;
+            let bytes = units::bytes_per_second(operations * self.block_bytes as f64);
+            format!("{operations:.0} IOPS, {bytes}")
+        };
+        format!(
+            "{:>5.0} s  read {}  write {}",
+            elapsed.as_secs_f64(),
+            rate(progress.reads, before.reads),
+            rate(progress.writes, before.writes),
+        )
+    }
+
+    fn end(&self) {
+        if self.terminal {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_the_rates_since_the_last_one() {
+        let mut live = Live { terminal: false, block_bytes: 4096, last: Default::default() };
+        live.last = (Duration::from_secs(1), Progress { reads: 1000, ..Progress::default() });
+        let progress = Progress { reads: 3000, writes: 500, checking: false };
+        let line = live.line(Duration::from_secs(3), progress);
+        assert_eq!(line, "    3 s  read 1000 IOPS, 0.004 GB/s  write 250 IOPS, 0.001 GB/s");
+    }
+}

@@ -1,0 +1,147 @@
+//! The flags by which a target is found and connected.
+
+use clap::{Args, ValueEnum};
+use inlane_core::units;
+use inlane_nvme::Result;
+use inlane_nvme::initiator::{
+    Address, ConnectOptions, HostIdentity, QueueOptions, SessionOptions, resolve_subsystem,
+};
+use inlane_nvme::pdu;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Which digests protect the PDUs.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Digests {
+    /// No digests; TCP's checksum only
+    None,
+    /// CRC-32C of each header
+    Header,
+    /// CRC-32C of all data
+    Data,
+    /// Both
+    Both,
+}
+
+impl From<Digests> for pdu::Digests {
+    fn from(digests: Digests) -> Self {
+        let header = matches!(digests, Digests::Header | Digests::Both);
+        let data = matches!(digests, Digests::Data | Digests::Both);
+        pdu::Digests { header, data }
+    }
+}
+
+/// The host and its connections.
+#[derive(Args)]
+pub struct Host {
+    /// NQN of this host [default: that of /etc/nvme/hostnqn, or made from the machine's identifier]
+    #[arg(long, value_name = "NQN")]
+    host_nqn: Option<String>,
+    /// Digests (CRC-32C) of headers and data
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = Digests::None)]
+    digests: Digests,
+    /// Time within which the target must accept a connection and answer a command
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = units::parse_time)]
+    timeout: Duration,
+}
+
+impl Host {
+    /// Returns the host's identity.
+    pub fn identity(&self) -> Result<HostIdentity> {
+        let host = HostIdentity::this_machine();
+        match &self.host_nqn {
+            Some(nqn) => host.with_nqn(nqn),
+            None => Ok(host),
+        }
+    }
+
+    /// Returns how queues of `depth` commands are connected.
+    pub fn queue(&self, depth: u32) -> QueueOptions {
+        QueueOptions { digests: self.digests.into(), entries: depth + 1, timeout: self.timeout }
+    }
+}
+
+/// The addresses of a subsystem.
+#[derive(Clone, Debug)]
+struct Paths(Vec<Address>);
+
+impl FromStr for Paths {
+    type Err = inlane_nvme::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        text.split(',').map(str::parse).collect::<Result<_>>().map(Self)
+    }
+}
+
+/// A namespace of a target.
+#[derive(Args)]
+pub struct Connect {
+    /// Address of the target: HOST:PORT, port 4420 by default. Several addresses of one subsystem, joined by commas, are paths
+    /// to it: if one fails, the next is used
+    #[arg(value_name = "ADDRESS[,ADDRESS...]")]
+    addresses: Paths,
+    /// NQN of the subsystem [default: the only one that the target offers]
+    #[arg(long, value_name = "NQN")]
+    subsystem: Option<String>,
+    /// Identifier of the namespace [default: the first]
+    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(1..=0xFFFF_FFFE))]
+    namespace: Option<u32>,
+    #[command(flatten)]
+    host: Host,
+    /// Time after which either side gives up a silent peer; 0 turns the check off
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = units::parse_time)]
+    keep_alive: Duration,
+    /// How long to try to reconnect after all paths have failed
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::parse_time)]
+    reconnect: Duration,
+}
+
+impl Connect {
+    /// Returns the options of sessions that keep up to `depth` commands in flight. Asks the target for its subsystem if none is
+    /// given.
+    ///
+    /// # Errors
+    /// If the flags are invalid, or the target cannot be asked.
+    pub fn session(&self, depth: u32) -> Result<SessionOptions> {
+        let host = self.host.identity()?;
+        let queue = self.host.queue(depth);
+        let subsystem = match &self.subsystem {
+            Some(nqn) => nqn.clone(),
+            None => self.resolve(&host, &queue)?,
+        };
+        Ok(SessionOptions {
+            paths: self.addresses.0.clone(),
+            connect: ConnectOptions { subsystem, host, queue, keep_alive: self.keep_alive },
+            nsid: self.namespace,
+            reconnect: self.reconnect,
+        })
+    }
+
+    /// Asks each path for the subsystem until one answers.
+    fn resolve(&self, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
+        let mut failure = None;
+        for address in &self.addresses.0 {
+            match resolve_subsystem(address, host, queue) {
+                Ok(subsystem) => return Ok(subsystem),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        Err(failure.expect("clap requires an address"))
+    }
+}
+
+/// Returns a flag that the first SIGINT, SIGTERM or SIGHUP sets. The second signal ends the process.
+///
+/// # Errors
+/// If the handlers cannot be installed.
+pub fn stop_on_signal() -> std::io::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    crate::signal::on_signal(move |signal, before| match before {
+        0 => flag.store(true, Ordering::Relaxed),
+        _ => crate::signal::end_by(signal),
+    })?;
+    Ok(stop)
+}

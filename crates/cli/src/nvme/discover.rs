@@ -1,0 +1,121 @@
+//! `inlane nvme discover`: lists the subsystems of a target.
+
+use super::connect::Host;
+use crate::output::Output;
+use clap::Args;
+use inlane_core::result::{Cell, Document, Row};
+use inlane_nvme::initiator::{Address, discover};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Lists the subsystems that a target offers to this host
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane nvme discover 10.0.0.2           ask the discovery service at port 8009
+  inlane nvme discover 10.0.0.2:4420 --json -
+                                          ask at another port, result as JSON")]
+pub struct Discover {
+    /// Address of the discovery service: HOST:PORT, port 8009 by default
+    #[arg(value_name = "ADDRESS")]
+    address: Address,
+    #[command(flatten)]
+    host: Host,
+    /// Write the result as JSON to a file, or to standard output for -
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<String>,
+    /// Write the rows as CSV to a file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+}
+
+/// An address of a subsystem: an entry of the discovery log.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct DiscoveredSubsystem {
+    /// The NQN of the subsystem.
+    pub subsystem: String,
+    /// `nvm` for a subsystem with namespaces, `discovery` for the service that was asked, `referral` for another one.
+    pub kind: String,
+    /// The transport: `tcp`, `rdma`, `fc`, `loop`, or its number.
+    pub transport: String,
+    /// The address.
+    pub address: String,
+    /// The port.
+    pub port: String,
+    /// The identifier of the subsystem's port.
+    pub port_id: u16,
+}
+
+impl Row for DiscoveredSubsystem {
+    fn parameters(&self) -> Vec<Cell> {
+        vec![Cell::new("subsystem", &self.subsystem)]
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        vec![
+            Cell::new("kind", &self.kind),
+            Cell::new("transport", &self.transport),
+            Cell::new("address", &self.address),
+            Cell::new("port", &self.port),
+            Cell::new("port id", self.port_id.to_string()),
+        ]
+    }
+
+    fn error(&self) -> Option<&str> {
+        None
+    }
+}
+
+impl Discover {
+    /// Reads the discovery log and prints it.
+    ///
+    /// # Errors
+    /// If the target cannot be asked, or the output cannot be written.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let output = Output::open(self.json.as_deref(), self.csv.as_deref(), None)?;
+        let address = self.address.with_default_port(Address::DISCOVERY_PORT);
+        let found = discover(&address, &self.host.identity()?, &self.host.queue(31))?;
+        let mut document = Document::<DiscoveredSubsystem>::new("nvme discover");
+        if found.is_empty() {
+            document.notes.push(
+                "the target offers this host no subsystem; check at the target which hosts are allowed"
+                    .into(),
+            );
+        }
+        document.results = found
+            .into_iter()
+            .map(|entry| DiscoveredSubsystem {
+                subsystem: entry.subsystem,
+                kind: entry.kind,
+                transport: entry.transport,
+                address: entry.address,
+                port: entry.port,
+                port_id: entry.port_id,
+            })
+            .collect();
+        output.write(
+            &mut document,
+            |out, document| {
+                let header = ["subsystem", "kind", "transport", "address", "port"];
+                let rows: Vec<Vec<String>> = document
+                    .results
+                    .iter()
+                    .map(|row| {
+                        [&row.subsystem, &row.kind, &row.transport, &row.address, &row.port]
+                            .map(Clone::clone)
+                            .to_vec()
+                    })
+                    .collect();
+                for note in &document.notes {
+                    writeln!(out, "{note}")?;
+                }
+                match rows.is_empty() {
+                    true => Ok(()),
+                    false => writeln!(out, "{}", inlane_report::grid(&header, &rows).trim_end()),
+                }
+            },
+            |_| None,
+        )
+    }
+}

@@ -1,0 +1,68 @@
+//! `inlane nvme export`: gives other programs access to a namespace.
+
+use super::connect::{Connect, stop_on_signal};
+use clap::{Args, Subcommand};
+use inlane_nvme::initiator::Session;
+use inlane_nvme::nbd::{ListenAddress, Server};
+
+/// The commands in flight of each client.
+const DEPTH: u32 = 127;
+
+/// Gives other programs a namespace as a block device
+#[derive(Args)]
+pub struct Export {
+    #[command(subcommand)]
+    protocol: Protocol,
+}
+
+#[derive(Subcommand)]
+enum Protocol {
+    Nbd(Nbd),
+}
+
+/// Serves a namespace as a network block device (NBD)
+///
+/// No kernel module is needed: qemu, fio, nbdcopy and others are NBD clients. Runs until a signal ends it.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  inlane nvme export nbd 10.0.0.2 --listen unix:/tmp/disk.sock
+  qemu-img convert -O raw image.qcow2 nbd:unix:/tmp/disk.sock
+  fio --name=read --ioengine=nbd --uri=nbd+unix:///?socket=/tmp/disk.sock --rw=randread")]
+struct Nbd {
+    #[command(flatten)]
+    connect: Connect,
+    /// Where NBD clients connect: unix:PATH or HOST:PORT. NBD has no authentication: whoever can connect can read and write
+    #[arg(long, value_name = "LISTENER", default_value = "127.0.0.1:10809")]
+    listen: ListenAddress,
+}
+
+impl Export {
+    /// Serves clients until a signal ends it.
+    ///
+    /// # Errors
+    /// If the namespace cannot be accessed or the listener fails.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let Protocol::Nbd(nbd) = &self.protocol;
+        nbd.run()
+    }
+}
+
+impl Nbd {
+    fn run(&self) -> anyhow::Result<()> {
+        let stop = stop_on_signal()?;
+        let options = self.connect.session(DEPTH)?;
+        // Each client has its own session. This one shows that the namespace can be accessed.
+        let session = Session::open(&options)?;
+        let (nsid, bytes) = (session.namespace().nsid, session.namespace().bytes());
+        session.close();
+        let server = Server::bind(&self.listen, &options)?;
+        crate::print_to_stderr(format_args!(
+            "inlane: namespace {nsid} of {} ({bytes} bytes) is exported at {}",
+            options.connect.subsystem,
+            server.address()?,
+        ));
+        server.run(&stop, &|text| crate::print_to_stderr(format_args!("inlane: {text}")))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! Measures a namespace with fio's workloads.
+//!
+//! Each job is a thread with a [`Session`] of its own and a part of the range of its own. It keeps a set number of commands in
+//! flight. With verification, each written block carries its offset, a sequence number and a checksum; blocks are checked when
+//! they are read, and all written blocks are read back at the end.
+
+mod block;
+mod job;
+mod result;
+mod workload;
+
+pub use result::{IoResult, LatencyPercentile};
+pub use workload::{Pattern, Workload};
+
+use crate::initiator::{Session, SessionOptions};
+use crate::{Error, Result};
+use inlane_core::result::Path;
+use job::{Job, Outcome};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The counters of a running bench.
+#[derive(Debug, Default)]
+pub struct Counters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    /// Set when the jobs have ended and written blocks are read back.
+    checking: AtomicBool,
+}
+
+/// What a running bench has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Completed reads.
+    pub reads: u64,
+    /// Completed writes.
+    pub writes: u64,
+    /// The written blocks are being read back.
+    pub checking: bool,
+}
+
+impl Counters {
+    fn progress(&self) -> Progress {
+        Progress {
+            reads: self.reads.load(Ordering::Relaxed),
+            writes: self.writes.load(Ordering::Relaxed),
+            checking: self.checking.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Runs a workload. Returns a row for the reads and one for the writes, as far as the workload has them. Calls `progress` about
+/// ten times a second. Ends early if `stop` is set.
+///
+/// # Errors
+/// Invalid workloads, and failures to connect. An error after the jobs have started is in the rows.
+pub fn run(
+    workload: &Workload,
+    options: &SessionOptions,
+    stop: &AtomicBool,
+    mut progress: impl FnMut(Duration, Progress),
+) -> Result<Vec<IoResult>> {
+    let sessions: Vec<Session> = (0..workload.jobs).map(|_| Session::open(options)).collect::<Result<_>>()?;
+    let namespace = *sessions[0].namespace();
+    let parts = workload.parts(&namespace)?;
+    let mut jobs = Vec::new();
+    for ((session, part), index) in sessions.into_iter().zip(parts).zip(0_u64..) {
+        jobs.push(Job::new(session, workload, part, index)?);
+    }
+    let counters = Counters::default();
+    let start_line = Barrier::new(jobs.len() + 1);
+    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let threads: Vec<_> = jobs
+            .into_iter()
+            .map(|job| {
+                let (counters, start_line) = (&counters, &start_line);
+                scope.spawn(move || {
+                    start_line.wait();
+                    job.run(counters, stop)
+                })
+            })
+            .collect();
+        start_line.wait();
+        let started = Instant::now();
+        while !threads.iter().all(|thread| thread.is_finished()) {
+            std::thread::sleep(Duration::from_millis(20));
+            progress(started.elapsed(), counters.progress());
+        }
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Outcome>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    let path = path(options, &outcomes);
+    Ok(result::rows(workload, &namespace, outcomes, &path))
+}
+
+/// Describes the way that the data took.
+fn path(options: &SessionOptions, outcomes: &[Outcome]) -> Path {
+    let digests = match options.connect.queue.digests.bits() {
+        0 => "without digests",
+        1 => "with header digests",
+        2 => "with data digests",
+        _ => "with header and data digests",
+    };
+    let target = outcomes.first().map_or_else(String::new, |outcome| outcome.path.clone());
+    Path {
+        name: "tcp".into(),
+        hops: vec!["host".into(), "kernel TCP sockets".into(), target],
+        reason: format!("NVMe over TCP {digests}; data is received into the commands' buffers"),
+        not_taken: Vec::new(),
+    }
+}
+
+/// Returns an error for an invalid setting.
+fn invalid(what: impl Into<String>, why: impl Into<String>) -> Error {
+    Error::Invalid { what: what.into(), why: why.into() }
+}

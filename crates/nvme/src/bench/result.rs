@@ -1,0 +1,174 @@
+//! The rows of a bench's result document.
+
+use super::job::{Outcome, Tally};
+use super::workload::{Pattern, Workload};
+use crate::initiator::NamespaceInfo;
+use inlane_core::result::{ByteVerification, Cell, Path, Row};
+use inlane_core::stats::Percentiles;
+use inlane_core::units;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::time::Duration;
+
+/// The percentiles that fio shows.
+const PERCENTILES: [f64; 17] =
+    [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
+
+/// The reads or the writes of a workload.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct IoResult {
+    /// The workload: fio's `rw`.
+    pub rw: Pattern,
+    /// The operation of this row: `read` or `write`.
+    pub operation: String,
+    /// The bytes of an operation.
+    pub block_bytes: u64,
+    /// The operations in flight of each job.
+    pub iodepth: u32,
+    /// The number of jobs: threads with a connection each.
+    pub jobs: u32,
+    /// The share of reads in a mixed workload, in percent. Null for other workloads.
+    pub read_percent: Option<u32>,
+    /// The namespace.
+    pub namespace_id: u32,
+    /// The size of the namespace.
+    pub namespace_bytes: u64,
+    /// The way that the data took.
+    pub path: Path,
+    /// The time of the measurement. Of several jobs, the longest.
+    pub run_ns: u64,
+    /// The completed operations.
+    pub operations: u64,
+    /// The rate of operations of all jobs.
+    pub operations_per_second: f64,
+    /// The rate of bytes of all jobs.
+    pub bytes_per_second: f64,
+    /// The time from the submission of an operation to its completion.
+    pub latency: Option<Percentiles>,
+    /// The same at fio's percentiles.
+    pub latency_percentiles: Vec<LatencyPercentile>,
+    /// The processor time of the jobs, as a share of their run time. 1 is a job that never waited.
+    pub cpu_share: f64,
+    /// How often a job changed or reconnected its path.
+    pub failovers: u64,
+    /// What was checked. Null without --verify.
+    pub verification: Option<ByteVerification>,
+    /// Why the run failed. Null if it succeeded.
+    pub error: Option<String>,
+}
+
+/// A latency at a percentile.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct LatencyPercentile {
+    /// The percentile, in percent.
+    pub percent: f64,
+    /// The latency that this share of the operations did not exceed.
+    pub latency_ns: f64,
+}
+
+/// Returns the rows of the reads and the writes.
+pub(super) fn rows(
+    workload: &Workload,
+    namespace: &NamespaceInfo,
+    outcomes: Vec<Outcome>,
+    path: &Path,
+) -> Vec<IoResult> {
+    let (mut reads, mut writes) = (Tally::default(), Tally::default());
+    for outcome in &outcomes {
+        reads.add(&outcome.reads);
+        writes.add(&outcome.writes);
+    }
+    let run = outcomes.iter().map(|outcome| outcome.duration).max().unwrap_or_default();
+    let run_total: Duration = outcomes.iter().map(|outcome| outcome.duration).sum();
+    let cpu: Duration = outcomes.iter().map(|outcome| outcome.cpu).sum();
+    let failovers = outcomes.iter().map(|outcome| outcome.failovers).sum();
+    let error = outcomes.into_iter().find_map(|outcome| outcome.error);
+    let seconds = run.as_secs_f64().max(1e-9);
+    let pattern = workload.pattern;
+    let row = |operation: &str, tally: Tally| IoResult {
+        rw: pattern,
+        operation: operation.into(),
+        block_bytes: workload.block_bytes,
+        iodepth: workload.depth,
+        jobs: workload.jobs,
+        read_percent: (pattern.reads() && pattern.writes()).then_some(workload.read_percent),
+        namespace_id: namespace.nsid,
+        namespace_bytes: namespace.bytes(),
+        path: path.clone(),
+        run_ns: run.as_nanos() as u64,
+        operations: tally.operations,
+        operations_per_second: tally.operations as f64 / seconds,
+        bytes_per_second: tally.operations as f64 * workload.block_bytes as f64 / seconds,
+        latency: tally.latency.percentiles(),
+        latency_percentiles: PERCENTILES
+            .into_iter()
+            .filter_map(|percent| {
+                let latency_ns = tally.latency.at(percent / 100.0)?;
+                Some(LatencyPercentile { percent, latency_ns })
+            })
+            .collect(),
+        cpu_share: cpu.as_secs_f64() / run_total.as_secs_f64().max(1e-9),
+        failovers,
+        verification: workload.verify.then(|| ByteVerification {
+            method: "offset, write number and CRC-32C of each block".into(),
+            ..tally.verification
+        }),
+        error: error.clone(),
+    };
+    let mut rows = Vec::new();
+    if pattern.reads() {
+        rows.push(row("read", reads));
+    }
+    if pattern.writes() {
+        rows.push(row("write", writes));
+    }
+    rows
+}
+
+impl Row for IoResult {
+    fn parameters(&self) -> Vec<Cell> {
+        vec![
+            Cell::new("rw", self.rw.name()),
+            Cell::new("operation", &self.operation),
+            Cell::new("bs", units::bytes(self.block_bytes)),
+            Cell::new("iodepth", self.iodepth.to_string()),
+            Cell::new("jobs", self.jobs.to_string()),
+        ]
+    }
+
+    fn figures(&self) -> Vec<Cell> {
+        let us = |value: fn(&Percentiles) -> f64| {
+            self.latency.as_ref().map(|latency| format!("{:.1}", value(latency) / 1e3))
+        };
+        let checked = self.verification.as_ref();
+        vec![
+            Cell::new("IOPS", format!("{:.0}", self.operations_per_second)),
+            Cell::new("rate", units::bytes_per_second(self.bytes_per_second)),
+            Cell::optional("mean us", us(|latency| latency.mean_ns)),
+            Cell::optional("p50 us", us(|latency| latency.p50_ns)),
+            Cell::optional("p99 us", us(|latency| latency.p99_ns)),
+            Cell::optional("p99.9 us", us(|latency| latency.p999_ns)),
+            Cell::optional("max us", us(|latency| latency.max_ns)),
+            Cell::new("CPU", format!("{:.0}%", self.cpu_share * 100.0)),
+            Cell::optional("failovers", (self.failovers > 0).then(|| self.failovers.to_string())),
+            Cell::optional("verified", checked.map(|checked| units::bytes(checked.verified_bytes))),
+            Cell::optional(
+                "altered",
+                checked
+                    .filter(|checked| checked.altered_bytes > 0)
+                    .map(|checked| units::bytes(checked.altered_bytes)),
+            ),
+        ]
+    }
+
+    fn context(&self) -> Vec<Cell> {
+        let namespace = format!("{} of {}", self.namespace_id, units::bytes(self.namespace_bytes));
+        let mut cells = vec![Cell::new("namespace", namespace)];
+        cells.extend(self.path.cells());
+        cells
+    }
+
+    fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+}

@@ -1,0 +1,159 @@
+//! Workloads, in fio's words.
+
+use super::invalid;
+use crate::Result;
+use crate::initiator::{NamespaceInfo, connection::MAX_ENTRIES};
+use inlane_core::units;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The kind and order of operations: fio's `rw`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Pattern {
+    /// Sequential reads.
+    Read,
+    /// Sequential writes.
+    Write,
+    /// Sequential reads and writes.
+    Rw,
+    /// Random reads.
+    RandRead,
+    /// Random writes.
+    RandWrite,
+    /// Random reads and writes.
+    RandRw,
+}
+
+impl Pattern {
+    /// Returns fio's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pattern::Read => "read",
+            Pattern::Write => "write",
+            Pattern::Rw => "rw",
+            Pattern::RandRead => "randread",
+            Pattern::RandWrite => "randwrite",
+            Pattern::RandRw => "randrw",
+        }
+    }
+
+    /// Returns true if blocks are chosen at random.
+    pub fn is_random(self) -> bool {
+        matches!(self, Pattern::RandRead | Pattern::RandWrite | Pattern::RandRw)
+    }
+
+    /// Returns true if the workload writes.
+    pub fn writes(self) -> bool {
+        !matches!(self, Pattern::Read | Pattern::RandRead)
+    }
+
+    /// Returns true if the workload reads.
+    pub fn reads(self) -> bool {
+        !matches!(self, Pattern::Write | Pattern::RandWrite)
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [
+            Pattern::Read,
+            Pattern::Write,
+            Pattern::Rw,
+            Pattern::RandRead,
+            Pattern::RandWrite,
+            Pattern::RandRw,
+        ];
+        // fio knows `readwrite` as another name of `rw`.
+        let text = if text == "readwrite" { "rw" } else { text };
+        all.into_iter()
+            .find(|pattern| pattern.name() == text)
+            .ok_or_else(|| "expected read, write, rw, randread, randwrite or randrw".into())
+    }
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// The kind and order of operations.
+    pub pattern: Pattern,
+    /// The bytes of an operation: fio's `bs`.
+    pub block_bytes: u64,
+    /// The operations in flight of each job.
+    pub depth: u32,
+    /// The number of jobs: threads with a connection each.
+    pub jobs: u32,
+    /// The share of reads in mixed workloads, in percent.
+    pub read_percent: u32,
+    /// How long the jobs run. Without it, each job goes through its part of the range once.
+    pub duration: Option<Duration>,
+    /// The start of the range.
+    pub offset: u64,
+    /// The length of the range. Without it, up to the end of the namespace.
+    pub size: Option<u64>,
+    /// Check the contents of blocks.
+    pub verify: bool,
+    /// The seed of the random numbers.
+    pub seed: u64,
+}
+
+impl Workload {
+    /// Divides the range among the jobs. The parts are in bytes, and their lengths are multiples of the block size.
+    pub(super) fn parts(&self, namespace: &NamespaceInfo) -> Result<Vec<Range<u64>>> {
+        let unit = u64::from(namespace.block_bytes);
+        let shown = units::bytes;
+        let multiple = |flag: &str, value: u64| match value.is_multiple_of(unit) {
+            true => Ok(()),
+            false => {
+                let why = format!("{value} bytes are no multiple of the namespace's blocks of {unit} bytes");
+                Err(invalid(flag, why))
+            }
+        };
+        multiple("--bs", self.block_bytes)?;
+        multiple("--offset", self.offset)?;
+        let most = u64::from(namespace.max_transfer);
+        if self.block_bytes == 0 || self.block_bytes > most {
+            let why = format!("the target transfers 1 byte to {} with a command; give less", shown(most));
+            return Err(invalid("--bs", why));
+        }
+        if self.depth == 0 || self.depth >= MAX_ENTRIES {
+            return Err(invalid("--iodepth", format!("give 1 to {}", MAX_ENTRIES - 1)));
+        }
+        let rest = namespace.bytes().saturating_sub(self.offset);
+        let size = self.size.unwrap_or(rest);
+        if size > rest {
+            let why =
+                format!("the range ends beyond the namespace of {}; give less", shown(namespace.bytes()));
+            return Err(invalid("--size", why));
+        }
+        let part = size / u64::from(self.jobs) / self.block_bytes * self.block_bytes;
+        if part == 0 {
+            let why = format!("{} jobs need {} each", self.jobs, shown(self.block_bytes));
+            return Err(invalid("--size", why));
+        }
+        if self.verify && self.pattern.writes() && part / self.block_bytes > 1 << 28 {
+            let why =
+                "at most 2^28 blocks of each job are remembered; give a smaller --size or a larger --bs";
+            return Err(invalid("--verify", why));
+        }
+        if self.pattern.writes() && namespace.read_only {
+            return Err(invalid("--rw", "the namespace is read-only; choose read or randread"));
+        }
+        if self.verify && self.block_bytes < super::block::HEADER as u64 {
+            return Err(invalid("--verify", "blocks need at least 32 bytes; give a larger --bs"));
+        }
+        Ok((0..u64::from(self.jobs)).map(|n| self.offset + n * part..self.offset + (n + 1) * part).collect())
+    }
+}

@@ -1,0 +1,32 @@
+//! The initiator: reads and writes the namespaces of a target.
+//!
+//! ```text
+//!   Session      one thread's access to a namespace over one or several paths; retries on another path
+//!     Controller   the association with a controller: admin queue, properties, identify, keep-alive, events
+//!     Queue        a connection with its socket
+//!       Connection   the protocol as a state machine without I/O: commands to bytes, bytes to completions
+//! ```
+//!
+//! No layer starts threads. A caller submits any number of requests and collects their completions in any order. Each request
+//! moves a [`Buffer`] into the connection and gets it back with the completion, so nothing else can access memory that the target
+//! may still write. Received data goes from the socket directly into the buffer.
+
+mod address;
+mod buffer;
+pub mod connection;
+mod controller;
+mod discover;
+mod host;
+mod queue;
+mod session;
+mod transfer;
+
+pub use address::Address;
+pub use buffer::Buffer;
+pub use connection::{Connection, Done, Request};
+pub use controller::{ConnectOptions, Controller, NamespaceInfo};
+pub use discover::{Discovered, discover, resolve_subsystem};
+pub use host::HostIdentity;
+pub use queue::{Queue, QueueOptions};
+pub use session::{Session, SessionOptions};
+pub use transfer::{check_range, flush, read_range, write_range};

@@ -1,0 +1,125 @@
+//! Addresses of listeners.
+
+use crate::{Error, Result};
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+/// A listener of a target: a host name or address, and a TCP port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    host: String,
+    port: Option<u16>,
+}
+
+impl Address {
+    /// The port of I/O controllers (TCP section 3.1).
+    pub const IO_PORT: u16 = 4420;
+    /// The port of discovery controllers (TCP section 3.1).
+    pub const DISCOVERY_PORT: u16 = 8009;
+
+    /// Creates an address.
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        Self { host: host.into(), port: Some(port) }
+    }
+
+    /// Returns the address with `port`, unless it already has a port.
+    pub fn with_default_port(&self, port: u16) -> Self {
+        Self { host: self.host.clone(), port: Some(self.port.unwrap_or(port)) }
+    }
+
+    /// Resolves the name. The port is 4420 unless the address has one.
+    ///
+    /// # Errors
+    /// If the name cannot be resolved.
+    pub fn resolve(&self) -> Result<Vec<SocketAddr>> {
+        let unresolved = |why: String| Error::Disconnected { peer: self.to_string(), why };
+        let port = self.port.unwrap_or(Self::IO_PORT);
+        let addresses: Vec<_> = (self.host.as_str(), port)
+            .to_socket_addrs()
+            .map_err(|error| {
+                unresolved(format!(
+                    "the name cannot be resolved: {error}; check the host and the name server"
+                ))
+            })?
+            .collect();
+        match addresses.is_empty() {
+            true => Err(unresolved("the name has no address; check the host".into())),
+            false => Ok(addresses),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    /// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`. The host is a name or an IPv4 address.
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid = |why: &str| Error::Invalid {
+            what: format!("'{text}'"),
+            why: format!("{why}; write HOST:PORT, for example 10.0.0.2:4420 or [::1]:4420"),
+        };
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, rest) =
+                    rest.split_once(']').ok_or_else(|| invalid("the bracket is not closed"))?;
+                match rest {
+                    "" => (host, None),
+                    _ => (
+                        host,
+                        Some(rest.strip_prefix(':').ok_or_else(|| invalid("text follows the bracket"))?),
+                    ),
+                }
+            }
+            None => match text.split_once(':') {
+                Some((_, port)) if port.contains(':') => {
+                    return Err(invalid("an IPv6 address needs brackets"));
+                }
+                Some((host, port)) => (host, Some(port)),
+                None => (text, None),
+            },
+        };
+        if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
+            return Err(invalid("the host is missing or no name"));
+        }
+        let port = match port {
+            None => None,
+            Some(port) => match port.parse() {
+                Ok(0) | Err(_) => return Err(invalid("the port is no number from 1 to 65535")),
+                Ok(port) => Some(port),
+            },
+        };
+        Ok(Self { host: host.into(), port })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]", self.host)?;
+        } else {
+            write!(f, "{}", self.host)?;
+        }
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_parsed_and_shown() {
+        for text in ["10.0.0.2:4420", "storage", "storage.example:8009", "[::1]", "[fe80::1]:4420"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in
+            ["", ":4420", "host:", "host:0", "host:65536", "::1", "[::1", "[::1]4420", "a b", "tcp://a"]
+        {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+        let local = "127.0.0.1".parse::<Address>().unwrap();
+        assert_eq!(local.resolve().unwrap()[0].port(), 4420);
+        assert_eq!(local.with_default_port(8009).resolve().unwrap()[0].port(), 8009);
+    }
+}

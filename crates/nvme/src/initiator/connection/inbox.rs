@@ -1,0 +1,188 @@
+//! Received bytes: the scratch space for headers, and the state of the current data.
+
+use super::super::Buffer;
+use crate::command::Completion;
+use crate::pdu::{Data, Digests, Fault, Header, Kind, Layout, R2t, Rules, Termination};
+
+/// The size of the scratch space.
+const SCRATCH: usize = 128 << 10;
+/// Data of at least this size is received directly into its buffer. Smaller data is mostly copied from the scratch space, because
+/// one system call for many PDUs saves more than the copies cost.
+const LARGE: u32 = 32 << 10;
+/// The scratch space offered while large data is expected. It holds a few headers, so little of the data lands in it.
+const SMALL_SPACE: usize = 512;
+
+/// Bytes that were received and not yet consumed.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { bytes: vec![0; SCRATCH].into_boxed_slice(), start: 0, end: 0 }
+    }
+}
+
+impl Scratch {
+    /// Returns the free space after the received bytes.
+    pub(super) fn space(&mut self, small: bool) -> &mut [u8] {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        let free = &mut self.bytes[self.end..];
+        let len = if small { free.len().min(SMALL_SPACE) } else { free.len() };
+        &mut free[..len]
+    }
+
+    pub(super) fn filled(&mut self, bytes: usize) {
+        assert!(bytes <= self.bytes.len() - self.end, "more bytes than space");
+        self.end += bytes;
+    }
+
+    fn available(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Removes and returns up to `most` bytes.
+    pub(super) fn take(&mut self, most: usize) -> &[u8] {
+        let start = self.start;
+        let len = most.min(self.end - start);
+        self.consume(len);
+        &self.bytes[start..start + len]
+    }
+
+    /// Removes and returns the next `N` bytes, or `None` if fewer have arrived.
+    pub(super) fn take_exact<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let bytes = *self.available().first_chunk()?;
+        self.consume(N);
+        Some(bytes)
+    }
+}
+
+/// Data that is being received into the buffer of a slot.
+#[derive(Debug)]
+pub(super) struct Payload {
+    pub(super) slot: u16,
+    /// The offset of the next byte in the buffer.
+    pub(super) at: u32,
+    /// The bytes that have not arrived.
+    pub(super) remaining: u32,
+    /// The digest of the bytes that have arrived, if data digests are in use.
+    pub(super) digest: Option<u32>,
+    /// The identifier of the command, if it completes with this data.
+    pub(super) success: Option<u16>,
+    /// The data is received directly into the buffer.
+    pub(super) large: bool,
+}
+
+impl Payload {
+    pub(super) fn new(slot: u16, at: u32, bytes: u32, digest: bool, success: Option<u16>) -> Self {
+        Self { slot, at, remaining: bytes, digest: digest.then_some(0), success, large: bytes >= LARGE }
+    }
+
+    /// Accounts for `bytes` bytes that have arrived in the buffer.
+    pub(super) fn advance(&mut self, bytes: u32, buffer: &Buffer) {
+        if let Some(digest) = &mut self.digest {
+            *digest =
+                crc32c::crc32c_append(*digest, &buffer.bytes()[self.at as usize..(self.at + bytes) as usize]);
+        }
+        self.at += bytes;
+        self.remaining -= bytes;
+    }
+
+    pub(super) fn digest_bytes(&self) -> Option<[u8; 4]> {
+        self.digest.map(u32::to_le_bytes)
+    }
+}
+
+/// A received header.
+pub(super) enum Received {
+    IcResp { digests: Digests, alignment: u8, max_h2c_data: u32 },
+    Termination(Termination),
+    Completion(Completion),
+    Data(Data, u8),
+    R2t(R2t),
+}
+
+impl Received {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Received::IcResp { .. } => Kind::IcResp,
+            Received::Termination(_) => Kind::C2hTermReq,
+            Received::Completion(_) => Kind::CapsuleResp,
+            Received::Data(..) => Kind::C2hData,
+            Received::R2t(_) => Kind::R2t,
+        }
+    }
+}
+
+/// The input of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    pub(super) scratch: Scratch,
+    pub(super) payload: Option<Payload>,
+    /// The last data was large, so the next probably is, too.
+    pub(super) expect_large: bool,
+    /// The header that could not be decoded, for a termination request.
+    last: Vec<u8>,
+}
+
+impl Inbox {
+    pub(super) fn start_payload(&mut self, payload: Payload) {
+        self.expect_large = payload.large;
+        self.payload = Some(payload);
+    }
+
+    /// Decodes and removes the next header with its padding, if it has arrived.
+    pub(super) fn next_header(&mut self, rules: &Rules) -> Result<Option<Received>, Fault> {
+        let available = self.scratch.available();
+        let Some(common) = available.first_chunk() else { return Ok(None) };
+        let keep = |last: &mut Vec<u8>, bytes: &[u8], fault| {
+            last.extend_from_slice(bytes);
+            Err(fault)
+        };
+        let layout = match Layout::decode(common, rules) {
+            Ok(layout) => layout,
+            Err(fault) => return keep(&mut self.last, common, fault),
+        };
+        // The data of a termination request is only skipped. It has at most 128 bytes.
+        let skipped = if layout.kind == Kind::C2hTermReq { layout.data_bytes as usize } else { 0 };
+        let needed = layout.data_at() + skipped;
+        if available.len() < needed {
+            return Ok(None);
+        }
+        let header = &available[..usize::from(layout.header_bytes)];
+        let decoded = layout.check_digest(header).and_then(|()| Header::decode(&layout, header));
+        let received = match decoded {
+            Ok(Header::IcResp(response)) => Received::IcResp {
+                digests: Digests::from_bits(response.dgst),
+                alignment: (response.cpda + 1) * 4,
+                max_h2c_data: response.maxh2cdata.get(),
+            },
+            Ok(Header::TermReq(termination)) => Received::Termination(termination),
+            Ok(Header::CapsuleResp(completion)) => Received::Completion(*completion),
+            Ok(Header::C2hData(data)) => Received::Data(*data, layout.flags),
+            Ok(Header::R2t(r2t)) => Received::R2t(*r2t),
+            Ok(_) => unreachable!("the layout has only types that a controller sends"),
+            Err(fault) => return keep(&mut self.last, header, fault),
+        };
+        self.scratch.consume(needed);
+        Ok(Some(received))
+    }
+
+    pub(super) fn faulty_pdu(&self) -> &[u8] {
+        &self.last
+    }
+}

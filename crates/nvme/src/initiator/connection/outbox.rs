@@ -1,0 +1,112 @@
+//! Bytes that wait to be sent: headers, which lie here, and data, which lies in buffers.
+
+use crate::pdu::{Digests, MAX_HEADER, digest, encode};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use zerocopy::{Immutable, IntoBytes};
+
+#[derive(Clone, Copy, Debug)]
+enum Segment {
+    /// The next bytes of `bytes`.
+    Inline(usize),
+    /// Bytes of the buffer of a slot.
+    Data { slot: u16, at: usize, len: usize },
+}
+
+/// The output of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    segments: VecDeque<Segment>,
+    /// The inline bytes. Those before `start` have been sent.
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Outbox {
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    fn push_inline(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        match self.segments.back_mut() {
+            Some(Segment::Inline(len)) => *len += bytes.len(),
+            _ => self.segments.push_back(Segment::Inline(bytes.len())),
+        }
+    }
+
+    /// Adds a header, whose PDU has `data` bytes of data.
+    pub(super) fn push<T: IntoBytes + Immutable>(
+        &mut self,
+        header: &T,
+        data: u32,
+        digests: Digests,
+        alignment: u8,
+    ) {
+        let mut encoded = [0; MAX_HEADER];
+        let written = encode(header, data, digests, alignment, &mut encoded);
+        self.push_inline(&encoded[..written]);
+    }
+
+    /// Adds data that lies at `at` in the buffer of a slot, and its digest if `with_digest`.
+    pub(super) fn push_data(&mut self, slot: u16, at: u32, data: &[u8], with_digest: bool) {
+        self.segments.push_back(Segment::Data { slot, at: at as usize, len: data.len() });
+        if with_digest {
+            self.push_inline(&digest(data));
+        }
+    }
+
+    /// Fills `slices` with the next bytes. `buffer` returns the buffer of a slot.
+    pub(super) fn slices<'a>(
+        &'a self,
+        slices: &mut [IoSlice<'a>],
+        buffer: impl Fn(u16) -> &'a [u8],
+    ) -> usize {
+        let mut inline = self.start;
+        let mut filled = 0;
+        for (slice, segment) in slices.iter_mut().zip(&self.segments) {
+            *slice = IoSlice::new(match *segment {
+                Segment::Inline(len) => {
+                    inline += len;
+                    &self.bytes[inline - len..inline]
+                }
+                Segment::Data { slot, at, len } => &buffer(slot)[at..at + len],
+            });
+            filled += 1;
+        }
+        filled
+    }
+
+    /// Removes up to `bytes` sent bytes. Stops after the end of a data segment and returns its slot.
+    pub(super) fn sent(&mut self, bytes: &mut usize) -> Option<u16> {
+        while *bytes > 0 {
+            let segment = self.segments.front_mut().expect("bytes to send");
+            let (Segment::Inline(len) | Segment::Data { len, .. }) = segment;
+            let part = (*bytes).min(*len);
+            *len -= part;
+            *bytes -= part;
+            let ended = *len == 0;
+            let slot = match segment {
+                Segment::Inline(_) => {
+                    self.start += part;
+                    None
+                }
+                Segment::Data { slot, at, .. } => {
+                    *at += part;
+                    Some(*slot)
+                }
+            };
+            if ended {
+                self.segments.pop_front();
+                if self.start == self.bytes.len() {
+                    self.bytes.clear();
+                    self.start = 0;
+                }
+                if slot.is_some() {
+                    return slot;
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,133 @@
+//! Discovery: asks a target for its subsystems (Base section 4.5, log page 70h).
+
+use super::controller::{ConnectOptions, Controller};
+use super::{Address, Buffer, HostIdentity, QueueOptions};
+use crate::command::{DISCOVERY_NQN, log};
+use crate::identify::{DiscoveryEntry, DiscoveryHeader, subsystem_type, text};
+use crate::{Error, Result};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use zerocopy::FromBytes;
+
+/// The most entries that are read. A target with more is refused, because a hostile one could announce any number.
+const MAX_ENTRIES: u64 = 16_384;
+/// The entries read by one command.
+const CHUNK: u64 = 4;
+const ENTRY: usize = size_of::<DiscoveryEntry>();
+
+/// An entry of a discovery log: an address of a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Discovered {
+    /// The transport: `tcp`, `rdma`, `fc`, `loop`, or its number.
+    pub transport: String,
+    /// The address.
+    pub address: String,
+    /// The port.
+    pub port: String,
+    /// The subsystem's NQN.
+    pub subsystem: String,
+    /// What the subsystem is: `nvm`, `discovery`, `referral`, or its number.
+    pub kind: String,
+    /// The identifier of the subsystem's port.
+    pub port_id: u16,
+}
+
+/// Reads the discovery log of a target.
+///
+/// # Errors
+/// If the target cannot be reached, has no discovery service, or its log changes faster than it can be read.
+pub fn discover(address: &Address, host: &HostIdentity, queue: &QueueOptions) -> Result<Vec<Discovered>> {
+    let options = ConnectOptions {
+        subsystem: DISCOVERY_NQN.into(),
+        host: host.clone(),
+        queue: *queue,
+        keep_alive: Duration::ZERO,
+    };
+    let mut controller = Controller::connect(address, &options)?;
+    for _ in 0..5 {
+        let header = header(&mut controller)?;
+        let (generation, entries) = (header.genctr.get(), header.numrec.get());
+        let unusable = |why: String| Error::Disconnected { peer: address.to_string(), why };
+        if entries > MAX_ENTRIES {
+            let why =
+                format!("its discovery log announces {entries} entries; at most {MAX_ENTRIES} are read");
+            return Err(unusable(why));
+        }
+        if header.recfmt.get() != 0 {
+            let why = format!("its discovery log has the unknown format {}", header.recfmt);
+            return Err(unusable(why));
+        }
+        let mut found = Vec::new();
+        while (found.len() as u64) < entries {
+            let count = (entries - found.len() as u64).min(CHUNK) as usize;
+            let offset = size_of::<DiscoveryHeader>() + found.len() * ENTRY;
+            let page = controller.log_page(log::DISCOVERY, offset as u64, Buffer::new(count * ENTRY)?)?;
+            let entries = page.bytes().chunks_exact(ENTRY);
+            found.extend(
+                entries.map(|bytes| decode(DiscoveryEntry::ref_from_bytes(bytes).expect("1024 bytes"))),
+            );
+        }
+        if self::header(&mut controller)?.genctr.get() == generation {
+            controller.shut_down();
+            return Ok(found);
+        }
+    }
+    let why = "its discovery log changed each time while it was read; try again".into();
+    Err(Error::Disconnected { peer: address.to_string(), why })
+}
+
+fn header(controller: &mut Controller) -> Result<DiscoveryHeader> {
+    let page = controller.log_page(log::DISCOVERY, 0, Buffer::new(size_of::<DiscoveryHeader>())?)?;
+    Ok(DiscoveryHeader::read_from_bytes(page.bytes()).expect("1024 bytes"))
+}
+
+fn decode(entry: &DiscoveryEntry) -> Discovered {
+    let number = |code: u8, names: &[(u8, &str)]| {
+        let name = names.iter().find(|(known, _)| *known == code);
+        name.map_or_else(|| code.to_string(), |(_, name)| (*name).to_string())
+    };
+    Discovered {
+        transport: number(
+            entry.trtype,
+            &[(1, "rdma"), (2, "fc"), (DiscoveryEntry::TCP, "tcp"), (254, "loop")],
+        ),
+        address: text(&entry.traddr),
+        port: text(&entry.trsvcid),
+        subsystem: text(&entry.subnqn),
+        kind: number(
+            entry.subtype,
+            &[
+                (subsystem_type::REFERRAL, "referral"),
+                (subsystem_type::NVM, "nvm"),
+                (subsystem_type::CURRENT_DISCOVERY, "discovery"),
+            ],
+        ),
+        port_id: entry.portid.get(),
+    }
+}
+
+/// Returns the NQN of the only subsystem with namespaces at a target.
+///
+/// # Errors
+/// If there is none or more than one, or discovery fails.
+pub fn resolve_subsystem(address: &Address, host: &HostIdentity, queue: &QueueOptions) -> Result<String> {
+    let entries = discover(address, host, queue)?;
+    let names: BTreeSet<_> = entries
+        .into_iter()
+        .filter(|entry| entry.kind == "nvm" && entry.transport == "tcp")
+        .map(|entry| entry.subsystem)
+        .collect();
+    let mut names = names.into_iter();
+    match (names.next(), names.next()) {
+        (Some(name), None) => Ok(name),
+        (None, _) => Err(Error::Disconnected {
+            peer: address.to_string(),
+            why: "it offers this host no subsystem over TCP; check the host's NQN at the target".into(),
+        }),
+        (Some(first), Some(second)) => {
+            let all: Vec<_> = [first, second].into_iter().chain(names).collect();
+            let why = format!("it has several subsystems; choose one with --subsystem: {}", all.join(", "));
+            Err(Error::Invalid { what: address.to_string(), why })
+        }
+    }
+}

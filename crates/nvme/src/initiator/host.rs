@@ -1,0 +1,92 @@
+//! The identity that a host shows to targets.
+
+use crate::{Error, Result};
+
+/// The most bytes of an NQN (Base section 4.5).
+const MAX_NQN: usize = 223;
+const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+
+/// The NQN and the identifier of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostIdentity {
+    /// The host's NQN.
+    pub nqn: String,
+    /// The host identifier: a UUID.
+    pub id: [u8; 16],
+}
+
+impl HostIdentity {
+    /// Returns the identity of this machine. Reads `/etc/nvme/hostnqn` and `/etc/nvme/hostid`, as nvme-cli does. If they are
+    /// missing, derives the identity from `/etc/machine-id`.
+    pub fn this_machine() -> Self {
+        let read = |path| std::fs::read_to_string(path).ok().map(|text| text.trim().to_string());
+        let machine = read("/etc/machine-id").and_then(|text| parse_uuid(&text)).unwrap_or([0x69; 16]);
+        let nqn = read("/etc/nvme/hostnqn").filter(|nqn| check_nqn("host", nqn).is_ok());
+        let from_nqn = |nqn: &String| parse_uuid(nqn.strip_prefix(UUID_PREFIX)?);
+        let id = read("/etc/nvme/hostid").and_then(|text| parse_uuid(&text));
+        let id = id.or_else(|| nqn.as_ref().and_then(from_nqn)).unwrap_or(machine);
+        Self { nqn: nqn.unwrap_or_else(|| format!("{UUID_PREFIX}{}", format_uuid(&id))), id }
+    }
+
+    /// Returns the identity with another NQN.
+    ///
+    /// # Errors
+    /// If the NQN is invalid.
+    pub fn with_nqn(self, nqn: &str) -> Result<Self> {
+        check_nqn("host", nqn)?;
+        let id = nqn.strip_prefix(UUID_PREFIX).and_then(parse_uuid).unwrap_or(self.id);
+        Ok(Self { nqn: nqn.into(), id })
+    }
+}
+
+/// Checks an NQN: `nqn.` and printable ASCII, at most 223 bytes. `whose` is "host" or "subsystem".
+pub(super) fn check_nqn(whose: &str, nqn: &str) -> Result<()> {
+    let valid =
+        nqn.len() <= MAX_NQN && nqn.starts_with("nqn.") && nqn.bytes().all(|byte| byte.is_ascii_graphic());
+    if valid {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        what: format!("{whose} NQN '{nqn}'"),
+        why: "an NQN starts with 'nqn.' and has at most 223 printable characters, for example \
+              nqn.2024-01.org.example:storage"
+            .into(),
+    })
+}
+
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+    let digits = std::str::from_utf8(&digits).ok().filter(|digits| digits.len() == 32)?;
+    let mut id = [0; 16];
+    for (index, byte) in id.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(digits.get(index * 2..index * 2 + 2)?, 16).ok()?;
+    }
+    Some(id)
+}
+
+fn format_uuid(id: &[u8; 16]) -> String {
+    let part = |range: std::ops::Range<usize>| -> String {
+        id[range].iter().map(|byte| format!("{byte:02x}")).collect()
+    };
+    format!("{}-{}-{}-{}-{}", part(0..4), part(4..6), part(6..8), part(8..10), part(10..16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities() {
+        let machine = HostIdentity::this_machine();
+        check_nqn("host", &machine.nqn).unwrap();
+        let uuid = "0123456789abcdef0123456789abcdef";
+        let nqn = format!("{UUID_PREFIX}{}", format_uuid(&parse_uuid(uuid).unwrap()));
+        assert_eq!(nqn, format!("{UUID_PREFIX}01234567-89ab-cdef-0123-456789abcdef"));
+        assert_eq!(machine.clone().with_nqn(&nqn).unwrap().id[..2], [0x01, 0x23]);
+        for bad in ["", "x", "nqn.a b", &format!("nqn.{}", "a".repeat(220))] {
+            assert!(machine.clone().with_nqn(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_uuid("zz"), None);
+        assert_eq!(parse_uuid(&"é".repeat(16)), None);
+    }
+}

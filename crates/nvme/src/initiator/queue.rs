@@ -1,0 +1,241 @@
+//! A connection with its socket.
+
+use super::connection::{Connection, Done, Failure, Request};
+use crate::pdu::{Digests, Sender, encode_termination};
+use crate::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, recvmsg, sendmsg};
+use std::io::IoSlice;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// The longest time that a blocking receive waits before it returns to its caller.
+const TICK: Duration = Duration::from_millis(100);
+/// The most slices of one system call.
+const SLICES: usize = 64;
+
+/// How a queue is connected.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueOptions {
+    /// The digests to use.
+    pub digests: Digests,
+    /// The entries of the queue, 2 to 4096. One fewer command can be in flight.
+    pub entries: u32,
+    /// The time within which the target must accept the connection, and answer a command.
+    pub timeout: Duration,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self { digests: Digests::default(), entries: 128, timeout: Duration::from_secs(15) }
+    }
+}
+
+/// A connection with its socket. One thread uses it.
+#[derive(Debug)]
+pub struct Queue {
+    socket: TcpStream,
+    connection: Connection,
+    peer: String,
+    timeout: Duration,
+    /// When bytes arrived last, or when the first command was submitted after all had completed.
+    last_arrival: Instant,
+    /// The number of commands in flight that the controller may hold for any time.
+    held: usize,
+}
+
+impl Queue {
+    /// Connects to `address` and negotiates the connection. Up to `max_capsule_data` bytes of a write travel with its command.
+    ///
+    /// # Errors
+    /// If the target cannot be reached, does not answer in time, or refuses the negotiation.
+    pub fn connect(address: SocketAddr, options: &QueueOptions, max_capsule_data: u32) -> Result<Self> {
+        let peer = address.to_string();
+        let refused = |error: std::io::Error| Error::Disconnected {
+            why: format!(
+                "cannot connect: {error}; check that the target listens there and that no firewall blocks the port"
+            ),
+            peer: peer.clone(),
+        };
+        let socket = TcpStream::connect_timeout(&address, options.timeout).map_err(refused)?;
+        socket.set_nodelay(true).map_err(refused)?;
+        socket.set_read_timeout(Some(TICK)).map_err(refused)?;
+        let connection = Connection::new(options.digests, options.entries, max_capsule_data);
+        let mut queue = Self {
+            socket,
+            connection,
+            peer,
+            timeout: options.timeout,
+            last_arrival: Instant::now(),
+            held: 0,
+        };
+        while !queue.connection.is_ready() {
+            queue.progress(true)?;
+            if queue.last_arrival.elapsed() > options.timeout {
+                return Err(queue.silent("to the connection request"));
+            }
+        }
+        Ok(queue)
+    }
+
+    /// Returns the peer's address.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Returns the socket, to wait for it together with others. Wait for input, and for output if [`Queue::has_output`].
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Returns true if bytes wait to be sent.
+    pub fn has_output(&self) -> bool {
+        self.connection.has_output()
+    }
+
+    /// Returns the number of commands that can be submitted now.
+    pub fn available(&self) -> usize {
+        self.connection.available()
+    }
+
+    /// Returns the number of commands in flight.
+    pub fn in_flight(&self) -> usize {
+        self.connection.in_flight()
+    }
+
+    /// Sets the most bytes of a write that travel with its command.
+    pub fn set_max_capsule_data(&mut self, bytes: u32) {
+        self.connection.set_max_capsule_data(bytes);
+    }
+
+    /// Queues a command. [`Queue::progress`] sends it.
+    ///
+    /// # Errors
+    /// Returns the request if no slot is available.
+    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
+    pub fn submit(&mut self, request: Request) -> Result<(), Request> {
+        if self.connection.in_flight() == self.held {
+            self.last_arrival = Instant::now();
+        }
+        self.connection.submit(request)
+    }
+
+    /// Queues a command that the controller may hold for any time, such as an Asynchronous Event Request.
+    pub(super) fn submit_held(&mut self, request: Request) {
+        if self.submit(request).is_ok() {
+            self.held += 1;
+        }
+    }
+
+    /// Accounts for the completion of a held command.
+    pub(super) fn held_completed(&mut self) {
+        self.held = self.held.saturating_sub(1);
+    }
+
+    /// Returns the next completed command.
+    pub fn next_done(&mut self) -> Option<Done> {
+        self.connection.next_done()
+    }
+
+    /// Sends what is queued and receives what has arrived. With `wait`, blocks for up to 100 ms until something arrives.
+    ///
+    /// # Errors
+    /// If the connection ended, the target violated the protocol, or it has not answered for too long. The queue cannot be used
+    /// any more; call [`Queue::fail`] to get the commands in flight back.
+    pub fn progress(&mut self, wait: bool) -> Result<()> {
+        self.send()?;
+        if wait && self.connection.has_output() {
+            let flags = PollFlags::IN | PollFlags::OUT;
+            let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ };
+            let _ = poll(&mut [PollFd::new(&self.socket, flags)], Some(&tick));
+            self.send()?;
+        }
+        let flags = match wait && !self.connection.has_output() {
+            true => RecvFlags::empty(),
+            false => RecvFlags::DONTWAIT,
+        };
+        let received = {
+            let mut slices = self.connection.receive_slices();
+            // A system call with one slice is a little cheaper.
+            let slices = if slices[0].is_empty() { &mut slices[1..] } else { &mut slices[..] };
+            recvmsg(&self.socket, slices, &mut Default::default(), flags)
+        };
+        use rustix::io::Errno;
+        match received {
+            Ok(message) if message.bytes > 0 => {
+                if self.connection.in_flight() > 0 || !self.connection.is_ready() {
+                    self.last_arrival = Instant::now();
+                }
+                match self.connection.received(message.bytes) {
+                    Ok(()) => Ok(()),
+                    Err(failure) => Err(self.failed(failure)),
+                }
+            }
+            Ok(_) => Err(self.ended("it closed the connection")),
+            Err(Errno::AGAIN | Errno::INTR) => {
+                let waits = self.connection.in_flight() > self.held;
+                if waits && self.last_arrival.elapsed() > self.timeout {
+                    return Err(self.silent("to a command"));
+                }
+                Ok(())
+            }
+            Err(error) => Err(self.ended(&format!("the connection failed: {error}"))),
+        }
+    }
+
+    fn send(&mut self) -> Result<()> {
+        while self.connection.has_output() {
+            let sent = {
+                let mut slices = [IoSlice::new(&[]); SLICES];
+                let filled = self.connection.transmit_slices(&mut slices);
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                sendmsg(&self.socket, &slices[..filled], &mut Default::default(), flags)
+            };
+            match sent {
+                Ok(bytes) => self.connection.transmitted(bytes),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => break,
+                Err(error) => return Err(self.ended(&format!("the connection failed: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the queue. The commands in flight complete with [`crate::command::Status::HOST_PATH_ERROR`].
+    pub fn fail(&mut self) {
+        self.connection.fail();
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Reports a violation to the target and returns the error for the caller.
+    fn failed(&mut self, failure: Failure) -> Error {
+        let peer = self.peer.clone();
+        match failure {
+            Failure::Terminated(termination) => Error::Terminated { peer, termination },
+            Failure::Fault(fault) => {
+                let mut request = [0; 152];
+                let len =
+                    encode_termination(Sender::Host, &fault, self.connection.faulty_pdu(), &mut request);
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                // The connection ends anyway, so a failure to report the reason is ignored.
+                let _ = rustix::net::send(&self.socket, &request[..len], flags);
+                Error::Protocol { peer, fault }
+            }
+        }
+    }
+
+    fn ended(&self, why: &str) -> Error {
+        let lost = match self.connection.in_flight().saturating_sub(self.held) {
+            0 => String::new(),
+            1 => " with 1 command in flight".into(),
+            n => format!(" with {n} commands in flight"),
+        };
+        Error::Disconnected { peer: self.peer.clone(), why: format!("{why}{lost}") }
+    }
+
+    fn silent(&self, to: &str) -> Error {
+        let seconds = self.timeout.as_secs_f64();
+        let why = format!("no answer {to} for {seconds} s; check the target and the network");
+        Error::Disconnected { peer: self.peer.clone(), why }
+    }
+}

@@ -1,0 +1,287 @@
+//! One thread's access to a namespace over one or several paths.
+//!
+//! A path is an address of the subsystem. A session uses one path at a time, with a controller and an I/O queue of its own. If the
+//! path fails, the session connects to the next one and sends the commands in flight again. Only reads, writes, flushes and other
+//! commands with the same effect when repeated may therefore be submitted. A write that is repeated may still be executed on the
+//! failed path: do not submit commands that depend on the order of two writes in flight to the same blocks.
+
+use super::connection::{Done, Request};
+use super::{Address, ConnectOptions, Controller, NamespaceInfo, Queue};
+use crate::command::{Status, async_event};
+use crate::{Error, Result};
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// How often the admin queue is served.
+const TICK: Duration = Duration::from_millis(100);
+/// The pause after all paths have failed once.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How often a command with a transient error is sent again.
+const RETRIES: u32 = 3;
+
+/// How a session is opened.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// The addresses of the subsystem, in order of preference.
+    pub paths: Vec<Address>,
+    /// How controllers are connected.
+    pub connect: ConnectOptions,
+    /// The namespace, or the first one.
+    pub nsid: Option<u32>,
+    /// How long the session tries to reconnect after all paths have failed.
+    pub reconnect: Duration,
+}
+
+#[derive(Debug)]
+struct Live {
+    controller: Controller,
+    queue: Queue,
+}
+
+/// Access to a namespace.
+#[derive(Debug)]
+pub struct Session {
+    options: SessionOptions,
+    namespace: NamespaceInfo,
+    live: Option<Live>,
+    /// The index of the path in use, or of the next one to try.
+    path: usize,
+    /// Requests to send again.
+    pending: VecDeque<Request>,
+    done: VecDeque<Done>,
+    /// How often each command was sent again because of a transient error.
+    retries: HashMap<u64, u32>,
+    last_tick: Instant,
+    /// When the last path failed, unless a command has completed since.
+    lost_since: Option<Instant>,
+    failovers: u64,
+}
+
+impl Session {
+    /// Connects to the first path that works and identifies the namespace.
+    ///
+    /// # Errors
+    /// If no path works, or the namespace does not exist.
+    ///
+    /// # Panics
+    /// If there are no paths.
+    pub fn open(options: &SessionOptions) -> Result<Self> {
+        assert!(!options.paths.is_empty(), "a session needs a path");
+        let mut failure = None;
+        for path in 0..options.paths.len() {
+            match Self::connect(options, path, options.nsid) {
+                Ok((live, namespace)) => {
+                    return Ok(Self {
+                        options: options.clone(),
+                        namespace,
+                        live: Some(live),
+                        path,
+                        pending: VecDeque::new(),
+                        done: VecDeque::new(),
+                        retries: HashMap::new(),
+                        last_tick: Instant::now(),
+                        lost_since: None,
+                        failovers: 0,
+                    });
+                }
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        Err(failure.expect("at least one path"))
+    }
+
+    fn connect(options: &SessionOptions, path: usize, nsid: Option<u32>) -> Result<(Live, NamespaceInfo)> {
+        let mut controller = Controller::connect(&options.paths[path], &options.connect)?;
+        let nsid = match nsid {
+            Some(nsid) => nsid,
+            None => controller.namespace_ids()?.first().copied().ok_or_else(|| Error::Disconnected {
+                peer: controller.peer().into(),
+                why: format!("subsystem {} has no namespace", options.connect.subsystem),
+            })?,
+        };
+        let namespace = controller.namespace(nsid)?;
+        let queue = controller.open_queue()?;
+        controller.watch_events()?;
+        Ok((Live { controller, queue }, namespace))
+    }
+
+    /// Returns the namespace. Its size changes if the target resizes it.
+    pub fn namespace(&self) -> &NamespaceInfo {
+        &self.namespace
+    }
+
+    /// Returns the address in use, or the last one.
+    pub fn path(&self) -> &Address {
+        &self.options.paths[self.path]
+    }
+
+    /// Returns how often the session has changed or reconnected its path.
+    pub fn failovers(&self) -> u64 {
+        self.failovers
+    }
+
+    /// Returns the number of commands that can be submitted now. It is 0 while no path works.
+    pub fn available(&self) -> usize {
+        if !self.pending.is_empty() {
+            return 0;
+        }
+        self.live.as_ref().map_or(0, |live| live.queue.available())
+    }
+
+    /// Returns the most commands that can be in flight.
+    pub fn depth(&self) -> usize {
+        self.live.as_ref().map_or(0, |live| live.queue.available() + live.queue.in_flight())
+    }
+
+    /// Returns the number of commands that have not completed.
+    pub fn in_flight(&self) -> usize {
+        self.pending.len() + self.live.as_ref().map_or(0, |live| live.queue.in_flight())
+    }
+
+    /// Returns the I/O queue and the admin queue, to wait for their sockets, or `None` while no path works.
+    pub fn queues(&self) -> Option<[&Queue; 2]> {
+        self.live.as_ref().map(|live| [&live.queue, live.controller.admin_queue()])
+    }
+
+    /// Queues a command. Its token must differ from those of the commands in flight.
+    ///
+    /// # Errors
+    /// Returns the request if none can be submitted now. See [`Session::available`].
+    #[allow(clippy::result_large_err, reason = "the request is returned to its owner")]
+    pub fn submit(&mut self, request: Request) -> Result<(), Request> {
+        match &mut self.live {
+            Some(live) if self.pending.is_empty() => live.queue.submit(request),
+            _ => Err(request),
+        }
+    }
+
+    /// Returns the next completed command.
+    pub fn next_done(&mut self) -> Option<Done> {
+        if let Some(done) = self.done.pop_front() {
+            return Some(done);
+        }
+        while let Some(done) = self.live.as_mut()?.queue.next_done() {
+            if let Some(done) = self.settled(done) {
+                return Some(done);
+            }
+        }
+        None
+    }
+
+    /// Returns the command if it has completed for good. Keeps it for another attempt otherwise.
+    fn settled(&mut self, done: Done) -> Option<Done> {
+        if done.status().is_success() {
+            if self.lost_since.is_some() {
+                self.lost_since = None;
+            }
+            return Some(done);
+        }
+        if done.status().is_retryable() {
+            let retries = self.retries.entry(done.token).or_default();
+            *retries += 1;
+            if *retries <= RETRIES {
+                self.pending.push_back(again(done));
+                return None;
+            }
+        }
+        self.retries.remove(&done.token);
+        Some(done)
+    }
+
+    /// Sends what is queued, receives what has arrived, and reconnects if the path failed. With `wait`, blocks for up to 100 ms
+    /// until something arrives.
+    ///
+    /// # Errors
+    /// If no path has worked for longer than [`SessionOptions::reconnect`]. The session cannot be used any more.
+    pub fn progress(&mut self, wait: bool) -> Result<()> {
+        let Some(live) = &mut self.live else { return self.reconnect() };
+        while let Some(request) = self.pending.pop_front() {
+            if let Err(request) = live.queue.submit(request) {
+                self.pending.push_front(request);
+                break;
+            }
+        }
+        let mut result = live.queue.progress(wait);
+        if result.is_ok() && self.last_tick.elapsed() >= TICK {
+            self.last_tick = Instant::now();
+            result = live.controller.tick();
+            if result.is_ok() {
+                result = self.take_events();
+            }
+        }
+        result.or_else(|error| self.lost(error))
+    }
+
+    fn take_events(&mut self) -> Result<()> {
+        let Some(live) = &mut self.live else { return Ok(()) };
+        while let Some(event) = live.controller.next_event() {
+            if event & 0xFF_FF07 == async_event::NAMESPACE_CHANGED {
+                live.controller.clear_changed_namespaces()?;
+                self.namespace = live.controller.namespace(self.namespace.nsid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the commands of the failed path back.
+    fn lost(&mut self, error: Error) -> Result<()> {
+        let Some(mut live) = self.live.take() else { return Err(error) };
+        live.queue.fail();
+        while let Some(done) = live.queue.next_done() {
+            if done.status() == Status::HOST_PATH_ERROR {
+                self.pending.push_back(again(done));
+            } else if let Some(done) = self.settled(done) {
+                self.done.push_back(done);
+            }
+        }
+        let since = *self.lost_since.get_or_insert_with(Instant::now);
+        // A path that connects and then fails each time must not be tried forever.
+        if since.elapsed() >= self.options.reconnect {
+            return Err(error);
+        }
+        self.path = (self.path + 1) % self.options.paths.len();
+        Ok(())
+    }
+
+    /// Tries each path once, starting with the next one.
+    fn reconnect(&mut self) -> Result<()> {
+        let since = *self.lost_since.get_or_insert_with(Instant::now);
+        let mut failure = None;
+        for _ in 0..self.options.paths.len() {
+            match Self::connect(&self.options, self.path, Some(self.namespace.nsid)) {
+                Ok((live, namespace)) if namespace.block_bytes == self.namespace.block_bytes => {
+                    self.namespace = namespace;
+                    self.live = Some(live);
+                    self.failovers += 1;
+                    return Ok(());
+                }
+                Ok(_) => {
+                    let why = "the namespace has another block size than before".into();
+                    return Err(Error::Disconnected { peer: self.path().to_string(), why });
+                }
+                Err(error) => failure = Some(error),
+            }
+            self.path = (self.path + 1) % self.options.paths.len();
+        }
+        if since.elapsed() >= self.options.reconnect {
+            let seconds = self.options.reconnect.as_secs_f64();
+            let failure = failure.expect("at least one path");
+            let why = format!("the connection was lost and not restored within {seconds} s: {failure}");
+            return Err(Error::Disconnected { peer: self.options.connect.subsystem.clone(), why });
+        }
+        std::thread::sleep(PAUSE);
+        Ok(())
+    }
+
+    /// Shuts the controller down. Commands in flight are given up.
+    pub fn close(mut self) {
+        if let Some(live) = &mut self.live {
+            live.controller.shut_down();
+        }
+    }
+}
+
+/// Returns the request of a command, to send it again.
+fn again(done: Done) -> Request {
+    Request { token: done.token, command: done.command, buffer: done.buffer }
+}

@@ -1,0 +1,263 @@
+//! The listener, and the sockets of clients.
+
+use super::client;
+use crate::initiator::{Session, SessionOptions};
+use crate::{Error, Result};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// How long the server waits for the next bytes of a client that negotiates.
+const NEGOTIATION: Duration = Duration::from_secs(5);
+/// The most clients at a time. Each has a thread, buffers and two connections to the target.
+const MAX_CLIENTS: usize = 128;
+/// How often the listener looks whether it shall stop.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Where the server listens: `unix:PATH` or `HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP address.
+    Tcp(SocketAddr),
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            // The kernel's limit for the path of a Unix socket, with its terminating zero byte.
+            return match path.len() {
+                0 => Err("the path is missing; write unix:/run/disk.sock".into()),
+                1..=107 => Ok(ListenAddress::Unix(path.into())),
+                _ => Err("the path of a Unix socket has at most 107 bytes".into()),
+            };
+        }
+        let addresses = text.to_socket_addrs();
+        let address = addresses.ok().and_then(|mut addresses| addresses.next());
+        address
+            .map(ListenAddress::Tcp)
+            .ok_or_else(|| "expected unix:PATH or HOST:PORT, for example 127.0.0.1:10809".into())
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddress::Tcp(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// The socket of a client.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    pub(super) fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        match self {
+            Stream::Unix(stream) => stream.set_nonblocking(on),
+            Stream::Tcp(stream) => stream.set_nonblocking(on),
+        }
+    }
+
+    fn set_timeouts(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Stream::Unix(stream) => {
+                stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout))
+            }
+            Stream::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(timeout).and_then(|()| stream.set_write_timeout(timeout))
+            }
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.read(buffer),
+            Stream::Tcp(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(stream) => stream.write(buffer),
+            Stream::Tcp(stream) => stream.write(buffer),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Listener {
+    Unix(UnixListener, PathBuf),
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<Stream> {
+        match self {
+            Listener::Unix(listener, _) => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix(listener, _) => listener.as_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// An NBD server.
+#[derive(Debug)]
+pub struct Server {
+    listener: Listener,
+    options: SessionOptions,
+}
+
+impl Server {
+    /// Starts to listen. Clients are served by [`Server::run`]. Removes a Unix socket that a server left behind.
+    ///
+    /// # Errors
+    /// If the address is in use or cannot be used.
+    pub fn bind(address: &ListenAddress, options: &SessionOptions) -> Result<Self> {
+        let failed = |source| Error::Os { what: format!("cannot listen on {address}"), source };
+        let listener = match address {
+            ListenAddress::Tcp(address) => {
+                let listener = TcpListener::bind(address).map_err(failed)?;
+                listener.set_nonblocking(true).map_err(failed)?;
+                Listener::Tcp(listener)
+            }
+            ListenAddress::Unix(path) => {
+                let is_socket = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
+                if is_socket && UnixStream::connect(path).is_err() {
+                    let _ = std::fs::remove_file(path);
+                }
+                let listener = UnixListener::bind(path).map_err(failed)?;
+                listener.set_nonblocking(true).map_err(failed)?;
+                Listener::Unix(listener, path.clone())
+            }
+        };
+        Ok(Self { listener, options: options.clone() })
+    }
+
+    /// Returns the address that the server listens on. A TCP port of 0 has been replaced by the chosen one.
+    ///
+    /// # Errors
+    /// If the socket has no address.
+    pub fn address(&self) -> Result<ListenAddress> {
+        let failed = |source| Error::Os { what: "cannot read the socket's address".into(), source };
+        Ok(match &self.listener {
+            Listener::Unix(_, path) => ListenAddress::Unix(path.clone()),
+            Listener::Tcp(listener) => ListenAddress::Tcp(listener.local_addr().map_err(failed)?),
+        })
+    }
+
+    /// Serves clients until `stop` is set. Calls `log` when a client ends with an error.
+    ///
+    /// # Errors
+    /// If the listener fails.
+    pub fn run(&self, stop: &AtomicBool, log: &(dyn Fn(&str) + Sync)) -> Result<()> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let clients = AtomicUsize::new(0);
+        let clients = &clients;
+        std::thread::scope(|scope| {
+            while !stop.load(Ordering::Relaxed) {
+                let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ };
+                let _ = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&tick));
+                let stream = match self.listener.accept() {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        // Out of file descriptors: clients that end release some.
+                        if error.kind() != io::ErrorKind::WouldBlock {
+                            log(&format!("cannot accept an NBD client: {error}"));
+                            std::thread::sleep(TICK);
+                        }
+                        continue;
+                    }
+                };
+                if clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
+                    clients.fetch_sub(1, Ordering::Relaxed);
+                    log(&format!("an NBD client was refused: {MAX_CLIENTS} are connected"));
+                    continue;
+                }
+                let serve = move || {
+                    if let Err(error) = self.serve(stream, stop) {
+                        log(&format!("an NBD client was disconnected: {error}"));
+                    }
+                    clients.fetch_sub(1, Ordering::Relaxed);
+                };
+                if let Err(error) =
+                    std::thread::Builder::new().name("inlane-nbd".into()).spawn_scoped(scope, serve)
+                {
+                    log(&format!("an NBD client was refused: cannot start a thread: {error}"));
+                }
+            }
+        });
+        Ok(())
+    }
+
+    fn serve(&self, mut stream: Stream, stop: &AtomicBool) -> Result<()> {
+        let failed = |source| Error::Os { what: "the client's connection failed".into(), source };
+        stream.set_nonblocking(false).map_err(failed)?;
+        stream.set_timeouts(Some(NEGOTIATION)).map_err(failed)?;
+        let session = Session::open(&self.options)?;
+        let export = super::negotiation::Export {
+            namespace: session.namespace(),
+            name: &self.options.connect.subsystem,
+        };
+        match super::negotiation::negotiate(&mut stream, &export) {
+            Ok(true) => {
+                stream.set_nonblocking(true).map_err(failed)?;
+                client::Client::new(stream, session).serve(stop)
+            }
+            Ok(false) => {
+                session.close();
+                Ok(())
+            }
+            Err(source) => Err(Error::Os { what: "the negotiation failed".into(), source }),
+        }
+    }
+}

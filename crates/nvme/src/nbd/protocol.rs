@@ -1,0 +1,116 @@
+//! The numbers and messages of the protocol. All are big-endian.
+
+/// `NBDMAGIC`.
+pub(super) const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
+/// `IHAVEOPT`.
+pub(super) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// Starts the reply to an option.
+pub(super) const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REPLY_MAGIC: u32 = 0x6744_6698;
+
+/// The length of a request without its data.
+pub(super) const REQUEST: usize = 28;
+/// The most data of a request that clients may assume (section "Block sizes").
+pub(super) const MAX_DATA: u32 = 32 << 20;
+
+/// Transmission flags.
+pub(super) mod export {
+    pub const HAS_FLAGS: u16 = 1 << 0;
+    pub const READ_ONLY: u16 = 1 << 1;
+    pub const FLUSH: u16 = 1 << 2;
+    pub const FUA: u16 = 1 << 3;
+    pub const TRIM: u16 = 1 << 5;
+    pub const WRITE_ZEROES: u16 = 1 << 6;
+    pub const MULTI_CONN: u16 = 1 << 8;
+}
+
+/// Error numbers.
+pub(super) mod error {
+    pub const EPERM: u32 = 1;
+    pub const EIO: u32 = 5;
+    pub const EINVAL: u32 = 22;
+    pub const ENOSPC: u32 = 28;
+    pub const ENOTSUP: u32 = 95;
+}
+
+/// Command flag: the data is durable before the reply.
+pub(super) const FUA: u16 = 1 << 0;
+/// Command flag of write zeroes: do not deallocate.
+pub(super) const NO_HOLE: u16 = 1 << 1;
+
+/// The type of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Read.
+    Read,
+    /// Write; the data follows.
+    Write,
+    /// The client ends the connection. There is no reply.
+    Disconnect,
+    /// Flush.
+    Flush,
+    /// Deallocate.
+    Trim,
+    /// Write zeroes.
+    WriteZeroes,
+    /// Any other type.
+    Other(u16),
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NbdRequest {
+    /// The command flags.
+    pub flags: u16,
+    /// The type.
+    pub kind: Kind,
+    /// The number that the reply repeats.
+    pub cookie: u64,
+    /// The offset, in bytes.
+    pub offset: u64,
+    /// The length, in bytes.
+    pub length: u32,
+}
+
+impl NbdRequest {
+    /// Returns the bytes of data that follow the request.
+    pub(super) fn payload(&self) -> u32 {
+        if self.kind == Kind::Write { self.length } else { 0 }
+    }
+}
+
+/// Parses a request. Returns `None` if its magic number is wrong, so the client has to be disconnected.
+pub fn parse_request(bytes: &[u8; 28]) -> Option<NbdRequest> {
+    fn field<const N: usize>(bytes: &[u8; 28], at: usize) -> [u8; N] {
+        bytes[at..at + N].try_into().expect("inside")
+    }
+    if u32::from_be_bytes(field(bytes, 0)) != REQUEST_MAGIC {
+        return None;
+    }
+    let kind = match u16::from_be_bytes(field(bytes, 6)) {
+        0 => Kind::Read,
+        1 => Kind::Write,
+        2 => Kind::Disconnect,
+        3 => Kind::Flush,
+        4 => Kind::Trim,
+        6 => Kind::WriteZeroes,
+        other => Kind::Other(other),
+    };
+    Some(NbdRequest {
+        flags: u16::from_be_bytes(field(bytes, 4)),
+        kind,
+        cookie: u64::from_be_bytes(field(bytes, 8)),
+        offset: u64::from_be_bytes(field(bytes, 16)),
+        length: u32::from_be_bytes(field(bytes, 24)),
+    })
+}
+
+/// Returns a simple reply. The data of a successful read follows it.
+pub(super) fn reply(cookie: u64, error: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&REPLY_MAGIC.to_be_bytes());
+    bytes[4..8].copy_from_slice(&error.to_be_bytes());
+    bytes[8..].copy_from_slice(&cookie.to_be_bytes());
+    bytes
+}
