@@ -108,7 +108,7 @@ impl Connection {
             if n == 0 && (right <= self.snd.una || inside_next()) {
                 if left >= self.snd.start && right + self.snd.max_window as u64 >= self.snd.una {
                     dsack = true;
-                    self.on_dsack(right - left);
+                    self.on_dsack(left, right - left);
                 }
                 continue;
             }
@@ -119,10 +119,10 @@ impl Connection {
         dsack
     }
 
-    fn on_dsack(&mut self, len: u64) {
+    fn on_dsack(&mut self, start: Sequence, len: u64) {
         self.scoreboard.on_dsack(self.snd.una, self.snd.next);
         // RFC 3708: if every retransmission was a duplicate, nothing was lost.
-        if self.recovery.undo_bytes > 0 {
+        if self.recovery.undo_bytes > 0 && start >= self.recovery.undo_start {
             self.recovery.undo_bytes = self.recovery.undo_bytes.saturating_sub(len);
             if self.recovery.undo_bytes == 0 {
                 self.undo();
@@ -179,13 +179,13 @@ impl Connection {
     ) {
         let mss = self.snd.mss as u32;
         if advanced && self.recovery.phase != Phase::Open {
-            if let (Some(stamp), Some((echo, _))) = (self.recovery.first_stamp, context.echo)
+            if let (Eifel::Sent(stamp), Some((echo, _))) = (self.recovery.eifel, context.echo)
                 && before(echo, stamp)
             {
-                // RFC 3522: the acknowledgment is for the original transmission.
+                // The acknowledgment is for the original transmission.
                 self.undo();
             }
-            self.recovery.first_stamp = None;
+            self.recovery.eifel = Eifel::Decided;
             if self.snd.una >= self.recovery.point {
                 self.end_recovery();
             }
@@ -277,7 +277,8 @@ impl Connection {
     pub(super) fn save_for_undo(&mut self) {
         self.recovery.saved = Some(self.congestion.save());
         self.recovery.undo_bytes = 0;
-        self.recovery.first_stamp = None;
+        self.recovery.undo_start = self.snd.una;
+        self.recovery.eifel = if self.flags.timestamps { Eifel::Waiting } else { Eifel::Decided };
     }
 
     /// Proportional rate reduction (RFC 6937): sets the window to what may be in flight now.

@@ -255,6 +255,16 @@ enum Phase {
     Loss,
 }
 
+/// The detection of a spurious retransmission by timestamps (RFC 3522). The first acknowledgment that advances SND.UNA decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Eifel {
+    /// Nothing was retransmitted in this phase.
+    Waiting,
+    /// The timestamp of the first retransmission.
+    Sent(u32),
+    Decided,
+}
+
 #[derive(Clone, Debug)]
 struct Recovery {
     phase: Phase,
@@ -267,8 +277,9 @@ struct Recovery {
     saved: Option<Saved>,
     /// Bytes retransmitted in this phase, less those reported as duplicates.
     undo_bytes: u64,
-    /// The timestamp of the first retransmission of the phase (RFC 3522).
-    first_stamp: Option<u32>,
+    /// SND.UNA when the phase began.
+    undo_start: Sequence,
+    eifel: Eifel,
     /// Duplicate acknowledgments, counted if the peer has no SACK.
     duplicate_acks: u32,
     /// A loss probe in flight: its end, and whether it was a retransmission (RFC 8985, section 7).
@@ -458,7 +469,8 @@ impl Connection {
                 prr_flight: 1,
                 saved: None,
                 undo_bytes: 0,
-                first_stamp: None,
+                undo_start: iss,
+                eifel: Eifel::Decided,
                 duplicate_acks: 0,
                 probe: None,
                 probe_pending: false,

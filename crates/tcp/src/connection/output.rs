@@ -207,8 +207,10 @@ impl Connection {
         recovery.prr_out += len as u64;
         if recovery.phase != Phase::Open {
             recovery.undo_bytes += len as u64;
-            if recovery.first_stamp.is_none() && recovery.saved.is_some() && self.flags.timestamps {
-                recovery.first_stamp = Some(crate::timestamp(now, self.timestamp_offset));
+            if recovery.eifel == Eifel::Waiting {
+                // Only the acknowledgment of the first unacknowledged segment is sure to echo its timestamp.
+                let stamp = crate::timestamp(now, self.timestamp_offset);
+                recovery.eifel = if start == self.snd.una { Eifel::Sent(stamp) } else { Eifel::Decided };
             }
         }
         let transmit = self.segment(now, start, len, 0, Ecn::NotEct, mss);

@@ -4,7 +4,7 @@
 
 #![allow(dead_code)]
 
-use inlane_tcp::{Connection, Ecn, Events, ReceiveBuffer, Segment, Transmit};
+use inlane_tcp::*;
 use inlane_wire::checksum::Sum;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -44,7 +44,7 @@ pub struct Link {
     pub queue: u64,
     /// From this many waiting bytes on, ECN-capable segments are marked.
     pub mark: u64,
-    /// Probability of the loss of a segment, and how many are lost together.
+    /// Probability of the loss of a segment, and how many are lost together if they follow within 5 ms.
     pub loss: f64,
     pub burst: u32,
     pub duplicate: f64,
@@ -131,6 +131,7 @@ pub struct Wire {
     order: u64,
     free_at: [u64; 2],
     burst_left: [u32; 2],
+    burst_end: [u64; 2],
     pub sent: u64,
     pub dropped: u64,
 }
@@ -145,6 +146,7 @@ impl Wire {
             order: 0,
             free_at: [0; 2],
             burst_left: [0; 2],
+            burst_end: [0; 2],
             sent: 0,
             dropped: 0,
         }
@@ -167,13 +169,14 @@ impl Wire {
             }
             self.free_at[to] = start + len * 8_000_000_000 / link.rate;
         }
-        if self.burst_left[to] > 0 {
+        if self.burst_left[to] > 0 && now <= self.burst_end[to] {
             self.burst_left[to] -= 1;
             self.dropped += 1;
             return;
         }
         if self.random.chance(link.loss) {
             self.burst_left[to] = link.burst - 1;
+            self.burst_end[to] = now + 5 * MILLISECOND;
             self.dropped += 1;
             return;
         }
@@ -249,7 +252,7 @@ impl Host {
             events: Events::NONE,
             read_limit: u64::MAX,
             close: true,
-            last_read: 0,
+            last_read: u64::MAX,
             longest_gap: 0,
         }
     }
@@ -277,7 +280,7 @@ impl Host {
             }
             self.consumed = end;
             self.connection.set_consumed(end).unwrap();
-            self.longest_gap = self.longest_gap.max(now - self.last_read);
+            self.longest_gap = self.longest_gap.max(now.saturating_sub(self.last_read));
             self.last_read = now;
         }
     }
@@ -307,6 +310,59 @@ pub struct Network {
 }
 
 impl Network {
+    /// Creates two connected hosts. The handshake runs through a listener and without faults. Host 0 writes `bytes[0]`, host 1 `bytes[1]`.
+    pub fn connected(config: &[Config; 2], link: Link, seed: u64, bytes: [u64; 2]) -> Self {
+        let secrets = Secrets::new([seed as u8; 16]);
+        let mut random = Random(seed);
+        let flow =
+            Flow { local: ([10, 0, 0, 1], random.next() as u16).into(), remote: ([10, 0, 0, 2], 80).into() };
+        let reverse = Flow { local: flow.remote, remote: flow.local };
+        // Sequence numbers and timestamps that wrap soon.
+        let start = if random.below(2) == 0 {
+            secrets.start(0, &flow)
+        } else {
+            Start {
+                sequence: 0u32.wrapping_sub(random.below(100_000) as u32),
+                timestamp_offset: 0u32.wrapping_sub(50),
+            }
+        };
+        let mut a = Connection::connect(0, &config[0], start).unwrap();
+        let mut listener = Listener::<()>::new(&config[1], Secrets::new([9; 16]), 4).unwrap();
+        let received = |header| Segment { header, payload: &[], ecn: Ecn::NotEct };
+        let syn = a.poll_transmit(0).unwrap().header;
+        let Verdict::Reply(syn_ack) = listener.on_segment(link.delay, &reverse, &received(syn), None) else {
+            panic!()
+        };
+        let mut ring = Ring::new(1);
+        assert!(a.on_segment(2 * link.delay, &received(syn_ack), &mut ring).contains(Events::CONNECTED));
+        let ack = a.poll_transmit(2 * link.delay).unwrap().header;
+        let now = 3 * link.delay;
+        let Verdict::Established(handshake) = listener.on_segment(now, &reverse, &received(ack), None) else {
+            panic!()
+        };
+        let b = Connection::accept(now, &config[1], &handshake).unwrap();
+        let host = |connection, n: usize| {
+            let config: &Config = &config[n];
+            let (send, receive) = (config.send_capacity as usize, config.receive_capacity as usize);
+            Host::new(connection, send, receive, seed + n as u64, seed + 1 - n as u64, bytes[n])
+        };
+        let mut network = Network { hosts: [host(a, 0), host(b, 1)], wire: Wire::new(link, seed), now };
+        network.start();
+        network
+    }
+
+    /// Returns how much both applications have read.
+    pub fn read(&self) -> u64 {
+        self.hosts.iter().map(|host| host.consumed).sum()
+    }
+
+    /// Returns true if both streams are complete and closed.
+    pub fn finished(&self) -> bool {
+        (0..2).all(|n| {
+            self.hosts[n].consumed == self.hosts[1 - n].to_write && self.hosts[n].connection.peer_closed()
+        })
+    }
+
     /// Lets the applications run and all hosts send. Call it once before `step`.
     pub fn start(&mut self) {
         for n in 0..2 {
@@ -324,7 +380,10 @@ impl Network {
         let frame = self.wire.under_way.peek().map(|Reverse(frame)| frame.at);
         let timer = (0..2).filter_map(|n| self.hosts[n].connection.next_deadline().map(|at| (at, n))).min();
         match (frame, timer) {
-            (None, None) => return false,
+            (None, None) => {
+                self.start(); // an application may still have something to read
+                return false;
+            }
             (Some(at), timer) if timer.is_none_or(|(deadline, _)| at <= deadline) => {
                 let Reverse(frame) = self.wire.under_way.pop().unwrap();
                 self.now = self.now.max(at);
