@@ -218,6 +218,8 @@ pub struct Host {
     pub events: Events,
     /// The application reads at most so much at once; 0 stops it.
     pub read_limit: u64,
+    /// The stream is all zeros and is not checked: for measurements.
+    pub zeros: bool,
     /// Close when everything is written.
     pub close: bool,
     /// When data was received last, and the longest time between two receptions.
@@ -251,6 +253,7 @@ impl Host {
             peer_seed,
             events: Events::NONE,
             read_limit: u64::MAX,
+            zeros: false,
             close: true,
             last_read: u64::MAX,
             longest_gap: 0,
@@ -273,7 +276,7 @@ impl Host {
         }
         let end = self.connection.received().min(self.consumed.saturating_add(self.read_limit));
         if end > self.consumed {
-            let mut bytes = vec![0; (end - self.consumed) as usize];
+            let mut bytes = vec![0; if self.zeros { 0 } else { (end - self.consumed) as usize }];
             self.receive.read(self.consumed, &mut bytes);
             for (index, &found) in (self.consumed..).zip(&bytes) {
                 assert_eq!(found, byte(self.peer_seed, index), "byte {index} is wrong");
