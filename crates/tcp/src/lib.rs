@@ -43,6 +43,7 @@
 //! | congestion control: CUBIC, HyStart++, initial window, proportional rate reduction | RFC 9438, 9406, 6928, 6937 |
 //! | ECN | RFC 3168 |
 //! | blind attacks, initial sequence numbers, SYN cookies | RFC 5961, 6528, 4987 |
+//! | path MTU: ICMP, black holes, probing | RFC 1191, 8201, 8899 |
 //! | TIME-WAIT | RFC 9293, 6191, 1337 |
 //!
 //! Urgent data is delivered inline, as if the flag URG were not set (RFC 6093 recommends that programs do not use it).

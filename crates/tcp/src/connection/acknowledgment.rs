@@ -44,6 +44,7 @@ impl Connection {
             self.flags.retransmission_forced = false;
             self.timers.last_progress = now;
             (self.timers.rto_base, self.timers.probe_base) = (now, now);
+            self.on_path_probe_acknowledged(now);
         }
         let mut dsack = false;
         if self.flags.sack && !header.options.sack.is_empty() {
@@ -75,10 +76,13 @@ impl Connection {
         if self.recovery.probe.is_some() {
             self.on_probe_acknowledged(ack, duplicate, dsack, header.options.sack.is_empty());
         }
-        self.recover(now, advanced, duplicate, &mut delivered, &context);
-        if self.flags.ecn && header.has(ECE) && ack > self.recovery.ecn_point {
-            self.on_congestion_echo();
+        if self.flags.ecn && header.has(ECE) {
+            self.flags.cwnd_limited = false; // the window does not grow
+            if ack > self.recovery.ecn_point {
+                self.on_congestion_echo();
+            }
         }
+        self.recover(now, advanced, duplicate, &mut delivered, &context);
         // The window was closed when segments beyond it were probed: what lies beyond it was dropped.
         if edge_before <= ack
             && self.snd.edge() > ack
@@ -177,8 +181,8 @@ impl Connection {
         delivered: &mut Delivered,
         context: &AckContext,
     ) {
-        let mss = self.snd.mss as u32;
-        if advanced && self.recovery.phase != Phase::Open {
+        let phase_before = self.recovery.phase;
+        if advanced && phase_before != Phase::Open {
             if let (Eifel::Sent(stamp), Some((echo, _))) = (self.recovery.eifel, context.echo)
                 && before(echo, stamp)
             {
@@ -196,8 +200,10 @@ impl Connection {
             self.detect_loss_by_duplicates(advanced, duplicate, delivered)
         };
         match self.recovery.phase {
-            Phase::Open if lost > 0 => self.begin_recovery(delivered.bytes, lost),
+            Phase::Open if lost > 0 => self.on_losses(now, delivered.bytes, lost),
             Phase::Recovery if delivered.bytes > 0 => self.reduce_rate(delivered.bytes, advanced, lost),
+            // The acknowledgment that ends a fast recovery does not grow the window, which was set just now.
+            Phase::Open if phase_before == Phase::Recovery => {}
             _ if delivered.bytes > 0 => {
                 let ack = Ack {
                     now,
@@ -208,7 +214,7 @@ impl Connection {
                     next: self.snd.next,
                     limited: self.flags.cwnd_limited,
                 };
-                self.congestion.on_ack(&ack, mss);
+                self.congestion.on_ack(&ack, self.snd.mss as u32);
             }
             _ => {}
         }
@@ -257,7 +263,14 @@ impl Connection {
         0
     }
 
-    pub(super) fn begin_recovery(&mut self, delivered: u64, lost: u64) {
+    /// Begins fast recovery, unless the only loss is a probe of the path's MTU.
+    pub(super) fn on_losses(&mut self, now: u64, delivered: u64, lost: u64) {
+        if !self.path_probe_lost(now) {
+            self.begin_recovery(delivered, lost);
+        }
+    }
+
+    fn begin_recovery(&mut self, delivered: u64, lost: u64) {
         self.counters.recoveries += 1;
         self.save_for_undo();
         self.congestion.on_congestion(self.snd.mss as u32);

@@ -6,6 +6,7 @@
 //! | `input` | received segments (RFC 9293, section 3.10.7) |
 //! | `acknowledgment` | acknowledgments, loss recovery, RTT and window updates |
 //! | `output` | segments to send |
+//! | `path` | path MTU and ICMP messages |
 //! | `timer` | timers |
 
 use crate::config::{Config, EcnMode};
@@ -22,6 +23,7 @@ use crate::{Error, Result, TimeWait};
 mod acknowledgment;
 mod input;
 mod output;
+mod path;
 mod timer;
 
 /// The memory into which received data is written: the application's receive ring.
@@ -363,6 +365,7 @@ pub struct Connection {
     congestion: Congestion,
     recovery: Recovery,
     rtt: Rtt,
+    path: path::PathMtu,
     counters: Counters,
     reassembly: Reassembly,
     reason: Option<Reason>,
@@ -478,6 +481,7 @@ impl Connection {
                 ecn_point: iss,
             },
             rtt: Rtt::new(config.initial_rto),
+            path: path::PathMtu::new(),
             counters: Counters::default(),
             reassembly: Reassembly::default(),
             reason: None,

@@ -119,7 +119,9 @@ impl Connection {
     fn advance_window(&mut self) {
         let edge = self.rcv.edge();
         let least = (self.rcv.capacity / 2).min(self.rcv.mss as u32).max(1) as u64;
-        if edge >= self.rcv.advertised + least || self.rcv.advertised < self.rcv.next {
+        // A byte that was accepted beyond the announced edge has used room that was never announced.
+        self.rcv.advertised = self.rcv.advertised.max(self.rcv.next);
+        if edge >= self.rcv.advertised + least {
             let most = self.rcv.next + ((u16::MAX as u64) << self.rcv.scale);
             self.rcv.advertised = edge.min(most).max(self.rcv.advertised);
         }
@@ -194,6 +196,7 @@ impl Connection {
         let forced = std::mem::take(&mut self.flags.retransmission_forced);
         let least = (lost.min(mss)) as u64;
         if allowed < least && !forced {
+            self.flags.cwnd_limited = true;
             return None;
         }
         let most = if forced { mss as u64 } else { (allowed - allowed % mss as u64).max(least) };
@@ -202,6 +205,7 @@ impl Connection {
         if start == self.snd.una {
             self.timers.rto_base = now;
         }
+        self.forget_path_probe(start, len);
         self.scoreboard.retransmitted(start, len, now);
         let recovery = &mut self.recovery;
         recovery.prr_out += len as u64;
@@ -242,6 +246,7 @@ impl Connection {
             return None;
         };
         self.recovery.probe = Some((start + len as u64, true));
+        self.forget_path_probe(start, len);
         self.scoreboard.retransmitted(start, len, now);
         let transmit = self.segment(now, start, len, 0, Ecn::NotEct, mss);
         self.counters.retransmitted_bytes += transmit.len() as u64;
@@ -255,6 +260,11 @@ impl Connection {
         let idle = self.scoreboard.is_empty();
         if idle && now.saturating_sub(self.snd.last_sent) > self.rtt.timeout() {
             self.congestion.on_idle(self.config.initial_window as u64 * self.effective_mss() as u64);
+        }
+        if self.snd.mss < self.snd.max_mss
+            && let Some(transmit) = self.transmit_path_probe(now)
+        {
+            return Some(transmit);
         }
         let mss = self.effective_mss() as u64;
         let pending = self.snd.end() - self.snd.next;
@@ -310,7 +320,7 @@ impl Connection {
     }
 
     /// Sends `len` new bytes, which may include the FIN.
-    fn send_new(&mut self, now: u64, len: u32, size: u32) -> Transmit {
+    pub(super) fn send_new(&mut self, now: u64, len: u32, size: u32) -> Transmit {
         let start = self.snd.next;
         if self.scoreboard.is_empty() {
             self.timers.rto_base = now;

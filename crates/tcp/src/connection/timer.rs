@@ -66,7 +66,7 @@ impl Connection {
             LossTimer::Reordering => {
                 let lost = self.detect_loss(now);
                 if lost > 0 && self.recovery.phase == Phase::Open {
-                    self.begin_recovery(0, lost);
+                    self.on_losses(now, 0, lost);
                 }
                 self.arm_loss_timer(now);
                 Events::NONE
@@ -116,6 +116,8 @@ impl Connection {
             self.recovery.ecn_point = self.snd.next;
             self.rtt.smoothed().unwrap_or(0)
         };
+        self.fail_path_probe(now);
+        self.check_black_hole(now);
         self.recovery.backoff += 1;
         self.recovery.duplicate_acks = 0;
         self.recovery.probe = None;

@@ -1,0 +1,152 @@
+//! The path's MTU: ICMP messages (RFC 1191, RFC 8201), black holes, and probing with data segments (RFC 4821, RFC 8899).
+//!
+//! A connection starts with the MSS that both ends announced. If the path carries less, an ICMP message says so, or repeated timeouts do
+//! (a black hole). Afterwards larger segments are probed from time to time. A probe is a data segment, so its loss costs one retransmission and
+//! does not count as congestion.
+
+use super::*;
+use crate::SECOND;
+use crate::segment::Transmit;
+
+/// The least MSS that an ICMP message can set, so that a forged one does little harm.
+const LEAST_MSS: u16 = 512;
+/// Consecutive timeouts of a large segment that reveal a black hole.
+const BLACK_HOLE_TIMEOUTS: u8 = 2;
+/// How long after a reduction larger segments are probed (RFC 8899, PMTU_RAISE_TIMER).
+const RAISE_AFTER: u64 = 600 * SECOND;
+/// Lost probes of one size that end the search there (RFC 8899, MAX_PROBES).
+const MAX_PROBES: u8 = 3;
+/// The search ends when it has determined the MSS to this many bytes.
+const PRECISION: u16 = 32;
+
+/// The search for the path's MTU.
+#[derive(Clone, Debug)]
+pub(super) struct PathMtu {
+    /// The greatest MSS that may work.
+    high: u16,
+    /// The MSS that the next probe tests.
+    candidate: u16,
+    /// The probe in flight: where it starts and ends, and the MSS that it tests.
+    probe: Option<(Sequence, Sequence, u16)>,
+    failures: u8,
+    /// When the next probe may be sent.
+    probe_at: u64,
+}
+
+impl PathMtu {
+    pub(super) fn new() -> Self {
+        Self { high: 0, candidate: 0, probe: None, failures: 0, probe_at: 0 }
+    }
+}
+
+impl Connection {
+    /// Processes an ICMP message "packet too big" or "fragmentation needed". `sequence` is the number in the quoted TCP header. `mss` is the
+    /// reported MTU less the IP header less 20 bytes. A message that does not quote a segment in flight is ignored, because it may be forged.
+    pub fn on_packet_too_big(&mut self, now: u64, sequence: u32, mss: u16) {
+        let sequence = sequence::extend(self.snd.una, sequence);
+        let in_flight = self.snd.una <= sequence && sequence < self.snd.next;
+        let mss = mss.max(LEAST_MSS.min(self.snd.max_mss));
+        if !in_flight || mss >= self.snd.mss || self.scoreboard.is_empty() {
+            return;
+        }
+        self.limit_mss(now, mss);
+        // No congestion: everything in flight is sent again in smaller segments at once.
+        self.scoreboard.mark_timed_out(now, 0);
+        self.flags.retransmission_forced = true;
+    }
+
+    /// Processes an ICMP message "destination unreachable". `sequence` is the number in the quoted TCP header. It ends a connection attempt. An
+    /// established connection ignores it, because the message may be forged or the failure temporary (RFC 5927, section 4).
+    pub fn on_unreachable(&mut self, sequence: u32) -> Events {
+        let opening = matches!(self.state, State::SynSent | State::SynReceived);
+        if !opening || sequence != self.snd.una as u32 || self.snd.next == self.snd.una {
+            return Events::NONE;
+        }
+        self.end(Reason::Unreachable);
+        Events::ENDED
+    }
+
+    fn limit_mss(&mut self, now: u64, mss: u16) {
+        self.snd.mss = mss;
+        let high = self.snd.max_mss;
+        self.path = PathMtu { high, candidate: high, probe: None, failures: 0, probe_at: now + RAISE_AFTER };
+    }
+
+    /// Reduces the MSS if timeouts repeat although smaller segments may pass.
+    pub(super) fn check_black_hole(&mut self, now: u64) {
+        let base = self.config.base_mss.min(self.snd.max_mss);
+        let large = self.snd.next - self.snd.una > base as u64;
+        if self.recovery.backoff >= BLACK_HOLE_TIMEOUTS && self.snd.mss > base && large && self.snd.window > 0
+        {
+            self.counters.black_holes += 1;
+            self.limit_mss(now, base);
+        }
+    }
+
+    /// Sends a larger segment to test whether the path carries it, if it is time and there is enough data and room.
+    pub(super) fn transmit_path_probe(&mut self, now: u64) -> Option<Transmit> {
+        if now < self.path.probe_at || self.path.probe.is_some() || self.recovery.phase != Phase::Open {
+            return None;
+        }
+        let size = self.path.candidate;
+        let payload = size as u64 - (self.snd.mss as u64 - self.effective_mss() as u64);
+        let room = self.snd.edge().min(self.snd.limit).saturating_sub(self.snd.next);
+        // Data behind the probe reveals its loss without a timeout.
+        if room < 2 * payload || self.congestion.window() < self.in_flight() + 2 * payload {
+            return None;
+        }
+        self.path.probe = Some((self.snd.next, self.snd.next + payload, size));
+        Some(self.send_new(now, payload as u32, payload as u32))
+    }
+
+    /// Raises the MSS if the probe was acknowledged.
+    pub(super) fn on_path_probe_acknowledged(&mut self, now: u64) {
+        if let Some((_, end, size)) = self.path.probe
+            && self.snd.una >= end
+        {
+            self.path.probe = None;
+            self.snd.mss = size;
+            self.choose_candidate(now);
+        }
+    }
+
+    /// Returns true if the only lost segment is a probe: the path is too small for it, and there is no congestion.
+    pub(super) fn path_probe_lost(&mut self, now: u64) -> bool {
+        let Some((start, end, _)) = self.path.probe else { return false };
+        let only = self.scoreboard.lost() == end - start
+            && self.scoreboard.next_lost() == Some((start, (end - start) as u32));
+        if only {
+            self.fail_path_probe(now);
+        }
+        only
+    }
+
+    /// Gives a probe up because it was lost.
+    pub(super) fn fail_path_probe(&mut self, now: u64) {
+        let Some((_, _, size)) = self.path.probe.take() else { return };
+        self.path.failures += 1;
+        if self.path.failures >= MAX_PROBES {
+            self.path.high = size - 1;
+            self.choose_candidate(now);
+        }
+    }
+
+    /// Forgets a probe whose bytes are retransmitted in other segments: their acknowledgment proves nothing.
+    #[inline]
+    pub(super) fn forget_path_probe(&mut self, start: Sequence, len: u32) {
+        if self.path.probe.is_some_and(|probe| start < probe.1 && probe.0 < start + len as u64) {
+            self.path.probe = None;
+        }
+    }
+
+    fn choose_candidate(&mut self, now: u64) {
+        self.path.failures = 0;
+        if self.snd.mss + PRECISION > self.path.high {
+            self.path.high = self.snd.max_mss;
+            self.path.candidate = self.path.high;
+            self.path.probe_at = now + RAISE_AFTER;
+        } else {
+            self.path.candidate = self.snd.mss + (self.path.high - self.snd.mss).div_ceil(2);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The receiver: when it acknowledges, what it reports, how it reassembles.
+
+use crate::*;
+
+/// Receives enough in order that acknowledgments are delayed.
+fn settled(options: Options) -> (Script, i64) {
+    let mut script = Script::open(&config(), options);
+    for n in 0..16 {
+        script.receive(data(n * 1000, 1000));
+        script.acknowledges(n as u64 * 1000 + 1000);
+    }
+    script.consume(0);
+    (script, 16_000)
+}
+
+#[test]
+fn rfc9293_every_second_full_segment_is_acknowledged() {
+    let (mut script, at) = settled(plain());
+    script.receive(data(at, 1000));
+    script.silent();
+    script.receive(data(at + 1000, 1000));
+    script.acknowledges(at as u64 + 2000);
+}
+
+#[test]
+fn rfc9293_an_acknowledgment_is_delayed_for_40_ms_at_most() {
+    let (mut script, at) = settled(plain());
+    script.receive(data(at, 100));
+    script.silent();
+    assert_eq!(script.next_timer(), 40 * MILLISECOND);
+    script.acknowledges(at as u64 + 100);
+    assert_eq!(script.connection.next_deadline(), None);
+}
+
+#[test]
+fn rfc9293_data_carries_the_delayed_acknowledgment() {
+    let (mut script, at) = settled(plain());
+    script.receive(data(at, 100));
+    script.connection.set_written(10).unwrap();
+    let sent = script.one();
+    assert_eq!(sent.header.acknowledgment, IRS.wrapping_add(1 + at as u32 + 100));
+    assert_eq!(sent.payload, 0..10);
+    script.receive(ack(10).at(at + 100));
+    assert_eq!(script.connection.next_deadline(), None);
+}
+
+#[test]
+fn rfc5681_out_of_order_data_is_acknowledged_at_once() {
+    let (mut script, at) = settled(modern());
+    script.receive(data(at + 100, 100));
+    script.acknowledges(at as u64);
+    script.receive(data(at, 100)); // fills the gap
+    script.acknowledges(at as u64 + 200);
+}
+
+#[test]
+fn rfc2018_blocks_report_what_lies_beyond_a_gap() {
+    let mut script = Script::open(&config(), plain());
+    let block = |left: u32, right: u32| (IRS.wrapping_add(1 + left), IRS.wrapping_add(1 + right));
+    script.receive(data(1000, 1000));
+    assert_eq!(script.acknowledges(0).options.sack.as_slice(), [block(1000, 2000)]);
+    script.receive(data(3000, 1000));
+    assert_eq!(script.acknowledges(0).options.sack.as_slice(), [block(3000, 4000), block(1000, 2000)]);
+    script.receive(data(2000, 1000));
+    assert_eq!(script.acknowledges(0).options.sack.as_slice(), [block(1000, 4000)]);
+    script.receive(data(0, 1000));
+    assert!(script.acknowledges(4000).options.sack.is_empty());
+    assert_eq!(script.consume(0), (0..4000).map(|at| at as u8).collect::<Vec<u8>>());
+}
+
+#[test]
+fn rfc2018_a_peer_without_sack_gets_an_acknowledgment_for_each_segment_beyond_a_gap() {
+    let mut script = Script::open(&config(), Options { sack_permitted: false, ..plain() });
+    for n in 1..=4 {
+        script.receive(data(n * 1000, 1000));
+    }
+    let sent = script.sent();
+    assert_eq!(sent.len(), 4, "a burst of segments causes as many duplicate acknowledgments");
+    assert!(sent.iter().all(|t| t.header.acknowledgment == IRS + 1 && t.header.options.sack.is_empty()));
+}
+
+#[test]
+fn rfc2883_a_duplicate_is_reported_in_the_first_block() {
+    let mut script = Script::open(&config(), plain());
+    let block = |left: u32, right: u32| (IRS.wrapping_add(1 + left), IRS.wrapping_add(1 + right));
+    script.receive(data(0, 1000));
+    script.acknowledges(1000);
+    script.receive(data(500, 500));
+    assert_eq!(script.acknowledges(1000).options.sack.as_slice(), [block(500, 1000)]);
+    script.receive(data(0, 100)); // wholly below what was acknowledged
+    assert_eq!(script.acknowledges(1000).options.sack.as_slice(), [block(0, 100)]);
+    script.receive(data(2000, 1000));
+    script.acknowledges(1000);
+    script.receive(data(2100, 100)); // within a block
+    assert_eq!(script.acknowledges(1000).options.sack.as_slice(), [block(2100, 2200), block(2000, 3000)]);
+    script.receive(data(2500, 1000)); // partly new: an ordinary block
+    assert_eq!(script.acknowledges(1000).options.sack.as_slice(), [block(2000, 3500)]);
+}
+
+#[test]
+fn rfc9293_overlapping_segments_are_trimmed() {
+    let mut script = Script::open(&config(), plain());
+    script.receive(data(500, 1000));
+    script.receive(data(0, 700));
+    script.receive(data(1200, 600));
+    script.receive(data(1000, 400));
+    assert_eq!(script.consume(0), (0..1800).map(|at| at as u8).collect::<Vec<u8>>());
+}
+
+#[test]
+fn rfc9293_data_that_was_received_is_not_overwritten() {
+    let mut script = Script::open(&config(), plain());
+    script.receive(data(0, 100));
+    let mut forged = data(0, 150);
+    forged.payload.fill(0xff);
+    script.receive(forged);
+    let read = script.consume(0);
+    assert_eq!(&read[..100], (0..100).collect::<Vec<u8>>());
+    assert_eq!(&read[100..], [0xff; 50]);
+}
+
+#[test]
+fn rfc2018_blocks_are_sent_even_while_full_segments_are() {
+    let mut script = Script::open(&config(), modern());
+    script.connection.set_written(5000).unwrap();
+    script.receive(data(1000, 1000));
+    let sent = script.sent();
+    assert!(sent[0].is_empty() && sent[0].header.options.sack.len() == 1);
+    for transmit in &sent {
+        assert!(transmit.header.wire_len() + transmit.len() <= 1460 + 20, "{transmit:?}");
+    }
+}
