@@ -82,7 +82,7 @@ fn draw_link(random: &mut Random) -> Link {
 
 #[test]
 fn every_byte_is_right_whatever_the_network_does() {
-    for seed in 0..seeds(1000) {
+    for seed in 0..seeds(250) {
         let mut random = Random(seed.wrapping_mul(0x1234_5678_9abc_def1));
         let config = [draw_config(&mut random), draw_config(&mut random)];
         let link = draw_link(&mut random);
@@ -99,7 +99,7 @@ fn every_byte_is_right_whatever_the_network_does() {
 
 #[test]
 fn no_stall_is_longer_than_a_retransmission_timeout() {
-    for seed in 0..seeds(60) {
+    for seed in 0..seeds(30) {
         let mut random = Random(seed ^ 0xfeed);
         let link = Link {
             delay: [500_000, 10 * MILLISECOND][random.below(2) as usize],
@@ -112,13 +112,22 @@ fn no_stall_is_longer_than_a_retransmission_timeout() {
         let mut network =
             Network::connected(&[Config::default(), Config::default()], link.clone(), seed, [3_000_000, 0]);
         run(&mut network, &name);
-        let gap = network.hosts[1].longest_gap;
-        eprintln!(
-            "{} ms {} {} {:?}",
-            gap / MILLISECOND,
-            link.loss,
-            link.burst,
-            network.hosts[0].connection.counters()
-        );
+        // The model is deterministic, so these bounds do not depend on the machine. A loss is repaired within a timeout; if a burst takes the
+        // retransmission, too, within the doubled one.
+        let bound = if link.burst == 1 { 250 } else { 700 };
+        let gap = network.hosts[1].longest_gap / MILLISECOND;
+        assert!(gap < bound, "{name}: a stall of {gap} ms, {:?}", network.hosts[0].connection.counters());
+    }
+}
+
+#[test]
+fn rfc8899_a_black_hole_is_found_and_the_transfer_completes() {
+    for seed in 0..10 {
+        let link = Link { black_hole: 1300, loss: 0.001, ..Link::default() };
+        let mut network =
+            Network::connected(&[Config::default(), Config::default()], link, seed, [500_000, 300_000]);
+        run(&mut network, "black hole");
+        assert!(network.hosts.iter().all(|host| host.connection.counters().black_holes == 1));
+        assert!(network.now < 10 * SECOND, "{} ms", network.now / MILLISECOND);
     }
 }
