@@ -8,7 +8,7 @@
 
 // src/builtins/flows.rs has the same structs for the host.
 struct flow {
-    uint32_t tag;      // 0: free; 1: a thread is filling it; otherwise part of the hash
+    uint32_t tag;      // 0: free; 1: a thread is filling the place; otherwise part of the hash
     uint32_t protocol; // IP version << 8 | protocol
     uint32_t ports;    // source << 16 | destination
     uint32_t reserved;
@@ -61,7 +61,7 @@ struct flow_count {
                 inlane::store_release(place.tag, tag);
                 found = tag;
             }
-            while (found == 1) found = inlane::load_acquire(place.tag); // another thread is filling it
+            while (found == 1) found = inlane::load_acquire(place.tag); // another thread is filling the place
             if (found == tag && place.ports == ports && place.protocol == protocol && same(place.source, source) &&
                 same(place.destination, destination)) {
                 inlane::add(place.packets, 1);

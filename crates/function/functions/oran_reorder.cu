@@ -251,7 +251,7 @@ struct oran_reorder {
             uint32_t its = tag >> 2, ahead = (slot + cycle() - its) % cycle();
             bool newer = ahead > 0 && ahead < cycle() / 2;
             switch (tag & 3) {
-            case busy: // another block is delivering or opening it, and does not wait for this block
+            case busy: // another block is delivering or opening the window, and does not wait for this block
                 continue;
             case open:
                 if (ahead == 0) {

@@ -27,8 +27,8 @@ struct inlane_info {
     uint64_t output_bytes;  // bytes of zeroed output region per pipeline, 0 for none
     uint32_t reads;         // bytes at a packet's front that the function reads
     uint32_t writes;        // bytes at a packet's front that the function writes
-    uint32_t time;          // bit 0: it has a `tick`; bit 1: `packet` or `burst` takes a context, and so the time
-    uint32_t parameters;    // the first so many uint64_t of the state are set from the command line
+    uint32_t time;          // bit 0: the function has a `tick`; bit 1: `packet` or `burst` takes a context, and so the time
+    uint32_t parameters;    // how many uint64_t at the beginning of the state the command line sets
 };
 
 #if !INLANE_GPU
